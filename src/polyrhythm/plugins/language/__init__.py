@@ -8,9 +8,9 @@ from polyrhythm.plugin import Plugin
 
 
 def check_calls(context: CheckContext) -> tuple[()]:
-    """Raise ConfigError if a simulator would be ended for calls of the Python tool that all take the time they have:
-    those of all its rows may begin together, `at_a_time` run, and a step has ended when its own has. Inline, nothing is
-    ended."""
+    """Raise ConfigError if `supervision.step_s` may end a simulator whose Python calls all stay within their own time
+    limit: one step may start a call per row, of which only `at_a_time` run at once. Inline simulators are never ended.
+    """
     config, sandbox = context.config, getattr(context.config.env, "sandbox", None)
     if sandbox is None or getattr(config.env, "tool", "python") != "python":
         return ()
@@ -21,7 +21,7 @@ def check_calls(context: CheckContext) -> tuple[()]:
     longest, limit = math.ceil(rows / sandbox.at_a_time) * sandbox.wall_s, config.supervision.step_s
     if config.launcher == "inline" or longest < limit:
         return ()
-    fit = math.ceil(limit / sandbox.wall_s) - 1  # calls, one after another, that take less than the limit
+    fit = math.ceil(limit / sandbox.wall_s) - 1  # consecutive calls that take less than the limit
     other = f"supervision.step_s to {longest + 1:g} or more"
     if fit > 0:
         fitting = f"env.sandbox.at_a_time to {math.ceil(rows / fit)}, or the rows of a simulator to "

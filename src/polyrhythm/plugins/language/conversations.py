@@ -1,9 +1,10 @@
-"""What was said in the first episodes of each evaluation: `conversations.jsonl`, one episode a line.
+"""Conversations of the first episodes of each evaluation: `conversations.jsonl`, one episode per line.
 
     {"evaluation": "after", "version": 60, "index": 0, "task": "chains", "seed": 1234, "prompt": "4+1-3=",
      "turns": [{"message": "+1=5,-3=2#2", "reply": ""}], "success": true, "return": 1.0, "metrics": {"cut": 0.0}}
 
-`evaluation` is the result's name in summary.json, or during, during_sampled. docs/language.md describes the entries.
+`evaluation` is the name of the result in summary.json, or `during` or `during_sampled`. docs/language.md describes the
+entries.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _CHARS, _TURNS = 300, 6
 
 
 def write_conversations(folder: Path, entries: Iterable[Entry]) -> None:
-    """Append these to those of the run in `folder`."""
+    """Append entries to the conversations of the run in `folder`."""
     append_conversations(folder / CONVERSATIONS_FILE, entries)
 
 
 def conversations_of(result: Mapping[str, Any]) -> list[Entry]:
-    """Those of an evaluation's result and of its variants, each with `evaluation`: `evaluation`, or the variant."""
+    """Entries of an evaluation's result and of its variants, each labelled with `evaluation` or the variant's name."""
     parts = {"evaluation": result, **result.get("variants", {})}
     return [
         {"evaluation": name, "version": result["version"], **entry}
@@ -46,7 +47,7 @@ def conversations_of(result: Mapping[str, Any]) -> list[Entry]:
 
 
 def append_conversations(path: Path, entries: Iterable[Entry]) -> None:
-    """Append these to the file; where they cannot be written they are lost, with a warning."""
+    """Append entries to the file. If it cannot be written they are dropped with a warning."""
     lines = "".join(_line(entry) for entry in entries)
     if not lines:
         return
@@ -58,7 +59,7 @@ def append_conversations(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def read_conversations(folder: Path) -> list[Entry]:
-    """Those of the run in `folder`, each once, as it was written last; damaged lines are left out."""
+    """Entries of the run in `folder`; the last written copy of each; damaged lines are skipped."""
     path, found = folder / CONVERSATIONS_FILE, dict[tuple[Any, ...], Entry]()
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else ():
         try:
@@ -72,7 +73,8 @@ def read_conversations(folder: Path) -> list[Entry]:
 
 
 def _checked(entry: Entry) -> Entry:
-    """The entry, if whoever shows it finds what it needs; else one of several errors."""
+    """Return the entry if it has all fields that its readers use; otherwise raise AttributeError, LookupError,
+    TypeError or ValueError."""
     words = entry["evaluation"] + entry["task"] + entry["prompt"]
     turns = "".join(turn["message"] + turn["reply"] for turn in entry["turns"])
     numbers = entry["version"], entry["index"]
@@ -83,7 +85,8 @@ def _checked(entry: Entry) -> Entry:
 
 
 def forget_conversations(folder: Path, version: int) -> None:
-    """Remove those of later versions, whose weights are trained again, and lines that a crash has left unfinished."""
+    """Remove entries of versions later than `version`, which will be trained again, and unfinished lines after a
+    crash."""
     found = read_conversations(folder)
     if (folder / CONVERSATIONS_FILE).is_file():
         with atomic_write(folder / CONVERSATIONS_FILE) as unfinished:
@@ -96,7 +99,7 @@ def _line(entry: Entry) -> str:
 
 
 def outline(turns: Sequence[Mapping[str, str]], most: int) -> list[Mapping[str, str] | int]:
-    """The turns; of more than `most` the first and last ones, with how many were left out in between."""
+    """The turns; if there are more than `most`, the first and last ones around the number of turns left out."""
     if len(turns) <= most:
         return list(turns)
     head = (most + 1) // 2
@@ -104,20 +107,20 @@ def outline(turns: Sequence[Mapping[str, str]], most: int) -> list[Mapping[str, 
 
 
 def fits_line(turn: Mapping[str, str]) -> bool:
-    """Whether the message and the reply to it are shown in one line."""
+    """Whether message and reply are short enough for one line."""
     said = turn["message"] + turn["reply"]
     return len(said) <= _SHORT and "\n" not in said
 
 
 def outcome(entry: Entry) -> str:
-    """`success, return 1`; with `cut` where a message was cut at `env.max_new_tokens`."""
+    """Outcome such as `success, return 1`; `cut` is added if a message was cut at `env.max_new_tokens`."""
     success = [] if entry["success"] is None else ["success" if entry["success"] else "no success"]
     cut = ["cut"] if entry["metrics"].get("cut") else []
     return ", ".join([*success, f"return {entry['return']:.4g}", *cut])
 
 
 def lines(entries: Sequence[Mapping[str, Any]]) -> str:
-    """The entries of a result's `conversations`, each with its outcome, prompt, messages and replies."""
+    """Text lines of the entries: outcome, prompt, messages and replies."""
     return "\n".join(line for entry in entries for line in _of_episode(entry))
 
 
@@ -139,7 +142,6 @@ def _of_episode(entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _said(who: str, text: str) -> str:
-    """The text in a column of its own."""
     first, *more = readable(text, _CHARS).split("\n")
     return "\n".join([f"  {who:<8} {first}".rstrip(), *(f"{'':<10} {line}".rstrip() for line in more)])
 
@@ -157,13 +159,13 @@ class ConversationHooks(RunHooks):
         forget_conversations(folder, version)
 
     def append(self, file: Path, result: Mapping[str, Any]) -> bool:
-        """Append those of an evaluation's result to the file; whether there are any."""
+        """Append the conversations of an evaluation's result to the file; return whether it had any."""
         found = conversations_of(result)
         append_conversations(file, found)
         return bool(found)
 
     def lines(self, entries: Sequence[Entry]) -> str:
-        """The entries of a result's `conversations`, for the terminal."""
+        """Text lines of the entries, for the terminal."""
         return lines(entries)
 
 

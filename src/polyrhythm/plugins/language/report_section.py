@@ -1,4 +1,4 @@
-"""A table of what was said in the first and last evaluation of a run."""
+"""Report section: a table of the conversations in the first and last evaluation of a run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _CAPTION = (
 
 
 def draw(runs: Sequence[Run]) -> str:
-    """Of one run the conversations that it kept."""
+    """The section for one run with conversations; "" otherwise."""
     return section("Prompts and answers", conversations(read_conversations(runs[0].folder)) if len(runs) == 1 else "")
 
 
 def conversations(entries: Sequence[Entry]) -> str:
-    """Prompt by prompt, what was said in each way of acting; "" if there are none. entries: in the order of writing."""
+    """A table of messages by prompt and acting mode; "" without entries. entries: in the order of writing."""
     by_prompt: dict[tuple[int, str], list[Entry]] = {}
     for entry in _first_and_last(entries):
         by_prompt.setdefault((entry["index"], entry["prompt"]), []).append(entry)
@@ -41,7 +41,7 @@ def conversations(entries: Sequence[Entry]) -> str:
 
 
 def _first_and_last(entries: Sequence[Entry]) -> list[Entry]:
-    """Those of the first and of the last evaluation in each way of acting; entries are in the order of writing."""
+    """Entries of the first and the last evaluation of each acting mode. entries: in the order of writing."""
     ways: dict[str, list[tuple[str, int]]] = {}
     for entry in entries:
         evaluation = entry["evaluation"], entry["version"]
@@ -51,12 +51,11 @@ def _first_and_last(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _way(evaluation: str) -> str:
-    """The way of acting: sampled, swapped, or "" for greedy."""
+    """The acting mode of an evaluation: sampled, swapped, or "" for greedy."""
     return evaluation if evaluation == "swapped" else evaluation.partition("_")[2]
 
 
 def _rows(prompt: str, entries: Sequence[Entry]) -> str:
-    """A group of rows: the prompt, below it what was answered to it."""
     rows = [
         f"<td>{escape(_label(entry))}</td><td>{''.join(_turns(entry['turns']))}</td><td>{escape(outcome(entry))}</td>"
         for entry in entries
@@ -73,7 +72,7 @@ def _label(entry: Entry) -> str:
 
 
 def _turns(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Short turns one after another, longer ones each in a paragraph."""
+    """Short turns on one line, longer ones in a paragraph each."""
     for turn in outline(turns, _TURNS):
         if isinstance(turn, int):
             yield f'<span class="soft">[… {counted(turn, "turn")} …]</span> '

@@ -1,4 +1,4 @@
-"""Checks that a dataset folder is one, and that it fits an environment, from its small files alone."""
+"""Checks that a folder is a dataset and that it fits an environment, from its small files only."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from polyrhythm.specs import EnvSpec
 
 @dataclass(frozen=True, slots=True)
 class CheckedDataset:
-    """A dataset that fits. keys: name of an array → key; sentences: task_index → sentence; tasks: task_index → the
-    environment's task, of those that are chosen; episodes: those that may pass the filters."""
+    """A dataset that fits. keys: name of an array -> its feature's key; sentences: task_index -> sentence; tasks:
+    task_index -> the environment's task, for the chosen tasks; episodes: those that may pass the filters."""
 
     folder: Path
     info: DatasetInfo
@@ -33,8 +33,11 @@ class CheckedDataset:
 
 
 def check_dataset(settings: DatasetSettings, spec: EnvSpec, action_repeat: int) -> CheckedDataset:
-    """Open a dataset for this environment. MissingError: the folder or a package is missing; RunFolderError: it is not
-    a v3.0 dataset, or files are missing or damaged; ConfigError: its arrays or tasks are not the environment's."""
+    """Open a dataset for this environment.
+
+    MissingError: the folder or a package is missing; RunFolderError: it is not a v3.0 dataset, or files are missing or
+    damaged; ConfigError: its arrays or tasks differ from the environment's.
+    """
     layout.require_pyarrow()
     folder = Path(settings.folder).expanduser()
     info = read_info(folder)
@@ -60,7 +63,7 @@ def check_dataset(settings: DatasetSettings, spec: EnvSpec, action_repeat: int) 
 
 
 def _recorded(folder: Path) -> dict[str, Any]:
-    """What our own file says of the recording; empty for a dataset of others."""
+    """Content of meta/polyrhythm.json; empty for a dataset from elsewhere."""
     from polyrhythm.plugins.lerobot.writing import Journal
 
     if not (folder / layout.OURS).is_file():
@@ -72,7 +75,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
 
 
 def _check_arrays(folder: Path, features: Mapping[str, Feature], keys: Mapping[str, str], spec: EnvSpec) -> None:
-    """Compare the features with the environment's arrays and action."""
+    """ConfigError: the features differ from the environment's arrays and action."""
     for name, key in keys.items():
         array = spec.observation[name]
         if key not in features:
@@ -130,7 +133,7 @@ def _with_episodes(
 
 
 def _check_files(info: DatasetInfo, episodes: list[Episode]) -> None:
-    """Refuse missing files, and cameras whose first video has another size than declared."""
+    """RunFolderError: files are missing, or a camera's first video has another size than declared."""
     files = {episode.file for episode in episodes}
     files |= {part.file for episode in episodes for part in episode.videos.values()}
     missing = sorted(file for file in files if not file.is_file())

@@ -28,9 +28,9 @@ from polyrhythm.stations.simulator.slot import StepSettings
 
 
 def record_folder(config: RunConfig, folder: Path, run: Path | None, fps: int, watch: OnProgress) -> dict[str, Any]:
-    """Record in the recipe's environment; return the summary. run: folder of the policy, None for the expert.
+    """Record in the recipe's environment; return the summary. run: folder of the policy's run, None for the expert.
 
-    Raises ConfigError and RunFolderError before the first episode: what does not fit, and what `open_recording` says.
+    Before the first episode: ConfigError or RunFolderError, also as from `open_recording`.
     """
     require_pyarrow()
     assert config.demonstrations is not None
@@ -84,7 +84,7 @@ _NOISE = 2
 
 
 class PolicyActor:
-    """Acts in the episodes under way; a new chunk is asked for where the last one is used up. greedy: without noise."""
+    """Acts in running episodes; requests a new chunk when the previous one is used up. greedy: act without noise."""
 
     def __init__(self, policy: Policy, *, greedy: bool) -> None:
         self._policy, self._greedy = policy, greedy

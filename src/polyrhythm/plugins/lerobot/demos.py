@@ -64,7 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _to_file(config: RunConfig, file: Path, on_progress: OnProgress) -> dict[str, Any]:
-    """Record the expert's chunk steps into an .npz."""
     from polyrhythm.pipeline.sft import refuse_without_expert, validate_imitation
     from polyrhythm.pipeline.warm_start.demos import record
 
@@ -77,7 +76,6 @@ def _to_file(config: RunConfig, file: Path, on_progress: OnProgress) -> dict[str
 
 
 def _to_folder(config: RunConfig, arguments: argparse.Namespace, on_progress: OnProgress) -> dict[str, Any]:
-    """Record the expert's or a policy's frames into a dataset."""
     from polyrhythm.plugins.lerobot.demonstrators import record_folder
 
     try:

@@ -1,14 +1,14 @@
-"""The LeRobotDataset v3.0 layout: paths, features, and how an environment's arrays are named in it.
+"""The LeRobotDataset v3.0 layout: paths, features, and the names of an environment's arrays.
 
     meta/info.json                                version, totals, fps, features, path patterns
     meta/stats.json                               statistics by feature
     meta/tasks.parquet                            task_index by sentence
-    meta/episodes/chunk-000/file-000.parquet      a row per episode: length, tasks, where its frames are
+    meta/episodes/chunk-000/file-000.parquet      a row per episode: length, tasks, location of its frames
     data/chunk-000/file-000.parquet               a row per frame; images as PNG
     videos/KEY/chunk-000/file-000.mp4             or cameras as video (read, never written here)
-    meta/polyrhythm.json                          what was recorded how: ours, other readers ignore it
+    meta/polyrhythm.json                          our description of the recording, ignored by other readers
 
-A frame is one primitive action. Arrays of other than one dimension are stored flat, images [H,W,3] or [H,W,1].
+A frame is one primitive action. Arrays that do not have one dimension are stored flat, images as [H,W,3] or [H,W,1].
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INDICES = {"timestamp": "float32"} | dict.fromkeys(("frame_index", "episode_inde
 
 
 def require_pyarrow() -> None:
-    """Raise MissingError if pyarrow is not installed."""
+    """MissingError: pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
         raise MissingError(
             "a folder of demonstrations needs the package pyarrow, which is not installed; run: "
@@ -52,7 +52,7 @@ def file_place(number: int) -> dict[str, int]:
 
 
 def image_shape(array: ArraySpec) -> tuple[int, int, int] | None:
-    """[H,W,C] of an image of 1 or 3 channels, which may come first or, if grey, be absent; None for other arrays."""
+    """[H,W,C] of an image with 1 or 3 channels, which may come first or, if 1, be absent; None for other arrays."""
     shape = array.shape
     if array.dtype != "uint8" or len(shape) not in (2, 3) or min(sorted(shape)[-2:]) < 8:
         return None
@@ -64,10 +64,10 @@ def image_shape(array: ArraySpec) -> tuple[int, int, int] | None:
 
 
 def keys_of(spec: EnvSpec, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Name of each of the environment's arrays → its feature's key. given: keys that a user chose.
+    """Feature key of each of the environment's arrays. given: keys that a user chose.
 
-    Images are observation.images.NAME. The array named state, or the only one that is no image, is observation.state;
-    others are observation.NAME.
+    Images are observation.images.NAME. The array named state, or the only array that is not an image, is
+    observation.state; others are observation.NAME.
     """
     arrays = [name for name, array in spec.observation.items() if image_shape(array) is None]
     state = "state" if "state" in arrays else arrays[0] if len(arrays) == 1 else None
@@ -79,7 +79,7 @@ def keys_of(spec: EnvSpec, given: Mapping[str, str] | None = None) -> dict[str, 
 
 
 def features_of(spec: EnvSpec) -> dict[str, dict[str, Any]]:
-    """The features of info.json, indices included."""
+    """The features of info.json, including index columns."""
     found: dict[str, dict[str, Any]] = {}
     for name, key in keys_of(spec).items():
         array = spec.observation[name]
@@ -95,6 +95,6 @@ def features_of(spec: EnvSpec) -> dict[str, dict[str, Any]]:
 
 
 def sentences_of(spec: EnvSpec) -> list[str]:
-    """The sentence of each task in a dataset: its instruction, or its name where several tasks share one."""
+    """The sentence of each task in a dataset: its instruction, or its name if several tasks share the instruction."""
     count = Counter(task.instruction for task in spec.tasks)
     return [task.instruction if count[task.instruction] == 1 else task.name for task in spec.tasks]

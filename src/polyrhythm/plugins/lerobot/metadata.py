@@ -1,6 +1,6 @@
 """Reads and validates the small files of a dataset: info.json, tasks.parquet and meta/episodes.
 
-Everything in them is untrusted: a value that is missing, null, of another type or not finite is refused by its name.
+All content is untrusted: a value that is missing, null, of another type or not finite raises an error with its name.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Feature(BaseModel):
 
     @property
     def is_camera(self) -> bool:
-        """Whether its frames are pictures, in parquet or in a video."""
+        """Whether its frames are images, in parquet or in a video."""
         return self.dtype in ("image", "video")
 
     @property
     def size(self) -> list[int]:
-        """The shape; of a camera [H,W,C], also where the dataset names its channels first."""
+        """The shape; for a camera always [H,W,C], even if the dataset puts channels first."""
         names = next(iter(self.names.values()), None) if isinstance(self.names, Mapping) else self.names
         first = names[0] if isinstance(names, list) and names else ""
         if self.is_camera and str(first).startswith("channel"):
@@ -61,7 +61,7 @@ class DatasetInfo(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class VideoPart:
-    """An episode's part of a video. first_s: time of its first frame in the file, in seconds."""
+    """An episode's section of a video. first_s: time of its first frame in the file, in seconds."""
 
     file: Path
     first_s: float
@@ -69,8 +69,8 @@ class VideoPart:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One row of meta/episodes. length: its frames; tasks: its sentences, empty if the dataset does not list them;
-    videos: by key, of the cameras that were asked for."""
+    """One row of meta/episodes. length: number of frames; tasks: its sentences, empty if the dataset does not list
+    them; videos: by key, of the requested cameras."""
 
     number: int
     length: int
@@ -80,7 +80,7 @@ class Episode:
 
 
 def read_info(folder: Path) -> DatasetInfo:
-    """The content of info.json. MissingError: there is no such folder; RunFolderError: the file is missing, damaged or
+    """Content of info.json. MissingError: the folder does not exist; RunFolderError: the file is missing, damaged or
     of another version."""
     file = folder / layout.INFO
     if not folder.is_dir():
@@ -108,7 +108,7 @@ def read_tasks(folder: Path) -> dict[int, str]:
     file = folder / layout.TASKS
     table = read_table(file)
     texts = [name for name in table.column_names if str(table[name].type).endswith("string")]
-    # pandas writes an index without a name under the second one; lerobot keeps the sentences in the index.
+    # lerobot keeps the sentences in the index, whose column pandas names so if it has no name.
     known = [name for name in ("task", "__index_level_0__") if name in texts]
     if "task_index" not in table.column_names or not (known or len(texts) == 1):
         raise RunFolderError(f"{file} needs the columns task_index and task; it has {', '.join(table.column_names)}")
@@ -119,8 +119,8 @@ def read_tasks(folder: Path) -> dict[int, str]:
 
 
 def read_episodes(folder: Path, info: DatasetInfo, cameras: Sequence[str]) -> list[Episode]:
-    """All episodes that have frames, by number. cameras: keys of videos. RunFolderError: there are none, a number is
-    taken twice, or a value of a row is unusable."""
+    """All non-empty episodes, by number. cameras: keys of videos. RunFolderError: there are none, a number occurs
+    twice, or a row has an invalid value."""
     found: dict[int, Episode] = {}
     files = sorted((folder / "meta" / "episodes").glob("*/*.parquet"))
     for file in files:
@@ -168,7 +168,7 @@ def _sentences(table: Any, file: Path) -> list[tuple[str, ...]]:
 
 
 def _whole(table: Any, name: str, file: Path) -> list[int]:
-    """A column of whole numbers that are not negative; pandas may have written them as floats."""
+    """A column of non-negative whole numbers, which pandas may have stored as floats."""
     values = _column(table, name, file)
     for row, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != value // 1:
@@ -191,7 +191,7 @@ def _column(table: Any, name: str, file: Path) -> list[Any]:
 
 
 def _file_of(folder: Path, pattern: str, setting: str, values: Mapping[str, int | str]) -> Path:
-    """The file inside the folder that a pattern of info.json names, `data/chunk-{chunk_index:03d}/...`."""
+    """The file in the folder that a pattern of info.json names, such as `data/chunk-{chunk_index:03d}/...`."""
 
     def filled(field: re.Match[str]) -> str:
         value = values.get(field[1])
@@ -210,7 +210,7 @@ def _file_of(folder: Path, pattern: str, setting: str, values: Mapping[str, int 
 
 
 def read_table(file: Path, without: str = "\n") -> Any:
-    """A parquet file without the columns of this prefix. RunFolderError: it is missing or damaged."""
+    """A parquet file without the columns that start with `without`. RunFolderError: it is missing or damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,8 +1,8 @@
-"""Reads a dataset as chunk steps to imitate: all of it into memory, as supervised training takes it.
+"""Reads a dataset as chunk steps for imitation: entirely into memory, for supervised training.
 
-The chunk step that begins at frame t has the observation of t and the actions of t..t+C-1; after the episode's last
-frame its last action is repeated. `every: n` begins one at every n-th frame: with n = C the steps are those that
-`polyrhythm demos --out FILE.npz` records.
+The chunk step at frame t has the observation of t and the actions of t..t+C-1; after the episode's last frame its last
+action is repeated. `every: n` starts a chunk step at every n-th frame: n = C gives the steps that `polyrhythm demos
+--out FILE.npz` records.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _MOST_BEYOND = 0.1
 def read_demonstrations(settings: DatasetSettings, spec: EnvSpec, chunk: int, action_repeat: int) -> Demonstrations:
     """The chosen episodes of a dataset for a policy with chunks of C = `chunk` actions.
 
-    Raises what `check_dataset` raises; ConfigError if the filters leave nothing; RunFolderError if a file is damaged or
-    a number is NaN or infinite.
+    Errors of `check_dataset`; ConfigError: no episode passes the filters; RunFolderError: a file is damaged, or a
+    number is NaN or infinite.
     """
     dataset = check_dataset(settings, spec, action_repeat)
     parts: list[tuple[dict[str, NDArray[Any]], NDArray[Any]]] = []
@@ -91,7 +91,7 @@ def read_demonstrations(settings: DatasetSettings, spec: EnvSpec, chunk: int, ac
 def _episodes(
     dataset: CheckedDataset, settings: DatasetSettings, taken: dict[int, int]
 ) -> Iterator[tuple[Episode, dict[str, Any]]]:
-    """Each episode with its columns in the order of its frames; file by file, until all tasks have enough."""
+    """Each episode with its columns in frame order; reads file by file until all tasks have enough."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -124,7 +124,7 @@ def _episodes(
 
 
 def _values(dataset: CheckedDataset, column: Any, name: str, where: str) -> Any:
-    """A column's numbers [T,D], or [T] of those that are not features; images as they are stored."""
+    """A column's numbers [T,D], or [T] if it is not a feature; images as stored."""
     feature = dataset.info.features.get(name)
     if feature is not None and feature.is_camera:
         return column.to_pylist()
@@ -135,8 +135,8 @@ def _values(dataset: CheckedDataset, column: Any, name: str, where: str) -> Any:
 
 
 def _numbers(column: Any, size: int, what: str) -> NDArray[Any]:
-    """All numbers of a column whose rows have `size` each, in nested lists or alone. RunFolderError: a row has another
-    count, is null, or holds something else."""
+    """All numbers of a column whose rows have `size` each, nested or scalar. RunFolderError: a row has another
+    number of values, is null, or contains something else."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -166,8 +166,8 @@ def _begins(
     columns: Mapping[str, Any],
     taken: dict[int, int],
 ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """The frames at which chunk steps of chosen tasks begin, and their tasks [n]; both empty if the filters leave
-    nothing. Counts the episode for each of its tasks in `taken`."""
+    """The frames at which chunk steps of chosen tasks begin, and their tasks [n]; both empty if no step passes the
+    filters. Counts the episode for each of its tasks in `taken`."""
     where = f"{dataset.folder}, episode {episode.number}"
     indices = columns["task_index"]
     present = {int(index) for index in np.unique(indices)}
@@ -227,7 +227,7 @@ def _array(
 
 
 def _stored(folder: Path, stored: Any) -> bytes:
-    """An image's file, which is in the column or beside it. ValueError: there is none."""
+    """An image's bytes, from the column or from its file. ValueError: there are none."""
     if isinstance(stored, bytes):
         return stored
     if not isinstance(stored, dict):
@@ -241,8 +241,8 @@ def _stored(folder: Path, stored: Any) -> bytes:
 
 
 def _exactly(values: NDArray[Any], dtype: str, what: str) -> NDArray[Any]:
-    """The values in this dtype. RunFolderError: it is one of whole numbers, and a value is not."""
-    with np.errstate(invalid="ignore"):  # of NaN, which is unlike any number
+    """The values in this dtype. RunFolderError: the dtype is integer and a value is not."""
+    with np.errstate(invalid="ignore"):  # NaN differs from every number
         found = values.astype(dtype, copy=False)
     if found.dtype.kind != "f" and (found != values).any():
         odd = values[found != values][0]
@@ -251,12 +251,12 @@ def _exactly(values: NDArray[Any], dtype: str, what: str) -> NDArray[Any]:
 
 
 def _chunks(actions: NDArray[Any], begins: NDArray[np.intp], chunk: int) -> NDArray[Any]:
-    """Action chunks [n,C,A]; past the end the last action is repeated."""
+    """Action chunks [n,C,A]; the last action is repeated after the end."""
     return np.asarray(actions[np.minimum(begins[:, None] + np.arange(chunk), len(actions) - 1)])
 
 
 def _check_values(where: str, part: tuple[Mapping[str, NDArray[Any]], NDArray[Any]], spec: EnvSpec) -> None:
-    """Raise RunFolderError if a number is not finite, or a discrete action is not one of the environment's."""
+    """RunFolderError: a number is not finite, or a discrete action is not in the environment's range."""
     obs, actions = part
     floating = {name: x for name, x in (*obs.items(), ("action", actions)) if x.dtype.kind == "f"}
     for name in first_not_finite(floating).values():

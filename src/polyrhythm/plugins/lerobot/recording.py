@@ -1,9 +1,8 @@
-"""Records demonstrations into a dataset folder, a turn of the env batch at a time; a stopped recording goes on.
+"""Records demonstrations to a dataset folder, one turn of the env batch at a time; a stopped recording can be resumed.
 
-Which episodes there are, their initial states and their noise follow from the settings alone, so that a recording that
-was stopped plays only the missing ones. Of the expert's episodes those are kept that would be imitated (a success, or
-with noise); of a policy's all that are finite, with `next.success`. One whose row fails is dropped and not played
-again: it would fail again.
+The settings determine all episodes with their initial states and noise, so a resumed recording plays only the missing
+ones. Expert episodes are kept if they would be imitated (successful, or with noise); a policy's if they are finite,
+with `next.success`. An episode whose row fails is dropped and not repeated, since it would fail again.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Who demonstrates. what: what must be equal for a recording to go on; actor: its actions; noise_std: noise on
-    executed actions, of every n-th episode; keep_failed: keep unsuccessful episodes too."""
+    """The demonstrator. what: must be equal to resume a recording; actor: its actions; noise_std: noise on executed
+    actions, in every n-th episode; keep_failed: keep unsuccessful episodes too."""
 
     what: dict[str, Any]
     actor: Actor
@@ -42,13 +41,13 @@ class Source:
 
 
 def recorded_form(env: dict[str, Any], settings: DemonstrationSettings, action_repeat: int, fps: int) -> dict[str, Any]:
-    """What must be equal for a recording to go on, but for who demonstrates. env: the environment's settings."""
+    """Settings that must be equal to resume a recording, besides the demonstrator. env: the environment's settings."""
     noise = settings.model_dump(include={"noise_std", "noise_every", "seed"}, mode="json")
     return {"env": env, "action_repeat": action_repeat, "fps": fps, **noise}
 
 
 def open_recording(folder: Path, recorded: dict[str, Any]) -> Journal:
-    """The journal of a new or stopped recording; makes the folder. RunFolderError: it holds something else, or a
+    """The journal of a new or stopped recording; creates the folder. RunFolderError: it has other content, or a
     recording with other settings."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +72,7 @@ def open_recording(folder: Path, recorded: dict[str, Any]) -> Journal:
 
 
 def _only_begun(folder: Path) -> bool:
-    """Whether nothing is in meta/ but unfinished files."""
+    """Whether meta/ contains only unfinished files."""
     return all(path.name.endswith(".part") for path in (folder / "meta").rglob("*") if path.is_file())
 
 
@@ -85,10 +84,10 @@ def record_dataset(
     step: StepSettings,
     on_progress: OnProgress,
 ) -> dict[str, Any]:
-    """Play and write the episodes that are missing; return the summary: episodes, frames, resumed, tasks.
+    """Play and write the missing episodes; return the summary: episodes, frames, resumed, tasks.
 
-    step: with chunks of one action. Raises RunFolderError if another process records into the folder or it holds
-    something else; RunHalted if no episode at all was kept.
+    step: with chunks of one action. RunFolderError: another process records to the folder, or it has other content;
+    RunHalted: no episode was kept.
     """
     assert step.chunk == 1, "a frame is one primitive action"
     open_recording(folder, source.what)
@@ -96,7 +95,7 @@ def record_dataset(
         journal = open_recording(folder, source.what)
         if not (folder / layout.OURS).exists():
             (folder / layout.OURS).parent.mkdir(exist_ok=True)
-            journal.save(folder)  # from here on the folder is known as ours
+            journal.save(folder)  # marks the folder as ours
         _remove_unlisted(folder, journal)
         done = {(task, index) for task, index, _, _ in journal.outcomes}
         planned = [(task, index) for task in range(len(env.spec.tasks)) for index in range(settings.episodes_per_task)]
@@ -106,7 +105,7 @@ def record_dataset(
         on_progress(len(planned) - len(missing), len(planned))
         for first in range(0, len(missing), env.rows):
             turn = missing[first : first + env.rows]
-            (folder / layout.STATS).unlink(missing_ok=True)  # it would be of fewer episodes
+            (folder / layout.STATS).unlink(missing_ok=True)  # it would cover fewer episodes
             play_episodes(env, turn, source.noise_std, step, source.actor)
             _add(writer, turn, env.spec, source)
             finished = len(planned) - len(missing) + first + len(turn)
@@ -128,7 +127,6 @@ def record_dataset(
 
 
 def _add(writer: DatasetWriter, turn: list[DemoEpisode], spec: EnvSpec, source: Source) -> None:
-    """Write a turn, and let its memory go."""
     keeps = [not e.lost and bool(e.labels) and (source.keep_failed or e.kept) for e in turn]
     for task in range(len(spec.tasks)):
         if dropped := describe_dropped([episode for episode in turn if episode.task == task], spec):
@@ -148,7 +146,7 @@ def _frames(episode: DemoEpisode, spec: EnvSpec) -> Frames:
 
 
 def _successes(journal: Journal, spec: EnvSpec) -> dict[str, dict[str, Any]]:
-    """By task name: `success_rate` of all episodes played."""
+    """`success_rate` of all played episodes, by task name."""
     found = {}
     for number, task in enumerate(spec.tasks):
         outcomes = [None if success < 0 else bool(success) for of, _, success, _ in journal.outcomes if of == number]
@@ -158,7 +156,7 @@ def _successes(journal: Journal, spec: EnvSpec) -> dict[str, dict[str, Any]]:
 
 
 def _remove_unlisted(folder: Path, journal: Journal) -> None:
-    """Remove the files of a turn that was cut before it was listed, but nothing behind a link to another folder."""
+    """Remove the files of a turn that was interrupted before it was listed; never follows links out of the folder."""
     home = folder.resolve()
     for pattern in (layout.DATA, layout.EPISODES):
         listed = {folder / pattern.format(**layout.file_place(number)) for number in range(journal.files)}

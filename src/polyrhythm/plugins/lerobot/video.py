@@ -1,5 +1,4 @@
-"""Images of a dataset: in a parquet column as PNG or JPEG, or frames of videos by their time, decoded with PyAV (extra
-`video`)."""
+"""Images of a dataset: PNG or JPEG in a parquet column, or video frames by time, decoded with PyAV (extra `video`)."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ def as_images(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def png(image: NDArray[np.uint8]) -> bytes:
-    """An image [H,W,C] as PNG, without loss."""
+    """An image [H,W,C] as lossless PNG."""
     stream = BytesIO()
     Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(stream, "PNG", compress_level=1)
     return stream.getvalue()
 
 
 def decoded(data: bytes, size: Sequence[int] | None = None) -> NDArray[np.uint8]:
-    """The image [H,W,C] of a PNG or JPEG; C is 1 for grey, else 3. size: [H,W,C] that it must have; then grey becomes
+    """The image [H,W,C] of a PNG or JPEG; C is 1 for grey, else 3. size: required [H,W,C]; grey is then expanded to
     colour. ValueError: it is damaged, has another size, or more than 8 bits."""
     try:
         with Image.open(BytesIO(data)) as image:
@@ -48,14 +47,14 @@ def decoded(data: bytes, size: Sequence[int] | None = None) -> NDArray[np.uint8]
 
 
 def as_array(images: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Images [T,H,W,C] as an environment shows them: its array's shape, with channels last, first or absent."""
+    """Images [T,H,W,C] in the environment's shape, with channels last, first or absent."""
     if images.shape[1:] == shape or len(shape) == 2:
         return images.reshape(len(images), *shape)
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
 def require_video(path: Path) -> None:
-    """Raise MissingError if this machine cannot read videos."""
+    """MissingError: PyAV is not installed."""
     if importlib.util.find_spec("av") is None:
         raise MissingError(f"{path} holds videos, and the package av is not installed; run: {install_command('video')}")
 
@@ -68,7 +67,7 @@ _DECODED_S = 10.0
 
 
 class _Stream:
-    """An open video and the frame that was decoded last. Errors of the decoder become RunFolderError."""
+    """An open video and the last decoded frame. Decoder errors become RunFolderError."""
 
     def __init__(self, file: Path) -> None:
         import av
@@ -88,16 +87,14 @@ class _Stream:
 
     @property
     def size(self) -> tuple[int, int]:
-        """H, W of its frames, as the file's header declares them."""
         return self._stream.height, self._stream.width
 
     @property
     def time(self) -> float:
-        """Time of the last frame in seconds; before the first one, minus infinity."""
+        """Time of the last frame in seconds; minus infinity before the first one."""
         return float("-inf") if self.frame is None else float(self.frame.time)
 
     def decode(self) -> bool:
-        """Decode the next frame; False at the end."""
         try:
             found = next((frame for frame in self._frames if frame.time is not None), None)
         except self._damaged as error:
@@ -107,7 +104,7 @@ class _Stream:
         return found is not None
 
     def seek(self, time: float) -> None:
-        """Go to the last key frame at or before this time."""
+        """Seek to the last key frame at or before this time."""
         try:
             self._container.seek(int(time / self._stream.time_base), stream=self._stream)
         except self._damaged as error:
@@ -119,7 +116,7 @@ class _Stream:
 
 
 def check_size(file: Path, size: tuple[int, int]) -> None:
-    """Raise RunFolderError unless the file is a video of frames of H, W."""
+    """RunFolderError: the file is not a video with frames of this H, W."""
     stream = _Stream(file)
     stream.close()
     _refuse_other_size(file, stream.size, size)
@@ -133,10 +130,10 @@ def _refuse_other_size(file: Path, found: tuple[int, int], size: tuple[int, int]
 
 
 class VideoFrames:
-    """Reads frames by camera. A camera's video stays open where the episode before ended, so that a file of many
+    """Reads video frames by camera. A camera's video stays open at the end of the previous episode, so a file with many
     episodes is decoded once.
 
-    Invariant: a camera has one open video at most, and `close` closes all. decoded: frames decoded so far.
+    Invariant: a camera has at most one open video, and `close` closes all. decoded: number of decoded frames.
     """
 
     def __init__(self) -> None:
@@ -146,8 +143,7 @@ class VideoFrames:
     def take(self, camera: str, file: Path, times: Sequence[float], size: tuple[int, int]) -> NDArray[np.uint8]:
         """The frames [n,H,W,3] at these ascending times in seconds. size: H, W.
 
-        RunFolderError: there is no frame within `TOLERANCE_S` of a time, a frame has another size, or the file is
-        damaged.
+        RunFolderError: no frame within `TOLERANCE_S` of a time, a frame of another size, or a damaged file.
         """
         stream = self._at(camera, file, times[0])
         frames = np.empty((len(times), *size, 3), np.uint8)
@@ -166,7 +162,7 @@ class VideoFrames:
         return frames
 
     def _at(self, camera: str, file: Path, first_s: float) -> _Stream:
-        """The camera's stream, of this file and not beyond this time."""
+        """The camera's stream of this file, positioned at or before this time."""
         stream = self._streams.get(camera)
         if stream is not None and stream.file != file:
             self._streams.pop(camera).close()
@@ -179,7 +175,6 @@ class VideoFrames:
         return stream
 
     def close(self) -> None:
-        """Close all videos."""
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()

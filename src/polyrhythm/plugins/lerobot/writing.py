@@ -1,8 +1,8 @@
 """Writes a dataset turn by turn: the episodes of a turn are one file of frames and one of episodes.
 
-Invariant: what meta/polyrhythm.json lists is whole. It is written last, so that after a kill at any moment at most one
-turn is lost, whose files the next turn overwrites; info.json, written just before it, counts the same episodes or one
-turn more, of which all files are there.
+Invariant: everything that meta/polyrhythm.json lists is complete. It is written last, so a kill loses at most one turn,
+whose files the next turn overwrites; info.json, written just before it, counts the same episodes or one more turn, all
+of whose files exist.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _IMAGES = 200
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """One episode to write. obs: name → [T,...]; actions [T,A]; success_at: frame of the first success, -1 for none."""
+    """One episode to write. obs: name -> [T,...]; actions [T,A]; success_at: frame of the first success, -1 for
+    none."""
 
     task: int
     index: int
@@ -40,8 +41,8 @@ class Frames:
 
 @dataclass(slots=True)
 class Journal:
-    """The content of meta/polyrhythm.json. recorded: what must be equal for a recording to go on; outcomes: [task,
-    index, success (-1: not reported), episode in the dataset or -1] of each episode played; files: how many hold the
+    """Content of meta/polyrhythm.json. recorded: settings that must be equal to resume; outcomes: [task, index,
+    success (-1: not reported), episode in the dataset or -1] of each played episode; files: number of files of
     episodes."""
 
     recorded: dict[str, Any]
@@ -55,7 +56,7 @@ class Journal:
 
     @classmethod
     def load(cls, folder: Path) -> Journal:
-        """Raises OSError or ValueError if it cannot be read."""
+        """OSError or ValueError: it cannot be read."""
         found = json.loads((folder / layout.OURS).read_text(encoding="utf-8"))
         try:
             return cls(**found)
@@ -64,7 +65,7 @@ class Journal:
 
 
 class DatasetWriter:
-    """Adds turns of episodes to a dataset folder. fps: what the timestamps are computed with."""
+    """Appends turns of episodes to a dataset folder. fps: for the timestamps."""
 
     def __init__(self, folder: Path, spec: EnvSpec, journal: Journal, fps: int) -> None:
         self._folder, self._spec, self._fps = folder, spec, fps
@@ -73,7 +74,7 @@ class DatasetWriter:
         self.journal = journal
 
     def add(self, turn: Sequence[Frames], outcomes: Sequence[tuple[int, int, bool | None, bool]]) -> None:
-        """Write the kept episodes of a turn. outcomes: (task, index, success, kept) of all of its episodes."""
+        """Write the kept episodes of a turn. outcomes: (task, index, success, kept) of all its episodes."""
         first, place = self.journal.episodes, layout.file_place(self.journal.files)
         if turn:
             tables, rows, start = [], [], self.journal.frames
@@ -96,7 +97,6 @@ class DatasetWriter:
         self.journal.save(self._folder)
 
     def write_meta(self) -> None:
-        """Write info.json and tasks.parquet."""
         write_tasks(self._folder / layout.TASKS, layout.sentences_of(self._spec))
         info = {
             "codebase_version": layout.VERSION,
@@ -116,11 +116,10 @@ class DatasetWriter:
         write_json(self._folder / layout.INFO, info)
 
     def write_statistics(self) -> None:
-        """Write stats.json over all frames; of a camera over at most 200 images, evenly spread."""
+        """Write stats.json over all frames; for a camera over at most 200 evenly spaced images."""
         write_json(self._folder / layout.STATS, folder_statistics(self._folder, self._features, self.journal))
 
     def _columns(self, frames: Frames, number: int, start: int) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-        """Columns of an episode's frames, and its statistics by feature and name."""
         length = len(frames.actions)
         steps = np.arange(length)
         arrays: dict[str, NDArray[Any]] = {
@@ -192,7 +191,6 @@ def folder_statistics(folder: Path, features: Mapping[str, Any], journal: Journa
 
 
 def _spread(files: Sequence[Path], key: str, every: int) -> Iterator[NDArray[np.uint8]]:
-    """Every n-th image of a camera."""
     import pyarrow.parquet as pq
 
     first = 0
@@ -223,14 +221,13 @@ def write_tasks(path: Path, sentences: Sequence[str]) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file, atomically."""
+    """Write a JSON file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as unfinished:
         unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _arrow_type(feature: Mapping[str, Any]) -> Any:
-    """The column type of a feature."""
     import pyarrow as pa
 
     if feature["dtype"] == "image":
@@ -245,13 +242,13 @@ QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
 
 def array_statistics(values: NDArray[Any]) -> dict[str, Any]:
-    """Statistics of an array [N,D], over the N frames; lists of D numbers, and count [1]."""
+    """Statistics of an array [N,D] over the N frames: lists of D numbers, and count [1]."""
     exact = np.asarray(values, np.float64).reshape(len(values), -1)
     return _statistics(exact, len(values), (exact.shape[1],))
 
 
 def image_statistics(images: NDArray[np.uint8]) -> dict[str, Any]:
-    """Statistics by channel of images [N,H,W,C], in 0..1; nested lists [C,1,1], and count [1] of images."""
+    """Statistics by channel of images [N,H,W,C], scaled to 0..1: nested lists [C,1,1], and count [1] of images."""
     channels = images.shape[-1]
     return _statistics(images.reshape(-1, channels) / 255.0, len(images), (channels, 1, 1))
 

@@ -1,32 +1,30 @@
-"""How much memory a run takes on each device, before it is started."""
+"""Estimates the memory of a run on each device before it starts."""
 
 from polyrhythm.checks import Check, CheckContext, Result
 from polyrhythm.plugin import Plugin
 
 
 def _certain(context: CheckContext) -> None:
-    """Whether what stations keep for certain has room, before the policy is built."""
+    """Check that the certain memory of stations fits, before the policy is built."""
     from polyrhythm.plugins.memory_estimate.room import check_room
 
     check_room(context.config, context.spec, context.form, trainer=context.trainer)
 
 
 def _numbers(context: CheckContext) -> None:
-    """Bytes by station and purpose, as numbers."""
     from polyrhythm.plugins.memory_estimate.needs import memory_by_station
 
     context.numbers["memory"] = memory_by_station(context.config, context.spec, context.form)
 
 
 def _by_station(context: CheckContext) -> Result:
-    """What each station takes."""
     from polyrhythm.plugins.memory_estimate.room import memory_found
 
     return memory_found(context)
 
 
 def _working(context: CheckContext) -> Result:
-    """A note if the run is estimated to take more memory than there is."""
+    """Warn if the run's estimated memory exceeds the available memory."""
     from polyrhythm.plugins.memory_estimate.room import shortage_found
 
     return shortage_found(context)

@@ -1,12 +1,12 @@
-"""How many bytes the passes of a policy hold beside its weights: measured on a few rows, or traced without memory.
+"""Bytes that a policy's passes hold besides its weights: measured on a few rows, or traced without memory.
 
     probed    a small policy is built on the CPU and run on rows of zeros
-    traced    the policy's outline runs on tensors without memory, whatever its size or the length of its rows
-    unknown   it is large and has no outline, or failed
+    traced    the policy's outline runs on tensors without memory, for any size and row length
+    unknown   the policy is large and has no outline, or failed
 
-Two passes of a few rows give the number for any rows (`meter.PassProfile`).
-Training is the forward and backward pass of a micro-batch without the gradients of parameters, which are counted with
-the weights; it includes the copies of weights that autocast makes. Bytes are those of the CPU's kernels.
+Two passes of a few rows determine the bytes for any number of rows (`meter.PassProfile`). Training is the forward and
+backward pass of a micro-batch without parameter gradients, which are counted with the weights; it includes autocast's
+copies of weights. Bytes are those of the CPU's kernels.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _FEW, _MORE = 4, 8
 
 @dataclass(slots=True)
 class Activations:
-    """The passes of one policy, run when they are first asked for. how: the way, in words.
+    """The passes of one policy, each run on first use. how: the method, in words.
 
-    acts_like: another one whose generators do the same; then these are not run again.
+    acts_like: estimates of a policy that acts identically, whose acting passes are reused.
     """
 
     how: str
@@ -55,23 +55,23 @@ class Activations:
     _found: dict[str, PassProfile] = field(default_factory=dict)
 
     def training(self, rows: int) -> int:
-        """Bytes of the forward and backward pass of a micro-batch of so many rows."""
+        """Bytes of the forward and backward pass of a micro-batch."""
         return self._profile("training", self._passes.training).peak(rows)
 
     def acting(self, rows: int) -> int:
-        """Bytes of `act` for so many rows."""
+        """Bytes of `act`."""
         if self.acts_like is not None:
             return self.acts_like.acting(rows)
         return self._profile("acting", self._passes.acting).peak(rows)
 
     def kept(self, rows: int) -> int:
-        """Bytes of them that a pass keeps of its prefix for all its denoise steps."""
+        """Bytes of the prefix that a pass keeps for all its denoise steps."""
         if self.acts_like is not None:
             return self.acts_like.kept(rows)
         return rows * self._passes.kept
 
     def precomputed(self, rows: int) -> int:
-        """Bytes that the trainer keeps of what a frozen part gives for so many rows."""
+        """Bytes of the outputs of a frozen part that the trainer keeps."""
         return rows * self._passes.precomputed
 
     def _profile(self, name: str, run: Callable[[int], Meter]) -> PassProfile:
@@ -102,7 +102,6 @@ class _Passes:
         return self._policies[role]
 
     def training(self, rows: int) -> Meter:
-        """Evaluate and its backward pass."""
         policy = self.policy("train")
         obs, answers = self._zeros(shown(self._spec), rows), self._zeros(self._form.answers, rows)
         module = as_module(policy)
@@ -116,7 +115,6 @@ class _Passes:
         return meter
 
     def acting(self, rows: int) -> Meter:
-        """Act."""
         policy = self.policy("act")
         obs = self._zeros(shown(self._spec), rows)
         flags = self._zeros({"greedy": ArraySpec((), "bool"), "key": ArraySpec((), "int64")}, rows)
@@ -131,13 +129,13 @@ class _Passes:
 
     @cached_property
     def kept(self) -> int:
-        """Bytes of a row that a pass keeps of its prefix."""
+        """Bytes per row of the prefix that a pass keeps."""
         policy = self.policy("act")
         return self._size_of(extended(policy).prefix_arrays if policy_traits(policy).keeps_prefix else None)
 
     @cached_property
     def precomputed(self) -> int:
-        """Bytes of a row that `precompute` gives."""
+        """Bytes per row of `precompute`'s output."""
         policy = self.policy("train")
         return self._size_of(extended(policy).precompute if policy_traits(policy).precomputes else None)
 
@@ -157,9 +155,9 @@ class _Passes:
 
 
 def estimate_activations(settings: PolicySettings, spec: EnvSpec, form: PolicyForm) -> Activations | str:
-    """The passes of the policy; a sentence if they cannot be known here. Nothing is run before a number is asked for.
+    """The passes of the policy, or a sentence on why they are unknown. Passes run when a number is requested.
 
-    Calls of what is returned may raise whatever the policy raises.
+    Methods of the result raise any error of the policy.
     """
     outlines = settings_traits(settings).outlines
     if form.train_bytes <= PROBED_BYTES and not (form.row_tokens and outlines):
@@ -185,7 +183,6 @@ def _probed(settings: PolicySettings, spec: EnvSpec, form: PolicyForm) -> Activa
 
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
-    """Random generators go on afterwards as if nothing had been drawn."""
     python, array = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):

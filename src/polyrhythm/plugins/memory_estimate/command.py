@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan. Returns 0: it fits, 1: it does not."""
+    """Print the plan. Returns 0 if it fits, else 1."""
     from polyrhythm.config.load import load_config
     from polyrhythm.errors import ConfigError, MissingError
     from polyrhythm.pipeline.build import env_settings
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     planner = Planner(spec, _machine(arguments))
     try:
         plan = planner.plan(config)
-    except MissingError as error:  # a device
+    except MissingError as error:  # a missing device
         if arguments.devices is None:
             error.add_note("to plan for another machine, add --devices N --device-memory GB")
         raise
@@ -60,7 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _machine(arguments: argparse.Namespace) -> Machine:
-    """This machine, or the one that the options describe."""
     from polyrhythm.errors import ConfigError
     from polyrhythm.pipeline.validation.check import free_memory
     from polyrhythm.plugins.memory_estimate.plan import Machine
@@ -85,8 +84,8 @@ def _machine(arguments: argparse.Namespace) -> Machine:
 
 
 def _with_stand_in(config: RunConfig) -> tuple[RunConfig, str]:
-    """The configuration, and a sentence if its checkpoint or tokenizer is missing here and stands for a released
-    size."""
+    """The configuration, and a sentence if its checkpoint or tokenizer is missing here and a released size replaces
+    it."""
     from polyrhythm.errors import MissingError
     from polyrhythm.pipeline.build import env_settings, policy_settings
     from polyrhythm.policies.traits import settings_traits
@@ -106,7 +105,7 @@ def _with_stand_in(config: RunConfig) -> tuple[RunConfig, str]:
 
 
 def plan_lines(plan: MemoryPlan, remedies: list[Remedy]) -> list[str]:
-    """A table for each device, then what would fit."""
+    """A table for each device, then the remedies."""
     lines = []
     for device in plan.devices:
         lines += [*_device_lines(device), ""]
@@ -122,7 +121,7 @@ def plan_lines(plan: MemoryPlan, remedies: list[Remedy]) -> list[str]:
 
 
 def _device_lines(device: DeviceMemory) -> list[str]:
-    """A line for each station and purpose; equal stations together."""
+    """A line for each station and purpose; equal stations are merged."""
     share = {"lease": "; one station at a time"}.get(device.sharing if device.name != "cpu" else "", "")
     name = "host" if device.name == "cpu" else device.name
     verdict = "fits" if device.fits else "DOES NOT FIT"

@@ -1,6 +1,7 @@
-"""Counts the bytes of tensors that torch's operations hold at a time: of real tensors, or of tensors without memory.
+"""Counts the bytes of tensors that torch operations hold at a time, for real tensors or tensors without memory.
 
-Not seen: what a kernel allocates and frees inside itself, and how an allocator rounds and fragments.
+Limit: memory that a kernel allocates and frees internally, and the allocator's rounding and fragmentation, are not
+seen.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Meter:
-    """Counts storages that operations make. changes: bytes of each that was made (positive) or freed, in this order,
-    until it is over; causes: the operation that made it, None where it was freed.
+    """Counts the storages that operations create. changes: bytes of each creation (positive) or release, in order;
+    causes: the creating operation, None for a release.
 
-    given: tensors that were there before, which do not count; they must outlive the meter.
+    given: existing tensors, which do not count; they must outlive the meter.
     """
 
     def __init__(self, given: Iterable[Tensor]) -> None:
@@ -37,7 +38,7 @@ class Meter:
             self._known[id(storage)] = weakref.ref(storage)
 
     def note(self, operation: object, result: object) -> None:
-        """Count what an operation returned."""
+        """Count the result of an operation."""
         for tensor in result if isinstance(result, tuple | list) else (result,):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
@@ -55,16 +56,16 @@ class Meter:
 
     @property
     def peak(self) -> int:
-        """The most bytes that were held at a time."""
+        """Maximum number of bytes held at a time."""
         return int(_levels(self.changes).max())
 
 
 class PassProfile:
     """The peak of a pass for any number of rows, from the changes of two passes.
 
-    A pass does the same operations whatever its rows, and the size of each tensor is a number plus a number per row. So
-    what is held after each operation is known for all rows, and the peak is the highest of these lines. Where the two
-    passes differ (images are resized a few rows at a time), the line through the peaks of that stretch is taken.
+    A pass runs the same operations for any number of rows, and each tensor's size is affine in the rows. So the bytes
+    held after each operation are an affine function of the rows, and the peak is their maximum. Where the operations of
+    the two passes differ (images are resized a few rows at a time), the line through the peaks of that section is used.
     """
 
     def __init__(self, few: tuple[int, Meter], more: tuple[int, Meter]) -> None:
@@ -74,12 +75,12 @@ class PassProfile:
         self._at, self._per_row = levels[0], (levels[1] - levels[0]) / distance
 
     def peak(self, rows: int) -> int:
-        """Bytes at most in a pass of so many rows; 0 for none."""
+        """Maximum bytes of a pass with this many rows; 0 for none."""
         return max(0, int((self._at + (rows - self._rows) * self._per_row).max())) if rows else 0
 
 
 def _alike(few: Sequence[object], more: Sequence[object]) -> tuple[int, int]:
-    """How many entries are the same at the beginning, and how many of the rest at the end."""
+    """Number of equal entries at the beginning, and of equal ones among the rest at the end."""
     shorter = min(len(few), len(more))
     begin = next((i for i in range(shorter) if few[i] is not more[i]), shorter)
     end = next((i for i in range(shorter - begin) if few[-1 - i] is not more[-1 - i]), shorter - begin)
@@ -87,27 +88,25 @@ def _alike(few: Sequence[object], more: Sequence[object]) -> tuple[int, int]:
 
 
 def _with_one_stretch(levels: NDArray[np.int64], begin: int, end: int) -> NDArray[np.int64]:
-    """The levels with one number, the highest, for all between the first `begin` and the last `end` changes."""
+    """The levels with the section between the first `begin` and the last `end` changes replaced by its maximum."""
     last = len(levels) - end
     stretch = levels[begin : last + 1].max(keepdims=True)
     return np.concatenate((levels[: begin + 1], stretch, levels[last:]))
 
 
 def _levels(changes: Sequence[int]) -> NDArray[np.int64]:
-    """Bytes that are held, at first and after each change."""
+    """Bytes held initially and after each change."""
     return np.cumsum([0, *changes], dtype=np.int64)
 
 
 class _RealMode(TorchDispatchMode):
-    """Runs operations as usual and counts what they make."""
-
     def __init__(self, meter: Meter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._meter = meter
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False spares the import of torch's compiler, which takes seconds; nothing is compiled within."""
+        """False avoids importing torch's compiler, which takes seconds; nothing is compiled inside."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -118,7 +117,7 @@ class _RealMode(TorchDispatchMode):
 
 @contextmanager
 def real_meter(given: Iterable[Tensor]) -> Iterator[Meter]:
-    """Count the operations within on real tensors."""
+    """Count operations on real tensors inside the context."""
     meter = Meter(given)
     with _RealMode(meter), _measured(meter):
         yield meter
@@ -126,7 +125,7 @@ def real_meter(given: Iterable[Tensor]) -> Iterator[Meter]:
 
 @contextmanager
 def _measured(meter: Meter) -> Iterator[None]:
-    """Without Python's collector, which frees at other places each time; what is freed after it does not count."""
+    """Disable Python's garbage collector, which frees at varying times; releases after the context do not count."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -139,19 +138,19 @@ def _measured(meter: Meter) -> Iterator[None]:
 
 
 class FakeMode(FakeTensorMode):
-    """Runs operations on tensors that have a device, a shape and a dtype, and no memory, at any size.
+    """Runs operations on tensors with device, shape and dtype but without memory.
 
-    The first operation within imports torch's compiler, which takes seconds.
+    The first operation imports torch's compiler, which takes seconds.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._meter: Meter | None = None
-        self._inner = False  # within an operation that torch takes apart to learn its result's shape
+        self._inner = False  # inside an operation that torch decomposes for its result's shape
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False spares a wrapper around each operation; nothing is compiled within."""
+        """False avoids a wrapper around each operation; nothing is compiled inside."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -166,7 +165,7 @@ class FakeMode(FakeTensorMode):
 
     @contextmanager
     def meter(self, given: Iterable[Tensor]) -> Iterator[Meter]:
-        """Count the operations within."""
+        """Count operations inside the context."""
         with self:
             self._meter = Meter(given)
             try:
@@ -176,14 +175,14 @@ class FakeMode(FakeTensorMode):
                 self._meter = None
 
     def take(self, module: nn.Module) -> None:
-        """Give the module's parameters and buffers, on whatever device, this mode's tensors on the CPU."""
+        """Replace the module's parameters and buffers, on any device, by this mode's CPU tensors."""
         with self:
             module._apply(lambda x: torch.empty(x.shape, dtype=x.dtype))
 
 
 @contextmanager
 def gradients_dropped(module: nn.Module) -> Iterator[None]:
-    """Within it each parameter's gradient is dropped as soon as it is complete: it is not an activation."""
+    """Inside the context each parameter's gradient is dropped when complete, because it is not an activation."""
     hooks = [p.register_post_accumulate_grad_hook(_drop) for p in module.parameters() if p.requires_grad]
     try:
         yield

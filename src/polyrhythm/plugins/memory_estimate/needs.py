@@ -1,9 +1,9 @@
-"""What every station of a run keeps in memory, and on which device: pure arithmetic on declared forms.
+"""Memory of every station of a run, by device: pure arithmetic on declared forms.
 
-Two kinds of parts: *certain* ones follow from shapes (weights, gradients, moments, what is published, the arena);
-the others are estimated (passes, batches, samples in their longest form).
+Parts are *certain* if they follow from shapes (weights, gradients, moments, published tensors, the arena); others are
+estimated (passes, batches, samples at maximum length).
 
-Invariant: the parts of a device add up to what its stations hold at the same time, each byte once.
+Invariant: the parts of a device add up to the bytes that its stations hold at the same time, each byte once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HOST = "cpu"
 class MemoryPart:
     """Bytes of one station for one purpose. device: `cpu`, the host's memory, or `cuda:N`.
 
-    certain: follows from shapes. stays: kept between units of work, so a station that gives its device up moves it.
+    certain: follows from shapes. stays: kept between units of work, so a station that yields its device moves it.
     """
 
     station: str
@@ -61,10 +61,10 @@ class MemoryPart:
 
 
 def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dict[str, dict[str, int]]:
-    """The certain bytes by station and purpose, whatever its device, with a trainer of one rank; `shared` is the host's
-    shared memory.
+    """The certain bytes by station and purpose on any device, with a trainer of one rank; `shared` is the host's shared
+    memory.
 
-    simulators: the arena blocks that their rows write at a time, which are a part of the arena.
+    simulators: the arena blocks that their rows write at a time, part of the arena.
     """
     infos = env_batch_infos(config, spec)
     asked = config.placement.generators.devices
@@ -87,12 +87,12 @@ def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dic
 def list_parts(
     config: RunConfig, spec: EnvSpec, form: PolicyForm, placed: Placed, *, activations: Activations | None = None
 ) -> list[MemoryPart]:
-    """All parts of the stations. activations: None leaves out what is estimated."""
+    """All parts of the stations. activations: None omits estimated parts."""
     trains = bool(placed.names["trainer"])
     infos = env_batch_infos(config, spec, trainer=trains)
     layout = arena_layout(config, spec, infos, form, trainer=trains)
     published = WeightsLayout.of(form.published)
-    inline = trains and config.launcher == "inline" and placed.lease is None  # versions stay where they are made
+    inline = trains and config.launcher == "inline" and placed.lease is None  # versions stay on the trainer's device
     parts = [
         MemoryPart(SHARED, "arena", HOST, layout.nbytes),
         MemoryPart(SHARED, "published weights", placed.ends.trainer if inline else HOST, shared_nbytes(published)),
@@ -113,8 +113,8 @@ def list_parts(
 def _generator(
     config: RunConfig, spec: EnvSpec, form: PolicyForm, name: str, device: str, published: int
 ) -> list[MemoryPart]:
-    """What a generator keeps: its module, that of the evaluation, on a device a version that is on its way, and, where
-    it streams, keys and values of all rows that may be under way, or what another engine keeps."""
+    """A generator's memory: its policy, the evaluation's, on a device a version in transfer, and with streaming the
+    keys and values of all running rows, or the memory of another engine."""
     both = name == evaluator_name(config) and name in generator_names(config)
     stages = device != HOST and name in generator_names(config)
     places = stream_places(config, spec)
@@ -132,12 +132,12 @@ def _generator(
 def _passes(
     config: RunConfig, spec: EnvSpec, form: PolicyForm, name: str, device: str, rows: int, activations: Activations
 ) -> list[MemoryPart]:
-    """A generator's largest pass, and the memory through which batches go in and out."""
+    """A generator's largest pass, and its buffers for incoming and outgoing batches."""
     infos = env_batch_infos(config, spec)
-    inputs = rows * (_row_bytes(shown(spec)) + 9)  # and a row's noise key and flag
+    inputs = rows * (_row_bytes(shown(spec)) + 9)  # plus noise key and flag
     answers = rows * arena_layout(config, spec, infos, form).answer_dtype.itemsize
     kept = activations.kept(rows) + form.row_cache * rows
-    streams = stream_places(config, spec) > 0  # then they are certain
+    streams = stream_places(config, spec) > 0  # the cache is then a certain part
     parts = [
         MemoryPart(name, "keys and values", device, kept * (not streams), certain=False, stays=False),
         MemoryPart(name, "pass", device, max(0, activations.acting(rows) - kept), certain=False, stays=False),
@@ -163,7 +163,6 @@ def _trainer(
     layout: ArenaLayout,
     activations: Activations | None,
 ) -> list[MemoryPart]:
-    """What the trainer's ranks keep, and what an update takes."""
     ranks = placed.names["trainer"]
     parts: list[MemoryPart] = []
     for name in ranks:
@@ -179,17 +178,17 @@ def _trainer(
 
 
 def _any_device(_reader: str, _memory: str) -> bool:
-    """Devices of one machine can mostly read each other's memory; where they cannot, less is kept."""
+    """Assume that devices of one machine can read each other's memory; if they cannot, less is kept."""
     return True
 
 
 def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: int, steps: int) -> list[MemoryPart]:
-    """What a rank, of so many, keeps between its updates, and what it has twice in one. steps: of a sample."""
+    """Memory that one of `ranks` ranks keeps between updates, and its duplicates during one. steps: of a sample."""
     learns = config.training.versions > 0
     share = ranks if config.placement.trainer.strategy == "shard" else 1
     keeps = HOST if share > 1 and config.placement.trainer.shard.cpu_offload else device
     offload = config.training.optimizer.offload
-    buckets = ranks > share  # of DDP: what others drop with the gradients stays
+    buckets = ranks > share  # DDP keeps gradient buckets that others drop
     moments = -(-_MOMENTS * form.trainable_bytes // share) * learns
     parts = [
         MemoryPart(name, "weights", keeps, -(-form.train_bytes // share)),
@@ -197,7 +196,7 @@ def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: in
         MemoryPart(name, "optimizer", HOST if offload else keeps, moments),
         MemoryPart(name, "reference policy", keeps, -(-reference_bytes(config, form) // share) * learns),
     ]
-    # Beside those of DDP, where the last micro-batch brings them.
+    # Accumulated beside DDP's buckets, which hold only the last micro-batch.
     if buckets and accumulates(config, steps, ranks, form.row_tokens):
         summed = form.trainable_bytes * learns
         parts.append(MemoryPart(name, "gradients, not yet summed", device, summed, stays=False))
@@ -212,14 +211,14 @@ def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: in
 
 
 def trained_part(config: RunConfig) -> str:
-    """`policy.train` of a policy of which a part may be trained (trait adapts)."""
+    """`policy.train` of a policy with the trait adapts."""
     policy: Any = config.policy
     return str(policy.train)
 
 
 def reference_bytes(config: RunConfig, form: PolicyForm) -> int:
-    """Bytes of the policy that the KL term refers to. Published policies copy only what is trained, and of fresh
-    adapters nothing (but the small heads); others copy themselves."""
+    """Bytes of the reference policy of the KL term. Policies with the trait adapts copy only the trained tensors, and
+    with fresh adapters only the small heads, which are neglected here; others copy everything."""
     if not config.algorithm.kl.coef:
         return 0
     if settings_traits(config.policy).adapts:
@@ -237,10 +236,10 @@ def _update(
     layout: ArenaLayout,
     activations: Activations,
 ) -> list[MemoryPart]:
-    """What an update takes: its largest micro-batch, and its samples, once packed and once a mini-batch."""
+    """Memory of an update: its largest micro-batch, and its samples, packed and once per mini-batch."""
     row = _row_bytes(layout.obs) + _row_bytes(answer_specs(form, spec))
     rows = -(-update_rows(config, layout.steps) // ranks)
-    mini = min(rows, config.training.minibatch_steps or rows)  # with 0 an update that streams joins its parts, too
+    mini = min(rows, config.training.minibatch_steps or rows)  # with 0 a streaming update also joins its parts
     micro = micro_batch_rows(config, layout.steps, ranks, form.row_tokens)
     frozen = activations.precomputed(rows)
     fits = frozen <= config.training.precomputed_mib * 2**20
@@ -254,13 +253,13 @@ def _update(
             name, "state while it is written", HOST, _saved(config, form, name, ranks), certain=False, stays=False
         ),
     ]
-    if device != HOST:  # one is sent ahead
+    if device != HOST:  # one is prefetched
         parts.append(MemoryPart(name, "batches", device, 2 * micro * row, certain=False, stays=False))
     return parts
 
 
 def _saved(config: RunConfig, form: PolicyForm, name: str, ranks: int) -> int:
-    """Bytes of the copy that a rank writes: of its part, or rank 0 of the whole state. In one process there is none."""
+    """Bytes of the copy that a rank saves: its part, or for rank 0 the whole state; 0 in one process."""
     if config.launcher == "inline":
         return 0
     trained = form.trainable_bytes if settings_traits(config.policy).adapts else form.train_bytes
@@ -278,7 +277,7 @@ def _row_bytes(arrays: Mapping[str, ArraySpec]) -> int:
 
 
 def pass_rows(config: RunConfig, spec: EnvSpec, *, on_device: bool = False) -> int:
-    """Rows of a generator's largest forward pass, padding included. on_device: generators are on CUDA devices."""
+    """Rows of a generator's largest forward pass, including padding. on_device: generators are on CUDA devices."""
     infos = env_batch_infos(config, spec)
     if buckets := bucket_sizes(config, infos, on_device=on_device):
         return buckets[-1]
@@ -290,7 +289,7 @@ def pass_rows(config: RunConfig, spec: EnvSpec, *, on_device: bool = False) -> i
 
 
 def stream_places(config: RunConfig, spec: EnvSpec) -> int:
-    """Rows for which the engine of a streaming generator has keys and values; 0 where generators do not stream."""
+    """Rows for which a streaming generator's engine has keys and values; 0 without streaming."""
     if not isinstance(config.batching, StreamsBatching):
         return 0
     slots = (slot.rows for own in env_batch_infos(config, spec) for info in own for slot in info.slots)
@@ -298,8 +297,8 @@ def stream_places(config: RunConfig, spec: EnvSpec) -> int:
 
 
 def micro_batch_rows(config: RunConfig, steps: int, ranks: int = 1, row_tokens: int = 0) -> int:
-    """Chunk steps of the largest forward and backward pass of a rank. steps: of the longest sample; row_tokens: of the
-    longest chunk step, of which `micro_batch_tokens` allows only so many."""
+    """Chunk steps of a rank's largest forward and backward pass. steps: of the longest sample; row_tokens: of the
+    longest chunk step, whose total `micro_batch_tokens` limits."""
     most, training = _minibatch_rows(config, steps, ranks), config.training
     if training.micro_batch_tokens and row_tokens:
         most = min(most, -(-training.micro_batch_tokens // row_tokens))
@@ -307,14 +306,14 @@ def micro_batch_rows(config: RunConfig, steps: int, ranks: int = 1, row_tokens: 
 
 
 def accumulates(config: RunConfig, steps: int, ranks: int = 1, row_tokens: int = 0) -> bool:
-    """Whether a rank has several micro-batches in a mini-batch, whose gradients it adds."""
+    """Whether a rank accumulates gradients over several micro-batches per mini-batch."""
     rows, training = _minibatch_rows(config, steps, ranks), config.training
     by_tokens = training.micro_batch_tokens and rows * row_tokens > training.micro_batch_tokens
     return bool(by_tokens) or 0 < training.micro_batch_steps < rows
 
 
 def _minibatch_rows(config: RunConfig, steps: int, ranks: int) -> int:
-    """Most chunk steps of a mini-batch that one rank has. It is dealt to ranks by groups, so the fullest has about
+    """Maximum chunk steps of one rank in a mini-batch. Groups are dealt to ranks, so the fullest rank has about
     √(n/R) more than its share (docs/design/training-and-objectives.md)."""
     mini = config.training.mini_batch_samples * steps
     if config.training.minibatch_steps:
@@ -323,10 +322,9 @@ def _minibatch_rows(config: RunConfig, steps: int, ranks: int) -> int:
 
 
 def update_rows(config: RunConfig, steps: int) -> int:
-    """Chunk steps of an update whose samples are all as long as the longest."""
+    """Chunk steps of an update whose samples all have maximum length."""
     return config.training.batch_size * steps
 
 
 def longest_sample(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> int:
-    """Chunk steps of the longest sample."""
     return step_settings(config, form.chunk, whole=bool(spec.chunk)).sample_steps(spec.max_steps)

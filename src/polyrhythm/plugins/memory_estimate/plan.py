@@ -1,8 +1,8 @@
-"""Adds up what a run keeps on each device, and compares it with what is there.
+"""Sums a run's memory by device and compares it with the available memory.
 
-Under `share` a device holds all of its stations at once. Under `lease` it holds one at a time, so the largest counts,
-and what stations keep there is in host memory, too; without a CUDA device the host itself is leased. Main builds the
-policy on the host before the stations do.
+Under `share` a device holds all its stations at once. Under `lease` it holds one at a time, so the largest counts, and
+memory that stations keep is in host memory, too; without a CUDA device the host itself is leased. The main process
+builds the policy on the host before the stations start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polyrhythm.specs import EnvSpec
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """devices: number of CUDA devices. free: bytes of `cpu` or `cuda:N`."""
+    """devices: number of CUDA devices; free: bytes of `cpu` or `cuda:N`."""
 
     devices: int
     free: Callable[[str], int]
@@ -34,7 +34,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """What lies on a device. building: bytes that main needs on the host before the stations are there."""
+    """Memory of one device. building: bytes that the main process needs on the host before the stations start."""
 
     name: str
     free: int
@@ -43,11 +43,11 @@ class DeviceMemory:
     building: int = 0
 
     def total(self, *, certain: bool = False) -> int:
-        """Bytes at the same time; certain: without what is estimated."""
+        """Bytes held at the same time; certain: without estimated parts."""
         sizes: dict[str, int] = {}
         for part in self.parts:
             if part.certain or not certain:
-                station = station_of(part.station)  # ranks come and go together
+                station = station_of(part.station)  # ranks take turns together
                 sizes[station] = sizes.get(station, 0) + part.nbytes
         shared = sizes.pop(SHARED, 0)
         return max(self.building, shared + (max if self.sharing == "lease" else sum)([*sizes.values(), 0]))
@@ -57,11 +57,10 @@ class DeviceMemory:
         return self.total() <= self.free
 
     def without(self, station: str) -> DeviceMemory:
-        """The device without that station's parts."""
         return replace(self, parts=tuple(part for part in self.parts if part.station != station))
 
     def stations(self) -> dict[str, dict[str, int]]:
-        """Station → purpose → bytes."""
+        """Station -> purpose -> bytes."""
         found: dict[str, dict[str, int]] = {}
         for part in self.parts:
             own = found.setdefault(part.station, {})
@@ -71,7 +70,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The devices of a run, the host first. activations: how they were estimated, or why they were not."""
+    """The devices of a run, the host first. activations: method of their estimate, or why there is none."""
 
     devices: tuple[DeviceMemory, ...]
     activations: str
@@ -81,11 +80,11 @@ class MemoryPlan:
         return all(device.fits for device in self.devices)
 
     def excess(self) -> int:
-        """The most bytes by which a device is too small; negative where all have room."""
+        """Largest excess of a device over its memory in bytes; negative if all fit."""
         return max(device.total() - device.free for device in self.devices)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """As JSON data."""
         return {
             "fits": self.fits,
             "activations": self.activations,
@@ -106,7 +105,7 @@ class MemoryPlan:
 
 @dataclass(slots=True)
 class Planner:
-    """Makes plans of variants of one configuration; forms and passes of a policy are kept.
+    """Plans variants of one configuration; caches forms and passes of policies.
 
     trainer: whether the run has one. ConfigError, MissingError: as from `place` and the policy's `form`.
     """
@@ -118,7 +117,7 @@ class Planner:
     _acting: dict[str, Activations] = field(default_factory=dict)
 
     def take_form(self, config: RunConfig, form: PolicyForm) -> None:
-        """Take this form of the configuration's policy instead of making it."""
+        """Use this form of the configuration's policy instead of creating it."""
         found = estimate_activations(policy_settings(config), self.spec, form)
         if isinstance(found, Activations):
             like = self._acting.setdefault(_acting_key(config), found)
@@ -129,7 +128,7 @@ class Planner:
         return self._of(config)[0]
 
     def plan(self, config: RunConfig, *, certain: bool = False) -> MemoryPlan:
-        """certain: leave out what is estimated, which takes time."""
+        """certain: omit the estimated parts, which take time."""
         form, activations = self._of(config)
         placed = place(config, trainer=self.trainer, devices=self.machine.devices)
         parts = list_parts(config, self.spec, form, placed)
@@ -174,14 +173,13 @@ class Planner:
 
 
 def _leased_devices(placed: Placed) -> set[str]:
-    """The devices on which stations take turns."""
     devices = placed.lease.devices.values() if placed.lease is not None else ()
     return {HOST if number == HOST_NUMBER else f"cuda:{number}" for own in devices for number in own}
 
 
 def _suspended(parts: Sequence[MemoryPart], leased: set[str]) -> list[MemoryPart]:
-    """What lies in host memory because its station gives up its device: the pinned copies stay there once made. All
-    ranks of a trainer leave where one of them has to."""
+    """Host memory of stations that yield their device: pinned copies are kept once created. All ranks of a trainer
+    yield if one does."""
     sizes: dict[tuple[str, str], int] = {}
     leaving: set[str] = set()
     for part in parts:
@@ -197,13 +195,13 @@ def _suspended(parts: Sequence[MemoryPart], leased: set[str]) -> list[MemoryPart
 
 
 def _key(config: RunConfig) -> str:
-    """Policies with equal keys have equal forms and passes."""
+    """Key that is equal for policies with equal forms and passes."""
     policy: Any = config.policy
     return str(policy.model_dump_json())
 
 
 def _acting_key(config: RunConfig) -> str:
-    """Policies with equal keys act alike: what is trained matters to a generator only where it has adapters."""
+    """Key that is equal for policies that act alike: the trained part matters to a generator only with adapters."""
     policy: Any = config.policy
     if settings_traits(policy).adapts:
         train = "lora" if policy.train == "lora" else "all"
@@ -212,7 +210,7 @@ def _acting_key(config: RunConfig) -> str:
 
 
 def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """The configuration with these values, by dotted name; nothing is validated."""
+    """The configuration with these values, by dotted name, without validation."""
     for name, value in settings.items():
         config = _with(config, name.split("."), value)
     return config

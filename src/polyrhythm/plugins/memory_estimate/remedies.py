@@ -1,7 +1,7 @@
-"""Finds settings with which a run fits: each is computed by planning the run with it, none is a rule of thumb.
+"""Finds settings with which a run fits, each verified by a plan of the run.
 
-First each change alone, the cheapest for the run first. If none suffices, changes are added one after another, each
-where memory is still short, and those that turn out not to be needed are taken back.
+First each change alone, the cheapest for the run first. If none suffices, changes are combined, each where memory is
+still short, and unneeded ones are reverted.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Settings with which the run fits. totals: device → bytes, on those that were too small."""
+    """Settings with which the run fits. totals: device -> bytes, for devices that were too small."""
 
     settings: Settings
     totals: Mapping[str, int]
 
     def text(self) -> str:
-        """`training.micro_batch_steps=32`, several with blanks between them."""
+        """`training.micro_batch_steps=32`, several separated by spaces."""
         return " ".join(f"{name}={_yaml(value)}" for name, value in self.settings.items())
 
     def plain(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """As JSON data."""
         return {"settings": dict(self.settings), "totals": dict(self.totals)}
 
 
 def find_remedies(
     planner: Planner, config: RunConfig, *, most: int | None = None, certain: bool = False
 ) -> list[Remedy]:
-    """Settings with which every device has room, at most so many; [] if it fits already, or with none known here.
+    """Up to `most` remedies with which every device fits; [] if it fits already or none is known.
 
-    certain: have room for what is certain alone. Without it, each policy that is tried takes seconds.
+    certain: only the certain memory has to fit. Without it, each tried policy takes seconds.
     """
     start = _Variant(config, {})
     search = _Search(planner, start, certain)
@@ -82,20 +82,19 @@ class _Variant:
     settings: Settings
 
     def changed(self, settings: Settings) -> _Variant:
-        """With more changes."""
         return _Variant(with_settings(self.config, settings), {**self.settings, **settings})
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Plans variants of a run. certain: without what is estimated."""
+    """Plans variants of a run. certain: without estimated parts."""
 
     planner: Planner
     start: _Variant
     certain: bool
 
     def plan(self, variant: _Variant) -> MemoryPlan:
-        """As far as it is needed: passes are left out where already what is certain does not fit."""
+        """Plan a variant; omits the passes if the certain memory does not fit already."""
         certain = self.planner.plan(variant.config, certain=True)
         return self.planner.plan(variant.config) if certain.fits and not self.certain else certain
 
@@ -104,7 +103,6 @@ class _Search:
         return [device for device in self.plan(variant).devices if not device.fits]
 
     def is_possible(self, variant: _Variant) -> bool:
-        """Whether there is such a policy."""
         try:
             self.planner.form(variant.config)
         except (PolyrhythmError, ValueError):
@@ -112,15 +110,14 @@ class _Search:
         return True
 
     def remedy(self, variant: _Variant) -> Remedy | None:
-        """The variant's settings, if it is possible and fits."""
         if not self.is_possible(variant) or not (plan := self.plan(variant)).fits:
             return None
         names = {device.name for device in self.full(self.start)}
         return Remedy(variant.settings, {x.name: x.total() for x in plan.devices if x.name in names})
 
     def largest(self, variant: _Variant, setting: str, least: int, most: int, unit: int = 1) -> Remedy | None:
-        """The largest multiple of `unit` from `least` to below `most` with which the variant fits; more rows never
-        take less."""
+        """The largest multiple of `unit` in `least`..`most` - 1 with which the variant fits; memory must not
+        decrease with it."""
 
         def fits(value: int) -> bool:
             return self.plan(variant.changed({setting: value * unit})).fits
@@ -138,16 +135,16 @@ class _Search:
 
 
 def _single(search: _Search, start: _Variant, full: list[DeviceMemory]) -> Iterator[Callable[[], Remedy | None]]:
-    """The changes that can help where memory is short, each alone."""
+    """The changes that may help on the full devices, each alone."""
     purposes = {part.purpose for device in full for part in device.parts}
-    lacks_passes = not purposes & {"micro-batch", "pass"}  # left out, since already the weights are too large
+    lacks_passes = not purposes & {"micro-batch", "pass"}  # omitted, because the weights are too large already
     if "micro-batch" in purposes:
         yield lambda: _largest_micro_batch(search, start)
     if purposes & {"pass", "keys and values"} and isinstance(start.config.batching, LimitedBatching | StreamsBatching):
         yield lambda: _most_rows(search, start)
     if settings_traits(start.config.policy).engine.cache in purposes:
         yield lambda: _largest_cache(search, start)
-    done: set[str] = set()  # of the numbers of ranks the smallest that fits is enough
+    done: set[str] = set()  # the smallest number of ranks that fits is enough
 
     def tried(settings: Settings) -> Remedy | None:
         found = None if _DEVICES in done and _DEVICES in settings else search.remedy(start.changed(settings))
@@ -162,7 +159,7 @@ def _single(search: _Search, start: _Variant, full: list[DeviceMemory]) -> Itera
 
 
 def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> Iterator[dict[str, Any]]:
-    """Settings that are switched and may help on these devices, the cheapest first; numbers of ranks ascending."""
+    """Switches of settings that may help on these devices, the cheapest first; numbers of ranks ascending."""
     config = variant.config
     policy: Any = config.policy
     trained = {part.purpose for device in full for part in device.parts if station_of(part.station) == "trainer"}
@@ -188,7 +185,7 @@ def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> 
 
 
 def _divisions(planner: Planner, config: RunConfig) -> Iterator[dict[str, Any]]:
-    """Ways to shard the trainer over its ranks, or over more of them, each on a device, that `train` would accept."""
+    """Ways to shard the trainer over its ranks, or over more ranks on separate devices, that `train` accepts."""
     own = trainer_ranks(config, planner.machine.devices)
     if own > 1 and config.placement.trainer.strategy == "replicate":
         yield {_STRATEGY: "shard"}
@@ -202,13 +199,13 @@ def _divisions(planner: Planner, config: RunConfig) -> Iterator[dict[str, Any]]:
 
 
 def _precomputed_mib(full: list[DeviceMemory]) -> int:
-    """MiB of a frozen part's results that lie on the host, where it is too small."""
+    """MiB of precomputed outputs of a frozen part on the host, if the host is too small."""
     parts = [part for device in full if device.name == HOST for part in device.parts]
     return max((-(-part.nbytes // 2**20) for part in parts if part.purpose == "precomputed"), default=0)
 
 
 def _largest_micro_batch(search: _Search, variant: _Variant) -> Remedy | None:
-    """Fewer chunk steps, or tokens where rows differ in length."""
+    """The largest micro-batch that fits, in chunk steps, or in tokens if rows differ in length."""
     form = search.planner.form(variant.config)
     steps = longest_sample(variant.config, search.planner.spec, form)
     ranks = trainer_ranks(variant.config, search.planner.machine.devices)
@@ -225,20 +222,20 @@ def _most_rows(search: _Search, variant: _Variant) -> Remedy | None:
 
 
 def _largest_cache(search: _Search, variant: _Variant) -> Remedy | None:
-    """Less of what the engine takes for keys and values, in whole GiB, with room for a row."""
+    """The largest key-value cache of the engine that fits, in whole GiB, with room for one row."""
     form = search.planner.form(variant.config)
     own = (form.engine or {}).get(settings_traits(variant.config.policy).engine.cache, 0)
     return search.largest(variant, _CACHE, max(1, -(-form.row_cache // 2**30)), -(-own // 2**30))
 
 
 def _most_samples(search: _Search, variant: _Variant) -> Remedy | None:
-    """Fewer samples of an update; whole groups."""
+    """The most samples per update that fit, in whole groups."""
     unit = variant.config.groups.size
     return search.largest(variant, _SAMPLES, unit, variant.config.training.mini_batch_samples, unit)
 
 
 def _together(search: _Search, start: _Variant) -> Remedy | None:
-    """Changes one after another, each where memory is still short, until the smallest micro-batch fits."""
+    """Combine changes, each where memory is still short, until the smallest micro-batch fits."""
     if (found := _fewer_rows(search, start)) is not None:
         return found
     variant = start
@@ -254,8 +251,8 @@ def _together(search: _Search, start: _Variant) -> Remedy | None:
 
 
 def _fewer_rows(search: _Search, variant: _Variant) -> Remedy | None:
-    """The variant as it is, else with the largest micro-batch, else with the fewest rows of a pass and then the largest
-    micro-batch, and with as many rows as that leaves room for."""
+    """The variant unchanged; else with the largest micro-batch; else with the fewest rows per pass, then the largest
+    micro-batch, then as many rows as still fit."""
     found = search.remedy(variant) or _largest_micro_batch(search, variant)
     if (
         found is not None
@@ -270,13 +267,12 @@ def _fewer_rows(search: _Search, variant: _Variant) -> Remedy | None:
 
 
 def _fewest_rows(search: _Search, variant: _Variant) -> int:
-    """Rows of the largest slot: a request is never split."""
     infos = env_batch_infos(variant.config, search.planner.spec)
     return max(slot.rows for own in infos for info in own for slot in info.slots)
 
 
 def _without_needless(search: _Search, start: _Variant, variant: _Variant) -> Remedy | None:
-    """The variant without changes that it does not need, and with its largest micro-batch."""
+    """The variant without unneeded changes, and with its largest micro-batch."""
     for name in variant.settings:
         if name not in (_STRATEGY, _RANKS) or _DEVICES not in variant.settings:
             dropped = {_DEVICES, _RANKS, _STRATEGY} if name == _DEVICES else {name}

@@ -1,6 +1,6 @@
-"""Checks before anything is built that a run fits into this machine's memory and its devices'.
+"""Checks before anything is built that a run fits into the memory of this machine and its devices.
 
-What follows from shapes refuses a run; with what is estimated, it is warned of. Both say what would fit.
+Certain memory raises an error, estimated memory a warning. Both list settings that would fit.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def check_room(
     trainer: bool = True,
     free: Callable[[str], int] = free_memory,
 ) -> None:
-    """Raise StartError if what stations keep for certain, weights, gradients and optimizer, takes more memory than
-    there is. Shared memory has a check of its own."""
+    """StartError: the certain memory of stations (weights, gradients, optimizer) exceeds the available memory.
+    Shared memory is checked separately."""
     planner = _planner(config, spec, form, trainer=trainer, free=free)
     for device in planner.plan(config, certain=True).devices:
         own = device.without(SHARED)
@@ -54,11 +54,11 @@ def warn_of_room(
     trainer: bool = True,
     free: Callable[[str], int] = free_memory,
 ) -> str:
-    """A sentence if what stations are estimated to take while they work is more than there is, else ""."""
+    """A warning if the estimated memory of working stations exceeds the available memory, else ""."""
     planner = _planner(config, spec, form, trainer=trainer, free=free)
     certain = planner.plan(config, certain=True).devices
     if all(device.total(certain=True) < _NEGLIGIBLE * device.free for device in certain):
-        return ""  # to estimate takes half a second
+        return ""  # estimating takes half a second
     for device in planner.plan(config).devices:
         if not device.fits:
             what = f"policy.type = {config.policy_type}: by estimate {_described(device)}"
@@ -67,14 +67,14 @@ def warn_of_room(
 
 
 def memory_found(context: CheckContext) -> Iterator[Finding]:
-    """What each station takes, without activations, simulators and interpreters; equal stations together."""
+    """Findings: memory of each station, without activations, simulators and interpreters; equal stations are merged."""
     config, spec, form = context.config, context.spec, context.form
     if not context.sized:
         detail = "not checked: without the checkpoint's folder its size is unknown"
         yield Finding("memory by station", "note", detail)
         return
     memory = memory_by_station(config, spec, form)
-    with suppress(MissingError):  # a device, which is reported already
+    with suppress(MissingError):  # missing devices are reported elsewhere
         check_room(config, spec, form)
     groups: dict[str, list[str]] = {}
     for name, parts in memory.items():
@@ -86,7 +86,8 @@ def memory_found(context: CheckContext) -> Iterator[Finding]:
 
 
 def shortage_found(context: CheckContext) -> Iterator[Finding]:
-    """A note if the run is estimated to take more memory than there is. What is wrong is reported elsewhere."""
+    """A finding if the run's estimated memory exceeds the available memory. Errors of the plan are reported
+    elsewhere."""
     if not context.sized:
         return
     config, spec, form, free = context.config, context.spec, context.form, context.free or free_memory
@@ -105,7 +106,8 @@ def _planner(
 
 
 def _described(device: DeviceMemory) -> str:
-    """`18.3 GB of this machine's memory are wanted (generator-0 7.0 GB, trainer 11.3 GB), 18.0 GB are free`."""
+    """Text such as `18.3 GB of this machine's memory are wanted (generator-0 7.0 GB, trainer 11.3 GB), 18.0 GB are
+    free`."""
     wanted = device.total()
     sizes = {name: sum(own.values()) for name, own in device.stations().items()}
     if sum(sizes.values()) < wanted:
@@ -116,7 +118,7 @@ def _described(device: DeviceMemory) -> str:
 
 
 def _advice(planner: Planner, config: RunConfig, *, certain: bool = False) -> str:
-    """What would fit, as computed; else what may help. A row for more devices is first scaled to those there are."""
+    """The computed remedies, else general ones. A row for more devices is first scaled down to the available ones."""
     if 0 < (devices := planner.machine.devices) < (config.devices or 0):
         return f"the row is for {config.devices} devices: add devices={devices}"
     if found := find_remedies(planner, config, most=_TOLD, certain=certain):

@@ -1,4 +1,4 @@
-"""Released folders of pretrained policies: opened, filled into networks, adapted, saved, merged and inspected."""
+"""Released folders of pretrained policies: opening, loading, adapting, saving, merging and inspecting."""
 
 from polyrhythm.plugin import Plugin
 

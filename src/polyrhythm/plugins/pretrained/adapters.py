@@ -1,10 +1,10 @@
-"""Low-rank adapters in peft's layout: opened, merged into their base by peft itself, and saved so that peft reads them.
+"""Low-rank adapters in peft's layout: opened, merged into their base by peft, and saved for peft.
 
     adapter_config.json         rank, alpha, target modules, base
     adapter_model.safetensors   base_model.model.<module>.lora_A.weight [r,in] and .lora_B.weight [out,r]; or .bin
 
-A matrix W becomes W + alpha/r · B·A (Hu et al. 2021), or alpha/√r with rank-stabilised adapters. peft has many more
-kinds, and some change the base when they begin (PiSSA, OLoRA): peft adds the adapters to the network and merges them.
+A matrix W becomes W + alpha/r · B·A (Hu et al. 2021), or alpha/√r with rank-stabilised adapters. peft supports many
+more kinds, some of which change the base at initialisation (PiSSA, OLoRA), so peft itself adds and merges the adapters.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ _CHANGE_BASE = ("pissa", "olora")
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """An opened folder of adapters. config: adapter_config.json. file: of the tensors. ranks: of the adapters, by name
-    of the adapted layer. whole: names of other tensors, such as those of peft's modules_to_save."""
+    """A folder of adapters. config: adapter_config.json; file: of the tensors; ranks: of the adapters, by name of
+    the adapted layer; whole: names of other tensors, such as peft's modules_to_save."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -78,13 +78,13 @@ class Adapters:
 
     @property
     def base(self) -> str:
-        """The base that the folder names, "" if none. It is shown and never opened."""
+        """The base that the folder names, "" if none; shown to the user, never opened."""
         named = str(self.config.get("base_model_name_or_path") or "")
         return named if named.isprintable() else repr(named)
 
     @classmethod
     def open(cls, folder: str | Path) -> Adapters:
-        """ConfigError: no adapters, or such as no base can be told for, or that are not one model when merged."""
+        """ConfigError: the folder has no adapters, or adapters that cannot be merged into one model."""
         folder = Path(folder).expanduser()
         files = [folder / name for name in (ADAPTER_TENSORS, _TORCH_TENSORS) if (folder / name).is_file()]
         for name, found in ((ADAPTER_CONFIG, (folder / ADAPTER_CONFIG).is_file()), (ADAPTER_TENSORS, files)):
@@ -103,7 +103,7 @@ class Adapters:
         return cls(folder, config, files[0], ranks, tuple(name for name in specs if ".lora_" not in name))
 
     def read(self) -> dict[str, Tensor]:
-        """All tensors by the names of the file. ConfigError: one is not finite."""
+        """All tensors by their names in the file. ConfigError: a number is not finite."""
         names = {name: name for name in stored_specs(self.file)}
         tensors = dict(read_stored(self.file, names))
         for name, tensor in tensors.items():
@@ -112,13 +112,13 @@ class Adapters:
         return tensors
 
     def ours(self) -> dict[str, Tensor]:
-        """The tensors of polyrhythm.safetensors beside (critic, noise head)."""
+        """The tensors of the folder's polyrhythm.safetensors (critic, noise head)."""
         file = self.folder / OURS
         return dict(read_stored(file, {name: name for name in read_header(file).tensors})) if file.is_file() else {}
 
 
 def _unmergeable(config: Mapping[str, Any]) -> str:
-    """Why adapters with this adapter_config.json are not merged, "" if they are."""
+    """Why adapters with this adapter_config.json cannot be merged, "" if they can."""
     if (kind := config.get("peft_type", "LORA")) != "LORA":
         return f"peft_type = {kind!r}: only LORA is merged here; merge it with peft's own merge_and_unload"
     for key, value in config.items():
@@ -134,16 +134,16 @@ def _unmergeable(config: Mapping[str, Any]) -> str:
 
 
 def _init(config: Mapping[str, Any]) -> Any:
-    """How the adapters began; peft does not mind capitals."""
+    """The adapters' initialisation, in lower case as in peft."""
     init = config.get("init_lora_weights", True)
     return init.lower() if isinstance(init, str) else init
 
 
 def merge_into(network: nn.Module, adapters: Adapters) -> list[list[str]]:
-    """Add the adapters to the network's own tensors, as peft does; the groups of names that shared a tensor before.
+    """Add the adapters to the network's tensors with peft; return the groups of names that shared a tensor before.
 
-    Each name has a tensor of its own afterwards, since adapters of one change that one alone. MissingError: peft is not
-    installed. ConfigError: the adapters are not of this network.
+    Afterwards each name has its own tensor, because an adapter changes only one of the tied layers. MissingError: peft
+    is not installed. ConfigError: the adapters are of another network.
     """
     try:
         from peft import LoraConfig, PeftModel, set_peft_model_state_dict
@@ -164,14 +164,14 @@ def merge_into(network: nn.Module, adapters: Adapters) -> list[list[str]]:
             warnings.simplefilter("ignore")  # of tied tensors, which are no longer; others are checked below
             wrapped = PeftModel(model, LoraConfig(**settings, inference_mode=True))
             found = set_peft_model_state_dict(wrapped, {_PEFT + name: tensor for name, tensor in tensors.items()})
-            # A part of the network that has none in the file, such as a head in a file of its own, was not adapted.
+            # Parts without adapters in the file, such as a head in a separate file, were not adapted.
             parts = {_part(name) for name in tensors}
             lacking = [name for name in found.missing_keys if ".lora_" in name and _part(plain_name(name)) in parts]
             if odd := [plain_name(name) for name in (*found.unexpected_keys, *lacking)]:
                 raise ValueError(f"{few(odd)} are in one of both alone")
             remedy = "leave them to peft, which runs them beside the base"
             wrapped.merge_and_unload()
-    except Exception as error:  # peft and torch raise many kinds
+    except Exception as error:  # peft and torch raise many types
         told = f"they lack {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         reason = " ".join(told.split())[:300]
         raise ConfigError(
@@ -182,14 +182,13 @@ def merge_into(network: nn.Module, adapters: Adapters) -> list[list[str]]:
 
 
 def _part(name: str) -> str:
-    """The part of the network that a tensor belongs to, by its plain name."""
     return name.removeprefix(_RELEASE).partition(".")[0]
 
 
 def merge(adapters: Adapters, base: Checkpoint, of: Architecture, out: Path) -> None:
-    """Write the base with the adapters merged into its tensors, in its layout and dtypes, into the new folder `out`.
+    """Merge the adapters into the base and write it, in its layout and dtypes, into the new folder `out`.
 
-    ConfigError: they are not of this base, or change a tensor that the architecture ties to another.
+    ConfigError: the adapters are of another base, or change a tied tensor.
     """
     network = load_network(of, base, device="cpu")
     for first, *others in merge_into(network, adapters):
@@ -205,7 +204,7 @@ def merge(adapters: Adapters, base: Checkpoint, of: Architecture, out: Path) -> 
 
 
 def plain_name(name: str) -> str:
-    """A name of peft's, saved or in a wrapped module, in the base's terms: `<module>.lora_A.weight`."""
+    """The base's name, `<module>.lora_A.weight`, for a name of peft's file or of a wrapped module."""
     plain = name.removeprefix(_PEFT)
     for kind in ("lora_A", "lora_B"):
         plain = plain.replace(f".{kind}.default.", f".{kind}.")
@@ -213,12 +212,11 @@ def plain_name(name: str) -> str:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a tensor of this name is an adapter's."""
     return plain_name(name).endswith((_A, _B))
 
 
 def refuse_adapters(source: Path, weights: Mapping[str, Tensor]) -> None:
-    """ConfigError for adapters on a network that no folder holds. source: the saved policy."""
+    """ConfigError: the saved policy has adapters but its network is in no folder. source: the saved policy."""
     if any(is_adapter(name) for name in weights):
         raise ConfigError(
             f"{source}: it has adapters on a network from a seed, which is in no folder; export a run with another "
@@ -237,12 +235,13 @@ def save_adapters(
     tied: Sequence[Sequence[str]] = (),
     task: str | None = None,
 ) -> None:
-    """Write the adapters of a policy's state_dict into the new folder `out` in peft's layout, ours beside.
+    """Write the adapters of a policy's state_dict into the new folder `out` in peft's layout, with
+    polyrhythm.safetensors.
 
-    state: names under `network.`, those of adapters as `is_adapter` has them. also: patterns of tensors that were
-    trained in full; all others of the network are the base's and left out. prefix: what the released model has before
-    the network's names. tied: groups of names that are one tensor there. task: the kind of model, where peft has one.
-    ConfigError: no adapters, or tensors that peft's layout has no place for.
+    state: tensors under `network.`, adapters as named by `is_adapter`. also: patterns of fully trained tensors; other
+    tensors of the network are the base's and omitted. prefix: of the released model's names before the network's. tied:
+    groups of names that are one tensor there. task: the model's kind, if peft has one. ConfigError: no adapters, or
+    tensors that peft's layout cannot represent.
     """
     network = {plain_name(name.removeprefix(NETWORK)): x for name, x in state.items() if name.startswith(NETWORK)}
     adapters = {name: x for name, x in network.items() if is_adapter(name)}
@@ -283,7 +282,7 @@ def save_adapters(
 
 
 def _below(module: str, base: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    """The base's tensors of a module by the network's names; the folder's may lack a prefix."""
+    """The base's tensors of a module by the network's names, whose prefix the folder may lack."""
     for prefix in LEFT_OUT:
         inner = module.removeprefix(prefix) + "."
         if names := [name for name in base.tensors if name.startswith(inner)]:

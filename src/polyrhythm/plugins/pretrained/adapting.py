@@ -1,7 +1,7 @@
-"""Chooses what is trained of a network: everything, its action part, adapters, or the last layers.
+"""Selects the trained part of a network: everything, its action part, adapters, or the last layers.
 
-Patterns are `fnmatch` patterns of whole names of the network's tensors (`Architecture.parts`); tensors that no output
-depends on (`dead`) are never trained. What is not the network's (critic, noise head) is always trained.
+Patterns are `fnmatch` patterns of complete names of the network's tensors (`Architecture.parts`); tensors that do not
+affect any output (`dead`) are never trained. Modules outside the network (critic, noise head) are always trained.
 
 An adapted linear layer `X` (LoRA by peft, adapter name "default") has these names in the network's state_dict:
 
@@ -42,12 +42,12 @@ TrainedPart = Literal["all", "expert", "lora", "head"]
 
 
 def _as_text(value: Any) -> Any:
-    """null is none, as the empty text is, which a command line cannot write without quotes."""
+    """Map None to "": a command line can write null without quotes."""
     return "" if value is None else value
 
 
 def _as_tuple(value: Any) -> Any:
-    """YAML and JSON have lists where settings have tuples."""
+    """Convert lists of YAML and JSON to tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -79,14 +79,14 @@ _ADAPTER_PART = re.compile(r"\.lora_[AB]\.")
 
 
 def released_name(name: str) -> str | None:
-    """The released name of a tensor of the network's state_dict; None for a part of an adapter."""
+    """The released name of a tensor in the network's state_dict; None for a part of an adapter."""
     return None if _ADAPTER_PART.search(name) else name.replace(_BASE, ".")
 
 
 def trained_names(
     names: Iterable[str], train: TrainedPart, parts: Mapping[str, Sequence[str]], dead: Sequence[str] = ()
 ) -> frozenset[str]:
-    """Which of the released names are trained with `all`, `expert` or `head`. ValueError: none."""
+    """Released names of the tensors that `all`, `expert` or `head` trains. ValueError: none."""
     names = list(names)
     if train == "all":
         patterns: Sequence[str] = ("*",)
@@ -106,8 +106,8 @@ def trained_names(
 def adapted_layers(
     network: nn.Module, lora: LoraSettings, parts: Mapping[str, Sequence[str]], dead: Sequence[str] = ()
 ) -> list[str]:
-    """Paths of the linear layers that get adapters: those whose weight `lora.targets` matches, else the architecture's
-    part `lora`, else all; dead ones never. ValueError: none."""
+    """Paths of the linear layers that receive adapters: those that match `lora.targets`, else the architecture's
+    part `lora`, else all; never dead ones. ValueError: none."""
     patterns = tuple(lora.targets) or tuple(parts.get("lora", ("*",)))
     weights = {f"{path}.weight": path for path, module in network.named_modules() if isinstance(module, nn.Linear)}
     found = [path for name, path in weights.items() if _any(name, patterns) and not _any(name, dead)]
@@ -122,10 +122,10 @@ def adapted_layers(
 def whole_tensors(
     trained: Iterable[str], adapted: Collection[str], tied: Sequence[Sequence[str]] = ()
 ) -> dict[str, str]:
-    """Tensors that are trained in full beside adapters, as peft saves them: name -> the one of `trained` that it is.
+    """Fully trained tensors beside adapters, as peft saves them: name -> its name among `trained`.
 
-    trained: names; what belongs to an adapted layer is not trained itself. tied: groups of names that are one tensor.
-    ConfigError: one lies in a module that cannot be saved whole, as its layers have adapters or it is the network.
+    trained: names; tensors of adapted layers are excluded. tied: groups of names that are one tensor. ConfigError: a
+    tensor lies in a module that cannot be saved whole, because its layers have adapters or it is the network.
     """
     whole = {name: name for name in trained if name.rpartition(".")[0] not in adapted}
     for names in tied:  # peft copies each module that it saves, so a tied tensor is saved by each of its names
@@ -144,8 +144,8 @@ def whole_tensors(
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """What is trained of a network and in which dtypes. Steps of a build, all of which also work on the meta device:
-    `prepare` the empty network, fill it from the checkpoint or the seed, `finish` it.
+    """What is trained of a network, and its dtypes. Steps of a build, all of which work on the meta device: `prepare`
+    the empty network, fill it from the checkpoint or the seed, `finish` it.
 
     parts, dead: name patterns of the architecture. checkpointing: recompute activations in the backward pass.
     """
@@ -158,7 +158,7 @@ class Adaptation:
     checkpointing: bool = False
 
     def prepare(self, network: nn.Module, role: Role) -> None:
-        """Set which parameters are trained and every dtype. ValueError: nothing would be trained."""
+        """Set `requires_grad` and the dtype of every parameter. ValueError: nothing would be trained."""
         parameters = dict(network.named_parameters(remove_duplicate=self.train != "lora"))
         if self.train == "lora":
             also = tuple(self.lora.also)
@@ -173,7 +173,7 @@ class Adaptation:
         cast(network, self.precision, role)
 
     def finish(self, network: nn.Module, role: Role, seed: int) -> None:
-        """Add the adapters, drawn from `seed`, and fix what is published; the network is on its device."""
+        """Add the adapters, drawn from `seed`, and determine the published tensors; the network is on its device."""
         if self.train == "lora":
             add_adapters(network, self.lora, adapted_layers(network, self.lora, self.parts, self.dead), seed)
             cast(network, self.precision, role)
@@ -185,10 +185,10 @@ class Adaptation:
 
 
 def add_adapters(network: nn.Module, lora: LoraSettings, layers: Sequence[str], seed: int) -> None:
-    """Put adapters into the linear layers at these paths; the network stays the module that it is.
+    """Wrap the linear layers at these paths with adapters, in place.
 
-    Their values are still to be drawn (`draw_adapters`). Only adapters, and what was trained before,
-    require gradients.
+    Their values are drawn later (`draw_adapters`). Afterwards only adapters and previously trained parameters require
+    gradients.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model  # takes seconds, and only adapters need it
@@ -207,8 +207,8 @@ def add_adapters(network: nn.Module, lora: LoraSettings, layers: Sequence[str], 
 
 @torch.no_grad()
 def draw_adapters(network: nn.Module, seed: int, *, allocate: bool = False) -> None:
-    """Give adapters their values: B zero, so that outputs are as before, A uniform in ±1/√inputs from (seed, name),
-    equal on every device and whatever else is adapted. allocate: also those on meta, with memory on the host."""
+    """Initialise the adapters: B zero, so that outputs do not change; A uniform in ±1/√inputs from (seed, name),
+    equal on every device and for any set of adapted layers. allocate: also allocate adapters on meta, on the host."""
     for path, module in network.named_modules():
         for name, p in module.named_parameters(prefix=path, recurse=False):
             if not _ADAPTER_PART.search(name) or (p.is_meta and not allocate):
@@ -222,10 +222,8 @@ def draw_adapters(network: nn.Module, seed: int, *, allocate: bool = False) -> N
 
 
 def set_checkpointing(module: nn.Module) -> None:
-    """Recompute activations in the backward pass in all parts of the module that can (attribute `checkpointing`).
-
-    ValueError: none can.
-    """
+    """Recompute activations in the backward pass, in all submodules with an attribute `checkpointing`. ValueError:
+    there are none."""
     able = [part for part in module.modules() if hasattr(part, "checkpointing")]
     if not able:
         raise ValueError(
@@ -237,13 +235,14 @@ def set_checkpointing(module: nn.Module) -> None:
 
 
 class UnreadTensors:
-    """What a network lacks still. found: a tensor's name without adapters -> the folder's (`fitting.fit`)."""
+    """Tensors of a network that have not been read yet. found: name without adapters -> the folder's name
+    (`fitting.fit`)."""
 
     def __init__(self, checkpoint: Checkpoint, found: dict[str, str]) -> None:
         self._checkpoint, self._left = checkpoint, dict(found)
 
     def read(self, network: nn.Module, part: nn.Module, device: str) -> None:
-        """Put copies on `device` in the place of the tensors within `part` that were not read yet, in their dtypes."""
+        """Replace the unread tensors within `part` by copies on `device`, in their dtypes."""
         inside = {id(held) for module in part.modules() for held in (module._parameters, module._buffers)}
         wanted = {}
         for name, slots in slots_by_name(network).items():
@@ -258,9 +257,9 @@ ADAPTED = PolicyTraits(publishes_part=True, shares_reference=True, loads_in_part
 
 
 class AdaptedPolicy(nn.Module):
-    """A policy around a `network` of which a part may be trained; its other submodules and buffers are always.
+    """A policy around a `network` that may be trained in part; its other submodules and buffers are always trained.
 
-    `published` and the reference policy follow from what `Adaptation.finish` has fixed.
+    `published` and the reference policy follow from `Adaptation.finish`.
     """
 
     traits: PolicyTraits
@@ -269,19 +268,19 @@ class AdaptedPolicy(nn.Module):
     """What of the checkpoint the network lacks still, where it is built in parts."""
 
     def load_part(self, part: nn.Module, device: str) -> None:
-        """Read what the checkpoint has of this part of the policy, and was not read yet."""
+        """Read the checkpoint's tensors of this part of the policy that have not been read yet."""
         if self.unread is not None:
             self.unread.read(self.network, part, device)
 
     def published(self) -> dict[str, Tensor]:
-        """The part of the state_dict that training may change: generators take it, files of weights hold it."""
+        """The part of the state_dict that training may change; generators receive it, and weight files store it."""
         frozen = {f"network.{name}" for name in getattr(self.network, "frozen_names", ())}
         state: dict[str, Tensor] = self.state_dict()
         return {name: tensor for name, tensor in state.items() if name not in frozen}
 
     def reference_state(self) -> dict[str, Tensor]:
-        """Copies of what training changes, to be given to `as_reference` later. Adapters whose B is still zero are left
-        out: to switch them off is the same."""
+        """Copies of the tensors that training changes, for `as_reference`. Adapters whose B is still zero are
+        omitted, because switching them off is equivalent."""
         return {
             name: tensor.clone()
             for name, tensor in self.published().items()
@@ -290,9 +289,9 @@ class AdaptedPolicy(nn.Module):
 
     @contextmanager
     def as_reference(self, state: Mapping[str, Tensor]) -> Iterator[None]:
-        """The policy as it was when `reference_state` returned `state`, on the same memory for all that is frozen.
+        """The policy as of `reference_state`'s call; frozen tensors are shared.
 
-        Within it no other thread may read the weights.
+        No other thread may read the weights inside the context.
         """
         own = self.state_dict(keep_vars=True)
         off = [] if any(_ADAPTER_PART.search(name) for name in state) else _adapters(self.network)
@@ -309,23 +308,21 @@ class AdaptedPolicy(nn.Module):
 
     @property
     def _is_fresh(self) -> bool:
-        """Whether all adapters add zero."""
         return not any(bool(_whole(p).any()) for name, p in self.network.named_parameters() if ".lora_B." in name)
 
 
 def _exchange(own: Tensor, other: Tensor) -> Tensor:
-    """Put `other` in the place of `own`; returns what was there."""
     if not hasattr(own, "to_local"):
         held, own.data = own.data, other
         return held
-    with torch.no_grad():  # sharded over ranks, which gather from its memory: it takes the numbers
+    with torch.no_grad():  # sharded over ranks that gather from its memory: copy the values
         held = own.detach().clone()
         own.copy_(other)
     return held
 
 
 def _drop_gathered(module: nn.Module) -> None:
-    """Weights that a rank has gathered from others are of the numbers that were there then."""
+    """Drop weights gathered from other ranks, which are stale after an exchange."""
     for part in module.modules():
         drop = getattr(part, "reshard", None)
         if drop is not None:
@@ -338,7 +335,7 @@ def _whole(p: Tensor) -> Tensor:
 
 @contextmanager
 def adapters_off(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """The layers' base matrices alone."""
+    """Switch the adapters of these layers off inside the context."""
     flags = [(p, p.requires_grad) for layer in layers for p in layer.parameters()]
     try:
         for layer in layers:

@@ -1,8 +1,7 @@
-"""Makes the network of a checkpoint: first without memory, then tensor by tensor from the mapped files.
+"""Builds a checkpoint's network: first without memory, then tensor by tensor from the mapped files.
 
-Each tensor goes from its file straight to the station's device in the dtype that it will have there, so no second
-copy of the model exists. Without a checkpoint the seed decides every tensor, on the CPU, so that it is the same on
-every device.
+Each tensor is copied from its file directly to the device in its final dtype, so no second copy of the model exists.
+Without a checkpoint every tensor is drawn from the seed on the CPU, so it is equal on every device.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ def load_network(
     seed: int = 0,
     size: Any = None,
 ) -> nn.Module:
-    """The checkpoint's network on `device`; ConfigError: tensors missing, unexpected or of another shape.
+    """The checkpoint's network on `device`. ConfigError: tensors are missing, unexpected or of another shape.
 
-    Each tensor has the dtype that the network has after `prepare`, without it that of the file. size: as
-    `released_size` unless given. seed: for what is `optional` in the architecture and not in the folder.
+    Dtypes are those of the network after `prepare`, or the file's without it. size: by default `released_size`. seed:
+    for tensors that are `optional` in the architecture and missing in the folder.
     """
     network, found = unfilled_network(of, checkpoint, device=device, prepare=prepare, seed=seed, size=size)
     load_into(network, checkpoint, found, device=device, as_stored=prepare is None)
@@ -52,8 +51,8 @@ def load_network(
 def unfilled_network(
     of: Architecture, checkpoint: Checkpoint, *, device: str, prepare: Prepare | None, seed: int, size: Any
 ) -> tuple[nn.Module, dict[str, str]]:
-    """The network of `load_network` before any tensor is read: what is large of the folder's is on meta. And the names
-    of what the folder has: the network's -> the folder's."""
+    """The network of `load_network` before tensors are read, with large tensors on meta, and the names of the
+    folder's tensors: the network's -> the folder's."""
     size = released_size(of, checkpoint) if size is None else size
     with weights_on_meta():
         network: nn.Module = of.network(size)
@@ -70,7 +69,7 @@ def unfilled_network(
 
 
 def random_network(of: Architecture, size: Any, *, seed: int, device: str, prepare: Prepare | None = None) -> nn.Module:
-    """A network whose tensors all follow from the seed, the same on every device, in the dtypes of `prepare`."""
+    """A network drawn from the seed, equal on every device, in the dtypes of `prepare`."""
     with seeded(seed), torch.device("cpu"):
         network: nn.Module = of.network(size)
         if callable(initialise := getattr(network, "initialise", None)):
@@ -94,7 +93,7 @@ def load_into(
 
 
 def load_ours(policy: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy what the folder has of ours (critic, noise head) into the policy. ConfigError: of another shape."""
+    """Copy the folder's own tensors (critic, noise head) into the policy. ConfigError: a shape differs."""
     state = {name: tensor for name, tensor in policy.state_dict().items() if not name.startswith(NETWORK)}
     for name, tensor in _ours_for(checkpoint, state):
         with torch.no_grad():
@@ -102,7 +101,7 @@ def load_ours(policy: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def _ours_for(checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of polyrhythm.safetensors that `state` has. ConfigError: of another shape."""
+    """The tensors of polyrhythm.safetensors that are in `state`. ConfigError: a shape differs."""
     for name, tensor in checkpoint.read_ours():
         if name not in state:
             continue
@@ -116,7 +115,7 @@ def _ours_for(checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> Iterator[t
 
 
 def _assign(network: nn.Module, tensors: Iterator[tuple[str, Tensor]], device: str, *, as_stored: bool) -> None:
-    """Put a copy of each tensor in its place, in every module that shares it."""
+    """Put a copy of each tensor into every module that shares it."""
     places = slots_by_name(network)
     for name, tensor in tensors:
         held, key = places[name][0]
@@ -129,7 +128,7 @@ Slot = tuple[dict[str, Any], str]
 
 
 def slots_by_name(network: nn.Module) -> dict[str, list[Slot]]:
-    """Name in the state_dict -> all places of that very tensor (more than one if it is tied)."""
+    """All slots of each tensor, by its name in the state_dict; several for a tied tensor."""
     slots: dict[int, list[Slot]] = {}
     names: dict[str, int] = {}
     for path, module in network.named_modules():
@@ -142,7 +141,7 @@ def slots_by_name(network: nn.Module) -> dict[str, list[Slot]]:
 
 
 def tied_names(network: nn.Module) -> list[list[str]]:
-    """Groups of names under which the network has one and the same parameter."""
+    """Groups of names of the same parameter."""
     groups: dict[int, list[str]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)
@@ -150,7 +149,7 @@ def tied_names(network: nn.Module) -> list[list[str]]:
 
 
 def untie(network: nn.Module) -> list[list[str]]:
-    """Give each name of a tied parameter one of its own; the groups that there were."""
+    """Give each name of a tied parameter its own copy; return the former groups."""
     tied = tied_names(network)
     for name in (name for _, *others in tied for name in others):
         path, _, key = name.rpartition(".")
@@ -160,7 +159,6 @@ def untie(network: nn.Module) -> list[list[str]]:
 
 
 def _replace(slots: list[Slot], tensor: Tensor) -> None:
-    """Put the tensor in these places, a parameter where a parameter was."""
     held, key = slots[0]
     if isinstance(held[key], nn.Parameter):
         tensor = nn.Parameter(tensor, requires_grad=held[key].requires_grad)
@@ -169,7 +167,7 @@ def _replace(slots: list[Slot], tensor: Tensor) -> None:
 
 
 def _draw(network: nn.Module, names: list[str], seed: int) -> None:
-    """Draw the layers with these tensors on the CPU, as torch initialises them."""
+    """Draw the layers that contain these tensors on the CPU, with torch's initialisation."""
     with seeded(seed):
         for path in dict.fromkeys(name.rpartition(".")[0] for name in names):
             layer = network.get_submodule(path)
@@ -180,7 +178,7 @@ def _draw(network: nn.Module, names: list[str], seed: int) -> None:
 
 
 def _finish(network: nn.Module, device: str) -> None:
-    """Move what is not there to the device, and see that nothing was forgotten on meta."""
+    """Move remaining tensors to the device; check that none is left on meta."""
     for name, slots in slots_by_name(network).items():
         held, key = slots[0]
         tensor = held[key].detach()
@@ -200,11 +198,11 @@ _LARGE = 1 << 16
 
 
 class _WeightsOnMeta(TorchFunctionMode):
-    """Puts what a constructor allocates or draws on the meta device, large zeros and ones too, and computes everything
-    else as usual.
+    """Creates a constructor's weights on the meta device, large zeros and ones included; computes everything else
+    normally.
 
-    So weights take neither memory nor time, while constants made from numbers (frequencies, tables, scales) are right
-    whether they are in the state_dict or not.
+    Weights take neither memory nor time, while constants made from numbers (frequencies, tables, scales) have their
+    values, in the state_dict or not.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -220,20 +218,19 @@ class _WeightsOnMeta(TorchFunctionMode):
 
 
 def _shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """The shape that torch.zeros or torch.ones is called with."""
     if "size" in kwargs:
         return tuple(kwargs["size"])
     return tuple(args[0]) if len(args) == 1 and not isinstance(args[0], int) else args
 
 
 def _only_fills(func: Any) -> bool:
-    """Whether it writes values into its first argument and returns that."""
+    """Whether a function fills its first argument and returns it."""
     name = getattr(func, "__name__", "")
     return getattr(func, "__module__", "") == "torch.nn.init" or (name.endswith("_") and not name.endswith("__"))
 
 
 @contextmanager
 def weights_on_meta() -> Iterator[None]:
-    """Within it, modules are made without memory for their weights; their constants are real."""
+    """Context in which modules are built without memory for weights, but with real constants."""
     with torch.random.fork_rng(devices=[]), _WeightsOnMeta():
         yield

@@ -1,7 +1,7 @@
-"""Opens a released checkpoint folder by its headers: which tensors it has, where each lies, and what it is.
+"""Opens a released checkpoint folder from its headers: its tensors, their files, and its architecture.
 
 `Checkpoint.open` takes milliseconds at any size and reads no tensor; `building` fills a network from it, and `saving`
-writes one back in the same layout. What is wrong with a folder is one ConfigError.
+writes one in the same layout. A faulty folder raises one ConfigError.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SIGNS = (
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Where one tensor lies: its file and its name in there."""
+    """File of a tensor and its name in that file."""
 
     file: Path
     stored: str
@@ -49,12 +49,13 @@ class TensorSource:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A released folder. All names are those of the network: without `prefix`, side files under their module's name.
+    """A released folder. All names are the network's: without `prefix`; tensors of side files under their module's
+    name.
 
-    config: config.json, {} where there is none. tensors: of the model and of side files, in the order of the files;
-    places: where each lies. side: the names that come from side files. extra: tensors of the model's files that are
-    no network's: lerobot's normalisation buffers, by stored name. ours: of polyrhythm.safetensors.
-    files: of the model, with their headers. statistics, tokenizer: files and folder, for `plugins.vla.statistics`.
+    config: config.json, {} without one. tensors: of the model and of side files, in file order; places: source of each.
+    side: names from side files. extra: tensors of the model's files that belong to no network: lerobot's normalisation
+    buffers, by stored name. ours: of polyrhythm.safetensors. files: of the model, with their headers. statistics,
+    tokenizer: files and folder, for `plugins.vla.statistics`.
     """
 
     folder: Path
@@ -71,7 +72,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: str | Path) -> Checkpoint:
-        """Read config.json and the headers. ConfigError: the folder is no whole checkpoint."""
+        """Read config.json and the headers. ConfigError: the checkpoint is incomplete."""
         folder = Path(folder).expanduser()
         folder_files.check_is_folder(folder)
         expected = folder_files.weight_files(folder)
@@ -100,19 +101,19 @@ class Checkpoint:
 
     @property
     def parameters(self) -> int:
-        """How many numbers its tensors have."""
+        """Total number of elements of its tensors."""
         return sum(prod(spec.shape) for spec in self.tensors.values())
 
     @property
     def architecture(self) -> str:
-        """The policy's type, told by the names of the tensors; "" if by none of ours."""
+        """The policy type, detected from the names of the tensors; "" if unknown."""
         for sign, name in _SIGNS:
             if any(re.search(sign, tensor) for tensor in self.tensors):
                 return name
         return ""
 
     def require(self, kind: str) -> None:
-        """ConfigError unless the folder has the architecture of this policy type."""
+        """ConfigError unless the folder has this policy type's architecture."""
         found = self.architecture
         if not found:
             first = folder_files.few([repr(name) for name in self.tensors])
@@ -127,9 +128,9 @@ class Checkpoint:
             )
 
     def read(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """These tensors (all unless named) in their stored dtypes, file by file, each mapped from its file on the CPU.
+        """These tensors (default all) in their stored dtypes, file by file, memory-mapped on the CPU.
 
-        A mapped tensor is to be copied before the file may change. KeyError: no such name.
+        Copy a tensor before its file may change. KeyError: unknown name.
         """
         by_file: dict[Path, list[str]] = {}
         for name in self.tensors if names is None else names:
@@ -138,12 +139,12 @@ class Checkpoint:
             yield from read_stored(file, {name: self.places[name].stored for name in wanted})
 
     def read_ours(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of polyrhythm.safetensors by the policy's names; none without that file."""
+        """The tensors of polyrhythm.safetensors by the policy's names; none without the file."""
         return read_stored(self.folder / folder_files.OURS, {name: name for name in self.ours})
 
 
 def stored_specs(file: Path) -> Mapping[str, WeightSpec]:
-    """Names and forms of the tensors in a file of safetensors or of torch.save. ConfigError: it is none."""
+    """Names and specs of the tensors in a safetensors or torch.save file. ConfigError: it is neither."""
     return weight_specs(_torch_file(file, "meta")) if file.suffix in _TORCH else read_header(file).tensors
 
 
@@ -159,7 +160,7 @@ def read_stored(file: Path, stored: Mapping[str, str]) -> Iterator[tuple[str, Te
 
 
 def _header(file: Path, expected: list[str] | None) -> Header:
-    """Header of a file. ConfigError: the index names tensors that are not in it."""
+    """Header of a file. ConfigError: the index names tensors that are missing in it."""
     header = read_header(file)
     if absent := [name for name in expected or () if name not in header.tensors]:
         raise ConfigError(
@@ -170,7 +171,6 @@ def _header(file: Path, expected: list[str] | None) -> Header:
 
 
 def _side_tensors(folder: Path) -> dict[str, tuple[WeightSpec, TensorSource]]:
-    """Tensors of side files, by the name of their module and their own."""
     found = {}
     for module, file in folder_files.side_files(folder).items():
         for stored, spec in stored_specs(file).items():
@@ -179,7 +179,7 @@ def _side_tensors(folder: Path) -> dict[str, tuple[WeightSpec, TensorSource]]:
 
 
 def _torch_file(file: Path, device: str) -> dict[str, Tensor]:
-    """The state_dict in a file of torch.save; code in it is refused. device: "meta" reads shapes alone."""
+    """The state_dict of a torch.save file; code in it is refused. device: "meta" reads only shapes."""
     import zipfile
 
     import torch

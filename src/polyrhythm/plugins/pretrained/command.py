@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def _format_of(folder: Path) -> FolderFormat:
-    """The format, of one of the known policies, that recognises the folder. ConfigError: it is of none."""
+    """The format, among those of all policies, that recognises the folder. ConfigError: none does."""
     from polyrhythm.config.registry import known_types, resolve
     from polyrhythm.plugin import import_address
     from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
@@ -36,7 +36,7 @@ def _format_of(folder: Path) -> FolderFormat:
 
 
 def inspect(folder: Path, arguments: argparse.Namespace) -> int:
-    """Print what the folder is; 1 if tensors are missing or do not fit."""
+    """Print a description of the folder; return 1 if tensors are missing or do not fit."""
     from polyrhythm.plugins.pretrained.adapters import Adapters
     from polyrhythm.plugins.pretrained.folder_files import ADAPTER_CONFIG
 
@@ -67,7 +67,6 @@ def _inspect_adapters(found: Adapters, arguments: argparse.Namespace) -> int:
 
 
 def merge(folder: Path, arguments: argparse.Namespace) -> int:
-    """Merge the adapters in the folder into their base."""
     from polyrhythm.plugins.pretrained.adapters import Adapters
 
     adapters, out = Adapters.open(folder), Path(arguments.out).expanduser()

@@ -1,6 +1,6 @@
-"""Declares a released architecture, and says whether a folder is of one: its size, and its tensors by name and shape.
+"""Declares a released architecture, and compares a folder with it: size, and tensors by name and shape.
 
-Reads no tensor. The module of a network defines one `Architecture` per released form.
+Reads no tensor. Each network module defines one `Architecture` per released form.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from polyrhythm.specs.weights import weight_specs
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One published architecture. All patterns are of `fnmatch` and match whole names of the network's tensors.
+    """One published architecture. All patterns are `fnmatch` patterns of complete names of the network's tensors.
 
     name: the policy's type.
-    size: (config.json, tensors of the folder by the network's names) -> the size of the network. ValueError: they do
-    not fit each other. Shapes come from the tensors wherever these tell them; config tells the rest.
-    network: size -> the network, an `nn.Module` whose state_dict has the released names; it must be constructible on
-    torch's meta device. If it has `initialise()`, that draws its parameters where there is no checkpoint.
-    aliases: name in some folders -> the name that the network has for the same tensor (tied embeddings). If a folder
-    has both, the network's own name is read, and saving writes both.
-    optional: tensors of the network that a folder may lack; the seed draws them (a released head that is not used);
-    they must be of torch's own layers.
-    unused: tensors of a folder that the network does not have and need not be told as unexpected, such as the value and
-    noise heads that RLinf's PPO leaves in its checkpoints; saving copies them.
-    parts: `train` -> patterns of the network's tensors that it trains; `lora` -> patterns of adapted matrices.
-    dead: tensors that no output depends on; they are never trained.
+    size: maps (config.json, the folder's tensors by the network's names) to the size of the network; tensor shapes take
+    precedence over config.json. ValueError: they are inconsistent.
+    network: maps a size to an `nn.Module` whose state_dict has the released names and which can be built on the meta
+    device. Its `initialise()`, if any, draws the parameters of a network without a checkpoint.
+    aliases: name in some folders -> the network's name of the same tensor (tied embeddings). If a folder has both, the
+    network's name is read, and saving writes both.
+    optional: tensors of torch's own layers that a folder may lack; they are drawn from the seed (an unused released
+    head).
+    unused: tensors of a folder that the network lacks and that are not reported as unexpected, such as the value and
+    noise heads of RLinf's PPO checkpoints; saving copies them.
+    parts: `train` -> patterns of the tensors that it trains; `lora` -> patterns of adapted matrices.
+    dead: tensors that do not affect any output; never trained.
     float32: tensors that the release keeps in float32 whatever the backbone's dtype.
-    config: size -> the content of config.json that `size` reads back, for a network that was in no folder before.
+    config: maps a size to a config.json that `size` reads back, for a network without a folder.
     """
 
     name: str
@@ -54,8 +54,8 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a folder's tensors compare with a network's. found: network's name -> the folder's name for it; missing,
-    unexpected: names; reshaped: name -> (the network's form, the folder's)."""
+    """Comparison of a folder's tensors with a network's. found: network's name -> the folder's; missing, unexpected:
+    names; reshaped: name -> (the network's form, the folder's)."""
 
     found: Mapping[str, str]
     missing: tuple[str, ...]
@@ -68,7 +68,7 @@ class Fit:
 
 
 def fit(checkpoint: Checkpoint, wanted: Mapping[str, WeightSpec], of: Architecture) -> Fit:
-    """Compare the folder with the tensors `wanted` by a network. Dtypes may differ."""
+    """Compare the folder with the `wanted` tensors of a network. Dtypes may differ."""
     found = {name: stored for stored, name in of.aliases.items() if stored in checkpoint.tensors and name in wanted}
     found |= {name: name for name in wanted if name in checkpoint.tensors}
     known = {*wanted, *checkpoint.side, *(stored for stored, name in of.aliases.items() if name in wanted)}
@@ -82,9 +82,10 @@ def fit(checkpoint: Checkpoint, wanted: Mapping[str, WeightSpec], of: Architectu
 
 
 def check_fit(of: Architecture, checkpoint: Checkpoint, network: nn.Module) -> Fit:
-    """How they fit. ConfigError unless every tensor of the network is there in its shape, and no other.
+    """Compare the folder with a network. ConfigError unless the folder has exactly the network's tensors in their
+    shapes.
 
-    The network may be on meta: `form` calls this, so that a wrong folder is told before anything starts.
+    The network may be on meta: `form` calls this, so that a wrong folder is reported before anything starts.
     """
     checkpoint.require(of.name)
     found = fit(checkpoint, weight_specs(network.state_dict()), of)
@@ -97,7 +98,6 @@ def check_fit(of: Architecture, checkpoint: Checkpoint, network: nn.Module) -> F
 
 
 def misfit(found: Fit, of: Architecture) -> str:
-    """What is missing, unexpected or of another shape, in words."""
     shapes = [
         f"{name} is {list(there.shape)}, {list(ours.shape)} expected" for name, (ours, there) in found.reshaped.items()
     ]
@@ -119,7 +119,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def released_size(of: Architecture, checkpoint: Checkpoint) -> Any:
-    """The size of the checkpoint's network. ConfigError: another architecture, or config and tensors do not fit."""
+    """The size of the checkpoint's network. ConfigError: another architecture, or config and tensors disagree."""
     checkpoint.require(of.name)
     try:
         size = of.size(checkpoint.config, checkpoint.tensors)
@@ -144,7 +144,7 @@ _NUMBERS: Mapping[Any, Any] = {"int": int, "float": (int, float)}
 
 
 def _check_numbers(size: Any) -> None:
-    """ValueError: a number of a size, or of a size within it, is none."""
+    """ValueError: a field of the size, or of a nested size, is not a valid number."""
     for entry in fields(size) if is_dataclass(size) else ():
         value = getattr(size, entry.name)
         if is_dataclass(value):
@@ -156,5 +156,5 @@ def _check_numbers(size: Any) -> None:
 
 
 def without_config(checkpoint: Checkpoint) -> str:
-    """A likely reason why a folder does not fit, as an addition to a sentence; "" if it has a config.json."""
+    """A likely reason for a misfit, appended to an error; "" if the folder has a config.json."""
     return "" if checkpoint.config else " (it has no config.json, so the sizes of the release were assumed)"

@@ -37,7 +37,7 @@ _NO_SAFETENSORS = "a folder with model.safetensors, weights.safetensors or shard
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The mapping in a JSON file. ConfigError: it is none."""
+    """The mapping in a JSON file. ConfigError: it is not JSON, or not a mapping."""
     try:
         found = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -48,7 +48,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def check_is_folder(folder: Path) -> None:
-    """ConfigError for a file, MissingError where there is nothing."""
+    """ConfigError: it is a file; MissingError: it does not exist."""
     if folder.is_dir():
         return
     if folder.is_file():
@@ -60,7 +60,7 @@ def check_is_folder(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> dict[str, list[str] | None]:
-    """File -> names of the tensors that the index expects in it, or None without an index.
+    """Files of tensors -> names that the index expects in each, or None without an index.
 
     ConfigError: no safetensors; MissingError: a shard of the index is missing.
     """
@@ -96,7 +96,6 @@ def _shards(folder: Path) -> dict[str, list[str] | None]:
 
 
 def _what_is_there_instead(folder: Path) -> str:
-    """Why a folder without safetensors is none of ours, and what to do."""
     if (folder / "config.yaml").is_file() and any((folder / name).exists() for name in ("policy.pt", "checkpoints")):
         return f"it is the folder of a run; write polyrhythm policies export {folder} --out NEW, and name NEW"
     if (folder / ADAPTER_CONFIG).is_file():
@@ -120,7 +119,7 @@ def _what_is_there_instead(folder: Path) -> str:
 
 
 def _convert(folder: Path, files: list[str]) -> str:
-    """How to write a folder's files of torch.save as safetensors, running no code in them."""
+    """The remedy for torch.save files: convert them to safetensors without running their code."""
     config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     if "model_type" in config and "auto_map" not in config:
         load, new = f"from_pretrained({json.dumps(str(folder))})", 'save_pretrained("NEW")'
@@ -136,7 +135,7 @@ def _convert(folder: Path, files: list[str]) -> str:
 
 
 def side_files(folder: Path) -> dict[str, Path]:
-    """Module -> the file with its tensors; of several training steps the last, of two formats safetensors."""
+    """Module -> the file of its tensors: of the last training step, safetensors preferred."""
     found = {}
     for module in SIDE_MODULES:
         files = [
@@ -173,13 +172,13 @@ def tokenizer_folder(folder: Path) -> Path | None:
 
 
 def few(names: list[str], most: int = 3) -> str:
-    """The first names and how many more there are."""
+    """The first names, and the number of others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def value_of(found: Any, key: str, origin: str) -> Any:
-    """The value under a key of a mapping. ConfigError: there is none."""
+    """The value of a key. ConfigError: the key is missing, or `found` is not a mapping."""
     if not isinstance(found, Mapping) or key not in found:
         held = few([*found]) if isinstance(found, Mapping) else f"a {type(found).__name__}"
         raise ConfigError(f"{origin} has no {key!r} but {held or 'nothing'}; copy it again from its release")
@@ -187,7 +186,7 @@ def value_of(found: Any, key: str, origin: str) -> Any:
 
 
 def mapping_in(found: Mapping[str, Any], key: str, origin: str) -> Mapping[str, Any]:
-    """The mapping under a key, empty where the key is absent. ConfigError: it is none."""
+    """The mapping under a key, empty if the key is absent. ConfigError: it is not a mapping."""
     inner = found.get(key, {})
     if not isinstance(inner, Mapping):
         raise ConfigError(f"{origin} has a {type(inner).__name__} as {key!r}; copy it again from its release")
@@ -195,7 +194,7 @@ def mapping_in(found: Mapping[str, Any], key: str, origin: str) -> Mapping[str, 
 
 
 def number_pair(stats: Any, first: str, second: str, origin: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Two statistics of an array. ConfigError: one is missing or no list of numbers, or their lengths differ."""
+    """Two statistics of an array. ConfigError: one is missing or not a list of numbers, or their lengths differ."""
     a, b = (_numbers(value_of(stats, name, origin), f"{origin}.{name}") for name in (first, second))
     if a.shape != b.shape:
         raise ConfigError(

@@ -1,14 +1,14 @@
-"""Decides in which dtype each tensor of a network is kept, and computes in that; the only user of autocast.
+"""Sets the dtype of each tensor of a network and computes in it; the only user of autocast.
 
 | tensors | acting | training |
 |---|---|---|
 | weights of linear layers, convolutions, embeddings: trained | `dtype` | `master` |
 | the same, frozen | `dtype` | `dtype` |
-| what the release keeps in float32 (`float32`), and all others (norms, scales, learned tokens) | float32 | float32 |
+| the release's float32 tensors (`float32`), and all others (norms, scales, learned tokens) | float32 | float32 |
 
-Both roles run the network within `Precision.computing`, so matrices are multiplied in `dtype` by both, and the training
-module computes with its weights rounded as they are published. Layers of which the release keeps the weights in float32
-also compute in float32. With `dtype` float32 nothing is cast and autocast is never entered.
+Both roles run the network inside `Precision.computing`, so both multiply matrices in `dtype`, and training uses its
+weights rounded as they are published. Layers with float32 weights in the release also compute in float32. With `dtype`
+float32 nothing is cast and autocast is never entered.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MATRICES = (nn.Linear, nn.Conv2d, nn.Embedding)
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The dtypes of a network. float32: `fnmatch` patterns of its tensors that are float32 in both roles."""
+    """The dtypes of a network. float32: `fnmatch` patterns of tensors that are float32 in both roles."""
 
     dtype: torch.dtype
     master: torch.dtype = torch.float32
@@ -37,42 +37,39 @@ class Precision:
 
     @property
     def name(self) -> str:
-        """The name of `dtype`."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def is_single(self) -> bool:
-        """Whether all is float32."""
         return self.dtype is torch.float32
 
     def kept(self, *, trained: bool, role: Role) -> torch.dtype:
-        """The dtype of a matrix that is not float32 by the release."""
+        """The dtype of a matrix that the release does not keep in float32."""
         return self.master if trained and role == "train" else self.dtype
 
     def computing(self, device: torch.device | str) -> AbstractContextManager[object]:
-        """The context of a network's forward pass on a device of this type, in both roles."""
+        """Context of a network's forward pass on a device of this type, in both roles."""
         if self.is_single:
             return nullcontext()
         return torch.autocast(torch.device(device).type, dtype=self.dtype)
 
 
 def computing_dtype(weight: Tensor) -> torch.dtype:
-    """What a layer with this weight computes in: autocast's dtype, else its own."""
+    """The dtype in which a layer with this weight computes: autocast's, else its own."""
     kind = str(weight.device.type)
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 def in_float32(device: torch.device | str) -> AbstractContextManager[object]:
-    """Context without autocast, for arithmetic that is float32 whatever the backbone's dtype. The caller converts the
-    tensors that go in."""
+    """Context without autocast, for float32 arithmetic. The caller converts its inputs."""
     return torch.autocast(torch.device(device).type, enabled=False)
 
 
 def cast(network: nn.Module, precision: Precision, role: Role) -> None:
-    """Give every parameter its dtype, in place; `requires_grad` tells which are trained. Works on the meta device.
+    """Cast every parameter in place; `requires_grad` marks trained ones. Works on the meta device.
 
-    Layers with float32 weights compute in float32 afterwards, and embeddings give vectors in `dtype` in both roles.
-    Calling it again, after adapters were added, changes only these.
+    Layers with float32 weights then compute in float32, and embeddings return `dtype` in both roles. A second call,
+    after adapters were added, changes only the adapters.
     """
     for path, module in network.named_modules():
         released = path.removesuffix(".base_layer")  # of an adapted layer
@@ -81,7 +78,7 @@ def cast(network: nn.Module, precision: Precision, role: Role) -> None:
         for p in own.values():
             wanted = torch.float32 if single else precision.kept(trained=p.requires_grad, role=role)
             if p.is_floating_point() and p.dtype != wanted:
-                # On meta without torch's own conversion, which imports its compiler.
+                # On meta, avoid torch's conversion, which imports its compiler.
                 p.data = torch.empty(p.shape, dtype=wanted, device="meta") if p.is_meta else p.data.to(wanted)
         if not precision.is_single:
             _set_arithmetic(module, precision.dtype, single=single)
@@ -97,7 +94,7 @@ def _set_arithmetic(module: nn.Module, dtype: torch.dtype, *, single: bool) -> N
 
 
 class Float32Linear(nn.Linear):
-    """A linear layer in float32, whatever the dtype of its input and around it."""
+    """A linear layer that computes in float32, whatever its input's dtype and autocast."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         with in_float32(input.device):
@@ -105,7 +102,7 @@ class Float32Linear(nn.Linear):
 
 
 class Float32Conv2d(nn.Conv2d):
-    """A convolution in float32, whatever the dtype of its input and around it."""
+    """A convolution that computes in float32, whatever its input's dtype and autocast."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         with in_float32(input.device):
@@ -113,7 +110,7 @@ class Float32Conv2d(nn.Conv2d):
 
 
 class RoundedEmbedding(nn.Embedding):
-    """An embedding that gives vectors in `dtype`, also where the table is kept in float32 to be trained."""
+    """An embedding that returns `dtype`, even if its table is kept in float32 for training."""
 
     dtype: torch.dtype
 

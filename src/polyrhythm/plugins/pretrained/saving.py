@@ -1,8 +1,8 @@
-"""Saves a network in the layout of the folder that it came from: names, shards, dtypes and all other files.
+"""Saves a network in the layout of its original folder: names, shards, dtypes and all other files.
 
-Each file's header is written as it was and the tensors' bytes one by one, so an untrained network gives equal files and
-no second copy of the model is made. Ours (critic, noise head) lie in polyrhythm.safetensors beside. The folder appears
-under its name when it is whole.
+Headers are written unchanged and tensors one by one, so an untrained network gives identical files and no second copy
+of the model is made. Critic and noise head are saved to polyrhythm.safetensors. The folder is renamed to its name when
+it is complete.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ NewTensor = Callable[[str], Tensor | None]
 def save_folder(checkpoint: Checkpoint, of: Architecture, state: Mapping[str, Tensor], out: Path) -> None:
     """Write a policy's state_dict into the new folder `out`, in the layout of `checkpoint`.
 
-    state: the network's tensors under `network.`, the others are ours. What it lacks, such as frozen tensors, is as the
-    folder has it; what the folder has no place for goes to polyrhythm.safetensors. ConfigError: `out` exists, or a
-    tensor has another shape than in the folder.
+    state: the network's tensors under `network.`; others go to polyrhythm.safetensors, as do those without a place in
+    the layout. Tensors missing in it, such as frozen ones, are copied from the folder. ConfigError: `out` exists, or a
+    shape differs from the folder's.
     """
     network = {name.removeprefix(NETWORK): tensor for name, tensor in state.items() if name.startswith(NETWORK)}
     found = fit(checkpoint, weight_specs(network), of)
@@ -50,11 +50,11 @@ def save_folder(checkpoint: Checkpoint, of: Architecture, state: Mapping[str, Te
 
 
 def save_new(of: Architecture, size: Any, state: Mapping[str, Tensor], out: Path, choices: Mapping[str, Any]) -> None:
-    """Write a policy that began from a seed as a released folder: model.safetensors, config.json, and ours.
+    """Write a policy that was drawn from a seed as a released folder: model.safetensors, config.json and
+    polyrhythm.safetensors.
 
-    size: of the network. choices: config.json's section `polyrhythm`, what stands for the tokenizer and the statistics
-    that a release would have, and the names of its cameras. ConfigError: the architecture has no config.json of its own
-    making.
+    size: of the network. choices: config.json's section `polyrhythm`, which replaces the tokenizer, the statistics and
+    the camera names of a release. ConfigError: the architecture does not define a config.json.
     """
     if of.config is None:
         raise ConfigError(
@@ -73,9 +73,9 @@ def save_new(of: Architecture, size: Any, state: Mapping[str, Tensor], out: Path
 
 
 def save_changed(checkpoint: Checkpoint, new: NewTensor, out: Path, ours: Mapping[str, Tensor]) -> None:
-    """Write the folder with the tensors that `new` gives by the folder's names, and `ours` beside, or as they were.
+    """Copy the folder with tensors replaced by those that `new` returns for the folder's names, and with `ours`.
 
-    Of the folder's own polyrhythm.safetensors the network's tensors that `ours` lacks are kept.
+    Tensors of the network in the folder's own polyrhythm.safetensors are kept unless `ours` has them.
     """
     written = tensor_files(checkpoint)
     with new_folder(out) as unfinished:
@@ -98,7 +98,8 @@ def save_changed(checkpoint: Checkpoint, new: NewTensor, out: Path, ours: Mappin
 
 
 def tensor_files(checkpoint: Checkpoint) -> set[Path]:
-    """The folder's files of tensors without ours. ConfigError: one, or ours, is a link out of the folder."""
+    """The folder's tensor files except polyrhythm.safetensors. ConfigError: one of them, or that file, links out of
+    the folder."""
     files = set(checkpoint.files) | {checkpoint.places[name].file for name in checkpoint.side}
     for file in (*sorted(files), checkpoint.folder / OURS):
         check_link(file, checkpoint.folder)
@@ -106,9 +107,10 @@ def tensor_files(checkpoint: Checkpoint) -> set[Path]:
 
 
 def copy_others(folder: Path, to: Path, written: set[Path]) -> None:
-    """Copy all files but those `written`, hidden ones, ours, and folders of adapters, which are part of the weights.
+    """Copy all files except those `written`, hidden files, polyrhythm.safetensors, and folders of adapters, which are
+    part of the weights.
 
-    ConfigError: one is a link to elsewhere.
+    ConfigError: a file links out of the folder.
     """
     for path in sorted(folder.iterdir()):
         if path in written or path.name.startswith(".") or path.name == OURS or (path / ADAPTER_CONFIG).is_file():
@@ -119,7 +121,7 @@ def copy_others(folder: Path, to: Path, written: set[Path]) -> None:
 def _write_safetensors(
     checkpoint: Checkpoint, file: Path, here: Path, places: Mapping[str, str], new: NewTensor
 ) -> None:
-    """The file with its own header and the bytes of the new tensors. places: stored name -> name."""
+    """Write a file with its own header and the new tensors. places: stored name -> name."""
     header = checkpoint.files.get(file) or read_header(file)
     with name_in_errors(here), file.open("rb") as source, here.open("wb") as stream:
         stream.write(source.read(header.data))
@@ -131,7 +133,6 @@ def _write_safetensors(
 
 
 def _write_torch_file(file: Path, here: Path, places: Mapping[str, str], new: NewTensor) -> None:
-    """The same for a file of torch.save."""
     content = dict(read_stored(file, {stored: stored for stored in places}))
     for stored, old in content.items():
         tensor = new(places[stored])
@@ -140,7 +141,7 @@ def _write_torch_file(file: Path, here: Path, places: Mapping[str, str], new: Ne
 
 
 def as_stored(tensor: Tensor, old: Tensor) -> Tensor:
-    """The tensor in the dtype of `old`. Where that is finer, numbers that did not change keep their stored value."""
+    """The tensor in the dtype of `old`. If `old` is finer, unchanged numbers keep their stored value."""
     tensor = tensor.detach().to("cpu")
     new = tensor.to(old.dtype)
     if old.is_floating_point() and tensor.element_size() < old.element_size():

@@ -1,5 +1,5 @@
-"""Draws the two figures with time bars: the stations' timeline, from a few seconds in the middle of the run's trace,
-and the wall time of each phase."""
+"""Draws the two figures with time bars: the stations' timeline, a few seconds in the middle of the run's trace, and
+the wall time of each phase."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Bar(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of `update 17` is update, of `4 requests` forward, of `stepping` stepping."""
+        """The bar's kind: update for `update 17`, forward for `4 requests`, stepping for `stepping`."""
         return "forward" if self.name.endswith("requests") else self.name.split(maxsplit=1)[0]
 
 
 @dataclass(frozen=True)
 class Window:
-    """Bars between two times, and the lanes in the order of the trace."""
+    """Bars between two times, and the lanes in trace order."""
 
     start: float
     end: float
@@ -63,10 +63,8 @@ class Window:
 
 
 def timeline_window(folder: Path) -> Window | None:
-    """The window of the run in `folder`; None if it has no trace with bars.
-
-    Of the several traces of a resumed run the largest is used.
-    """
+    """The window of the run in `folder`; None without a trace that has bars. Uses the largest trace of a resumed
+    run."""
     traces = sorted(
         (path for path in folder.glob("trace*.json") if path.is_file()), key=lambda path: path.stat().st_size
     )
@@ -83,7 +81,7 @@ def timeline_window(folder: Path) -> Window | None:
 
 
 def _middle(bars: list[Bar]) -> tuple[float, float]:
-    """Start of an update in the middle, and end of the last shown one. An update has many bars of its name."""
+    """Start of an update in the middle, and end of the last update shown. An update has many bars with its name."""
     spans: dict[str, tuple[float, float]] = {}
     for bar in bars:
         if bar.kind == "update":
@@ -126,7 +124,7 @@ def _bars(path: Path) -> Iterator[Bar]:
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events, one a line as they are written; a truncated last line is left out."""
+    """The trace's events, one per line; a truncated last line is skipped."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             text = line.strip().removeprefix("[").rstrip(",")
@@ -138,7 +136,7 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def timeline(run: Run) -> Figure | None:
-    """A few seconds of the trace, with a lane for each slot, each generator and the trainer."""
+    """A few seconds of the trace, with a lane for each slot, each generator and the trainer; None without a trace."""
     window = timeline_window(run.folder)
     if window is None:
         return None
@@ -204,7 +202,7 @@ def _seconds(window: Window, y: int) -> list[str]:
 
 
 def wall_time(runs: Sequence[Run]) -> Figure | None:
-    """Seconds of each phase as a bar per run."""
+    """Seconds of each phase as one bar per run."""
     walls = [{k: v for k, v in run.summary.get("wall_s", {}).items() if k != "total"} for run in runs]
     phases = list(dict.fromkeys(phase for wall in walls for phase in wall))
     if not phases:

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class ReportHooks(RunHooks):
-    """Writes the report of a run that is complete."""
+    """Writes the report of a complete run."""
 
     def finish(self, folder: Path) -> None:
         try:
@@ -25,8 +25,8 @@ class ReportHooks(RunHooks):
             log.exception("no report was written; the run is complete; retry: polyrhythm report %s", folder)
 
     def write(self, folders: Sequence[Path], path: Path | None = None) -> Path:
-        """As `page.write_report`."""
-        from polyrhythm.plugins.report.page import write_report  # long to import
+        """See `page.write_report`."""
+        from polyrhythm.plugins.report.page import write_report  # slow to import
 
         return write_report(folders, path)
 

@@ -1,4 +1,4 @@
-"""Draws the charts of a report: each takes one run, or several to compare, and explains itself in a sentence.
+"""Draws the charts of a report; each shows one run, or compares several, with a sentence of explanation.
 
 With one run each series has its own colour; with several runs each run has its own colour and dash.
 """
@@ -37,7 +37,7 @@ HALF = (450, 240)
 
 
 class Figure(NamedTuple):
-    """A section with charts. legend: (key, text), the key a small SVG; pictures: side by side where there is room."""
+    """A section with charts. legend: (key, text), the key a small SVG; pictures: side by side if they fit."""
 
     heading: str
     sentence: str
@@ -73,7 +73,7 @@ def run_keys(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def mark_changes(plot: Plot, runs: Sequence[Run], over: str = "throughput/transitions", unit: float = 1.0) -> None:
-    """Draw a vertical line where settings were changed, except before the first update."""
+    """Draw a vertical line at each change of settings after the first update."""
     for run in runs:
         for place in change_places(run, over):
             if place > 0:
@@ -110,7 +110,7 @@ def success(runs: Sequence[Run]) -> Figure | None:
 
 
 def returns(runs: Sequence[Run]) -> Figure | None:
-    """Mean return, drawn like success."""
+    """Mean return, in the form of `success`."""
     earned = _returns(runs)
     if not earned:
         return None
@@ -133,7 +133,7 @@ def returns(runs: Sequence[Run]) -> Figure | None:
 
 
 def _draw_groups(plot: Plot, groups: Mapping[int, Sequence[Run]], value: Callable[[Point], float | None]) -> None:
-    """For each group of seeds the mean curve, with a band from the lowest to the highest seed."""
+    """Draw the mean curve of each seed group, with a band from the lowest to the highest seed."""
     for number, group in groups.items():
         curves = [[(p.transitions, y) for p in training_points(run) if (y := value(p)) is not None] for run in group]
         points = over_seeds([curve for curve in curves if curve])
@@ -149,7 +149,7 @@ def _seeds_sentence(runs: Sequence[Run]) -> str:
 
 
 def _group_numbers(runs: Sequence[Run]) -> Mapping[int, int]:
-    """Place of each run -> that of the first run of its group of seeds; its own where there are none."""
+    """Index of each run -> index of the first run of its seed group; its own without seed groups."""
     groups = seed_groups(runs) or {place: [run] for place, run in enumerate(runs)}
     group_of = {id(run): place for place, group in groups.items() for run in group}
     return {number: group_of[id(run)] for number, run in enumerate(runs)}
@@ -169,7 +169,7 @@ def _over_transitions(runs: Sequence[Run], what: str, y: tuple[float, float], he
 
 
 def _space(runs: Sequence[Run]) -> int:
-    """Right margin: with one run it has room for the labels of the last evaluation."""
+    """Right margin; with one run it fits the labels of the last evaluation."""
     return 72 if len(runs) == 1 else 30
 
 
@@ -194,14 +194,14 @@ def _evaluations(plot: Plot, runs: Sequence[Run], *, measured: bool) -> None:
 
 
 def _value(evaluation: Measured, *, measured: bool) -> float | None:
-    """Its height in a figure of success (measured) or of returns; None if it has none."""
+    """The evaluation's height in the figure of success (measured) or of returns; None if it has none."""
     if not measured:
         return evaluation.mean_return
     return None if evaluation.success is None else evaluation.success.rate
 
 
 def _labels(plot: Plot, evaluations: Sequence[Measured], ways: Sequence[str], *, measured: bool) -> None:
-    """Write the values next to one run's points: those of the last and the first first, others where there is room."""
+    """Label one run's points with their values: always the last and the first, others if they fit."""
     places = [evaluation.transitions for evaluation in evaluations]
     ends = [max(places, default=0.0), min(places, default=0.0)]
     ranked = sorted(evaluations, key=lambda one: ends.index(one.transitions) if one.transitions in ends else len(ends))
@@ -238,7 +238,7 @@ def _returns(runs: Sequence[Run]) -> list[float]:
 
 
 def throughput(runs: Sequence[Run]) -> Figure | None:
-    """Transitions per second over time, faults marked."""
+    """Transitions per second over time, with faults marked."""
     curves = [pace_points(run) for run in runs]
     if not any(curves):
         return None
@@ -267,12 +267,12 @@ def throughput(runs: Sequence[Run]) -> Figure | None:
 
 
 def _unit(times: Sequence[float]) -> tuple[float, str]:
-    """The time unit for an axis: its seconds and its name."""
+    """Time unit of an axis: its seconds and its name."""
     return (60.0, "minutes") if max(times) > 180 else (1.0, "seconds")
 
 
 def utilisation(runs: Sequence[Run]) -> Figure | None:
-    """Utilisation of each station: bars for the whole training, and with one run curves over time."""
+    """Utilisation of each station: bars for the whole training, and for one run also curves over time."""
     shares = [by_kind(run.summary.get("utilisation", {}), _STATIONS) for run in runs]
     stations = list(dict.fromkeys(name for own in shares for name in own))
     pictures = [share_bars(runs, shares, stations, "Utilisation of each station")] if stations else []
@@ -303,7 +303,7 @@ def utilisation(runs: Sequence[Run]) -> Figure | None:
 
 
 def share_bars(runs: Sequence[Run], shares: Sequence[dict[str, float]], stations: Sequence[str], title: str) -> str:
-    """A bar for each station, or whatever is named so, and run. shares: of each run, by name."""
+    """A bar for each station (or other share) and run. shares: by run and name."""
     single = len(runs) == 1
     width, left = (450, 145) if single else (920, 150)
     thick, gap = (18, 14) if single else (13, 12)
@@ -323,7 +323,7 @@ def share_bars(runs: Sequence[Run], shares: Sequence[dict[str, float]], stations
 
 
 def share_curves(run: Run, names: Sequence[str]) -> str:
-    """Curves of these metrics over time, each between 0 and 1."""
+    """Curves of these metrics over time, between 0 and 1."""
     series = [run.series(name, over="time_s") for name in names]
     times = [x for curve in series for x, _ in curve]
     unit, words = _unit(times)
@@ -370,7 +370,7 @@ def _histogram(counts: Sequence[dict[int, int]], *, single: bool) -> str:
 
 
 def _lags(curves: Sequence[list[tuple[float, float, float]]]) -> str:
-    """Lag curves: mean and largest with one run, means with several."""
+    """Lag curves: mean and maximum with one run, means with several."""
     points = [point for curve in curves for point in curve]
     high = max(1.0, *(largest for _, _, largest in points))
     plot = Plot("Lag over transitions", (0, max(x for x, _, _ in points)), (0, 1.1 * high), size=HALF)

@@ -1,4 +1,4 @@
-"""Assembles the HTML page of a report, one self-contained file without scripts, and writes it."""
+"""Assembles the HTML page of a report as one self-contained file without scripts, and writes it."""
 
 from __future__ import annotations
 
@@ -76,15 +76,15 @@ _SERIES = "".join(
 
 
 class ReportSection(NamedTuple):
-    """A section that a plugin adds. after: heading of the section behind which it stands, Results or Utilisation; draw:
-    runs → its HTML, "" for none."""
+    """A plugin's section. after: heading of the preceding section, Results or Utilisation; draw: maps runs to its
+    HTML, "" for none."""
 
     after: str
     draw: Callable[[Sequence[Run]], str]
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The report on one run, or the comparison of several."""
+    """The report of one run, or the comparison of several."""
     several = len(runs) > 1
     title = f"{len(runs)} runs compared" if several else runs[0].label
     parts = [f"<h1>{escape(title)}</h1>", *_heads(runs)]
@@ -121,7 +121,6 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def _heads(runs: Sequence[Run]) -> list[str]:
-    """The key numbers of each run."""
     parts = []
     for run in runs:
         notice = (
@@ -147,7 +146,7 @@ def _timelines(runs: Sequence[Run]) -> list[str]:
 
 
 def figure_section(figure: Figure, *more: str) -> str:
-    """A section with a figure, and what stands below it."""
+    """A section with a figure, followed by more HTML."""
     keys = "".join(f"<li>{key}{escape(text)}</li>" for key, text in figure.legend)
     legend = f'<ul class="legend">{keys}</ul>' if keys else ""
     kind = "pair" if len(figure.pictures) > 1 else "pair one"
@@ -157,7 +156,7 @@ def figure_section(figure: Figure, *more: str) -> str:
 
 
 def section(heading: str, *content: str) -> str:
-    """A section of the page; "" if it has no content."""
+    """A section of the page; "" without content."""
     inside = "".join(content)
     return f"<section><h2>{escape(heading)}</h2>{inside}</section>" if inside else ""
 
@@ -170,7 +169,7 @@ COMPARISON_FILE = "comparison.html"
 
 
 def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
-    """Write the page on these runs and return its path: the run's report.html, or comparison.html next to the first.
+    """Write the page for these runs and return its path: the run's report.html, or comparison.html next to the first.
 
     RunFolderError: a folder is not a run's, or the page cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Reads the data of a report from a run's folder. Missing parts, as of an unfinished run, are left out."""
+"""Reads a report's data from a run's folder. Parts missing in an unfinished run are left out."""
 
 from __future__ import annotations
 
@@ -34,15 +34,13 @@ _SEED_POINTS = 60
 
 
 class Success(NamedTuple):
-    """A success rate with its Wilson 95% interval."""
-
     rate: float
     low: float
     high: float
 
 
 class Measured(NamedTuple):
-    """An evaluation. way: greedy, sampled or swapped; transitions: trained on before these weights; success: None if no
+    """An evaluation. way: greedy, sampled or swapped; transitions: trained before its weights; success: None if no
     episode reported it."""
 
     way: str
@@ -62,8 +60,8 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One run. updates: metrics of each update; summary: as in summary.json, with the finished phases only if the run
-    is unfinished; changes: of settings, on resume; setbacks: sentences about what went wrong."""
+    """One run. updates: metrics of each update; summary: as in summary.json, for an unfinished run only its finished
+    phases; changes: of settings, on resume; setbacks: sentences about problems."""
 
     folder: Path
     label: str
@@ -77,7 +75,7 @@ class Run:
 
     @property
     def measures_success(self) -> bool:
-        """Whether an episode has reported success."""
+        """Whether any episode reported success."""
         rates = [e.success for e in self.evaluations] + [line.get("env/success_once") for line in self.updates]
         return any(rate is not None for rate in rates)
 
@@ -126,7 +124,6 @@ def _read(folder: Path) -> Run:
 
 
 def _so_far(progress: Line) -> dict[str, Any]:
-    """A summary of the finished phases."""
     done = progress.get("done", {})
     summary: dict[str, Any] = {}
     for part in ("evaluation_before", "rl", "evaluation_after"):
@@ -135,7 +132,8 @@ def _so_far(progress: Line) -> dict[str, Any]:
 
 
 def _evaluations(lines: list[Line], per_version: int) -> list[Measured]:
-    """The evaluations, placed at their version, which training may have passed long before. per_version: updates."""
+    """The evaluations, positioned at their version, which training may have passed long before. per_version: updates
+    per version."""
     updates = [line for line in lines if "throughput/transitions" in line]
     found = []
     for line in lines:
@@ -177,8 +175,8 @@ def training_points(run: Run) -> list[Point]:
 
 
 def split_at_pauses(series: Sequence[tuple[float, float]]) -> list[Sequence[tuple[float, float]]]:
-    """A series over time, cut where the next update came after more than `_PAUSE` times the median interval: the run
-    was resumed there, or evaluated."""
+    """Split a time series where the next update came after more than `_PAUSE` median intervals, because the run was
+    resumed or evaluated."""
     intervals = [after[0] - before[0] for before, after in pairwise(series)]
     longest = _PAUSE * median(intervals) if intervals else 0.0
     cuts = [0, *(place for place, interval in enumerate(intervals, 1) if interval > longest), len(series)]
@@ -186,8 +184,8 @@ def split_at_pauses(series: Sequence[tuple[float, float]]) -> list[Sequence[tupl
 
 
 def pace_points(run: Run) -> list[list[tuple[float, float]]]:
-    """(seconds since the run began, transitions/s), of updates taken together to about as many points; a list for each
-    time without a pause."""
+    """(seconds since the start, transitions/s), one list per interval without a pause; updates are merged to about
+    `_POINTS` points."""
     series = run.series("throughput/transitions", over="time_s")
     if len(series) < 2:
         return []
@@ -197,7 +195,6 @@ def pace_points(run: Run) -> list[list[tuple[float, float]]]:
 
 
 def _paces(series: Sequence[tuple[float, float]], least: float) -> list[tuple[float, float]]:
-    """Points of at least `least` seconds each."""
     points, (begin, before) = [], series[0]
     for time_s, transitions in series[1:]:
         if time_s - begin >= least and time_s > begin:
@@ -207,7 +204,7 @@ def _paces(series: Sequence[tuple[float, float]], least: float) -> list[tuple[fl
 
 
 def fault_times(run: Run) -> list[float]:
-    """Times of the updates in which stations were lost, in seconds since the run began."""
+    """Seconds since the start of the updates in which stations were lost."""
     series = run.series("stations/faults", over="time_s")
     befores = [0.0, *(count for _, count in series)]
     return [time_s for (time_s, count), before in zip(series, befores, strict=False) if count > before]
@@ -220,12 +217,11 @@ def change_places(run: Run, over: str = "throughput/transitions") -> list[float]
 
 
 def _changed(run: Run) -> list[int]:
-    """The first updates after setting changes."""
     return sorted({change.update for change in run.changes})
 
 
 def lag_points(run: Run) -> list[tuple[float, float, float]]:
-    """(transitions, mean, largest) lag, merged as in `mean_points`."""
+    """(transitions, mean lag, maximum lag), merged as in `mean_points`."""
     largest = [max(lag for _, lag in part) for part in _parts(run.series("staleness/lag_max"))]
     return [(x, mean, most) for (x, mean), most in zip(mean_points(run, "staleness/lag_mean"), largest, strict=False)]
 
@@ -236,7 +232,7 @@ def mean_points(run: Run, name: str) -> list[tuple[float, float]]:
 
 
 def _parts(series: list[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """The series cut into at most `_POINTS` parts of equal length; the last may be shorter."""
+    """The series in at most `_POINTS` parts of equal length; the last may be shorter."""
     together = max(1, -(-len(series) // _POINTS))
     return [series[first : first + together] for first in range(0, len(series), together)]
 
@@ -250,7 +246,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> list[Line]:
-    """The lines of a metrics file; a truncated last line is left out."""
+    """The lines of a metrics file; a truncated last line is skipped."""
     with _naming(path):
         texts = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     found: list[Line] = []
@@ -266,7 +262,7 @@ def _lines(path: Path) -> list[Line]:
 
 @contextmanager
 def _naming(path: Path, fix: str = "repair it, or move it away") -> Iterator[None]:
-    """Turn errors inside into a RunFolderError that names the file."""
+    """Convert errors inside the context to a RunFolderError that names the file."""
     try:
         yield
     except (OSError, TypeError, ValueError) as error:
@@ -285,8 +281,8 @@ def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def seed_groups(runs: Sequence[Run]) -> dict[int, list[Run]] | None:
-    """Place of its first run, whose colour a group has -> runs with equal settings; None if no two of them differ only
-    in the seed."""
+    """Runs with equal settings except the seed, by index of the first run, whose colour the group has; None if there
+    are no such groups."""
     places: dict[tuple[tuple[str, str], ...], int] = {}
     groups: dict[int, list[Run]] = {}
     for place, run in enumerate(runs):
@@ -296,14 +292,15 @@ def seed_groups(runs: Sequence[Run]) -> dict[int, list[Run]] | None:
 
 
 def group_label(group: Sequence[Run]) -> str:
-    """`runs/a, seeds 0, 1, 2`; of one run its label."""
+    """`runs/a, seeds 0, 1, 2`; for one run its label."""
     if len(group) == 1:
         return group[0].label
     return f"{group[0].label}, seeds {', '.join(run.settings.get('seed', '?') for run in group)}"
 
 
 def over_seeds(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float, float, float]]:
-    """Points (x, mean, lowest, highest) over curves of ascending x, linearly interpolated where all of them are."""
+    """Points (x, mean, lowest, highest) over curves with ascending x, linearly interpolated where all curves are
+    defined."""
     if not curves:
         return []
     first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)

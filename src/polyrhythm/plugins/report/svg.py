@@ -1,7 +1,7 @@
 """Draws charts as SVG text: axes, lines, bands, points with error bars, rectangles. CSS classes set colours and fonts.
 
-Callers give data coordinates; the output is in picture units, 1 CSS pixel each at full width. A series has a class
-`s0`…`s6` (colour), a line also `d0`…`d3` (dash), so that colour is never the only difference.
+Callers pass data coordinates; the output is in picture units, 1 CSS pixel each at full width. A series has a class
+`s0`…`s6` (colour), a line also `d0`…`d3` (dash), so series never differ only in colour.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def percent(value: float) -> str:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers from `low` to `high`, about `count` of them."""
+    """About `count` round numbers from `low` to `high`."""
     span = high - low
     if span <= 0:
         return [low]
@@ -47,7 +47,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 class Plot:
-    """A chart over the ranges x and y; methods add elements to it, `text` is the SVG."""
+    """A chart over the ranges x and y; methods add elements, `text` is the SVG."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class Plot:
         x_ticks: Sequence[float] | None = None,
         y_ticks: Sequence[float] | None = None,
     ) -> None:
-        """Draw grid lines, tick labels (at round numbers unless given) and axis titles."""
+        """Draw grid lines, tick labels (by default at round numbers) and axis titles."""
         rows = [(y, y_format(y)) for y in (ticks(self._y0, self._y1) if y_ticks is None else y_ticks)]
-        # The title stands left of the longest label.
+        # The title is left of the longest label.
         self._left = max(self._left, round(32 + _DIGIT * max((len(text) for _, text in rows), default=0)))
         left, right, floor = self._left, self.width - self._right, self.height - self._bottom
         for y, text in rows:
@@ -101,7 +101,7 @@ class Plot:
         )
 
     def label(self, px: float, py: float, text: str, kind: str = "") -> None:
-        """Write text at a position of the picture."""
+        """Write text at a position in picture units."""
         self._parts.append(f'<text class="{kind}" x="{px:.1f}" y="{py:.1f}">{escape(text)}</text>')
 
     def line(self, points: Iterable[tuple[float, float]], kind: str) -> None:
@@ -141,7 +141,7 @@ class Plot:
         self._parts.append(rectangle(left, top, width, floor - top, kind))
 
     def upright(self, x: float, kind: str = "fault") -> None:
-        """Draw a vertical line over the whole height."""
+        """Draw a vertical line over the full height."""
         self._parts.append(f'<path class="{kind}" d="M{self.px(x):.1f},{self._top}V{self.height - self._bottom}"/>')
 
     @property
@@ -158,21 +158,22 @@ def picture(title: str, width: float, height: float, parts: Iterable[str], kind:
 
 
 def standing_alone(svg: str, style: str, width: float, height: float) -> str:
-    """The picture as a file of its own, on white, with these CSS rules."""
+    """The picture as a separate SVG file on white, with these CSS rules."""
     background = f'<style>{style}</style><rect width="{width}" height="{height}" fill="#fff"/>'
     before, _, after = svg.removeprefix("<svg ").partition(">")
     return f'<svg xmlns="http://www.w3.org/2000/svg" {before}>{background}{after}\n'
 
 
 def rectangle(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:
-    """A filled rectangle, in units of the picture; `title` shows when the pointer rests on it."""
+    """A filled rectangle in picture units; `title` is its tooltip."""
     inside = f"<title>{escape(title)}</title>" if title else ""
     place = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{max(height, 0):.1f}"'
     return f'<rect class="fill {kind}" {place}>{inside}</rect>'
 
 
 class Label(NamedTuple):
-    """Where a text would best stand, in picture units. x: its left end; y: its middle; width: about the text's."""
+    """Preferred position of a text in picture units. x: its left end; y: its middle; width: of the text,
+    approximate."""
 
     x: float
     y: float
@@ -180,7 +181,7 @@ class Label(NamedTuple):
 
 
 def place_labels(wanted: Sequence[Label], step: float, low: float, high: float, most: float) -> list[float | None]:
-    """The heights of labels such that none overlaps another: the free one nearest to its y, within low..high.
+    """Vertical positions of labels without overlap: for each the free one nearest to its y, within low..high.
 
     wanted: the most important first. step: height of a label. None for a label that would move by more than `most`.
     """
@@ -203,6 +204,6 @@ def _path(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _wide(limits: tuple[float, float]) -> tuple[float, float]:
-    """Limits with something between them."""
+    """The limits, widened if they are equal."""
     low, high = limits
     return (low, high) if high > low else (low, low + 1.0)

@@ -23,7 +23,7 @@ _LEDGER = ("started", "trained", "lent", "buffered", "scoring", "running", "reis
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """An HTML table whose first column has the row headings. All cells are text."""
+    """An HTML table with row headings in its first column. Cells are text, not HTML."""
     first = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     body = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
@@ -35,7 +35,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> s
 
 
 def interval(result: Mapping[str, Any], *, counts: bool = True) -> str:
-    """`73% [66, 79], 117 of 160`, with no-break spaces in the interval; a dash where no success was reported."""
+    """`73% [66, 79], 117 of 160`, with no-break spaces in the interval; a dash if no success was reported."""
     if result["rate"] is None:
         return "–"
     return f"{share(result)}, {result['successes']} of {_episodes(result)}" if counts else share(result)
@@ -47,7 +47,7 @@ def share(one: Mapping[str, Any]) -> str:
 
 
 def results(runs: Sequence[Run]) -> str:
-    """Evaluations: success with its interval, and mean return; with several runs a column for each."""
+    """Evaluations: success with its interval, and mean return; one column per run."""
     found = [(words, [run.summary.get(name) for run in runs]) for name, words in RESULTS.items()]
     found = [(words, own) for words, own in found if any(own)]
     if not found:
@@ -75,7 +75,7 @@ def _cells(result: Mapping[str, Any], *, success: bool) -> list[str]:
 
 
 def _episodes(result: Mapping[str, Any]) -> str:
-    """`160`, or `158 (2 dropped)`: how many count, and how many failed and are missing."""
+    """`160`, or `158 (2 dropped)`: episodes that count, and episodes that failed."""
     dropped = f" ({result['dropped']} dropped)" if result.get("dropped") else ""
     return f"{result['episodes']}{dropped}"
 
@@ -102,7 +102,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def by_task(run: Run) -> str:
-    """Success by task, if there are several tasks and they report it."""
+    """Success by task, if several tasks report it."""
     if not run.measures_success:
         return ""
     names = [name for name in RESULTS if "tasks" in (run.summary.get(name) or {})]
@@ -178,7 +178,7 @@ def faults(run: Run) -> str:
 
 
 def set_aside(run: Run) -> str:
-    """Tasks and seeds whose episodes kept failing, or are refused; the first ones of many."""
+    """The first tasks and seeds whose episodes kept failing or are refused."""
     found = run.summary.get("set_aside", [])
     rows = [[one["task"], str(one["seed"]), one["reason"]] for one in found[:_SET_ASIDE]]
     caption = (
@@ -189,12 +189,12 @@ def set_aside(run: Run) -> str:
 
 
 def setbacks(run: Run) -> str:
-    """What went wrong, a paragraph each."""
+    """Problems of the run, one paragraph each."""
     return "".join(f'<p class="notice">{escape(sentence)}</p>' for sentence in run.setbacks)
 
 
 def weights(run: Run) -> str:
-    """How the weights of each version travelled, by station and way."""
+    """Means of publishing, taking and applying a version's weights, by station and transport."""
     rows = [
         [station, kind, f"{one['versions']:,}", f"{one['mb']:.3g}", f"{one['ms']:.3g}", f"{one['gb_per_s']:.2g}"]
         for station, kinds in run.summary.get("weights", {}).items()

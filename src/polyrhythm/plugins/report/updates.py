@@ -1,4 +1,4 @@
-"""Draws a small chart for each training metric, and for each of the environment's own."""
+"""Draws a small chart for each training metric and each metric of the environment."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from polyrhythm.plugins.report.svg import Plot
 
 
 class Chart(NamedTuple):
-    """How a metric is drawn: label, scale factor, least upper end of the axis, and lower limit that values are clipped
-    to."""
+    """A metric's chart: label, scale factor, minimum upper end of the axis, and lower clipping limit of values."""
 
     words: str
     factor: float = 1.0
@@ -29,13 +28,13 @@ _CHARTS = {
     "train/actor/clip_fraction": Chart("entries clipped, %", factor=100.0, top=5.0),
     "train/actor/entropy_loss": Chart("entropy, nats"),
     "train/actor/grad_norm": Chart("gradient norm before clipping"),
-    # Unbounded below for a critic at the beginning of training.
+    # Unbounded below early in a critic's training.
     "train/critic/explained_variance": Chart("explained variance", top=1.0, floor=-1.0),
 }
 
 
 def updates(runs: Sequence[Run]) -> Figure | None:
-    """KL, clipping, entropy, gradients and explained variance over transitions; None if the runs have none of them."""
+    """KL, clipping, entropy, gradients and explained variance over transitions; None if no run has them."""
     pictures = [picture for name, chart in _CHARTS.items() if (picture := draw(runs, name, chart))]
     if not pictures:
         return None
@@ -48,7 +47,7 @@ def updates(runs: Sequence[Run]) -> Figure | None:
 
 
 def env_metrics(runs: Sequence[Run]) -> Figure | None:
-    """The metrics of training episodes over transitions; None if the runs have none."""
+    """The metrics of training episodes over transitions; None if no run has any."""
     names = sorted({name for run in runs for line in run.updates for name in line if name.startswith(_ENV_GROUP)})
     pictures = [picture for name in names if (picture := draw(runs, name, Chart(name.removeprefix(_ENV_GROUP))))]
     if not pictures:
@@ -61,7 +60,7 @@ def env_metrics(runs: Sequence[Run]) -> Figure | None:
 
 
 def draw(runs: Sequence[Run], name: str, chart: Chart) -> str:
-    """The chart of one metric of all runs that have it; "" if none does."""
+    """The chart of one metric for all runs that have it; "" if none does."""
     curves = [[(x, max(chart.factor * y, chart.floor)) for x, y in mean_points(run, name)] for run in runs]
     points = [point for curve in curves for point in curve]
     if not points:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def _rendering(_: object) -> Iterator[Finding]:
-    """Whether frames can be drawn, for `doctor`."""
     from polyrhythm.plugins.simulators.metaworld.findings import findings
 
     return findings()

@@ -28,7 +28,8 @@ _LAST_CHARS = 400
 
 
 def envs_folder() -> Path:
-    """Where `polyrhythm envs setup` puts what it makes: $POLYRHYTHM_ENVS, else ~/.cache/polyrhythm/envs."""
+    """Folder of the environments that `polyrhythm envs setup` creates: $POLYRHYTHM_ENVS, else
+    ~/.cache/polyrhythm/envs."""
     own = os.environ.get("POLYRHYTHM_ENVS")
     return Path(own) if own else Path.home() / ".cache" / "polyrhythm" / "envs"
 
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_without(arguments: argparse.Namespace) -> None:
-    """ConfigError: arguments of this command are given to another."""
+    """ConfigError: arguments of `envs setup` are passed to another command."""
     if arguments.name or arguments.interpreter or arguments.more:
         raise ConfigError("NAME, --interpreter and --with belong to polyrhythm envs setup NAME")
 
@@ -56,10 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def set_up(name: str, folder: Path, python: str, more: Sequence[str]) -> Path:
-    """Make the environment `folder`/`name` and return its interpreter. more: further requirements.
+    """Create the environment `folder`/`name` and return its interpreter. more: further requirements.
 
-    ConfigError: it is no name, or is there already, or no extra has it and nothing more is asked for. StartError: a
-    step failed; then nothing is left.
+    ConfigError: the name is invalid or exists already, or there is neither an extra of that name nor a requirement.
+    StartError: a step failed; the folder is removed.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"envs setup {name}: a name has letters, digits and _.- alone")
@@ -82,8 +83,8 @@ def set_up(name: str, folder: Path, python: str, more: Sequence[str]) -> Path:
 
 
 def requirements(name: str, more: Sequence[str] = ()) -> list[str]:
-    """What a Python for the extra `name` needs besides this package. ConfigError: there is no such extra, and nothing
-    more is named."""
+    """Requirements of the extra `name`, besides this package. ConfigError: there is no such extra, and `more` is
+    empty."""
     declared = metadata.metadata(_PACKAGE)
     extras = sorted(set(declared.get_all("Provides-Extra") or ()))
     if name not in extras and not more:
@@ -101,7 +102,7 @@ def requirements(name: str, more: Sequence[str] = ()) -> list[str]:
 
 
 def _itself() -> list[str]:
-    """This package, for pip: from its sources if it is worked on there, else this version."""
+    """This package as a pip requirement: its sources in a development checkout, else this version."""
     origin = metadata.distribution(_PACKAGE).read_text("direct_url.json")
     direct = json.loads(origin) if origin else {}
     if direct.get("dir_info", {}).get("editable"):
@@ -110,7 +111,7 @@ def _itself() -> list[str]:
 
 
 def _run(command: Sequence[str], problem: str) -> None:
-    """Run a step. It asks nothing; StartError: it failed, with the end of what it said."""
+    """Run a step without stdin. StartError: it failed; the message quotes the end of its output."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     try:
         done = subprocess.run(  # noqa: S603
@@ -130,5 +131,5 @@ def _run(command: Sequence[str], problem: str) -> None:
 
 
 def default_python() -> str:
-    """The interpreter that made this one's environment, or this one."""
+    """The interpreter from which this one's environment was created, or this one."""
     return getattr(sys, "_base_executable", "") or sys.executable

@@ -1,7 +1,7 @@
-"""What variants change: how MuJoCo scenes look (camera, light, colours), and places beyond a simulator's range.
+"""Variants: the look of MuJoCo scenes (camera, light, colours), and positions beyond a simulator's range.
 
-Both are drawn for each episode from its seed. Looks leave physics unchanged: a scene is changed that
-was just updated from model and state, so that nothing has to be undone.
+Both are drawn for each episode from its seed. Looks do not affect physics: a scene is changed after it was updated from
+model and state, so nothing has to be undone.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class AppearanceSettings(Section):
 
     @property
     def is_usual(self) -> bool:
-        """Whether nothing differs."""
+        """Whether all settings have their neutral values."""
         return not (self.camera_shift or self.light_change or self.colour_change)
 
     def refuse_unseen(self) -> None:
-        """Raise InvalidSetting if something differs, for an environment that draws no pictures."""
+        """InvalidSetting: a setting is not neutral, in an environment without images."""
         for name, value in self:
             if value:
                 why = "observation: state has no pictures; leave it out, or observe pixels"
@@ -67,9 +67,9 @@ VISION: dict[str, Variant] = {
 
 @dataclass(frozen=True, slots=True)
 class Appearance:
-    """An episode's. shift: angle between the camera's place and its usual one, in radians; direction: in which it lies,
-    as an angle in the picture; brightness: factor of all lights; colour: RGB, of which the background has the share
-    `share`."""
+    """Appearance of one episode. shift: angle in radians between the camera's position and its usual one; direction:
+    of the shift, as an angle in the image; brightness: factor of all lights; colour: RGB, mixed into the background
+    with weight `share`."""
 
     shift: float
     direction: float
@@ -79,7 +79,7 @@ class Appearance:
 
     @classmethod
     def draw(cls, settings: AppearanceSettings, seed: int) -> Appearance | None:
-        """The appearance of the episode of this seed; None for the usual one."""
+        """The appearance of the episode with this seed; None for the usual one."""
         if settings.is_usual:
             return None
         way, light, red, green, blue = (mix(seed, _DOMAIN, number) / 2**63 for number in range(5))
@@ -93,7 +93,7 @@ class Appearance:
         )
 
     def apply(self, scene: mujoco.MjvScene, background: frozenset[int], *, moves_camera: bool = True) -> None:
-        """Change a scene that was just updated. background: geoms that take the colour (`background_of`)."""
+        """Change a scene after it was updated. background: geoms that receive the colour (`background_of`)."""
         if moves_camera and self.shift:
             for camera in scene.camera:
                 self.turn(camera)
@@ -105,7 +105,7 @@ class Appearance:
             self._paint(scene, background)
 
     def turn(self, camera: Any) -> None:
-        """Move a camera, arrays [3] `pos`, `forward` and `up`, on its sphere, in place."""
+        """Move a camera on its sphere, in place: arrays [3] `pos`, `forward` and `up`."""
         position, forward, up = (np.array(part, np.float64) for part in (camera.pos, camera.forward, camera.up))
         centre = position + _AHEAD * forward
         across = math.cos(self.direction) * up + math.sin(self.direction) * np.cross(forward, up)
@@ -123,7 +123,7 @@ class Appearance:
 
 
 def background_of(model: mujoco.MjModel) -> frozenset[int]:
-    """The geoms of the world itself and of bodies that are named as table, wall, floor or arena."""
+    """Geoms of the world body and of bodies named as table, wall, floor or arena."""
     found = []
     for geom, body in enumerate(model.geom_bodyid):
         name = model.body(int(body)).name.lower()
@@ -133,7 +133,6 @@ def background_of(model: mujoco.MjModel) -> frozenset[int]:
 
 
 def _rotation(axis: NDArray[np.float64], angle: float) -> NDArray[np.float64]:
-    """Rotation matrix [3,3] about an axis (Rodrigues)."""
     x, y, z = axis / np.linalg.norm(axis)
     cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
     turn: NDArray[np.float64] = np.eye(3) + math.sin(angle) * cross + (1 - math.cos(angle)) * (cross @ cross)
@@ -141,8 +140,8 @@ def _rotation(axis: NDArray[np.float64], angle: float) -> NDArray[np.float64]:
 
 
 def open_renderer(model: mujoco.MjModel, size: int, *, cheap: bool) -> mujoco.Renderer:
-    """A renderer to `size` × `size` RGB images; cheap: without shadows, reflections, sky, haze and fog. The GL context
-    reads the model's settings of quality here, once."""
+    """A renderer of `size` × `size` RGB images; cheap: without shadows, reflections, sky, haze and fog. The GL
+    context reads the model's quality settings once, here."""
     import mujoco
 
     model.vis.global_.offwidth = model.vis.global_.offheight = size
@@ -160,8 +159,8 @@ def open_renderer(model: mujoco.MjModel, size: int, *, cheap: bool) -> mujoco.Re
 def draw_beyond(
     uniform: Callable[[Vector, Vector], Vector], low: Vector, high: Vector, free: NDArray[np.bool_]
 ) -> Vector:
-    """Coordinates from a shell around low..high: outside of it in one of the `free` ones at least, if there are any, by
-    up to a quarter of its extent; the others stay within. uniform: draws between two vectors."""
+    """Coordinates in a shell around low..high: outside the range in at least one of the `free` coordinates, if any,
+    by up to a quarter of its extent; other coordinates stay within. uniform: draws between two vectors."""
     margin = np.where(free, _MARGIN * (high - low), 0.0)
     while True:
         drawn = uniform(low - margin, high + margin)

@@ -1,4 +1,4 @@
-"""What the published VLA policies share: inputs, checkpoints, precision, and a policy over any flow network."""
+"""Shared parts of the published VLA policies: inputs, checkpoints, precision, and a policy over any flow network."""
 
 from polyrhythm.plugin import Plugin
 

@@ -1,4 +1,4 @@
-"""From a network's actions to the environment's, and back for supervised training.
+"""Maps a network's actions to the environment's, and back for supervised training.
 
 network [B,H,A] ─ executed ─▶ [B,C,entries of the environment] ─ un-normalise ─ + state ─ gripper ─ clip ─▶ env
 """
@@ -25,8 +25,8 @@ Gripper = Literal["as_is", "open_is_one"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActionPlan:
-    """How actions are mapped. entries: of the network's action, by the environment's entry. relative: how many leading
-    entries are predicted relative to the state's."""
+    """How actions are mapped. entries: index in the network's action of each of the environment's entries; relative:
+    number of leading entries that are predicted relative to the state."""
 
     chunk: int
     entries: tuple[int, ...]
@@ -40,7 +40,7 @@ class ActionPlan:
 def plan_actions(
     settings: VlaSettings, env_spec: EnvSpec, form: InputForm, statistics: RobotStatistics | None
 ) -> ActionPlan:
-    """ConfigError: chunk, entries, statistics and the environment's actions do not fit."""
+    """ConfigError: chunk, entries, statistics and the environment's actions do not match."""
     low, high = _bounds(env_spec.action, form.architecture)
     if settings.chunk > form.horizon:
         raise ConfigError(
@@ -69,7 +69,7 @@ def plan_actions(
 
 
 def _check_statistics(statistics: RobotStatistics, size: int, form: InputForm) -> None:
-    """ConfigError: they are of more entries than the network predicts, or of fewer although it does not pad."""
+    """ConfigError: statistics have more entries than the network predicts, or fewer without padding."""
     if size > form.action_dim or (size < form.action_dim and not form.pads):
         whose = f" of {statistics.key}" if statistics.key else ""
         raise ConfigError(
@@ -86,7 +86,8 @@ def _bounds(action: ActionSpec, architecture: str) -> tuple[tuple[float, ...], t
 
 
 def _entries(given: Sequence[int], dim: int, form: InputForm, found: int | None, origin: str) -> tuple[int, ...]:
-    """The network's entry for each of the environment's. found: entries that have statistics, in the file `origin`."""
+    """The network's entry for each of the environment's entries. found: number of entries with statistics, in the
+    file `origin`."""
     available = form.action_dim if found is None else min(found, form.action_dim)
     whose = "the network predicts" if found is None else f"{origin} has statistics of"
     if given:
@@ -105,7 +106,7 @@ def _entries(given: Sequence[int], dim: int, form: InputForm, found: int | None,
 
 
 class ActionMap(nn.Module):
-    """The mapping on a device; see `ActionPlan`. Computed in float64, given in float32."""
+    """The mapping of an `ActionPlan` on a device. Computed in float64, returned in float32."""
 
     low: Tensor
     high: Tensor
@@ -122,12 +123,12 @@ class ActionMap(nn.Module):
         self.register_buffer("index", torch.tensor(plan.entries, dtype=torch.int64), persistent=False)
 
     def executed(self, x: Tensor) -> Tensor:
-        """Of [B,H,A,...] the actions and entries that the environment takes, in its order: [B,C,dim,...]."""
+        """Select the executed actions and entries of [B,H,A,...], in the environment's order: [B,C,dim,...]."""
         x = x[:, : self.chunk]
         return x[:, :, : self.action_dim] if self.leading else x.index_select(2, self.index)
 
     def actions(self, x: Tensor, state: Tensor | None) -> Tensor:
-        """Normalised [B,C,dim] -> env units within its bounds, float32. state [B,S]: raw, for relative entries."""
+        """Normalised [B,C,dim] -> env units, clipped to the bounds, float32. state [B,S]: raw, for relative entries."""
         actions = self.scaler.unnormalise(x)
         if self.relative and state is not None:
             actions = self._shifted(actions, state, 1.0)
@@ -137,7 +138,7 @@ class ActionMap(nn.Module):
         return torch.minimum(torch.maximum(actions.float(), self.low), self.high)
 
     def normalised(self, actions: Tensor, state: Tensor | None) -> Tensor:
-        """The inverse for demonstrated actions [B,C,dim] in env units: normalised, float32."""
+        """Inverse of `actions` for demonstrated actions [B,C,dim] in env units: normalised, float32."""
         actions = actions.double()
         if self.gripper == "open_is_one":
             actions = torch.cat((actions[..., :-1], (1.0 - actions[..., -1:]) / 2.0), dim=-1)

@@ -1,10 +1,10 @@
-"""A policy over any flow network: π0, π0.5 and GR00T N1.5.
+"""Policy over any flow network: π0, π0.5 and GR00T N1.5.
 
     images, words ─ prefix (once) ─┬─ features, state, progress ─▶ critic ─▶ value
                                    └─ keys and values ─▶ velocity at each of K steps ─▶ actions
 
-The state of the flow has the network's shape [B,H,A]; log-prob, entropy and actions are cut to the C actions and the
-entries that the environment takes. Times, velocities, log-probs and values are float32 whatever the network's dtype.
+The flow's state has the network's shape [B,H,A]; log-prob, entropy and actions are cut to the C actions and the entries
+that the environment executes. Times, velocities, log-probs and values are float32 whatever the network's dtype.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ STORED, STORED_INPUT = "prefix.", "prefix_input."
 
 
 class Prefix(NamedTuple):
-    """What one pass over images and language leaves for the denoise steps; every tensor begins with the rows.
+    """Result of the pass over images and language that all denoise steps reuse; rows first in every tensor.
 
-    keys_values: of each layer that a denoise step attends to; present [B,P] bool: the tokens that exist; features
-    [B,W] float32: a summary for the value.
+    keys_values: of each layer that a denoise step attends to; present [B,P] bool: the valid tokens; features [B,W]
+    float32: a summary for the value.
     """
 
     keys_values: tuple[KeysValues, ...]
@@ -45,9 +45,9 @@ class Prefix(NamedTuple):
 class FlowNetwork(Protocol):
     """A flow network, an `nn.Module` with the parameter names of its release.
 
-    horizon: H, actions that it predicts. action_dim: A, their entries with padding. feature_width: entries of the
-    prefix's features; action_width: of the features that `velocity` returns. step_inputs: names of the inputs that
-    `velocity` reads.
+    horizon: H, number of predicted actions; action_dim: A, entries of an action including padding; feature_width:
+    entries of the prefix features; action_width: entries of the features that `velocity` returns; step_inputs: names of
+    the inputs that `velocity` reads.
     """
 
     horizon: int
@@ -57,28 +57,26 @@ class FlowNetwork(Protocol):
     step_inputs: tuple[str, ...]
 
     def initialise(self) -> None:
-        """Draw all parameters from torch's generator, where there is no checkpoint."""
+        """Draw all parameters from torch's generator, for a network without a checkpoint."""
         ...
 
-    def prefix_parameters(self) -> Iterable[Tensor]:
-        """The parameters that `prefix` depends on."""
-        ...
+    def prefix_parameters(self) -> Iterable[Tensor]: ...
 
     def frozen_inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Where a part of the prefix's pass is frozen: inputs of which `prefix` computes only the rest, in place of
-        these; {} where none is."""
+        """If a part of the prefix pass is frozen: arrays that replace `inputs` and from which `prefix` computes the
+        rest; else {}."""
         ...
 
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
         """The pass over images and language, once per chunk step. inputs: the arrays of `VlaInputs`, rows first.
 
-        features: False where no value is needed; the answer's features are then [B,0].
+        features: False if no value is needed; the returned features are then [B,0].
         """
         ...
 
     def velocity(self, prefix: Prefix, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """x [B,H,A] float32, t [B] in 1 (noise) .. 0 (data) -> noise − data [B,H,A] float32, and the features
-        [B,H,W] float32 from which it was read."""
+        """Velocity, noise − data [B,H,A] float32, and the features [B,H,W] float32 behind it, of x [B,H,A] float32
+        at times t [B] from 1 (noise) to 0 (data)."""
         ...
 
 
@@ -91,7 +89,7 @@ def stored(prefix: Prefix) -> dict[str, Tensor]:
 
 
 def restored(arrays: Mapping[str, Tensor]) -> Prefix | None:
-    """The prefix among these arrays; None if there is none."""
+    """The prefix stored in these arrays; None if there is none."""
     if f"{STORED}present" not in arrays:
         return None
     layers = sum(name.startswith(f"{STORED}keys.") for name in arrays)
@@ -103,7 +101,7 @@ def restored(arrays: Mapping[str, Tensor]) -> Prefix | None:
 
 
 def repeated(prefix: Prefix, times: int) -> Prefix:
-    """Every row `times` times in a row."""
+    """Repeat every row `times` times, copies adjacent."""
     if times == 1:
         return prefix
     keys_values = tuple((k.repeat_interleave(times, 0), v.repeat_interleave(times, 0)) for k, v in prefix.keys_values)
@@ -119,9 +117,9 @@ _CRITIC_UNITS, _NOISE_UNITS = 256, 128
 
 
 class FlowInputs(Protocol):
-    """What lies between the environment and a flow network. chunk: C; action_dim: A of the environment; state_dim: S.
+    """Converts between an environment and a flow network. chunk: C; action_dim: A of the environment; state_dim: S.
 
-    `__call__` gives the network's inputs, among them state [B,S] float32, normalised.
+    `__call__` returns the network's inputs, among them state [B,S] float32, normalised.
     """
 
     chunk: int
@@ -131,20 +129,20 @@ class FlowInputs(Protocol):
     def __call__(self, obs: Observations) -> dict[str, Tensor]: ...
 
     def executed(self, x: Tensor) -> Tensor:
-        """Of [B,H,A padded] the actions and entries that the environment takes, in its order: [B,C,A]."""
+        """Select the executed actions and entries of [B,H,A padded], in the environment's order: [B,C,A]."""
         ...
 
     def actions(self, x: Tensor, obs: Observations) -> Tensor:
-        """Normalised actions [B,C,A] in env units, within its bounds."""
+        """Normalised actions [B,C,A] -> env units, clipped to the bounds."""
         ...
 
     def normalised_actions(self, actions: Tensor, obs: Observations) -> Tensor:
-        """Actions [B,C,A] in env units as the network's, normalised."""
+        """Actions [B,C,A] in env units -> normalised."""
         ...
 
 
 class FlowCritic(nn.Module):
-    """Value [B], or [B,actions] where `actions` is given, from the prefix's features [B,W], the state [B,S] and the
+    """Value [B], or [B,actions] if `actions` is given, of the prefix features [B,W], the state [B,S] and the
     progress [B]; all float32."""
 
     def __init__(self, features: int, state: int, actions: int | None = None) -> None:
@@ -163,12 +161,13 @@ FLOW_TRAITS = replace(ADAPTED, critic=True, precomputes=True, keeps_prefix=True)
 
 
 class FlowPolicy(AdaptedPolicy):
-    """The policy around a flow network. forward_inputs: the method's (`flow_methods`), in the network's shape [H,A].
+    """Policy around a flow network. forward_inputs: those of the flow method (`flow_methods`), in the network's shape
+    [H,A].
 
-    A greedy row follows the ode, as released policies do, from noise that is a function of the episode's progress: at
-    the noise's mean, zero, the network was never trained.
+    A greedy row integrates the ODE, as released policies do, from noise that is a function of the episode's progress:
+    the network was never trained at the mean of the noise, zero.
 
-    noise_head, only with flow_noise: from the features of each action to the strength of its noise.
+    noise_head, only with flow_noise: maps the features of each action to the strength of its noise.
     sft_draws: pairs of time and noise for each demonstrated chunk of a supervised step; they share the prefix.
     """
 
@@ -200,7 +199,6 @@ class FlowPolicy(AdaptedPolicy):
 
     @property
     def flow(self) -> FlowNetwork:
-        """The network by its interface."""
         return cast(FlowNetwork, self.network)
 
     @property
@@ -229,9 +227,9 @@ class FlowPolicy(AdaptedPolicy):
 
     @torch.no_grad()
     def precompute(self, obs: Observations) -> dict[str, Tensor]:
-        """What of the prefix no training changes, to be added to the observations in place of the images: the whole
-        prefix and the inputs that are read beside it, or the network's `frozen_inputs`; {} if nothing. Evaluate, value
-        and sft_loss take it from there."""
+        """Arrays computed by frozen parts, which replace the images in the observations: the whole prefix with the
+        inputs read beside it, or the network's `frozen_inputs`; {} if nothing is frozen. `evaluate`, `value` and
+        `sft_loss` use them."""
         if any(p.requires_grad for p in self.flow.prefix_parameters()):
             seen = self.inputs(obs)
             with self.precision.computing(self._device):
@@ -242,15 +240,15 @@ class FlowPolicy(AdaptedPolicy):
 
     @torch.no_grad()
     def prefix_arrays(self, obs: Observations) -> dict[str, Tensor]:
-        """What a pass keeps of the prefix for all its denoise steps, mostly keys and values; rows first."""
+        """The arrays that a pass keeps for all its denoise steps, mostly keys and values; rows first."""
         return stored(self._encode(obs)[1])
 
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
-        """The release's: mean squared error of the velocity over the chunk's actions with all padded entries, at times
-        0.001 + 0.999·Beta(1.5, 1); plus the fit of learned noise, which does not reach the network.
+        """The release's loss: mean squared error of the velocity over the chunk's actions, padded entries included, at
+        times 0.001 + 0.999·Beta(1.5, 1); plus the loss of the learned noise, which does not reach the network.
 
-        Times and noise are functions of the actions and of a trained tensor: each optimizer step changes the draws,
-        without any state. Actions that the network predicts beyond the chunk equal the last one and do not count.
+        Times and noise are functions of the actions and of a trained tensor, so each optimizer step draws anew without
+        any state. Actions predicted beyond the chunk equal the last one and do not count.
         """
         given, prefix = self._encode(obs, features=False)
         data = self._padded(self.inputs.normalised_actions(actions, obs).float())
@@ -267,7 +265,7 @@ class FlowPolicy(AdaptedPolicy):
         return loss + self.learned.misfit(error.detach() * t, t, raw)
 
     def _encode(self, obs: Observations, *, features: bool = True) -> tuple[Mapping[str, Tensor], Prefix]:
-        """The network's inputs and the prefix; both from `precompute` if it is within obs."""
+        """The network's inputs and the prefix; both from `precompute` if obs contains it."""
         found = {n.removeprefix(STORED_INPUT): x for n, x in obs.items() if n.startswith(STORED_INPUT)}
         given: Mapping[str, Tensor] = found or self.inputs(obs)
         prefix = restored(obs)
@@ -294,8 +292,7 @@ class FlowPolicy(AdaptedPolicy):
         return value
 
     def _padded(self, data: Tensor) -> Tensor:
-        """[B,C,A] at the places that `executed` takes it from: [B,H,A padded], otherwise zero, the last action repeated
-        to the horizon."""
+        """Inverse of `executed`: [B,C,A] -> [B,H,A padded], zero elsewhere, the last action repeated to the horizon."""
         horizon, entries = self.shape
         places = self.inputs.executed(torch.arange(horizon * entries, device=data.device).view(1, horizon, entries))
         padded = data.new_zeros(len(data), horizon * entries)
@@ -305,7 +302,8 @@ class FlowPolicy(AdaptedPolicy):
         return torch.cat((padded[:, : self.chunk], last), dim=1)
 
     def _supervised_draws(self, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Times [B·n] and noise [B·n,H,A] of n draws for each chunk, row by row; one time in each n-th of its range."""
+        """Times [B·n] and noise [B·n,H,A] of n draws for each chunk, row by row; times are stratified into n equal
+        parts."""
         key, count = noise.content_keys(actions), self.sft_draws
         source = next((p for p in reversed(list(self.network.parameters())) if p.requires_grad), None)
         if source is not None:
@@ -323,7 +321,7 @@ class FlowPolicy(AdaptedPolicy):
 
 
 class _Recorded:
-    """A network that keeps its answers, so that the log-prob of the sample just taken needs no pass of its own."""
+    """Records a network's outputs, so that the log-prob of a new sample needs no further pass."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -334,8 +332,8 @@ class _Recorded:
         return self.answers[-1]
 
     def again(self, kept: Kept) -> Network:
-        """The network as `Method.evaluate` asks it about the sample `kept`: for the chosen step of each row, or step
-        after step."""
+        """A network for `Method.evaluate` that replays the outputs for `kept`: of each row's chosen step, or step by
+        step."""
         if "step" in kept:
             rows = torch.arange(len(kept["step"]), device=kept["step"].device)
             chosen = torch.stack([v for v, _ in self.answers], dim=1)[rows, kept["step"]]

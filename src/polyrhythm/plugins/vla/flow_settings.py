@@ -1,4 +1,4 @@
-"""Settings that the policies over flow networks share, π0, π0.5 and GR00T N1.5, and what is built from them."""
+"""Shared settings of policies over flow networks: π0, π0.5 and GR00T N1.5."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ class FlowVlaSettings(VlaSettings):
         return self
 
     def network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> Any:
-        """The size of the network for this environment: the checkpoint's, the release's, or that of `size`.
-        ConfigError: the checkpoint is of another architecture, or does not tell it."""
+        """Size of the network for this environment, from the checkpoint, the release, or `size`. ConfigError: the
+        checkpoint has another architecture, or its size is unknown."""
         raise NotImplementedError
 
     def input_form(self, size: Any, source: Checkpoint | None) -> InputForm:
-        """What a network of this size reads and writes."""
+        """Inputs and outputs of a network of this size."""
         raise NotImplementedError
 
     def fitted_architecture(self, size: Any) -> Architecture:
-        """The architecture, with the tensors that are dead in a network of this size."""
+        """The architecture, with the dead tensors of a network of this size."""
         raise NotImplementedError
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:

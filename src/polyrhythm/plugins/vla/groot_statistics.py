@@ -1,16 +1,16 @@
-"""Reads GR00T's statistics: which keys of an embodiment make its state and action, in which order, and how.
+"""Reads GR00T's statistics: the keys of an embodiment's state and action, their order and their transforms.
 
 A folder has numbers for every key (experiment_cfg/metadata.json: {TAG: {"statistics": {"state" | "action": {KEY: {min,
-max, mean, std, q01, q99}}}}}) but not what becomes of them; that is in the data configuration of its fine-tuning. They
-are those of NVIDIA's code before N1.6 (gr00t/experiment/data_config.py, examples/*/custom_data_config.py) and of RLinf
-(gr00t_n1d5/modality_config.py). A folder of `new_embodiment` may have any of them.
+max, mean, std, q01, q99}}}}}) but not the transforms, which the data configuration of its fine-tuning defines. Those
+here are from NVIDIA's code before N1.6 (gr00t/experiment/data_config.py, examples/*/custom_data_config.py) and from
+RLinf (gr00t_n1d5/modality_config.py). A folder of `new_embodiment` may use any of them.
 
-    min_max, mean_std   see `scaling`; an entry that never varied becomes 0, with mean_std it stays
+    min_max, mean_std   see `scaling`; a constant entry becomes 0, with mean_std it is unchanged
     binary              1 above 0.5, else 0
-    none                as it is
+    none                unchanged
     sin_cos             of the state: the sines of a key's entries, then their cosines
     rotation_6d         of the state: another form of a rotation (`state_parts`)
-    axis_angle          of the action: refused where the folder has another form
+    axis_angle          of the action: refused if the folder has another form
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Transforms = Mapping[str, Transform]
 
 
 class DataConfig(NamedTuple):
-    """Keys of state and action; None: all that the folder has, in its order, by min_max."""
+    """Keys of state and action; None: all keys of the folder, in its order, with min_max."""
 
     state: Transforms | None
     action: Transforms | None
@@ -51,7 +51,7 @@ _SIDES = ("right", "left")
 
 
 def _two_pandas(hand: str, grip: str, closed: Transform) -> DataConfig:
-    """NVIDIA's pair of Panda arms. hand, grip: their keys of the state and of the action."""
+    """NVIDIA's pair of Panda arms. hand, grip: keys of the hands and grippers in state and action."""
     state: dict[str, Transform] = {}
     action: dict[str, Transform] = {}
     for side in _SIDES:
@@ -116,7 +116,7 @@ OF_EMBODIMENT = {
 
 
 class GrootScalings(NamedTuple):
-    """state, action: None where the folder has no numbers. parts: of a state that the network takes in another form."""
+    """state, action: None if the folder has no numbers; parts: of a state that the network reads in another form."""
 
     state: Scaling | None
     action: Scaling | None
@@ -124,9 +124,9 @@ class GrootScalings(NamedTuple):
 
 
 def groot_scalings(tag: str, robot: Mapping[str, Any], name: str, origin: str) -> GrootScalings:
-    """Those of one embodiment. name: of its data configuration, "" for the embodiment's own.
+    """Scalings of one embodiment. name: of its data configuration, "" for the embodiment's own.
 
-    ConfigError: no configuration is known, it needs another key, or a transform that is not done here.
+    ConfigError: no configuration is known, it needs a missing key, or an unsupported transform.
     """
     statistics = mapping_in(robot, "statistics", f"{origin}: {tag}")
     state, action = (mapping_in(statistics, kind, origin) for kind in ("state", "action"))
@@ -158,7 +158,7 @@ def groot_scalings(tag: str, robot: Mapping[str, Any], name: str, origin: str) -
 
 
 def _part(how: Transform, stats: Any, modalities: Mapping[str, Any], key: str, where: str) -> StatePart:
-    """A key of the state. ConfigError: a rotation in a form that is not known here."""
+    """One key of the state. ConfigError: a rotation in an unknown form."""
     width = _width(stats, f"{where}.state.{key}")
     if how != "rotation_6d":
         return StatePart(width, SIN_COS if how == "sin_cos" else "")
@@ -174,7 +174,7 @@ def _part(how: Transform, stats: Any, modalities: Mapping[str, Any], key: str, w
 
 
 def _rotation_type(modalities: Mapping[str, Any], key: str) -> Any:
-    """The form of a key's rotation; None where the folder tells none."""
+    """The form of a key's rotation; None if the folder does not declare it."""
     about = modalities.get(key)
     return about.get("rotation_type") if isinstance(about, Mapping) else None
 
@@ -182,7 +182,8 @@ def _rotation_type(modalities: Mapping[str, Any], key: str) -> Any:
 def _joined(
     wanted: Transforms, there: Mapping[str, Any], where: str, modalities: Mapping[str, Any] = MappingProxyType({})
 ) -> Scaling | None:
-    """modalities: of actions, whose rotations are as they are or refused."""
+    """Scaling of the concatenated keys. modalities: of actions; rotations must have the form that the network
+    predicts."""
     found: Scaling | None = None
     for key, transform in wanted.items() if there else ():
         if transform == "axis_angle" and _rotation_type(modalities, key) != transform:
@@ -204,13 +205,12 @@ def _scaling(transform: Transform, stats: Any, origin: str) -> Scaling:
 
 
 def _width(stats: Any, origin: str) -> int:
-    """Entries of a key."""
     return len(number_pair(stats, "min", "max", origin)[0])
 
 
 def groot_scaling(method: scaling.Method, first: np.ndarray, second: np.ndarray) -> Scaling:
-    """One of GR00T's modes. first, second: lower and upper bounds, or mean and deviation. What never varied becomes 0
-    with extremes and is kept otherwise; quantiles are clipped."""
+    """One of GR00T's modes. first, second: lower and upper bounds, or mean and deviation. Constant entries become 0
+    with extremes and are unchanged otherwise; quantiles are clipped."""
     if method == "mean_std":
         return scaling.mean_std(first, second, eps=0.0, constant="keep")
     clipped = method == "quantile"

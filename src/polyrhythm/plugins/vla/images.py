@@ -1,9 +1,9 @@
-"""Turns camera images into what the released policies' vision towers read: resizing, crops and value ranges.
+"""Converts camera images to the inputs of the released vision towers: resizing, crops and value ranges.
 
-Pure functions of tensors on the device of their input; images are uint8 [B,H,W,3] and networks take float32 [B,3,S,S].
-Every row is computed alone. `resample` equals Pillow's `Image.resize` bit for bit on every device, because it repeats
-its integer arithmetic; torch's antialiased interpolation of uint8 differs from Pillow by one level in 0.3 to 7% of the
-values (by up to 2 levels for bicubic), and on a GPU it takes no uint8 at all.
+Pure functions on the device of their input; images are uint8 [B,H,W,3] and networks take float32 [B,3,S,S]. Rows are
+independent. `resample` equals Pillow's `Image.resize` bit for bit on every device, because it repeats Pillow's integer
+arithmetic; torch's antialiased interpolation of uint8 differs by one level in 0.3 to 7% of the values (up to 2 levels
+for bicubic), and does not support uint8 on a GPU.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ HALF: Colours = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def turned(images: Tensor) -> Tensor:
-    """Turned by 180 degrees: [B,H,W,3]."""
+    """Rotate by 180 degrees: [B,H,W,3]."""
     return images.flip(1, 2)
 
 
 def pi0_images(images: Tensor, side: int, resizing: Resizing = "openpi") -> Tensor:
-    """Images as π0 takes them: resized with the sides' ratio kept -> float32 [B,3,side,side] in -1..1.
+    """π0's images: resized with preserved aspect ratio -> float32 [B,3,side,side] in -1..1.
 
-    openpi resizes by Pillow, before it sends an image. lerobot resizes floats in 0..1 bilinearly without antialiasing,
-    and 0.4 pads these with -1, which becomes -3. An image of this size is the same in all.
+    openpi resizes with Pillow before it sends an image. lerobot resizes floats in 0..1 bilinearly without antialiasing,
+    and lerobot 0.4 pads these with -1, which becomes -3. Images that already have this size are the same in all.
     """
     if resizing == "openpi":
         return signed(resize_with_pad(images, side, side))
@@ -59,11 +59,11 @@ def pi0_images(images: Tensor, side: int, resizing: Resizing = "openpi") -> Tens
 def oft_images(
     images: Tensor, side: int, *, crop: bool = False, colours: tuple[Colours, Colours] = (IMAGENET, HALF)
 ) -> Tensor:
-    """Images as OpenVLA-OFT takes them: three channels for DINOv2, then three for SigLIP -> float32 [B,6,side,side].
+    """OpenVLA-OFT's images: three channels for DINOv2, then three for SigLIP -> float32 [B,6,side,side].
 
-    Without crop: bicubic to side, as the release's image processor does. With crop, as its evaluation of policies that
-    were trained with random crops: first Lanczos to side, then the central 90% of the area, enlarged. The release
-    rounds once less in the Lanczos step and passes the image through JPEG before it, which we leave out.
+    Without crop: bicubic to side, as the release's image processor does. With crop, as in its evaluation of policies
+    trained with random crops: Lanczos to side, then the central 90% of the area, enlarged. Deviations: the release
+    rounds once less in the Lanczos step and passes the image through JPEG before it.
     """
     small = resample(images, (side, side), "lanczos" if crop else "bicubic")
     small = central_area(small, 0.9) if crop else small
@@ -72,10 +72,10 @@ def oft_images(
 
 
 def groot_images(images: Tensor, side: int, crop: float = 0.95) -> Tensor:
-    """Images as GR00T N1.5 takes them in evaluation -> float32 [B,3,side,side] in -1..1.
+    """GR00T N1.5's images in evaluation -> float32 [B,3,side,side] in -1..1.
 
-    The central `crop` of both sides, linear with antialiasing in float32, cut down to whole levels, mean and standard
-    deviation 0.5. On a GPU the interpolation may round otherwise, which can change a level by one.
+    The central `crop` of both sides, linear with antialiasing in float32, truncated to whole levels, mean and standard
+    deviation 0.5. GPU interpolation may round differently, which can change a level by one.
     """
     height, width = images.shape[1:3]
     rows, columns = int(height * crop), int(width * crop)
@@ -92,13 +92,14 @@ def signed(images: Tensor) -> Tensor:
 
 
 def standardised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """(images − mean) / std by channel: [B,3,H,W]. Written by channel, so that no constant travels to the device."""
+    """(images − mean) / std per channel: [B,3,H,W]. Computed channel by channel, so that no constant is copied to
+    the device."""
     channels = zip(images.unbind(1), mean, std, strict=True)
     return torch.stack([(channel - m) / s for channel, m, s in channels], dim=1)
 
 
 def padded_size(images: Tensor, to_height: int, to_width: int) -> tuple[int, int, int, int]:
-    """Rows and columns of the image scaled to fit, and of black above and left of it."""
+    """Height and width of the scaled image, and the black rows above and columns left of it."""
     height, width = images.shape[1:3]
     ratio = max(width / to_width, height / to_height)
     rows, columns = int(height / ratio), int(width / ratio)
@@ -106,7 +107,7 @@ def padded_size(images: Tensor, to_height: int, to_width: int) -> tuple[int, int
 
 
 def resize_with_pad(images: Tensor, height: int, width: int) -> Tensor:
-    """Bilinear as in Pillow with the sides' ratio kept, black around it: uint8 [B,H,W,3] -> [B,height,width,3].
+    """Pillow's bilinear resize with preserved aspect ratio and black padding: uint8 [B,H,W,3] -> [B,height,width,3].
 
     openpi's client does this before it sends an image.
     """
@@ -116,13 +117,13 @@ def resize_with_pad(images: Tensor, height: int, width: int) -> Tensor:
 
 
 def resize_with_pad_float(images: Tensor, height: int, width: int) -> Tensor:
-    """Bilinear without antialiasing, for float32 [B,H,W,3] in -1..1 with −1 around it: what openpi's PyTorch model does
-    to images that do not have its size."""
+    """Bilinear resize without antialiasing, for float32 [B,H,W,3] in -1..1, padded with −1: openpi's PyTorch model
+    does this to images of other sizes."""
     return _interpolated(images.permute(0, 3, 1, 2), height, width, -1.0, centred=True).permute(0, 2, 3, 1)
 
 
 def _interpolated(images: Tensor, height: int, width: int, around: float, centred: bool) -> Tensor:
-    """[B,3,H,W] float32 -> [B,3,height,width], with `around` on all sides, or above and left."""
+    """[B,3,H,W] float32 -> [B,3,height,width], padded with `around` on all sides, or only above and left."""
     rows, columns, top, left = padded_size(images.permute(0, 2, 3, 1), height, width)
     if not centred:
         top, left = height - rows, width - columns
@@ -131,9 +132,9 @@ def _interpolated(images: Tensor, height: int, width: int, around: float, centre
 
 
 def central_area(images: Tensor, area: float) -> Tensor:
-    """The centre with this share of the area, enlarged to the whole: uint8 [B,H,W,3] -> [B,H,W,3].
+    """Crop the centre with this share of the area and enlarge it to the full size: uint8 [B,H,W,3] -> [B,H,W,3].
 
-    Bilinear between corner pixels, in float32, as TensorFlow's crop_and_resize; back to uint8 as its
+    Bilinear with aligned corners in float32, like TensorFlow's crop_and_resize; back to uint8 like its
     convert_image_dtype.
     """
     height, width = images.shape[1:3]
@@ -148,7 +149,7 @@ def central_area(images: Tensor, area: float) -> Tensor:
 
 @kept
 def _corner_taps(size: int, area: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For each pixel of the enlarged centre: its two source pixels, and the weight of the second."""
+    """The two source pixels of each pixel of the enlarged centre, and the weight of the second."""
     side = np.sqrt(np.float32(area))
     first = (np.float32(1) - side) / np.float32(2)
     step = (first + side - first) * np.float32(size - 1) / np.float32(max(size - 1, 1))
@@ -161,10 +162,11 @@ def _corner_taps(size: int, area: float, device: torch.device) -> tuple[Tensor, 
 
 
 def resample(images: Tensor, size: tuple[int, int], kernel: Filter) -> Tensor:
-    """Resize as Pillow's `resize` with this filter and antialiasing: uint8 [B,H,W,3] -> [B,*size,3], bit for bit.
+    """Pillow's antialiased `resize` with this filter: uint8 [B,H,W,3] -> [B,*size,3], bit for bit.
 
-    The order of the two passes, which decides roundings, is that of Pillow 13; before, rows always came first. That
-    matters for images that shrink in height by more than twice as many pixels as in width, never for square ones.
+    The order of the two passes, which determines rounding, is that of Pillow 13; earlier versions always process rows
+    first. The order matters for images that shrink in height by more than twice as many pixels as in width, never for
+    square ones.
     """
     if images.device.type == "cpu" and len(images) > 1:  # one image at a time stays in the cache
         return torch.cat([resample(image, size, kernel) for image in images.split(1)])
@@ -176,7 +178,7 @@ def resample(images: Tensor, size: tuple[int, int], kernel: Filter) -> Tensor:
 
 
 def _resample_axis(images: Tensor, axis: int, size: int, kernel: Filter) -> Tensor:
-    """One pass: each output pixel is a weighted sum of a few neighbours, rounded to uint8."""
+    """One pass: each output pixel is a weighted sum of neighbours, rounded to uint8."""
     indices, weights = _taps(images.shape[axis], size, kernel, images.device)
     lines = images.transpose(1, axis).contiguous()  # whole lines are copied faster than pixels
     total = torch.full((1,), 1 << (_BITS - 1), dtype=torch.int32, device=images.device)
@@ -188,7 +190,7 @@ def _resample_axis(images: Tensor, axis: int, size: int, kernel: Filter) -> Tens
 
 @kept
 def _taps(size: int, to: int, kernel: Filter, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Neighbours and integer weights of each output pixel, tap by tap: two tuples of tensors [to]."""
+    """Neighbours and integer weights of each output pixel: two tuples, by tap, of tensors [to]."""
     indices, weights = taps(size, to, kernel)
     with torch.inference_mode(False):
         return (
@@ -215,7 +217,6 @@ def taps(size: int, to: int, kernel: Filter) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _filter(kernel: Filter, x: np.ndarray) -> np.ndarray:
-    """The filter's value at distance x."""
     x = np.abs(x)
     if kernel == "bilinear":
         return np.maximum(1.0 - x, 0.0)

@@ -1,6 +1,6 @@
-"""Plans a policy's inputs and outputs: reads statistics and tokenizer and checks that environment and policy fit.
+"""Plans a policy's inputs and outputs: reads statistics and tokenizer, and checks that environment and policy match.
 
-Everything is known before the start, and every misfit is one sentence with both values. Only numpy: no tensor is made.
+Everything is checked before the start; each mismatch is one sentence with both values. Uses only numpy.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputPlan:
-    """All that `VlaInputs` needs. cameras: slot and the environment's image, in the slots' order; resizing: of π0's
-    images; colours: of OpenVLA-OFT's two towers; state: name of the environment's array ("" if it has none);
-    state_scaling: of its entries; parts: of a state that is taken in another form (GR00T). padding_counts: GR00T's
-    head reads the padding of prompts, as many as set. embodiment: its row."""
+    """Everything that `VlaInputs` needs.
+
+    cameras: pairs of slot and the environment's image, in the order of the slots; resizing: of π0's images; colours:
+    value ranges of OpenVLA-OFT's two towers; state: name of the environment's array, "" without one; state_scaling: of
+    its entries; parts: of a state in another form (GR00T); padding_counts: GR00T's head reads prompt padding, up to the
+    configured length; embodiment: row of the per-embodiment weights.
+    """
 
     form: InputForm
     cameras: tuple[tuple[str, str], ...]
@@ -50,10 +53,10 @@ class InputPlan:
 
 
 def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, source: Checkpoint | None) -> InputPlan:
-    """Everything about inputs and outputs that is known before the start.
+    """Plan all inputs and outputs that are known before the start.
 
-    ConfigError, in one sentence with both values: cameras, state, actions, statistics, robot, tokenizer or prompts do
-    not fit; ValueError: the environment's actions are not continuous.
+    ConfigError, with both values: cameras, state, actions, statistics, robot, tokenizer or prompts do not match;
+    ValueError: the environment's actions are not continuous.
     """
     choices: Mapping[str, Any] = source.config.get(CHOICES) or {} if source is not None else {}
     statistics = None
@@ -88,7 +91,7 @@ def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, sourc
 
 
 def _says_size(settings: VlaSettings) -> bool:
-    """Whether they give a network's form. Saved settings have the default's, which says nothing."""
+    """Whether the settings give a network size. A saved default counts as not given."""
     own = type(settings).model_fields.get("size")
     return own is not None and getattr(settings, "size") != own.default  # noqa: B009 - an architecture's own field
 
@@ -96,7 +99,6 @@ def _says_size(settings: VlaSettings) -> bool:
 def _plan_cameras(
     settings: VlaSettings, env_spec: EnvSpec, form: InputForm, source: Checkpoint | None
 ) -> tuple[tuple[str, str], ...]:
-    """Slots of the policy with the environment's image of each."""
     seen = {name: spec for name, spec in env_spec.observation.items() if spec.dtype == "uint8" and len(spec.shape) == 3}
     there = ", ".join(f"{name} {list(spec.shape)}" for name, spec in seen.items())
     if not seen:
@@ -135,18 +137,18 @@ def _plan_cameras(
 
 @cache
 def _warn(text: str) -> None:
-    """Once in a process, though inputs are planned for the form and again for each build."""
+    """Log a warning once per process, although inputs are planned several times."""
     log.warning("%s", text)
 
 
 def _slots(form: InputForm, source: Checkpoint | None) -> tuple[str, ...]:
-    """The policy's cameras in order: as the folder names them, else as released."""
+    """The policy's cameras in order: the folder's names, else the release's."""
     named = [_last(name) for name in camera_names(source)] if source is not None else []
     return tuple(name for name in named if not name.startswith("empty_camera")) or CAMERAS[form.architecture]
 
 
 def _colours(source: Checkpoint | None) -> tuple[Colours, Colours]:
-    """Value ranges of images for DINOv2 and SigLIP: of the folder's image processor, else ImageNet's and 0.5."""
+    """Image value ranges for DINOv2 and SigLIP: the folder's image processor's, else ImageNet's and 0.5."""
     file = source.folder / "preprocessor_config.json" if source is not None else None
     found = read_json(file).get("tvf_normalize_params") if file is not None and file.is_file() else None
     if not found:
@@ -161,14 +163,12 @@ def _colours(source: Checkpoint | None) -> tuple[Colours, Colours]:
 
 
 def _last(name: str) -> str:
-    """`observation.images.base_0_rgb` -> `base_0_rgb`."""
     return name.rsplit(".", 1)[-1]
 
 
 def _plan_state(
     settings: VlaSettings, env_spec: EnvSpec, form: InputForm, statistics: RobotStatistics | None
 ) -> tuple[str, Scaling]:
-    """The environment's state array and its normalisation."""
     spec = env_spec.observation.get(settings.state)
     if spec is None and not form.needs_state:
         return "", scaling.identity(0)
@@ -209,7 +209,7 @@ def _shown(env_spec: EnvSpec) -> str:
 def _tokenizer(
     settings: VlaSettings, form: InputForm, source: Checkpoint | None, choices: Mapping[str, Any]
 ) -> PromptTokenizer:
-    """That of the settings, of the folder, or hashed words."""
+    """The tokenizer of the settings or of the folder, else hashed words."""
     name = settings.tokenizer or choices.get("tokenizer", "")
     if name == WORDS or (not name and source is None):
         specials = {prompts.IMAGE_CONTEXT: form.image_token} if form.image_tokens else {}
@@ -263,7 +263,6 @@ def _plan_prompts(
 
 
 def _embodiment(settings: VlaSettings, form: InputForm, statistics: RobotStatistics | None) -> int:
-    """GR00T's row of its per-embodiment weights."""
     if not form.embodiments:
         return 0
     key = statistics.key if statistics is not None else "new_embodiment"

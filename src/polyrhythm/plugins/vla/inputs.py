@@ -1,8 +1,8 @@
-"""From an environment's observations to a policy's inputs, and from the network's actions to the environment's.
+"""Converts an environment's observations to a policy's inputs, and the network's actions to the environment's.
 
-`plan_inputs` checks that policy and environment fit and makes every table: call it in `form()`, before anything starts,
-and again in `build()`. `VlaInputs(plan)` is the module that a policy holds; it has only buffers outside the state_dict,
-is made on any device (also meta), and never waits for its device.
+`plan_inputs` checks that policy and environment match and makes every table: call it in `form()`, before anything
+starts, and again in `build()`. `VlaInputs(plan)` is a module inside the policy; it has only non-persistent buffers, can
+be made on any device (also meta), and never synchronises with its device.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["InputForm", "InputPlan", "VlaInputs", "plan_inputs"]
 class VlaInputs(nn.Module):
     """Inputs and outputs of a policy on a device. chunk: C; action_dim: A of the environment; state_dim: S.
 
-    `inputs(obs)` gives, rows first:
+    `inputs(obs)` returns, rows first:
     π0, π0.5    images [B,N,3,S,S], image_present [B,N], tokens [B,L], token_present [B,L], state [B,S]
     OpenVLA-OFT pixel_values [B,6N,S,S], input_ids [B,L], attention_mask [B,L], state, proprio [B,S]
     GR00T       images [B,N,3,S,S], input_ids [B,L], attention_mask, visible [B,L], embodiment_id [B], state [B,S]
-    with N the cameras that the environment has: a slot without one is left out, which equals a masked one.
-    Ids int64, masks bool, else float32. state: normalised and padded with 0.
+    N: the environment's cameras; a slot without a camera is omitted, which equals masking it.
+    ids are int64, masks bool, others float32. state: normalised and zero-padded.
     """
 
     tokens: Tensor
@@ -84,7 +84,7 @@ class VlaInputs(nn.Module):
         return found | {"images": seen, "image_present": there, "tokens": ids, "token_present": present}
 
     def images(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """The cameras' images as the network's: [B,N,3 or 6,S,S] float32. Those of equal size in one pass."""
+        """The cameras' images for the network: [B,N,3 or 6,S,S] float32. Images of equal size share one pass."""
         cameras = [obs[name] for _, name in self.plan.cameras]
         if len({camera.shape for camera in cameras}) > 1:
             return torch.stack([self._image(camera) for camera in cameras], dim=1)
@@ -92,15 +92,15 @@ class VlaInputs(nn.Module):
         return seen
 
     def executed(self, x: Tensor) -> Tensor:
-        """Of [B,H,A padded,...] the actions and entries that the environment takes, in its order: [B,C,A,...]."""
+        """Select the executed actions and entries of [B,H,A padded,...], in the environment's order: [B,C,A,...]."""
         return self.action_map.executed(x)
 
     def actions(self, x: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
-        """Normalised actions [B,C,A] (after `executed`) in env units, within its bounds, float32."""
+        """Normalised actions [B,C,A] (after `executed`) -> env units, clipped to the bounds, float32."""
         return self.action_map.actions(x, self._raw_state(obs) if self.action_map.relative else None)
 
     def normalised_actions(self, actions: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
-        """Demonstrated actions [B,C,A] in env units as the network's, normalised, float32: the inverse of `actions`."""
+        """Demonstrated actions [B,C,A] in env units -> normalised, float32: the inverse of `actions`."""
         return self.action_map.normalised(actions, self._raw_state(obs) if self.action_map.relative else None)
 
     def _image(self, camera: Tensor) -> Tensor:

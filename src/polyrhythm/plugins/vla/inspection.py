@@ -1,6 +1,6 @@
-"""Tells what a released folder is, from its headers alone: architecture, size, robots, cameras, fit, memory.
+"""Describes a released folder from its headers: architecture, size, robots, cameras, fit, memory.
 
-No tensor is read and no GPU is needed: the network is made without memory and compared name by name.
+Reads no tensor and needs no GPU: the network is made on the meta device and compared name by name.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def architecture(name: str) -> Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a folder is. Numbers are None where the folder does not tell them.
+    """Description of a folder. Numbers are None if the folder does not declare them.
 
-    robots: keys of the statistics; () also where those of one robot have none (lerobot). statistics: where they are.
-    files, file_bytes: of the tensors. dtypes: dtype -> numbers stored in it. trainable: `train` -> numbers trained.
-    memory: station -> bytes by purpose; `generator` while acting, `trainer, train: X` with AdamW, both without
-    activations and caches. fits: whether every tensor of the network is there and no other; misfit: else what is not.
-    side: modules with files of their own. ours: tensors of polyrhythm.safetensors. horizon_assumed: the folder does not
-    tell it, and no tensor's shape does. recipe: "" where the folder does not fit.
+    robots: keys of the statistics; () also for lerobot's single robot without a key. statistics: their files. files,
+    file_bytes: of the tensors. dtypes: dtype -> numbers stored in it. trainable: `train` -> numbers trained. memory:
+    station -> bytes by purpose; `generator` while acting, `trainer, train: X` with AdamW, both without activations and
+    caches. fits: the folder has exactly the network's tensors; misfit: the differences. side: modules with their own
+    files. ours: tensors of polyrhythm.safetensors. horizon_assumed: neither the folder nor a tensor's shape determines
+    the horizon. recipe: "" if the folder does not fit.
     """
 
     folder: str
@@ -92,13 +92,13 @@ class Inspection:
         return not self.misfit
 
     def plain(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """As JSON data."""
         return {**asdict(self), "fits": self.fits}
 
 
 def inspect(folder: str | Path, *, dtype: str = "bfloat16") -> Inspection:
-    """What the folder is. dtype: what the backbone would compute in. ConfigError: it is no whole checkpoint, or of no
-    architecture known here."""
+    """Describe a folder. dtype: of the backbone. ConfigError: it is not a complete checkpoint of a known
+    architecture."""
     opened = Checkpoint.open(folder)
     kind = opened.architecture
     opened.require(kind)
@@ -142,7 +142,7 @@ def inspect(folder: str | Path, *, dtype: str = "bfloat16") -> Inspection:
 
 
 def _number(network: nn.Module, name: str) -> int | None:
-    """A dimension that the network has itself or in its size; None: neither."""
+    """A dimension from the network's attributes or its size; None if neither has it."""
     found = getattr(network, name, None)
     return found if isinstance(found, int) else getattr(getattr(network, "size", None), name, None)
 
@@ -168,7 +168,7 @@ def robot_keys(opened: Checkpoint) -> tuple[str, ...]:
 
 
 def camera_names(opened: Checkpoint) -> tuple[str, ...]:
-    """Names of the cameras that config.json or GR00T's metadata tell, as the release has them; () where none does."""
+    """Camera names in config.json or GR00T's metadata; () if there are none."""
     config = opened.config
     saved = (config.get(CHOICES) or {}).get("cameras")
     named, features = saved or config.get("image_keys"), config.get("input_features")
@@ -195,7 +195,7 @@ def recipe_lines(
     *,
     assumed: bool = False,
 ) -> str:
-    """The section `policy` of a recipe that uses the folder, as YAML. assumed: the folder does not tell the horizon."""
+    """The section `policy` of a recipe for the folder, as YAML. assumed: the horizon is a guess."""
     robots, cameras = tuple(robots), tuple(cameras)
     lines = ["policy:", f"  type: {kind}", f"  checkpoint: {opened.folder}"]
     if len(robots) > 1:

@@ -1,13 +1,13 @@
 """Prompts of the released policies, as tables of token ids that are made once, before anything starts.
 
-    π0           BOS, instruction, "\\n" (encoded apart); filled up behind
-    π0.5         BOS, "Task: INSTRUCTION, State: B1 B2 ...;\\nAction: ", Bi the bin of a state entry; filled up behind
-    OpenVLA-OFT  BOS, filling, "In: What action should the robot take to INSTRUCTION?\\nOut:", an empty token
-    GR00T N1.5   Qwen's chat with the placeholders of all images, then the instruction; filled up in front
+    π0           BOS, instruction, "\\n" (encoded separately); padded on the right
+    π0.5         BOS, "Task: INSTRUCTION, State: B1 B2 ...;\\nAction: ", Bi a state bin; padded on the right
+    OpenVLA-OFT  BOS, padding, "In: What action should the robot take to INSTRUCTION?\\nOut:", an empty token
+    GR00T N1.5   Qwen's chat with the placeholders of all images, then the instruction; padded on the left
 
-lerobot's folders of π0 have the instruction as it is, with its line end, and some of π0.5 a longer state (see
-`folder_inputs`).
-Instructions are known from the environment's tasks; only π0.5's state bins are found at every step, on the device.
+lerobot's π0 folders use the instruction unchanged, with its line end, and some π0.5 folders a longer state (see
+`folder_inputs`). Instructions are known from the environment's tasks; only π0.5's state bins are computed at every
+step, on the device.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class PromptTable:
 
     @property
     def length(self) -> int:
-        """L."""
         return int(self.ids.shape[1])
 
 
 def pi0_ids(tokenizer: PromptTokenizer, instruction: str, *, cleans: bool = True) -> Ids:
-    """π0's prompt. cleans: as openpi; else as lerobot, which encodes the line end with the instruction as it is."""
+    """π0's prompt. cleans: clean the instruction and encode the line end separately, as openpi does; else encode the
+    unchanged instruction with its line end, as lerobot does."""
     if not cleans:
         return [tokenizer.bos, *tokenizer.encode(instruction.removesuffix("\n") + "\n")]
     return [tokenizer.bos, *tokenizer.encode(cleaned(instruction)), *tokenizer.encode("\n")]
 
 
 def cleaned(instruction: str) -> str:
-    """An instruction as openpi writes it: without outer space, _ and line ends as spaces."""
+    """An instruction in openpi's form: stripped, with _ and line ends replaced by spaces."""
     return instruction.strip().replace("_", " ").replace("\n", " ")
 
 
@@ -66,21 +66,20 @@ def state_text(instruction: str, bins: Sequence[int]) -> str:
 
 
 def oft_ids(tokenizer: PromptTokenizer, instruction: str, empty: int) -> Ids:
-    """OpenVLA-OFT's prompt; it ends with the token `empty`, as the release appends it."""
+    """OpenVLA-OFT's prompt, ended by the token `empty` as in the release."""
     text = f"In: What action should the robot take to {instruction.lower()}?\nOut:"
     ids = tokenizer.encode(text)
     return [tokenizer.bos, *ids] if ids[-1:] == [empty] else [tokenizer.bos, *ids, empty]
 
 
 def groot_text(instruction: str, images: int, tokens: int) -> str:
-    """GR00T's chat with this many images of this many tokens."""
     places = "".join(f"<image {k}><img>{IMAGE_CONTEXT * tokens}</img>" for k in range(1, images + 1))
     system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
     return f"{system}<|im_start|>user\n{places}{instruction}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def groot_ids(tokenizer: PromptTokenizer, instruction: str, images: int, tokens: int, image_token: int) -> Ids:
-    """GR00T's prompt. ConfigError: the tokenizer has another id for an image's places."""
+    """GR00T's prompt. ConfigError: the tokenizer's id of the image placeholder is not `image_token`."""
     ids = tokenizer.encode(groot_text(instruction, images, tokens))
     if ids.count(image_token) != images * tokens:
         raise ConfigError(
@@ -93,9 +92,10 @@ def groot_ids(tokenizer: PromptTokenizer, instruction: str, images: int, tokens:
 def table(
     rows: Sequence[Ids], tasks: Sequence[Task], *, length: int, pad: int, side: str, vocabulary: int, origin: str
 ) -> PromptTable:
-    """The prompts filled up to `length` (0: the longest). side: where: "right", "left", or "inside" behind the first.
+    """The prompts padded to `length` (0: the longest). side: of the padding: "right", "left", or "inside", after the
+    first token.
 
-    ConfigError: a prompt is too long or has ids that the network lacks, or two instructions give the same ids.
+    ConfigError: a prompt is too long or has ids outside the vocabulary, or two instructions give the same ids.
     """
     lengths = [len(row) for row in rows]
     longest = lengths.index(max(lengths))
@@ -128,7 +128,7 @@ def _places(side: str, used: int, length: int) -> NDArray[np.int64]:
 
 
 def check_length(needed: int, length: int, task: Task, origin: str) -> None:
-    """ConfigError if a prompt needs more places than the network has (0: any number)."""
+    """ConfigError: a prompt needs more tokens than the network has places (0: no limit)."""
     if length and needed > length:
         raise ConfigError(
             f"the prompt of task {task.name!r} has {needed} tokens with {origin}, the network takes {length} "
@@ -149,11 +149,11 @@ def _check_distinct(rows: Sequence[Ids], tasks: Sequence[Task], origin: str) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StatePrompts:
-    """π0.5's prompts in parts, from which a device composes them: head of each task, the bins' numbers, tail.
+    """π0.5's prompts in parts that a device assembles.
 
-    heads: of each task up to "State:"; numbers: [257 bins] of " B"; tail: of ";\\nAction: ". present: which ids of the
-    two padded tables exist. entries: of the state, filled up with 0. whole: encodes a prompt in one piece, for
-    tokenizers that are not composed; else None.
+    heads: prompt of each task up to "State:"; numbers: [257 bins], ids of " B"; tail: ids of ";\\nAction: "; entries:
+    of the state, zero-padded; whole: encodes a prompt in one piece, for tokenizers whose parts cannot be joined, else
+    None.
     """
 
     heads: PromptTable
@@ -167,11 +167,11 @@ class StatePrompts:
 def state_prompts(
     tokenizer: PromptTokenizer, tasks: Sequence[Task], entries: int, length: int, vocabulary: int
 ) -> StatePrompts:
-    """The prompts for a state of this many entries.
+    """Prompts for a state with this many entries.
 
-    A tokenizer may join what stands on both sides of a seam. So the composition is compared with whole prompts, with
-    every bin at some place; if one differs, prompts are encoded whole, on the CPU, at every step.
-    ConfigError: the longest prompt does not fit.
+    A tokenizer may merge characters across a seam. So assembled prompts are compared with whole ones that contain every
+    bin; if one differs, prompts are encoded whole, on the CPU, at every step. ConfigError: the longest prompt does not
+    fit.
     """
 
     def whole(task: int, bins: Sequence[int]) -> Ids:
@@ -211,12 +211,12 @@ def _to_number(task: Task, number: int) -> str:
 
 
 def _after(front: Ids, row: Ids) -> Ids | None:
-    """What follows `front` in the row; None if the row begins otherwise."""
+    """The ids after the prefix `front`; None if the row does not start with it."""
     return row[len(front) :] if row[: len(front)] == front else None
 
 
 def _trials(tasks: int, entries: int) -> list[tuple[int, list[int]]]:
-    """Tasks and bins on which compositions are tried: every bin at some place, runs of equal ones, every task."""
+    """Tasks and bins that test assembled prompts: every bin, runs of equal bins, every task."""
     draw = random.Random(0)
     trials = []
     for i in range(max(_TRIALS, tasks)):
@@ -269,14 +269,14 @@ class StatePrompt(nn.Module):
         there = self.tail.new_ones((rows, len(self.tail)), dtype=torch.bool)
         there = torch.cat((self.head_present[tasks], self.number_present[bins + 1].flatten(1), there), dim=1)
         place = (there.cumsum(1) - 1).clamp(max=self.length)
-        place = torch.where(there, place, self.length)  # what does not exist or fit goes to a place beyond the end
+        place = torch.where(there, place, self.length)  # absent ids and those that do not fit go past the end
         packed = ids.new_zeros(rows, self.length + 1).scatter_(1, place, ids)
         used = there.sum(1, keepdim=True)
         present = torch.arange(self.length, device=ids.device).unsqueeze(0) < used
         return packed[:, : self.length] * present, present
 
     def _encoded(self, tasks: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
-        """Whole prompts, encoded on the CPU; each is kept."""
+        """Whole prompts, encoded on the CPU and cached."""
         assert self.whole is not None
         ids = torch.zeros(len(tasks), self.length, dtype=torch.int64)
         used = torch.zeros(len(tasks), 1, dtype=torch.int64)

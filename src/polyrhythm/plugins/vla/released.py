@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class VlaFolders:
-    """The folders of all architectures here."""
+    """Folders of all architectures here."""
 
     def export(
         self, settings: VlaSettings, weights: Mapping[str, Tensor], out: Path, *, base: str, source: Path, env: Any
     ) -> str:
-        """In the layout of `base`, or as its adapters; without a base as a folder of its own."""
+        """Export in the layout of `base`, or as its adapters; without a base as a new folder."""
         kind = settings.type  # type: ignore[attr-defined]
         if not base:
             self._export_new(settings, weights, out, source, *env)
@@ -50,7 +50,7 @@ class VlaFolders:
     def _export_new(
         self, settings: VlaSettings, weights: Mapping[str, Tensor], out: Path, source: Path, spec: Any, seed: int
     ) -> None:
-        """The policy of a run that began from a seed: what its file lacks is drawn again."""
+        """Export a policy that was drawn from a seed; tensors that its file lacks are drawn again."""
         refuse_adapters(source, weights)
         if spec is None:
             raise ConfigError(f"{source}: the file lacks the environment's form; resume the run once, which adds it")
@@ -75,7 +75,8 @@ class VlaFolders:
 
 
 def check_whole(checkpoint: Checkpoint) -> None:
-    """ConfigError unless the folder has every tensor of its architecture in its shape, and no other; none is read."""
+    """ConfigError: the folder does not have exactly the tensors of its architecture in their shapes. Reads no
+    tensor."""
     kind = checkpoint.architecture
     checkpoint.require(kind)
     of = architecture(kind)
@@ -85,8 +86,6 @@ def check_whole(checkpoint: Checkpoint) -> None:
 
 
 def inspection_lines(found: Inspection) -> list[str]:
-    """An inspection in words."""
-
     dtypes = ", ".join(f"{count / found.parameters:.0%} {dtype}" for dtype, count in found.dtypes.items())
     assumed = " (assumed: no config.json)" * found.horizon_assumed
     no_robots = "none: no normalisation statistics were found"

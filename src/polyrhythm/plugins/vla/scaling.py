@@ -1,12 +1,12 @@
 """Normalisation of states and actions, as each release defines it.
 
-A `Scaling` maps every entry affinely, one map each way, because some releases do not undo exactly what they did. With
-mean m, deviation s, bounds a and b (quantiles or extremes) and the release's epsilon e:
+A `Scaling` is an affine map of every entry, with a separate map for each direction, because some releases do not
+exactly invert their own. With mean m, deviation s, bounds a and b (quantiles or extremes) and the release's epsilon e:
 
-    mean and deviation   y = (x − m)/(s + e)            x = y·(s + e) + m        openpi; lerobot goes back without e
+    mean and deviation   y = (x − m)/(s + e)            x = y·(s + e) + m        openpi; lerobot's inverse has no e
     bounds               y = 2(x − a)/(b − a + e) − 1   x = (y + 1)/2·(b − a + e) + a
 
-Computed in float64, so that bins and golden values are those of the releases, whose statistics are float64.
+Computed in float64, like the statistics of the releases, so bins and golden values are equal.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ ROTATIONS |= {f"{EULER}{''.join(order)}": 3 for order in permutations("rpy")}
 
 
 class StatePart(NamedTuple):
-    """width: its entries in the environment's state. form: "" as they are, `sin_cos`, or the rotation's form."""
+    """width: entries in the environment's state; form: "" for unchanged, `sin_cos`, or the form of the rotation."""
 
     width: int
     form: str
 
     @property
     def taken(self) -> int:
-        """Entries that the network takes."""
         return {"": self.width, SIN_COS: 2 * self.width}.get(self.form, _SIX)
 
 
 def in_other_form(state: Tensor, parts: tuple[StatePart, ...]) -> Tensor:
-    """A state [B,D] of these parts as the network takes it."""
+    """Convert a state [B,D] with these parts to the network's form."""
     pieces = zip(state.split([part.width for part in parts], dim=1), parts, strict=True)
     return torch.cat([_taken(x, part.form) for x, part in pieces], dim=1)
 
@@ -56,7 +55,7 @@ def _taken(x: Tensor, form: str) -> Tensor:
 
 
 def _matrix(x: Tensor, form: str) -> Tensor:
-    """Rotation matrices [B,3,3] of [B,width]."""
+    """Rotation matrices [B,3,3] of rotations [B,width] in this form."""
     if form == "matrix":
         return x.reshape(-1, 3, 3)
     if form == "quaternion":
@@ -74,7 +73,7 @@ def _matrix(x: Tensor, form: str) -> Tensor:
 
 
 def _turned(axis: Tensor, real: Tensor, scale: Tensor) -> Tensor:
-    """The rotation of a quaternion (real [B,1], axis [B,3]), scale 2/|q|²: I + scale·(real·[a]× + [a]×²)."""
+    """Rotation matrix of a quaternion (real [B,1], axis [B,3]), scale 2/|q|²: I + scale·(real·[a]× + [a]×²)."""
     zero = torch.zeros_like(axis[:, 0])
     x, y, z = axis.unbind(1)
     cross = torch.stack((zero, -z, y, z, zero, -x, -y, x, zero), dim=1).reshape(-1, 3, 3)
@@ -93,10 +92,11 @@ Constant = Literal["divide", "keep", "zero"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaling:
-    """How an array of D entries is normalised and back. All arrays [D].
+    """Normalisation of an array of D entries and its inverse. All arrays [D].
 
-    gain, shift: y = gain·x + shift; back_gain, back_shift: x = back_gain·y + back_shift. clipped: y is cut to −1..1.
-    switch: y and x are 1 above 0.5, else 0, whatever the rest says. method: of the first entry, for messages.
+    gain, shift: y = gain·x + shift; back_gain, back_shift: x = back_gain·y + back_shift. clipped: y is clipped to
+    −1..1. switch: y and x are 1 above 0.5, else 0, regardless of the other fields. method: of the first entry, for
+    messages.
     """
 
     method: Method
@@ -109,21 +109,20 @@ class Scaling:
 
     @property
     def size(self) -> int:
-        """D."""
         return len(self.gain)
 
     def chosen(self, entries: Sequence[int]) -> Scaling:
-        """Of these entries, in this order."""
+        """The scaling of these entries, in this order."""
         index = list(entries)
         return Scaling(self.method, *(array[index] for array in self._arrays()))
 
     def without_padding(self, size: int) -> Scaling:
-        """Of the first `size` entries, if the others never varied (padding); else as it is."""
+        """The scaling of the first `size` entries, if all others are constant (padding); else itself."""
         padded = self.method == "none" or bool((self.back_gain[size:] <= _STILL).all())
         return self.chosen(range(size)) if padded else self
 
     def joined(self, other: Scaling) -> Scaling:
-        """Of this array's entries, then the other's."""
+        """The scaling of the concatenation of this array and the other's."""
         pairs = zip(self._arrays(), other._arrays(), strict=True)
         return Scaling(self.method, *(np.concatenate(pair) for pair in pairs))
 
@@ -132,19 +131,17 @@ class Scaling:
 
 
 def identity(size: int) -> Scaling:
-    """Everything as it is."""
     return _scaling("none", np.ones(size), np.zeros(size), np.ones(size), np.zeros(size))
 
 
 def switches(size: int) -> Scaling:
-    """GR00T's binary entries."""
     return replace(identity(size), method="binary", switch=np.ones(size, bool))
 
 
 def mean_std(
     mean: ArrayLike, std: ArrayLike, *, eps: float = 1e-6, back_eps: float | None = None, constant: Constant = "divide"
 ) -> Scaling:
-    """Mean 0 and deviation 1. back_eps: epsilon of the way back, if another."""
+    """Scale to mean 0 and deviation 1. back_eps: epsilon of the inverse, if different."""
     m, s = np.asarray(mean, np.float64), np.asarray(std, np.float64)
     divisor = s + eps
     still = (s == 0.0) & (constant != "divide")
@@ -165,7 +162,7 @@ def bounds(
     mask: ArrayLike | None = None,
     clipped: bool = False,
 ) -> Scaling:
-    """From low..high to −1..1. mask: the entries that are normalised, the others are left as they are."""
+    """Scale low..high to −1..1. mask: the normalised entries; others are unchanged."""
     a, b = np.asarray(low, np.float64), np.asarray(high, np.float64)
     width = b - a + eps
     still = (b == a) & (constant != "divide")
@@ -196,7 +193,7 @@ def _scaling(
 
 
 class Scaler(nn.Module):
-    """A `Scaling` on a device. Values may have more entries than it (padding), which pass as they are."""
+    """A `Scaling` on a device. Values may have more entries (padding), which are unchanged."""
 
     forward_map: Tensor
     back_map: Tensor
@@ -216,14 +213,14 @@ class Scaler(nn.Module):
             self.register_buffer(name, flags, persistent=False)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """x [...,D or more] -> the network's values, float64."""
+        """x [...,D or more] in env units -> normalised, float64."""
         y = self._mapped(x, self.forward_map)
         if self.has_clipped:
             y = _with_front(y, torch.where(self.clipped, y[..., : self.size].clamp(-1.0, 1.0), y[..., : self.size]))
         return self._switched(x, y)
 
     def unnormalise(self, y: Tensor) -> Tensor:
-        """The network's values [...,D or more] -> the environment's, float64."""
+        """y [...,D or more] normalised -> env units, float64."""
         return self._switched(y, self._mapped(y, self.back_map))
 
     def _mapped(self, x: Tensor, both: Tensor) -> Tensor:
@@ -238,6 +235,5 @@ class Scaler(nn.Module):
 
 
 def _with_front(x: Tensor, front: Tensor) -> Tensor:
-    """x with its first entries replaced."""
     rest = x[..., front.shape[-1] :]
     return torch.cat((front, rest), dim=-1) if rest.shape[-1] else front

@@ -1,4 +1,5 @@
-"""Settings that all published VLA policies share, what each architecture reads and writes, and how a policy is made."""
+"""Settings that all published VLA policies share, the inputs and outputs of each architecture, and the building of a
+policy."""
 
 from __future__ import annotations
 
@@ -56,14 +57,13 @@ EMBODIMENTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputForm:
-    """The inputs and outputs of one network.
+    """Inputs and outputs of one network.
 
-    image: side of its images in pixels. horizon: H; action_dim: entries of an action, padded. state_dim: entries of the
-    state, padded; 0: as many as the environment has. needs_state: the network reads the state. vocabulary: ids lie
-    below; words: hashed words do. length: places for the prompt; 0: as many as the longest prompt. fill: where short
-    prompts are filled up: right, left, or inside (behind the first token). bos, pad, empty, image_token: ids.
-    image_tokens: places of an image in the prompt (GR00T). state_in_prompt: π0.5's bins. crop: OpenVLA-OFT's 90% of the
-    area. embodiments: GR00T's number of them.
+    image: side of its images in pixels. horizon: H; action_dim, state_dim: padded entries of action and state;
+    state_dim 0: the environment's. needs_state: the network reads the state. vocabulary: exclusive bound of ids; words:
+    of hashed words. length: prompt tokens; 0: those of the longest prompt. fill: where short prompts are padded: right,
+    left, or inside (after the first token). bos, pad, empty, image_token: ids. image_tokens: prompt tokens per image
+    (GR00T). state_in_prompt: π0.5's bins. crop: OpenVLA-OFT's 90% of the area. embodiments: number of GR00T's.
     """
 
     architecture: PolicyType
@@ -121,7 +121,7 @@ class InputSizeSettings(BaseModel):
         return self
 
     def multiples(self) -> tuple[tuple[str, int, str, int], ...]:
-        """A setting that must be a multiple, its value, of what, and that value."""
+        """Divisibility constraints: setting, its value, the divisor's name, the divisor."""
         return (
             ("vision_width", self.vision_width, "vision_heads", self.vision_heads),
             ("image", self.image, "patch", self.patch),
@@ -199,7 +199,8 @@ class VlaSettings(BaseModel):
 
     @property
     def training_defaults(self) -> Mapping[str, Any]:
-        """Small steps for released weights (RLinf's for π0 and GR00T), larger ones for a network from a seed."""
+        """Small learning rates for released weights (RLinf's for π0 and GR00T), larger ones for a network from a
+        seed."""
         if not self.checkpoint:
             return {"max_kl": None, "optimizer": {"lr": 3e-4, "value_lr": 1e-3}}
         optimizer = {"lr": 5e-6, "value_lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.01}
@@ -208,13 +209,11 @@ class VlaSettings(BaseModel):
 
     @property
     def traits(self) -> SettingsTraits:
-        """What the policy can do."""
         policy = replace(self.policy_traits, dtype=self.dtype)
         makes = SettingsTraits(outlines=True, builds_in_parts=True, has_miniature=True)
         return replace(makes, adapts=True, folders=FOLDERS, policy=policy)
 
     def _blueprint(self, env_spec: EnvSpec) -> Blueprint[Any]:
-        """What is built for this environment."""
         raise NotImplementedError
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> Any:
@@ -227,14 +226,15 @@ class VlaSettings(BaseModel):
         return self._blueprint(env_spec).outline(role)
 
     def state_entries(self, env_spec: EnvSpec) -> int:
-        """Entries of the environment's state; 1 if it shows none, which `plan_inputs` refuses where one is needed."""
+        """Entries of the environment's state; 1 without a state, which `plan_inputs` refuses if one is needed."""
         spec = env_spec.observation.get(self.state)
         return spec.shape[0] if spec is not None and spec.shape else 1
 
     def stand_ins(self) -> Iterator[Self]:
-        """These settings with less and less that has to be on this machine, for checks where something is missing.
+        """Variants of these settings with fewer requirements on local files, for checks on machines that lack them.
 
-        Hashed words replace the tokenizer, then the released network of this type the checkpoint's folder, if any.
+        Hashed words replace the tokenizer first, then the released network of this type replaces the checkpoint's
+        folder.
         """
         yield self.model_copy(update={"tokenizer": WORDS})
         if not self.checkpoint:
@@ -244,8 +244,8 @@ class VlaSettings(BaseModel):
         yield released.model_copy(update={"tokenizer": WORDS})
 
     def miniature(self) -> Self:
-        """The same ways of acting and learning in the smallest network, from a seed: it is built in a second. It leaves
-        out what refers to a checkpoint's robot, cameras or padding."""
+        """The same acting and training settings with the smallest network, from a seed, which builds in a second.
+        Settings that refer to a checkpoint's robot, cameras or padding are dropped."""
         kind = type(self).model_fields["type"].default
         return self.model_copy(
             update={
@@ -269,10 +269,10 @@ P = TypeVar("P", bound=AdaptedPolicy)
 
 @dataclass(frozen=True, slots=True)
 class Blueprint(Generic[P]):
-    """How one policy is made.
+    """Builds one policy.
 
-    architecture: with the tensors that are dead in a network of this size. source: the checkpoint, None for weights
-    from the seed. around: makes the policy around its network, which may be on the meta device, and its precision.
+    architecture: with the dead tensors of a network of this size. source: the checkpoint, None for weights from the
+    seed. around: makes the policy from its network, which may be on the meta device, and the precision.
     """
 
     settings: VlaSettings
@@ -282,12 +282,13 @@ class Blueprint(Generic[P]):
     around: Callable[[nn.Module, Precision], P]
 
     def form(self, answers: Mapping[str, ArraySpec]) -> PolicyForm:
-        """The form. answers: one row of the policy's forward_inputs. ConfigError: the folder's tensors do not fit."""
+        """The policy's form. answers: one row of the policy's forward_inputs. ConfigError: the folder's tensors do
+        not fit."""
 
         return describe(self.outline, answers, self.settings.value_level)
 
     def outline(self, role: Role) -> P:
-        """The policy with weights that have shapes and dtypes alone where the caller has chosen the meta device.
+        """The policy without weight values (shapes and dtypes only) if the caller has selected the meta device.
         ConfigError: the folder's tensors do not fit."""
         network = self.architecture.network(self.size)
         if self.source is not None:
@@ -298,7 +299,7 @@ class Blueprint(Generic[P]):
         return self.around(network, adaptation.precision)
 
     def build(self, *, seed: int, device: str, role: Role) -> P:
-        """The policy, from the checkpoint straight to the device; without one the seed decides, on the CPU."""
+        """The policy, loaded directly to the device; without a checkpoint drawn from the seed on the CPU."""
         adaptation, of = self._adaptation, self.architecture
 
         def prepare(network: nn.Module) -> None:
@@ -316,7 +317,7 @@ class Blueprint(Generic[P]):
         return policy
 
     def build_in_parts(self, *, seed: int, role: Role) -> P:
-        """The policy on the host; what the checkpoint has of its network is there only once `load_part` has read it."""
+        """The policy on the host; the checkpoint's tensors of its network are read later by `load_part`."""
         adaptation = self._adaptation
         if self.source is None:
             return self.build(seed=seed, device="cpu", role=role)
@@ -341,7 +342,6 @@ class Blueprint(Generic[P]):
 
 
 def adaptation_of(settings: VlaSettings, of: Architecture) -> Adaptation:
-    """What the settings train, by the patterns of the architecture."""
     precision = Precision(getattr(torch, settings.dtype), getattr(torch, settings.master), tuple(of.float32))
     recomputes = settings.gradient_checkpointing
     return Adaptation(settings.train, of.parts, precision, tuple(of.dead), settings.lora, recomputes)

@@ -33,9 +33,9 @@ _STATE_DIM = 32
 
 @dataclass(frozen=True, slots=True)
 class FolderInputs:
-    """resizing: of pictures that do not have the network's size. state_entries: of the state in π0.5's prompt, filled
-    up with 0; 0: as many as there are. cleans: whether π0's instruction is cleaned (`prompts.cleaned`). relative:
-    whether actions are relative to the state."""
+    """resizing: method for images of other sizes. state_entries: of the state in π0.5's prompt, zero-padded; 0: the
+    state's own number. cleans: whether π0's instruction is cleaned (`prompts.cleaned`). relative: whether actions
+    are relative to the state."""
 
     resizing: Resizing = "openpi"
     state_entries: int = 0
@@ -44,7 +44,7 @@ class FolderInputs:
 
 
 def folder_inputs(source: Checkpoint | None) -> FolderInputs:
-    """How the folder's own code makes inputs; openpi's way without a folder."""
+    """Input conventions of the folder's own code; openpi's without a folder."""
     if source is None or not _is_lerobots(source):
         return FolderInputs()
     steps, config = lerobot_steps(source), source.config
@@ -62,13 +62,13 @@ def folder_inputs(source: Checkpoint | None) -> FolderInputs:
 
 
 def _is_lerobots(source: Checkpoint) -> bool:
-    """Whether lerobot saved the folder: it has its processors, its buffers, or its configuration alone."""
+    """Whether lerobot saved the folder: it has lerobot's processors, buffers or configuration."""
     openpi = any(path.name == "norm_stats.json" for path in source.statistics)
     return bool(lerobot_steps(source) or source.extra or ("input_features" in source.config and not openpi))
 
 
 def lerobot_steps(source: Checkpoint) -> dict[str, Mapping[str, Any]]:
-    """Name of each step of policy_preprocessor.json -> its settings."""
+    """Settings of each step of policy_preprocessor.json, by name."""
     found: dict[str, Mapping[str, Any]] = {}
     for path in source.statistics:
         if path.suffix == ".json" and "preprocessor" in path.name:
@@ -88,8 +88,8 @@ _NO_NOOPS = "_no_noops"
 
 @dataclass(frozen=True, slots=True)
 class RobotStatistics:
-    """How one robot's state and actions are normalised; None where the folder does not say. origin: the file. parts: of
-    a state that is taken in another form (GR00T)."""
+    """Normalisation of one robot's state and actions; None if the folder has none. origin: the file; parts: of a
+    state in another form (GR00T)."""
 
     key: str
     origin: str
@@ -103,8 +103,8 @@ _Keyed = tuple[str, Callable[[], RobotStatistics]]
 
 
 def robot_statistics(source: Checkpoint, kind: str, robot: str, data_config: str = "") -> RobotStatistics:
-    """The statistics of the robot with this key ("": the only one). data_config: GR00T's, "": that of its embodiment.
-    ConfigError: none, several, or another key."""
+    """The statistics of the robot with this key ("": the only one). data_config: GR00T's, "" for its embodiment's.
+    ConfigError: none, several, or an unknown key."""
     found = list(_all(source, kind, data_config)) or _dataset(source)
     keys = [key for key, _ in found]
     if not found:
@@ -130,7 +130,8 @@ def robot_statistics(source: Checkpoint, kind: str, robot: str, data_config: str
 
 
 def _is_named(key: str, robot: str) -> bool:
-    """Whether a setting means this key: equal, without _no_noops, or its last part (openpi's ids are paths)."""
+    """Whether a setting matches this key: equal, equal without _no_noops, or equal to its last part (openpi's ids
+    are paths)."""
     return robot in (key, key.removesuffix(_NO_NOOPS), key.rsplit("/", 1)[-1])
 
 
@@ -160,13 +161,13 @@ def _all(source: Checkpoint, kind: str, data_config: str) -> Iterator[_Keyed]:
 
 
 def openpi_key(path: Path, folder: Path) -> str:
-    """The key of a norm_stats.json within a released folder: the path of its own folder below `assets`."""
+    """The key of a norm_stats.json in a released folder: the path of its parent below `assets`."""
     inner = path.parent.relative_to(folder).parts
     return "/".join(inner[1:] if inner[:1] == ("assets",) else inner)
 
 
 def openpi(path: Path, kind: str, key: str) -> RobotStatistics:
-    """A file of openpi: quantiles for π0.5, mean and deviation for π0; with epsilon, without clipping."""
+    """openpi's statistics: quantiles for π0.5, mean and deviation for π0; with epsilon, without clipping."""
     found = value_of(read_json(path), "norm_stats", str(path))
 
     def of(name: str) -> Scaling | None:
@@ -186,7 +187,7 @@ def _openpi_scaling(stats: Mapping[str, Any], kind: str, origin: str) -> Scaling
 
 
 def openvla(found: Mapping[str, Any], origin: str) -> Iterator[_Keyed]:
-    """OpenVLA's statistics by data set: quantiles, for ALOHA extremes, of the entries that the mask has; clipped."""
+    """OpenVLA's statistics by data set: quantiles, for ALOHA extremes; masked entries only; clipped."""
     for key, robot in found.items():
         yield key, partial(_openvla, key, robot, origin)
 
@@ -212,13 +213,12 @@ def _openvla(key: str, robot: Any, origin: str) -> RobotStatistics:
 
 
 def groot(tag: str, robot: Mapping[str, Any], data_config: str, origin: str) -> RobotStatistics:
-    """GR00T's statistics of one embodiment."""
     found = groot_scalings(tag, robot, data_config, origin)
     return RobotStatistics(tag, origin, found.state, found.action, found.parts)
 
 
 def _lerobot(source: Checkpoint) -> Iterator[_Keyed]:
-    """lerobot's processors, or the buffers of its older checkpoints."""
+    """Statistics of lerobot's processors, or of the buffers in its older checkpoints."""
     arrays = {name: array for path in source.statistics if path.suffix == ".safetensors" for name, array in _read(path)}
     for name, place in source.extra.items():  # (un)normalize_X.buffer_observation_state.mean
         buffer, stat = name.split(".buffer_", 1)[-1].rsplit(".", 1)
@@ -236,7 +236,7 @@ def _lerobot(source: Checkpoint) -> Iterator[_Keyed]:
 
 
 def _dataset(source: Checkpoint) -> list[_Keyed]:
-    """The first stats.json of a LeRobot dataset, by the modes of the policy's configuration (MEAN_STD)."""
+    """The first stats.json of a LeRobot dataset, with the modes of the policy's configuration (default MEAN_STD)."""
     for path in source.statistics:
         if path.name != "stats.json":
             continue
@@ -253,7 +253,7 @@ def _dataset(source: Checkpoint) -> list[_Keyed]:
 
 
 def _lerobot_modes(source: Checkpoint) -> Mapping[str, str]:
-    """Kind of array (STATE, ACTION) -> its mode, from the processor's file or the policy's."""
+    """Mode of each kind of array (STATE, ACTION), from the processor's file or the policy's."""
     modes = dict(source.config.get("normalization_mapping") or {})
     for settings in lerobot_steps(source).values():
         modes |= settings.get("norm_map", {})
@@ -261,7 +261,7 @@ def _lerobot_modes(source: Checkpoint) -> Mapping[str, str]:
 
 
 def _lerobot_scaling(stats: Mapping[str, np.ndarray], mode: str, origin: str) -> Scaling:
-    """lerobot's modes: epsilon 1e-8; the way back from mean and deviation is without it."""
+    """lerobot's modes: epsilon 1e-8, not used in the inverse of mean and deviation."""
     if mode == "IDENTITY":
         return scaling.identity(len(stats["mean"] if "mean" in stats else next(iter(stats.values()))))
     if mode == "MEAN_STD":

@@ -1,6 +1,6 @@
-"""Tokenizers of the policies: that of a local folder, by transformers, or a hash of each word.
+"""Tokenizers of the policies: a local folder's, loaded by transformers, or a hash of each word.
 
-Nothing is ever downloaded. A folder's tokenizer is loaded once per process; transformers is imported only for that.
+Nothing is downloaded. A folder's tokenizer is loaded once per process; only then is transformers imported.
 """
 
 from __future__ import annotations
@@ -55,8 +55,6 @@ class WordTokenizer:
 
 
 class FolderPromptTokenizer:
-    """The tokenizer of a folder, as transformers loads it."""
-
     def __init__(self, folder: str) -> None:
         self.origin = f"the tokenizer of {folder}"
         self._tokenizer = _loaded(folder)
@@ -68,7 +66,7 @@ class FolderPromptTokenizer:
 
 @lru_cache(maxsize=8)
 def folder_tokenizer(folder: str) -> FolderPromptTokenizer:
-    """The tokenizer of a local folder. ConfigError: there is none, or it cannot be loaded."""
+    """The tokenizer of a local folder. ConfigError: it does not exist or cannot be loaded."""
     return FolderPromptTokenizer(folder)
 
 
@@ -88,7 +86,7 @@ def _loaded(folder: str) -> Any:
         raise MissingError(
             f"policy.tokenizer = {folder} needs transformers ({error}); run: {install_command('vla')}"
         ) from error
-    except Exception as error:  # transformers and its readers raise whatever they like
+    except Exception as error:  # transformers and its readers raise many types
         line = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
             f"policy.tokenizer = {folder}: transformers cannot load a tokenizer from it ({line[0][:160]}); copy "

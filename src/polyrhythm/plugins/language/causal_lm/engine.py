@@ -1,15 +1,15 @@
-"""An engine on torch alone: continuous batching with keys and values in slots, exact log-probs in float32.
+"""Native engine, torch only: continuous batching with a slot cache and exact log-probs in float32.
 
-Invariant: running requests are the rows 0..n-1 of the cache and of the arrays here. A request that ends gives its row
-to the last one, so that a decode step reads the cache without copying it.
+Invariant: running requests occupy rows 0..n-1 of the cache and of the arrays here. When a request ends, the last row
+moves into its row, so a decode step reads the cache without copying it.
 
-A prompt is computed once for all requests that have it, such as the members of a group: those that begin together, and
-those that begin while another is running whose prompt was computed by the same weights. They get copies of its keys
-and values and sample from the same features.
+A prompt is computed once for all requests that have it, such as the members of a group: requests that start together,
+or that start while a request with the same prompt, computed with the same weights, is running. They receive copies of
+its keys and values and sample from the same features.
 
-After a change of the weights the keys and values of running requests are kept, as in other engines: the log-probs of
-their next tokens are those of new weights that attend to old keys. `refresh` makes them anew instead, so that every
-log-prob is that of the weights alone.
+After a weight change the keys and values of running requests are kept, as in other engines: their next log-probs mix
+new weights with old keys. `refresh` recomputes the keys and values instead, so every log-prob is that of the weights
+alone.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ _STRIDE = 16
 
 @dataclass(slots=True)
 class _Row(Progress):
-    """A running request. weights: the number of the change of weights after which its prompt was computed; uniform: its
-    noise."""
+    """A running request. weights: number of weight changes before its prompt was computed; uniform: its noise."""
 
     weights: int = -1
     uniform: noise.UniformStream = field(init=False)
@@ -56,9 +55,10 @@ class _Row(Progress):
 
 
 class NativeEngine:
-    """An engine over `network`'s own weights. length: the longest sequence; stops: tokens that end one.
+    """An engine that runs `network` itself. length: the longest sequence in tokens; stops: tokens that end one.
 
-    prompt_tokens: of prompts that have begun; shared_tokens: those of them that were computed for another request.
+    prompt_tokens: prompt tokens of all started requests; shared_tokens: those copied from another request instead of
+    computed.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class NativeEngine:
         self._length, self._refresh = length, refresh
         self._device = next(network.parameters()).device
         self._version = -1
-        self._weights = 0  # changes of them
+        self._weights = 0  # number of weight changes
         self.prompt_tokens = self.shared_tokens = 0
         self._waiting: deque[_Row] = deque()
         self._running: list[_Row] = []
-        self._prompt_ends: Tensor | None = None  # features [capacity,width] of the last tokens of prompts
+        self._prompt_ends: Tensor | None = None  # [capacity,width] features of the prompts' last tokens
         with torch.inference_mode(False):
             self._cache = SlotCache(capacity, length)
             self._greedy = torch.zeros(capacity, dtype=torch.bool, device=self._device)
@@ -88,13 +88,13 @@ class NativeEngine:
     # ------------------------------------------------------------ requests
 
     def add(self, request: EngineRequest) -> None:
-        """ValueError: there is no room for it, in rows or in length, or it would generate nothing."""
+        """ValueError: there is no free row, the sequence is too long, or it would generate nothing."""
         known = {row.request.request_id for row in (*self._running, *self._waiting)}
         refuse_unfit(request, known, self.capacity, self._length)
         self._waiting.append(_Row.of(request))
 
     def abort(self, request_id: int) -> Generated:
-        """KeyError: there is no such request."""
+        """KeyError: unknown request."""
         for row in self._waiting:
             if row.request.request_id == request_id:
                 self._waiting.remove(row)
@@ -119,7 +119,7 @@ class NativeEngine:
 
     @torch.no_grad()
     def step(self) -> list[Generated]:
-        """One token for each request: those that were added from their prompts, the others from the cache."""
+        """Generate one token per request: new requests from their prompts, running ones from the cache."""
         if not self._running and not self._waiting:
             return []
         running = len(self._running)
@@ -142,7 +142,7 @@ class NativeEngine:
         )
 
     def _begin(self) -> Tensor:
-        """Move all waiting requests to rows; the features of their last positions."""
+        """Move all waiting requests to rows; return the features of their last positions."""
         rows, first = list(self._waiting), len(self._running)
         self._waiting.clear()
         known = {row.prompt_key: place for place, row in enumerate(self._running) if row.weights == self._weights}
@@ -159,8 +159,8 @@ class NativeEngine:
         return torch.stack([ends[place] for place in range(own.start, own.stop)])
 
     def _shares(self, first: int, known: dict[bytes, int]) -> tuple[list[int], dict[int, list[int]]]:
-        """Of the rows from `first` on those to compute, and by the row that has their prompt those that take it. known:
-        such rows by prompt. What has tokens already is computed, and may be shared."""
+        """Split the rows from `first` on into rows to compute and, by source row, rows that copy its prompt. known:
+        source rows by prompt. A resumed request with tokens is always computed, and others may copy its prompt."""
         computed: list[int] = []
         shared: dict[int, list[int]] = {}
         places = range(first, len(self._running))
@@ -177,7 +177,6 @@ class NativeEngine:
         return computed, shared
 
     def _compute(self, places: list[int]) -> dict[int, Tensor]:
-        """Features of the last positions of these rows' sequences."""
         places.sort(key=lambda place: self._running[place].length)
         rows = [self._running[place] for place in places]
         lengths = torch.tensor([row.length for row in rows], device=self._device)
@@ -193,7 +192,7 @@ class NativeEngine:
         return dict(zip(places, features[ends - 1], strict=True))
 
     def _sample(self, features: Tensor) -> None:
-        """Add a token to every running request, from features [n,width] of their last positions."""
+        """Append a token to every running request, sampled from features [n,width] of the last positions."""
         n = len(features)
         log_p = process_logits(self._network.logits(features), self._sampling)
         uniform = torch.tensor([row.uniform.at(len(row.tokens)) for row in self._running], device=self._device)
@@ -213,7 +212,7 @@ class NativeEngine:
         return finished[::-1]
 
     def _remove(self, place: int) -> None:
-        """Take a row out; the last one moves to its place."""
+        """Free a row; the last row moves into it."""
         last = len(self._running) - 1
         if place < last:
             self._cache.copy(last, [place], self._running[last].length)
@@ -229,7 +228,7 @@ COMPARED = 4
 
 
 def compared_prompt(choices: int) -> list[int]:
-    """A prompt of different tokens, where there are as many."""
+    """A prompt of distinct tokens as far as `choices` allows."""
     return [token % choices for token in range(1, COMPARED + 1)]
 
 
@@ -237,7 +236,7 @@ def compared_prompt(choices: int) -> list[int]:
 def worst_difference(
     network: CausalNetwork, sampling: Sampling, prompt: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]
 ) -> float:
-    """The largest difference of an engine's log-probs of `tokens` from the network's; inf if there are none."""
+    """Largest difference between an engine's log-probs of `tokens` and the network's; inf if there are none."""
     if not tokens:
         return torch.inf
     sequence = torch.tensor([*prompt, *tokens], device=next(network.parameters()).device)

@@ -1,4 +1,4 @@
-"""Writes a trained language model in the layout of its folder, or as adapters in peft's; merges adapters into it."""
+"""Exports trained language models in the layout of their folder or as peft adapters; merges adapters into a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MODEL = f"{NETWORK}model."
 
 
 class CausalLmFolders:
-    """Folders of causal language models in the layout of Hugging Face (`policies.base.FolderFormat`)."""
+    """Folders of causal language models in the Hugging Face layout (`policies.base.FolderFormat`)."""
 
     def export(
         self,
@@ -45,7 +45,7 @@ class CausalLmFolders:
         source: Path,
         env: object,  # noqa: ARG002 - the contract's
     ) -> str:
-        """In the layout of `base`, or as its adapters; a model from a seed has no released layout."""
+        """Export in the layout of `base`, or as its adapters. A model drawn from a seed has no released layout."""
         if base:
             return save_trained(weights, settings, Checkpoint.open(base), out)
         refuse_adapters(source, weights)
@@ -58,7 +58,7 @@ class CausalLmFolders:
         return not opened.architecture and is_known(opened.config.get("model_type"))
 
     def inspect(self, folder: Path) -> FolderReport:
-        """ConfigError: it is a model that cannot be used, such as an encoder."""
+        """ConfigError: the model type is not supported, such as an encoder."""
         opened, config = Checkpoint.open(folder), open_config(str(folder))
         told = {
             "architecture": "causal_lm",
@@ -84,9 +84,9 @@ class CausalLmFolders:
 
 
 def save_trained(weights: Mapping[str, Tensor], section: CausalLmSettings, base: Checkpoint, out: Path) -> str:
-    """Write a policy's published weights into the new folder `out`; what it is: adapters, or the network.
+    """Write a policy's published weights into the new folder `out`; return what was written: adapters or the network.
 
-    ConfigError: `base` is no causal language model, or lacks a tensor.
+    ConfigError: `base` is not a causal language model, or lacks a tensor.
     """
     with torch.device("meta"):
         tied = tied_names(empty_network(open_config(str(base.folder))).model)
@@ -97,7 +97,7 @@ def save_trained(weights: Mapping[str, Tensor], section: CausalLmSettings, base:
         save_adapters(state, out, alpha=lora.alpha, base=base, also=lora.also, tied=tied, task="CAUSAL_LM")
         return "adapters"
     stored = {_stored(name, base): tensor for name, tensor in model.items()}
-    for names in tied:  # a folder may hold all of them, and a value of before the training would undo the tie
+    for names in tied:  # the folder may store every name, and an old value would undo the tie
         stored |= {name: model[one] for one in names if one in model for name in names if name in base.tensors}
     for name, tensor in stored.items():
         if tuple(tensor.shape) != tuple(base.tensors[name].shape):
@@ -110,9 +110,11 @@ def save_trained(weights: Mapping[str, Tensor], section: CausalLmSettings, base:
 
 
 def merge(adapters: Adapters, base: Checkpoint, out: Path) -> None:
-    """Write the language model `base` with the adapters merged into it into the new folder `out`, in its layout and
-    dtypes. Where that has no place for the result, such as an output layer that is no longer the embedding, the layout
-    is that in which transformers saves the model. ConfigError: the adapters are not of this base."""
+    """Merge the adapters into the language model `base` and write it into the new folder `out`.
+
+    Layout and dtypes are the base's; if they cannot hold the result, such as an output layer that is no longer tied to
+    the embedding, the layout is that of transformers. ConfigError: the adapters belong to another base.
+    """
     open_config(str(base.folder))
     model = loaded_network(str(base.folder)).model
     tied = merge_into(model, adapters)
@@ -127,7 +129,7 @@ def merge(adapters: Adapters, base: Checkpoint, out: Path) -> None:
 
 
 def _save_anew(model: Any, dtypes: Mapping[str, str], untied: bool, base: Checkpoint, out: Path) -> None:
-    """Let transformers write a model into the new folder `out`, with the base's other files. dtypes: of the base."""
+    """Save a model with transformers into the new folder `out`, with the base's other files. dtypes: of the base."""
     files = tensor_files(base)
     common = getattr(torch, next(iter(dtypes.values())))
     for name, parameter in model.named_parameters():
@@ -141,7 +143,7 @@ def _save_anew(model: Any, dtypes: Mapping[str, str], untied: bool, base: Checkp
 
 
 def _stored(name: str, base: Checkpoint) -> str:
-    """The folder's name of a tensor. ConfigError: it has none."""
+    """The name of a tensor in the folder. ConfigError: the folder has no such tensor."""
     if place := _place(name, base):
         return place
     raise ConfigError(
@@ -150,5 +152,5 @@ def _stored(name: str, base: Checkpoint) -> str:
 
 
 def _place(name: str, base: Checkpoint) -> str:
-    """The folder's name of a tensor, "" if it has none."""
+    """The name of a tensor in the folder, "" if it has none."""
     return next((found for prefix in LEFT_OUT if (found := name.removeprefix(prefix)) in base.tensors), "")

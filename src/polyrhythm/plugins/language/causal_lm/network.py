@@ -1,10 +1,10 @@
 """The network: a causal language model of transformers, from a local folder or from a random start.
 
-    packed(tokens, packing)   features of whole sequences one after another: for training
+    packed(tokens, packing)   features of packed whole sequences: for training
     prefill, decode           features of new positions, with a cache: for generation
-    logits(features)          logits of some of them
+    logits(features)          logits of selected features
 
-Features and logits are separate, because logits of all positions of a large vocabulary would not fit into memory.
+Features and logits are separate because the logits of all positions of a large vocabulary would not fit into memory.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
 def is_known(model_type: object) -> bool:
-    """Whether transformers has models of this type, as config.json names it."""
+    """Whether transformers knows this `model_type` of config.json."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return model_type in CONFIG_MAPPING_NAMES
 
 
 def open_config(folder: str) -> Any:
-    """The configuration of a folder's model. MissingError: there is no such folder. ConfigError: it holds no causal
-    language model that can be used here."""
+    """Configuration of a folder's model. MissingError: the folder does not exist. ConfigError: it does not hold a
+    supported causal language model."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -54,7 +54,7 @@ def open_config(folder: str) -> Any:
         raise ConfigError(f"{what}: it has no config.json; name the folder of a causal language model")
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds for a damaged or unknown configuration
+    except Exception as error:  # transformers raises many types for an invalid configuration
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"{what}: config.json is of no model that transformers knows ({reason}); name another"
@@ -73,7 +73,7 @@ def open_config(folder: str) -> Any:
 
 
 def _refuse_unfit(config: Any, what: str) -> None:
-    """ConfigError: a model whose layers or logits need more than the engine here does."""
+    """ConfigError: the layers or logits of the model are not supported by the native engine."""
     kinds = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
     if kinds:
         raise ConfigError(
@@ -93,7 +93,7 @@ def _refuse_unfit(config: Any, what: str) -> None:
 
 
 def check_context(config: Any, tokens: int, what: str) -> None:
-    """ConfigError: the model's positions, or the window of its attention, are fewer than `tokens`."""
+    """ConfigError: the model's context or attention window is shorter than `tokens`."""
     limits = {"max_position_embeddings": getattr(config, "max_position_embeddings", None)}
     kinds = getattr(config, "layer_types", None)
     if getattr(config, "use_sliding_window", True) and (kinds is None or "sliding_attention" in kinds):
@@ -107,14 +107,14 @@ def check_context(config: Any, tokens: int, what: str) -> None:
 
 
 def cache_bytes(config: Any) -> int:
-    """Bytes of one position's keys and values in all layers, in float32."""
+    """Bytes of the keys and values of one position in all layers, in float32."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(config.num_hidden_layers * 2 * heads * width * 4)
 
 
 class CausalNetwork(nn.Module):
-    """The model and the passes that are made of it."""
+    """A transformers model with its packed, prefill and decode passes."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -122,15 +122,15 @@ class CausalNetwork(nn.Module):
 
     @property
     def frozen_names(self) -> frozenset[str]:
-        """Tensors of the state_dict that are not trained (`plugins.pretrained.adapting.AdaptedPolicy`)."""
+        """Names of state_dict tensors that are not trained (`plugins.pretrained.adapting.AdaptedPolicy`)."""
         return frozenset(f"model.{name}" for name in getattr(self.model, "frozen_names", ()))
 
     def packed(self, tokens: Tensor, packing: Packing) -> Tensor:
-        """Features [T,width] of sequences [T] int64 that lie one after another as `packing` says."""
+        """Features [T,width] of sequences [T] int64 concatenated as `packing` describes."""
         return self._packed(tokens, packing, packing.positions(tokens.device), None)
 
     def prefill(self, tokens: Tensor, packing: Packing, rows: Tensor, cache: SlotCache) -> Tensor:
-        """The same; keys and values go to the cache's `rows` [T]."""
+        """Like `packed`, and writes keys and values to the cache's `rows` [T]."""
         positions = packing.positions(tokens.device)
         cache.begin(rows, positions[0])
         return self._packed(tokens, packing, positions, cache)
@@ -143,8 +143,10 @@ class CausalNetwork(nn.Module):
     def decode(
         self, tokens: Tensor, positions: Tensor, longest: int, cache: SlotCache, *, even: bool = False
     ) -> Tensor:
-        """Features [n,width] of the next token [n] int64 of the cache's first n rows, at positions [n] below
-        `longest`; even: all are at `longest` - 1, so that none is masked."""
+        """Features [n,width] of the next token [n] int64 of the cache's first n rows, at positions [n] < `longest`.
+
+        even: all positions equal `longest` - 1, so no mask is needed.
+        """
         cache.advance(positions, longest)
         mask = None if even else (torch.arange(longest, device=tokens.device) <= positions[:, None])[:, None, None]
         return self._features(tokens[:, None], mask, positions[:, None], cache)[:, 0]
@@ -170,7 +172,7 @@ class CausalNetwork(nn.Module):
 
 
 def empty_network(config: Any) -> CausalNetwork:
-    """The network with whatever values its constructor gives, in float32 whatever dtype the configuration names."""
+    """The network in float32, with the values that its constructor leaves."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=register_attention())
@@ -184,12 +186,12 @@ def random_network(config: Any, seed: int) -> CausalNetwork:
 
 
 def loaded_network(folder: str) -> CausalNetwork:
-    """The network with the folder's weights in float32, on the CPU. ConfigError: weights are missing or damaged."""
+    """The network with the folder's weights in float32 on the CPU. ConfigError: weights are missing or damaged."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     path = Path(folder).expanduser()
-    disable_progress_bar()  # it would stand between the lines of the log
+    disable_progress_bar()  # it would mix with the log
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             path,
@@ -199,7 +201,7 @@ def loaded_network(folder: str) -> CausalNetwork:
             use_safetensors=True,
             output_loading_info=True,
         )
-    except Exception as error:  # transformers and safetensors raise many kinds
+    except Exception as error:  # transformers and safetensors raise many types
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"policy.checkpoint = {folder}: its weights cannot be read ({reason}); fetch it again"
@@ -212,9 +214,9 @@ def loaded_network(folder: str) -> CausalNetwork:
 
 
 def adapt(model: nn.Module, train: str, lora: LoraSettings, role: Role, seed: int) -> None:
-    """Set what is trained and published of the model, and add its adapters; their values are drawn from `seed`.
+    """Select the trained and published tensors of the model, and add its adapters, drawn from `seed`.
 
-    Without `lora.targets` all linear layers but that of the logits get one. ValueError: there is no such layer.
+    Without `lora.targets`, all linear layers except the output layer are adapted. ValueError: no layer matches.
     """
     output = model.get_output_embeddings()  # type: ignore[operator]
     inner = tuple(
@@ -226,8 +228,11 @@ def adapt(model: nn.Module, train: str, lora: LoraSettings, role: Role, seed: in
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Let each decoder layer keep its input alone, and compute the rest again in the backward pass. That of
-    transformers works in training mode only, in which dropout would change log-probs. ValueError: it has none."""
+    """Keep only the input of each decoder layer and recompute the rest in the backward pass.
+
+    The checkpointing of transformers needs training mode, whose dropout would change log-probs. ValueError: the model
+    has no decoder layers.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
@@ -247,10 +252,11 @@ def _recomputed(forward: Callable[..., Any], *inputs: Any, **options: Any) -> An
 
 
 def check_vocabulary(checkpoint: str, action: ActionSpec, what: str) -> None:
-    """ConfigError: the folder's own tokenizer has another largest id than the environment's, or none of the folder's
-    end-of-text tokens ends a message there. what: the setting that names the folder.
+    """Check that the tokenizer of the checkpoint folder fits the environment's. what: the setting that names the
+    folder.
 
-    A tokenizer with the same largest id and end of text is not told apart.
+    ConfigError: the largest ids differ, or none of the folder's end-of-text tokens is a stop of the environment.
+    Tokenizers that agree in both are not distinguished.
     """
     folder = Path(checkpoint).expanduser()
     own = _own_ids(folder)
@@ -270,8 +276,8 @@ def check_vocabulary(checkpoint: str, action: ActionSpec, what: str) -> None:
 
 @lru_cache(maxsize=8)
 def _own_ids(folder: Path) -> int:
-    """The largest id of the folder's tokenizer.json, added ones included, and 1: ids may have gaps. 0 where there is no
-    tokenizer that can be read."""
+    """Number of ids of the folder's tokenizer.json: the largest, added tokens included, plus 1. 0 if it cannot be
+    read."""
     from transformers import PreTrainedTokenizerFast
 
     try:

@@ -1,8 +1,8 @@
-"""Sequences of different lengths one after another in one pass, without padding.
+"""Packs sequences of different lengths into one pass without padding.
 
-All layers of a language model but attention work on each position alone. Attention gets the sequences in runs of equal
-length, each run as a batch of its own, so that nothing is padded there either: sequences of 3, 5 and 5 tokens are 13
-positions and two runs. The function that does it stands in the model's configuration in the place of torch's own.
+All layers of a language model except attention work on each position alone. Attention receives the sequences in runs of
+equal length, each run as its own batch: sequences of 3, 5 and 5 tokens are 13 positions and two runs. `attend` replaces
+torch's attention in the model's configuration.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ ATTENTION = "polyrhythm_packed"
 
 
 class Packing:
-    """How sequences lie one after another. lengths: of each, ascending, so that equal ones are neighbours.
+    """Layout of packed sequences. lengths: of each sequence, ascending, so that equal ones are neighbours.
 
-    layers: attention layers that have used it. A model that leaves out the keyword would mix the sequences.
+    layers: number of attention layers that have used it. A model that drops the keyword would mix the sequences.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -35,10 +35,10 @@ class Packing:
 
 
 class PackedMessages(NamedTuple):
-    """Rows of a prompt and a message, packed. M: tokens of all messages.
+    """Packed prompts and messages. M: number of tokens of all messages.
 
-    tokens [T] int64: each prompt and all of its message but the last token, which nothing follows; predicts [M]: where
-    in T the features of each message token are; places [M]: its place in the flattened messages [B·C].
+    tokens [T] int64: each prompt and its message except the last token, which predicts nothing; predicts [M]: index in
+    T of the features that predict each message token; places [M]: index of that token in the flattened messages [B·C].
     """
 
     tokens: Tensor
@@ -66,7 +66,7 @@ def pack(prompt: Tensor, lengths: Tensor, message: Tensor, counts: Tensor) -> Pa
 
 
 def pack_longest(prompt: Tensor, message: Tensor) -> PackedMessages:
-    """As `pack` where every prompt [B,P] and message [B,C] is as long as can be; the tensors need no values."""
+    """Like `pack` with every prompt [B,P] and message [B,C] at full length; the tensors need no values."""
     rows, size, chunk = len(prompt), prompt.shape[1], message.shape[1]
     length = size + chunk - 1
     row = torch.arange(rows, device=prompt.device)[:, None]
@@ -88,8 +88,10 @@ def attend(
     packing: Packing | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: query, key, value [B,heads,L,d] to [B,L,heads,d]. With `packing` the one row
-    holds many sequences, each of which attends to itself alone."""
+    """Attention with the signature of transformers: query, key, value [B,heads,L,d] to [B,L,heads,d].
+
+    With `packing`, the single row holds several sequences, each of which attends only to itself.
+    """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -105,7 +107,7 @@ def attend(
 
 
 def register_attention() -> str:
-    """Make `attend` known to transformers; returns its name."""
+    """Register `attend` with transformers; returns its name."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, attend)
@@ -113,7 +115,7 @@ def register_attention() -> str:
 
 
 class SlotCache:
-    """Room for `rows` sequences of `length` positions. `begin` and `advance` say what the next forward pass writes."""
+    """Keys and values of `rows` sequences of `length` positions. Call `begin` or `advance` before each forward pass."""
 
     is_compileable = False
 
@@ -125,17 +127,18 @@ class SlotCache:
         self._read: tuple[slice, slice] | None = None
 
     def begin(self, rows: Tensor, positions: Tensor) -> None:
-        """The next pass is of packed sequences from position 0 on: row and position of each token, [T] int64."""
+        """Prepare a pass of packed sequences from position 0: row and position of each token, [T] int64."""
         self._write, self._read = (rows, slice(None), positions), None
 
     def advance(self, positions: Tensor, longest: int) -> None:
-        """The next pass is of one position each of the rows 0..n-1, at positions [n], and reads `longest` of them."""
+        """Prepare a pass of one position for each of the rows 0..n-1: positions [n]; it reads the first `longest`
+        positions."""
         n = len(positions)
         self._write = (torch.arange(n, device=positions.device), slice(None), positions)
         self._read = (slice(n), slice(longest))
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write keys and values of a layer, [1,heads,T,d] or [n,heads,1,d]; return those to attend to."""
+        """Write keys and values of a layer, [1,heads,T,d] or [n,heads,1,d]; return those that attention reads."""
         if layer == len(self._keys):
             for made, like in ((self._keys, keys), (self._values, values)):
                 made.append(like.new_zeros(self.rows, like.shape[1], self.length, like.shape[3]))
@@ -149,7 +152,7 @@ class SlotCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values, from the first pass on."""
+        """Bytes of all keys and values; 0 before the first pass."""
         return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
 
     def copy(self, source: int, targets: Sequence[int], length: int) -> None:
@@ -158,5 +161,5 @@ class SlotCache:
             tensor[list(targets), :, :length] = tensor[source, :, :length]
 
     def get_seq_length(self, layer: int = 0) -> int:  # noqa: ARG002 - transformers asks for it
-        """Positions are given with every pass, so none are counted here."""
+        """Always 0: positions are passed explicitly."""
         return 0

@@ -1,7 +1,7 @@
-"""A causal language model as a policy: a chunk step is a message, each of its tokens a primitive action.
+"""A causal language model as a policy: a chunk step is one message, each token a primitive action.
 
-C = max_new_tokens of the environment, A = 1. Entries behind the token that ends a message have log-prob and entropy 0;
-the environment says that they were not executed, so no loss counts them.
+C = `max_new_tokens` of the environment, A = 1. Entries after the token that ends a message have log-prob and entropy 0;
+the environment reports them as not executed, so no loss counts them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ TOKENS, LENGTH, MESSAGE = "tokens", "length", "message"
 
 
 class CausalLm(AdaptedPolicy):
-    """The policy. forward_inputs = {"message": int32 [B,C]}: the sampled tokens, after the end the first stop.
+    """Policy over a causal language model. forward_inputs = {"message": int32 [B,C]}: sampled tokens, padded with the
+    first stop.
 
     Without a critic `value` is 0, for algorithms that compare the samples of a group. With one (`value_head`) it is
-    [B,C], a linear function of the features that each token is sampled from; engines do not compute it, so `act` gives
-    zeros (`values_late`).
+    [B,C], linear in the features from which each token is sampled; engines do not compute it, so `act` returns zeros
+    (`values_late`).
     """
 
     network: CausalNetwork
@@ -67,7 +68,7 @@ class CausalLm(AdaptedPolicy):
 
     @torch.no_grad()
     def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
-        """Whole messages, by an engine that lives for this call."""
+        """Sample whole messages with an engine that is created for this call."""
         prompts, lengths = obs[TOKENS].cpu().numpy(), _lengths(obs).tolist()
         engine = NativeEngine(
             self.network, self._sampling, self._stops, capacity=len(lengths), length=max(lengths) + self.chunk
@@ -83,7 +84,8 @@ class CausalLm(AdaptedPolicy):
 
     @torch.no_grad()
     def act_longest(self, obs: Observations) -> Tensor:
-        """The first step of as many messages at once, whose prompts are as long as can be, and the cache for them."""
+        """Run the first step at full prompt length and allocate the cache, to measure memory: as many messages as
+        rows."""
         tokens = obs[TOKENS].long()
         count, length = tokens.shape
         rows = torch.arange(count, device=tokens.device).repeat_interleave(length)
@@ -104,8 +106,7 @@ class CausalLm(AdaptedPolicy):
         return Act(actions.unsqueeze(-1), logprobs.unsqueeze(-1), value, {MESSAGE: actions.to(torch.int32)})
 
     def make_engine(self, capacity: int) -> Engine:
-        """An engine over this module's own weights or a copy of them, on its device or at a server
-        (`policies.engine.Streams`)."""
+        """Create an engine with this module's weights, on its device or at a server (`policies.engine.Streams`)."""
         length, how = self._prompt + self.chunk, self._engine
         what = (self.network, self._sampling, self._stops)
         if isinstance(how, AddedSettings):
@@ -120,17 +121,18 @@ class CausalLm(AdaptedPolicy):
         return NativeEngine(*what, capacity=capacity, length=length, refresh=self._refresh)
 
     def ask_server(self) -> None:
-        """Whether the engine's server is there (trait asks_server)."""
+        """Check that the engine's server answers (trait asks_server)."""
         assert isinstance(self._engine, ServerSettings)
         ask_server(self._engine, self.network, self._sampling, self._stops, self._prompt + self.chunk)
 
     def prompt_of(self, obs: Observations) -> tuple[NDArray[np.int32], int]:
-        """Prompt and the most new tokens for one row of observations (tensors [1,...])."""
+        """Prompt and maximum number of new tokens of one row of observations (tensors [1,...])."""
         length = int(_lengths(obs)[0])
         return obs[TOKENS][0, :length].cpu().numpy().astype(np.int32), self.chunk
 
     def act_of(self, obs: Observations, generated: Generated) -> Act:
-        """What `act` would have returned for this row (tensors [1,...]) had it sampled these tokens."""
+        """The `Act` of one row (tensors [1,...]) whose message an engine generated; equal to `act` with these
+        tokens."""
         return self._answer([generated], obs[TOKENS].device)
 
     # ------------------------------------------------------------ training
@@ -140,16 +142,16 @@ class CausalLm(AdaptedPolicy):
         return self._evaluation(pack(obs[TOKENS].long(), _lengths(obs), message, self._counts(message)), message)
 
     def row_tokens(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
-        """Positions that `evaluate` computes of each row: [B] int64."""
+        """Number of positions that `evaluate` computes for each row: [B] int64."""
         return _lengths(obs) + self._counts(forward_inputs[MESSAGE].long()) - 1
 
     def evaluate_longest(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
-        """`evaluate` as if every prompt and message were as long as can be; the tensors need no values."""
+        """`evaluate` with every prompt and message at full length; the tensors need no values."""
         message = forward_inputs[MESSAGE].long()
         return self._evaluation(pack_longest(obs[TOKENS].long(), message), message)
 
     def value(self, obs: Observations) -> Tensor:
-        """That before the first token of a message, in each of its places: [B,C]; without a critic 0, [B]."""
+        """Value before the first token of a message, repeated to [B,C]; zeros [B] without a critic."""
         if self.critic is None:
             return torch.zeros(len(obs[LENGTH]), device=obs[LENGTH].device)
         first = torch.zeros(len(obs[LENGTH]), 1, dtype=torch.int64, device=obs[LENGTH].device)
@@ -163,15 +165,15 @@ class CausalLm(AdaptedPolicy):
         return self._values(self._features(packed), packed, message)
 
     def _evaluation(self, packed: PackedMessages, message: Tensor) -> Evaluation:
-        """Of messages [B,C] int64: log-probs, entropies and values [B,C] float32 (values [B] without a critic), 0
-        behind the messages' ends."""
+        """Log-probs, entropies and values [B,C] float32 of messages [B,C] int64, 0 after their ends (values [B] without
+        a critic)."""
         features = self._features(packed)
         logprob, entropies = self._log_probs(features, packed, message, self._sampling, with_entropy=True)
         value = self._values(features, packed, message)
         return Evaluation(logprob.unsqueeze(-1), value, entropies.unsqueeze(-1))
 
     def _features(self, packed: PackedMessages) -> Tensor:
-        """What each of the messages' tokens is sampled from: [M,width]."""
+        """Features [M,width] from which the message tokens are sampled."""
         return self.network.packed(packed.tokens, packed.packing)[packed.predicts]
 
     def _values(self, features: Tensor, packed: PackedMessages, message: Tensor) -> Tensor:
@@ -182,7 +184,7 @@ class CausalLm(AdaptedPolicy):
         return flat.view(message.shape)
 
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
-        """Mean cross entropy per token of messages [B,C,1], without temperature and cuts."""
+        """Mean cross entropy per token of messages [B,C,1], without temperature, top-k and top-p."""
         message = actions.squeeze(-1).long()
         plain, counts = Sampling(self._sampling.choices), self._counts(message)
         packed = pack(obs[TOKENS].long(), _lengths(obs), message, counts)
@@ -190,15 +192,15 @@ class CausalLm(AdaptedPolicy):
         return -logprob.sum() / counts.sum()
 
     def _counts(self, message: Tensor) -> Tensor:
-        """Tokens of each message [B,C]: up to its first stop, which counts: [B] int64."""
+        """Length of each message [B,C], first stop included: [B] int64."""
         stop = torch.isin(message, torch.tensor(self._stops, device=message.device))
         return torch.where(stop.any(1), stop.to(torch.int8).argmax(1) + 1, self.chunk)
 
     def _log_probs(
         self, features: Tensor, packed: PackedMessages, message: Tensor, sampling: Sampling, *, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [B,C] float32 of messages [B,C] int64, 0 behind their ends. Logits are made of the
-        messages' tokens alone, some at a time, and made again in the backward pass."""
+        """Log-probs and entropies [B,C] float32 of messages [B,C] int64, 0 after their ends. Logits are computed for
+        message tokens only, in pieces, and recomputed in the backward pass."""
         tokens = message.flatten()[packed.places]
         flat, entropies = self._scores(features, tokens, sampling, with_entropy)
         zeros = flat.new_zeros(message.numel())
@@ -208,7 +210,7 @@ class CausalLm(AdaptedPolicy):
     def _scores(
         self, features: Tensor, tokens: Tensor, sampling: Sampling, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [T] of tokens [T] from features [T,width]; entropies 0 unless asked for."""
+        """Log-probs and entropies [T] of tokens [T] from features [T,width]; entropies are 0 unless `with_entropy`."""
         size = max(1, self._logits_bytes // (self._sampling.choices * 4))
         if len(tokens) <= size:
             return self._score(features, tokens, sampling, with_entropy)
@@ -226,5 +228,5 @@ class CausalLm(AdaptedPolicy):
 
 
 def _lengths(obs: Observations) -> Tensor:
-    """Tokens of each prompt, 1 where there are none: [B] int64."""
+    """Length of each prompt, at least 1: [B] int64."""
     return obs[LENGTH].long().clamp(min=1)

@@ -15,8 +15,8 @@ from polyrhythm.policies import distributions
 
 
 class Sampling(NamedTuple):
-    """temperature above 0; top_k: tokens, 0 for all; top_p: probability, 1 for all; choices: ids that exist, of logits
-    that may have more."""
+    """Sampling parameters. temperature > 0; top_k: number of tokens, 0 for all; top_p: probability, 1 for all; choices:
+    number of valid ids, which may be fewer than the logits."""
 
     choices: int
     temperature: float = 1.0
@@ -25,15 +25,15 @@ class Sampling(NamedTuple):
 
     @property
     def cuts(self) -> bool:
-        """Whether some tokens have no probability."""
+        """Whether top_k or top_p excludes tokens."""
         return 0 < self.top_k < self.choices or self.top_p < 1.0
 
 
 def process_logits(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:
-    """Log-probs [..., choices] float32 of logits [..., V]; -inf for tokens that are cut.
+    """Log-probs [..., choices] float32 of logits [..., V]; -inf for excluded tokens.
 
-    keep [...] int64: tokens that are not cut whatever the others say. Those that were sampled belong to the set of the
-    policy that sampled them; under other weights they may fall out of it, and their ratio would be 0 or infinite.
+    keep [...] int64: sampled tokens that are never excluded. They were allowed under the policy that sampled them;
+    under other weights they may be excluded, and their ratio would be 0 or infinite.
     """
     log_p = distributions.log_probs(logits[..., : sampling.choices] / sampling.temperature)
     if not sampling.cuts:
@@ -45,7 +45,7 @@ def process_logits(logits: Tensor, sampling: Sampling, keep: Tensor | None = Non
 
 
 def _kept(log_p: Tensor, sampling: Sampling) -> Tensor:
-    """Which tokens are not cut: bool [..., choices]; at least the most likely one."""
+    """Tokens that are not excluded: bool [..., choices]; at least the most likely one."""
     kept = torch.ones_like(log_p, dtype=torch.bool)
     if 0 < sampling.top_k < sampling.choices:
         kept &= log_p >= log_p.topk(sampling.top_k, dim=-1).values[..., -1:]
@@ -57,7 +57,7 @@ def _kept(log_p: Tensor, sampling: Sampling) -> Tensor:
 
 
 def draw(log_p: Tensor, uniform: Tensor, greedy: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [B] int64 and their log-probs [B]: log_p [B,K], uniform [B] in (0,1), greedy [B] bool."""
+    """Sample tokens [B] int64 with their log-probs [B] from log_p [B,K], uniform [B] in (0,1) and greedy [B] bool."""
     best = log_p.argmax(-1)
     token = distributions.categorical_sample(log_p, uniform, greedy, best)
     logprob = distributions.categorical_logprob(log_p, token)
@@ -67,6 +67,6 @@ def draw(log_p: Tensor, uniform: Tensor, greedy: Tensor) -> tuple[Tensor, Tensor
 
 
 def entropy(log_p: Tensor) -> Tensor:
-    """Entropy in nats of log-probs [..., K], of which some are -inf: [...]."""
+    """Entropy [...] in nats of log-probs [..., K], which may contain -inf."""
     finite = log_p.masked_fill(log_p.isinf(), 0.0)
     return -(log_p.exp() * finite).sum(-1)

@@ -87,7 +87,7 @@ class CausalLmSettings(BaseModel):
     @field_validator("engine", mode="before")
     @classmethod
     def _named(cls, engine: Any) -> Any:
-        """A name alone, as `policy.engine=vllm` says it."""
+        """Expand the short form `policy.engine=vllm`."""
         return {"type": engine} if isinstance(engine, str) else engine
 
     @model_validator(mode="after")
@@ -106,13 +106,12 @@ class CausalLmSettings(BaseModel):
 
     @property
     def training_defaults(self) -> Mapping[str, Any]:
-        """One pass over the messages; small steps for a pretrained model (TRL's and verl's lr)."""
+        """One pass over the messages; small learning rate for a pretrained model (as in TRL and verl)."""
         lr = 1e-6 if self.checkpoint and self.train == "all" else 1e-5 if self.checkpoint else 2e-4
         return {"epochs": 1, "minibatch_steps": 128, "max_kl": None, "optimizer": {"lr": lr, "betas": (0.9, 0.99)}}
 
     @property
     def traits(self) -> SettingsTraits:
-        """What the policy and its engine can do."""
         server = isinstance(self.engine, ServerSettings)
         kind = f"policy.engine.type = {self.engine.type}"
         fixed = isinstance(self.engine, OpenAiSettings) and not self.engine.weights.load
@@ -165,7 +164,7 @@ class CausalLmSettings(BaseModel):
         return replace(form, row_tokens=tokens - 1, row_cache=cache, engine=engine)
 
     def _engine_bytes(self, weights: int) -> dict[str, int] | None:
-        """What an engine that is not the native one keeps in the generator's process. weights: bytes in float32."""
+        """Bytes that a non-native engine holds in the generator's process. weights: bytes in float32."""
         if self.engine.type == "native":
             return None
         if not isinstance(self.engine, VllmSettings):
@@ -201,7 +200,6 @@ class CausalLmSettings(BaseModel):
             return CausalLm(self, env_spec, network, nn.Linear(width, 1))
 
     def _config(self, env_spec: EnvSpec) -> Any:
-        """The configuration of transformers, for an environment that it fits."""
         from polyrhythm.plugins.language.causal_lm.network import check_context, check_vocabulary, open_config
 
         _refuse_other_environment(env_spec)
@@ -238,7 +236,7 @@ class CausalLmSettings(BaseModel):
 
 
 def _refuse_other_environment(env_spec: EnvSpec) -> None:
-    """ConfigError: it is no text environment."""
+    """ConfigError: it is not a text environment."""
     observation, action = env_spec.observation, env_spec.action
     if not env_spec.chunk or not action.stops or action.dim != 1 or not {TOKENS, LENGTH} <= observation.keys():
         raise ConfigError(

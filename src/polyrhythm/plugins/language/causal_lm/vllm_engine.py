@@ -1,12 +1,11 @@
-"""An engine in vLLM, in the generator's own process: requests are added and aborted one by one, weights change between
-two of its steps, in place and from memory.
+"""vLLM engine in the generator's process: requests are added and aborted one by one; weights change between two steps,
+in place and from memory.
 
-Tokens are drawn by `vllm_sampling`, so that they and their log-probs are those of the native engine up to rounding.
-Keys and values of running requests are kept when weights change, as in the native engine, or made anew (`refresh`).
-Requests share whole blocks of keys and values with those before them that begin alike, under the same weights only:
-every change of weights salts the hash of blocks anew.
+Tokens are drawn by `vllm_sampling`, so tokens and log-probs equal the native engine's up to rounding. When weights
+change, keys and values of running requests are kept or recomputed (`refresh`), as in the native engine. Requests share
+cached prefix blocks only under the same weights: every weight change salts the block hashes.
 
-Invariant: a request is in `_runs` from `add` until it has finished or was aborted, and vLLM has it exactly as long.
+Invariant: a request is in `_runs`, and in vLLM, from `add` until it finishes or is aborted.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _STARTED: list[Any] = []
 
 class VllmStart(NamedTuple):
     """cache_gib: memory of keys and values; compiles: whether vLLM compiles the model; dtype: of weights and keys;
-    tolerance: of its log-probs against the network's."""
+    tolerance: largest accepted difference of log-probs from the network's."""
 
     cache_gib: float = 1.0
     compiles: bool = True
@@ -57,7 +56,7 @@ class VllmStart(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A request that has ended by itself. cached: tokens of its prompt whose keys and values were there."""
+    """A request that finished by itself. cached: number of its prompt tokens found in the prefix cache."""
 
     name: str
     drawn: Drawn
@@ -65,26 +64,26 @@ class Answer(NamedTuple):
 
 
 class VllmModel:
-    """vLLM with a copy of a network's weights. Requests have names, each used once.
+    """vLLM with a copy of a network's weights. Request names are unique.
 
-    After each change of the weights a request of the model's own runs beside the others, and its log-probs must be the
-    network's. checks: so many have ended; check_difference: sum of the largest difference of each.
+    After each weight change the model runs a check request beside the others, whose log-probs must equal the network's.
+    checks: number of finished checks; check_difference: sum of their largest differences.
     """
 
     def __init__(
         self, network: CausalNetwork, sampling: Sampling, how: VllmStart, *, capacity: int, length: int
     ) -> None:
-        """RunHalted: vLLM does not start with this model, or its log-probs are not the network's, in one sentence."""
+        """RunHalted: vLLM does not start with this model, or its log-probs differ from the network's."""
         self.sampler = BatchSampler(sampling)
         os.environ.update(_ENVIRONMENT)
         os.environ.setdefault(_LEVEL, "ERROR")
         self._engine = self._start(network, how, capacity, length)
         _STARTED.append(self._engine)
         self._named = 0
-        self._weights = 0  # changes of them
+        self._weights = 0  # number of weight changes
         self.checks, self.check_difference = 0, 0.0
         self._network, self._tolerance = network, how.tolerance
-        self._check: str | None = None  # its request, until it has ended
+        self._check: str | None = None  # name of the running check request
         self._reload(network, -1)
         self._prove()
 
@@ -92,7 +91,7 @@ class VllmModel:
         config: Any = network.model.config
         config.architectures = [type(network.model).__name__]
         with tempfile.TemporaryDirectory(prefix="polyrhythm-vllm-") as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # at import, about things that nobody here can change
+            warnings.simplefilter("ignore")  # import warnings that users cannot fix
             config.save_pretrained(folder)
             try:
                 from vllm import EngineArgs
@@ -106,7 +105,7 @@ class VllmModel:
                         generation_config="vllm",
                         dtype=how.dtype,
                         max_model_len=length,
-                        max_num_seqs=capacity + 1,  # one to compare
+                        max_num_seqs=capacity + 1,  # one for the check request
                         block_size=BLOCK,
                         kv_cache_memory_bytes=int(how.cache_gib * 2**30),
                         enable_prefix_caching=True,
@@ -116,11 +115,11 @@ class VllmModel:
                         disable_log_stats=True,
                     )
                 )
-            except Exception as error:  # vLLM and pydantic raise many kinds
+            except Exception as error:  # vLLM and pydantic raise many types
                 raise RunHalted(f"policy.engine.type = vllm: it did not start: {_first_line(error)}") from error
 
     def _prove(self) -> None:
-        """Continue a short prompt, which fails where vLLM lacks a part for this model, and compare."""
+        """Generate from a short prompt and compare; fails if vLLM lacks support for this model."""
         self._begin_check()
         try:
             while self._check is not None:
@@ -131,13 +130,13 @@ class VllmModel:
             raise RunHalted(f"policy.engine.type = vllm: it cannot run this model: {_first_line(error)}") from error
 
     def _begin_check(self) -> None:
-        """Have a short prompt continued beside the requests; `step` compares."""
+        """Start a check request beside the others; `step` compares its result."""
         if self._check is not None:
             self.abort(self._check)
         self._check = self.add(compared_prompt(self.sampler.sampling.choices), (), COMPARED, Draws(0, False))
 
     def _compare(self, found: Drawn) -> None:
-        """RunHalted: the log-probs are not those of the network."""
+        """RunHalted: the log-probs differ from the network's."""
         prompt = compared_prompt(self.sampler.sampling.choices)
         worst = worst_difference(self._network, self.sampler.sampling, prompt, found.output, found.logprobs)
         self.checks += 1
@@ -150,8 +149,11 @@ class VllmModel:
             )
 
     def load(self, network: CausalNetwork, version: int = -1) -> None:
-        """Write the network's weights over those here, in place, from memory. What is cached of the older ones is
-        shared with no request that is added from here on. The network keeps them until the next call."""
+        """Copy the network's weights over the model's, in place, from memory.
+
+        Requests added from here on do not reuse the prefix cache of older weights. The network keeps its weights until
+        the next call.
+        """
         self._reload(network, version)
         self._begin_check()
 
@@ -161,7 +163,7 @@ class VllmModel:
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(network.model)})
 
     def add(self, tokens: Sequence[int], stops: Sequence[int], most: int, draws: Draws) -> str:
-        """Have `tokens` continued by at most `most` of them, up to one of `stops`: the request's name."""
+        """Add a request that continues `tokens` by at most `most` tokens, up to one of `stops`; returns its name."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -181,17 +183,18 @@ class VllmModel:
         return name
 
     def abort(self, name: str) -> Drawn:
-        """What was drawn; the request is gone."""
+        """Abort a request; returns its drawn tokens."""
         self._engine.abort_request([name])
         return self.sampler.take(name)
 
     @property
     def checking(self) -> bool:
-        """Whether the log-probs of the present weights have still to be compared."""
+        """Whether the check of the present weights is still running."""
         return self._check is not None
 
     def step(self) -> list[Answer]:
-        """One of vLLM's steps: the requests that it ended. RunHalted: its log-probs are not the network's."""
+        """Run one vLLM step; return the requests that it finished. RunHalted: its log-probs differ from the
+        network's."""
         ended = [
             Answer(output.request_id, self.sampler.take(output.request_id), output.num_cached_tokens or 0)
             for output in self._engine.step()
@@ -206,7 +209,7 @@ class VllmModel:
 
 
 def _first_line(error: Exception) -> str:
-    """What went wrong, without pydantic's heading."""
+    """The error's message without pydantic's heading."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     told = lines[1] if len(lines) > 1 and "validation error" in lines[0] else lines[0]
     return told.removeprefix("Value error, ").partition(" [type=")[0].rstrip(".") + "; see docs/engines.md"
@@ -214,7 +217,7 @@ def _first_line(error: Exception) -> str:
 
 @torch.no_grad()
 def plain_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The model's tensors by their names in its folder, adapters added to the matrices that they adapt."""
+    """The model's tensors under their checkpoint names, with adapters merged into the adapted matrices."""
     adapted = {
         f"{plain_name(path)}.weight": part
         for path, part in model.named_modules()
@@ -229,11 +232,11 @@ def plain_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class VllmEngine:
-    """An engine over `model`, which has `network`'s weights. length: the longest sequence; stops: tokens that end one;
-    refresh: new weights make keys and values of unfinished requests anew.
+    """An engine over `model`, which holds `network`'s weights. length: the longest sequence; stops: tokens that end
+    one; refresh: recompute keys and values of unfinished requests after a weight change.
 
-    prompt_tokens: of the prompts of requests that have finished, prefixes included; shared_tokens: those of them whose
-    keys and values were there.
+    prompt_tokens: prompt tokens, prefixes included, of finished requests; shared_tokens: those found in the prefix
+    cache.
     """
 
     def __init__(
@@ -256,7 +259,7 @@ class VllmEngine:
     # ------------------------------------------------------------ requests
 
     def add(self, request: EngineRequest) -> None:
-        """ValueError: there is no room for it, in rows or in length, or it would generate nothing."""
+        """ValueError: there is no free row, the sequence is too long, or it would generate nothing."""
         refuse_unfit(request, self._runs, self.capacity, self._length)
         self._begin(request)
 
@@ -268,7 +271,7 @@ class VllmEngine:
         self._runs[request.request_id], self._names[name] = (name, request), request.request_id
 
     def abort(self, request_id: int) -> Generated:
-        """KeyError: there is no such request."""
+        """KeyError: unknown request."""
         name, request = self._runs.pop(request_id)
         del self._names[name]
         return _generated(request, self._model.abort(name), finished=False)
@@ -280,7 +283,7 @@ class VllmEngine:
             self._begin(request)
 
     def _cut(self, request: EngineRequest) -> EngineRequest:
-        """Abort it; the request that goes on from its tokens."""
+        """Abort a request; return the request that continues from its tokens."""
         found = self.abort(request.request_id)
         return request._replace(prefix=found if len(found.tokens) else None)
 
@@ -292,7 +295,7 @@ class VllmEngine:
     # ------------------------------------------------------------ steps
 
     def step(self) -> list[Generated]:
-        """A step of vLLM's: a token for each request, or a part of the prompts where they are long."""
+        """Run one vLLM step: one token per request, or part of long prompts."""
         finished = []
         for answer in self._model.step() if self._runs or self._model.checking else ():
             _, request = self._runs.pop(self._names.pop(answer.name))
@@ -304,7 +307,6 @@ class VllmEngine:
 
 
 def _generated(request: EngineRequest, drawn: Drawn, *, finished: bool) -> Generated:
-    """The prefix and what was drawn since."""
     progress = Progress.of(request)
     progress.tokens += drawn.output
     progress.logprobs += drawn.logprobs

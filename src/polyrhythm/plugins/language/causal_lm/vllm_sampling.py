@@ -1,7 +1,7 @@
-"""Sampling of ours inside vLLM: a logits processor that draws each token as every engine here does.
+"""Logits processor for vLLM that draws tokens exactly as the other engines here do.
 
-vLLM's own noise is a generator per request, which a resumed request would begin anew, and its log-probs are those of
-its own cuts. So each row of logits is processed and drawn from here, and then leaves vLLM one choice: the drawn token.
+vLLM's noise comes from a generator per request, which a resumed request would restart, and its log-probs follow its own
+top-k and top-p. So each row of logits is processed and drawn here, and vLLM is left one choice: the drawn token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXTRA = "polyrhythm"
 
 
 class Draws(NamedTuple):
-    """How a request is sampled. noise_key, greedy: as in `EngineRequest`; first: tokens of its prefix."""
+    """Sampling of one request. noise_key, greedy: as in `EngineRequest`; first: number of its prefix tokens."""
 
     noise_key: int
     greedy: bool
@@ -32,22 +32,20 @@ class Draws(NamedTuple):
 
 @dataclass(slots=True)
 class Drawn:
-    """What was drawn for a request. output: vLLM's own list of its tokens; logprobs, versions: of those, and perhaps of
-    one more, which vLLM dropped because the prompt was not read to its end yet."""
+    """Tokens drawn for a request. output: vLLM's own token list; logprobs, versions: one per token, and perhaps one
+    more, for a token that vLLM dropped because the prompt was not read to its end."""
 
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
     def put(self, logprob: float, version: int) -> None:
-        """Of the token that vLLM appends next, in place of one that it dropped."""
+        """Record the token that vLLM appends next; overwrites a dropped one."""
         kept = len(self.output)
         self.logprobs[kept:], self.versions[kept:] = [logprob], [version]
 
 
 class _Row(NamedTuple):
-    """A row of vLLM's batch."""
-
     draws: Draws
     drawn: Drawn
     uniform: noise.UniformStream
@@ -57,7 +55,7 @@ class _Row(NamedTuple):
 
 
 class BatchSampler:
-    """Follows vLLM's batch, and draws a token of each row. version: of the weights."""
+    """Tracks vLLM's batch and draws one token per row. version: of the weights."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
@@ -67,7 +65,7 @@ class BatchSampler:
         self._greedy = torch.zeros(0, dtype=torch.bool)
 
     def follow(self, update: BatchUpdate | None) -> None:
-        """Take note of the rows that have left, come and moved, in this order."""
+        """Apply vLLM's batch update: removed, added and moved rows, in this order."""
         if update is None:
             return
         for row in update.removed:
@@ -86,13 +84,13 @@ class BatchSampler:
         self._greedy = torch.zeros(0, dtype=torch.bool)
 
     def take(self, name: str) -> Drawn:
-        """What was drawn for a request, which has ended."""
+        """Remove a finished request and return its draws."""
         found = self._drawn.pop(name, None) or Drawn()
         count = len(found.output)
         return Drawn(list(found.output), found.logprobs[:count], found.versions[:count])
 
     def draw(self, logits: Tensor) -> Tensor:
-        """The logits [n,V] of rows 0..n-1 with one choice each, in place."""
+        """Draw a token for each of the rows 0..n-1 and mask all others in logits [n,V], in place."""
         rows = [self._rows[row] for row in range(len(logits))]
         if len(self._greedy) != len(rows):
             self._greedy = torch.tensor([row.draws.greedy for row in rows], device=logits.device)
@@ -104,12 +102,12 @@ class BatchSampler:
 
 
 def processor_class(sampler: BatchSampler) -> type[Any]:
-    """The class that vLLM makes its logits processor of. It is vLLM's, so it is made where vLLM is imported."""
+    """The logits processor class for vLLM, defined here because its base class needs vLLM to be imported."""
     from vllm.v1.sample.logits_processor import LogitsProcessor
 
     class OwnSampling(LogitsProcessor):  # type: ignore[misc]
         def __init__(self, *_: object) -> None:
-            """vLLM gives its configuration and device."""
+            """Ignores vLLM's configuration and device."""
 
         def is_argmax_invariant(self) -> bool:
             return False

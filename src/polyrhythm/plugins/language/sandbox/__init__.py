@@ -1,3 +1,5 @@
-"""Python code of strangers in a process of its own, confined by the kernel (docs/design/environments.md). `tool` is for
-environments; `server` runs as a program of its own and, as `child`, `kernel` and `seccomp`, imports only the standard
-library."""
+"""Runs untrusted Python code in a separate process, confined by the kernel (docs/design/environments.md).
+
+Environments use `tool`. `server` runs as a program; it, `child`, `kernel` and `seccomp` import only the standard
+library.
+"""

@@ -1,4 +1,4 @@
-"""What a process does that the server forked for one call: confine itself, run the code, end."""
+"""The process that the server forks for one call: it confines itself, runs the code and exits."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What holds for every call. work: the working folder, empty without namespaces; seccomp: the filter, empty without
-    it; landlock: its version, 0 without it; readable: its rules for what the code may read."""
+    """Confinement shared by all calls. work: the working folder, empty without namespaces; seccomp: the filter,
+    empty without it; landlock: its version, 0 without it; readable: its rules for readable paths."""
 
     cpu_s: int
     memory_mib: int
@@ -44,7 +44,7 @@ class Confinement:
 
 
 def run_child(confinement: Confinement, parent: int, code: int, output: int, call: int) -> NoReturn:
-    """Run what is in the file `code`, with the output in the file `output`, and end. parent: the server's process."""
+    """Run the code in the file `code` with its output in the file `output`, then exit. parent: the server's process."""
     try:
         text = os.pread(code, os.fstat(code).st_size, 0).decode()
         _confine(confinement, parent, output, call)
@@ -78,8 +78,8 @@ def _confine(confinement: Confinement, parent: int, output: int, call: int) -> N
 
 
 def _enter_folder(confinement: Confinement) -> list[str]:
-    """Go to the working folder; returns it if it can be written. Without namespaces it is one that was deleted, in
-    which nothing can be made."""
+    """Change to the working folder; return it if it is writable. Without namespaces it is a deleted folder, in which
+    nothing can be created."""
     if not confinement.work:
         return []
     writable = confinement.files_mib > 0
@@ -90,8 +90,8 @@ def _enter_folder(confinement: Confinement) -> list[str]:
 
 
 def _limit(confinement: Confinement) -> None:
-    """Limits of the kernel; `at most` and `now` are the same, so that reaching one of time ends the process. That of
-    CPU time is for a server that cannot end it: what the kernel compares with it is sampled."""
+    """Set the kernel's limits, soft and hard alike, so that reaching a time limit ends the process. The server
+    enforces the exact limit of CPU time; the kernel's, which is sampled, applies when the server cannot."""
     file_bytes = max(confinement.files_mib * _MIB, confinement.output_bytes + 1)
     for limit, most in (
         (resource.RLIMIT_CORE, 0),
@@ -110,7 +110,7 @@ def _limit(confinement: Confinement) -> None:
 
 
 def _run(text: str) -> int:
-    """Run code as a notebook does: the value of an expression at its end is shown. Returns the exit status."""
+    """Run code like a notebook cell: print the value of a final expression. Returns the exit status."""
     random.seed(0)
     linecache.cache[_NAME] = (len(text), None, text.splitlines(keepends=True), _NAME)
     names = {"__name__": "__main__"}
@@ -131,7 +131,6 @@ def _run(text: str) -> int:
 
 
 def _of_the_code(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the code's first frame on."""
     while trace is not None and trace.tb_frame.f_code.co_filename != _NAME:
         trace = trace.tb_next
     return trace

@@ -1,6 +1,6 @@
-"""What confines a process on Linux without privileges: namespaces, Landlock, capabilities, by system calls.
+"""Confines a process on Linux without privileges: namespaces, Landlock, capabilities, by system calls.
 
-Each mechanism raises `Lacking` where the kernel does not give it. seccomp has a module of its own.
+Each mechanism raises `Lacking` if the kernel does not provide it. seccomp has its own module.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BENEATH = 1
 
 
 class Lacking(Exception):
-    """A mechanism that this machine does not give. mechanism: seccomp, landlock or namespaces."""
+    """A mechanism that this machine does not provide. mechanism: seccomp, landlock or namespaces."""
 
     def __init__(self, mechanism: str, problem: str) -> None:
         super().__init__(problem)
@@ -53,7 +53,7 @@ class Lacking(Exception):
 
 
 def call(name: str, *arguments: object) -> int:
-    """A function of libc, or `syscall`; OSError as it fails."""
+    """Call a function of libc, such as `syscall`; raise OSError if it fails."""
     found: int = getattr(_LIBC, name)(*arguments)
     if found < 0:
         number = ctypes.get_errno()
@@ -74,8 +74,8 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def unshare_namespaces() -> None:
-    """User, mounts, processes, network, IPC and host name of its own for this process, which has one thread; its next
-    child is process 1. Lacking: the kernel or its configuration does not allow it."""
+    """Give this single-threaded process its own user, mount, process, network, IPC and host name namespaces; its
+    next child is process 1. Lacking: the kernel or its configuration does not allow it."""
     user, group = os.geteuid(), os.getegid()
     every = _CLONE_NEWUSER | CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
     try:
@@ -93,14 +93,14 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 
 def mount_folder(target: str, mib: int, files: int) -> None:
-    """An empty folder in memory, of so many MiB and files at most; in a mount namespace of this process's own."""
+    """Mount an empty tmpfs limited to this many MiB and files; requires an own mount namespace."""
     call("unshare", CLONE_NEWNS)
     mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, f"size={mib}m,nr_inodes={files},mode=700")
 
 
 def change_root(readable: Sequence[str], hidden: Sequence[str], work: str) -> None:
-    """A root with nothing but the folders `readable`, read-only, at their paths, and the empty folder `work`. Of the
-    former the folders `hidden` are empty.
+    """Change the root to one that has only the folders `readable`, read-only at their paths, and the empty folder
+    `work`. The folders `hidden` below `readable` appear empty.
 
     For process 1 of new namespaces. Lacking: mounting is not allowed there.
     """
@@ -132,7 +132,7 @@ def _set_read_only(path: str, flags: int) -> None:
 
 
 def landlock_version() -> int:
-    """Landlock's version; Lacking: the kernel is older than 5.13, or built or started without it."""
+    """Landlock's version. Lacking: the kernel is older than 5.13, or built or started without Landlock."""
     try:
         return syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     except OSError as error:
@@ -140,10 +140,10 @@ def landlock_version() -> int:
 
 
 def reading_rules(readable: Iterable[str], hidden: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Rules of Landlock (path, rights) to read what is below `readable`, but no file below `hidden`.
+    """Landlock rules (path, rights) that allow reading below `readable` except files below `hidden`.
 
-    A right holds for all that is below a path, so each file and folder beside a hidden one has a rule. The hidden one
-    can be listed.
+    A Landlock right covers everything below its path, so each file and folder beside a hidden one has its own rule.
+    Hidden folders can still be listed.
     """
     found: list[tuple[str, int]] = []
     for folder in readable:
@@ -158,8 +158,7 @@ def reading_rules(readable: Iterable[str], hidden: Sequence[str]) -> tuple[tuple
 
 
 def restrict_files(version: int, readable: Sequence[tuple[str, int]], writable: Sequence[str]) -> None:
-    """Nothing but what the rules `readable` allow, and reading and writing below `writable`, for this process for
-    good."""
+    """Restrict this process permanently to the rules `readable`, and to reading and writing below `writable`."""
     every = (1 << _RIGHTS.get(version, _RIGHTS_NOW)) - 1
     attributes = struct.pack(
         "QQQ", every, _TCP if version >= _TCP_SINCE else 0, _SCOPES if version >= _SCOPES_SINCE else 0
@@ -178,6 +177,6 @@ def restrict_files(version: int, readable: Sequence[tuple[str, int]], writable: 
 
 
 def drop_capabilities() -> None:
-    """No capability any more, nor a way to one."""
+    """Drop all capabilities and prevent this process from gaining any."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     syscall(_CAPSET, struct.pack("Ii", 0x20080522, 0), bytes(24))

@@ -1,7 +1,7 @@
-"""The system calls that code in the sandbox may use: computing, memory, files by descriptor and path, time.
+"""Allow-list of system calls for sandboxed code on x86-64: computing, memory, files by descriptor and path, time.
 
-An allow-list for x86-64; everything else fails with EPERM. In it are no call that makes a process or thread, starts a
-program, opens a socket, sends a signal, watches another process, or changes owners, modes and limits.
+All other calls fail with EPERM: those that create a process or thread, start a program, open a socket, send a signal,
+trace another process, or change owners, modes and limits.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _low(argument: int) -> int:
 
 
 def filter_program() -> bytes:
-    """The filter, in classic BPF. Lacking: there is none for this machine."""
+    """The filter in classic BPF. Lacking: no filter exists for this machine."""
     if platform.machine() != "x86_64":
         raise Lacking("seccomp", f"there is no list of system calls for {platform.machine()}")
     lines = [
@@ -156,7 +156,7 @@ def filter_program() -> bytes:
 
 
 def restrict_calls(program: bytes) -> None:
-    """Only the filter's system calls for this process, for good."""
+    """Install the filter in this process, permanently."""
     code = ctypes.create_string_buffer(program)
     head = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
     try:

@@ -1,9 +1,9 @@
-"""The fork server: a small process that has imported what calls need, and forks one child for each.
+"""Fork server: a small process that has imported what calls need, and forks one child per call.
 
-It consumes datagrams from the client's socket, each with three descriptors: the code, the output, and a socket of the
-call's own. It waits for its children, deadlines, and clients that hang up. It produces one message per call, in the
-call's socket, once the child is gone. It reads neither code nor output, so no child finds another's in its memory. It
-ends when the client's socket does, and all children with it.
+Consumes: datagrams on the client's socket, each with three descriptors: the code, the output, and the call's own
+socket. Waits for: children, deadlines, clients that hang up. Produces: one message per call on the call's socket when
+its child has ended. It reads neither code nor output, so no child finds another call's in its memory. It ends with the
+client's socket, and all children end with it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _CPU_CLOCK = 2
 
 @dataclass(slots=True)
 class _Running:
-    """process: its descriptor; late: the wall time, by `time.monotonic`, at which it is ended; look: at which its CPU
-    time may have reached the limit."""
+    """process: its pidfd; late: deadline in wall time by `time.monotonic`; look: earliest time at which its CPU time
+    can reach the limit."""
 
     pid: int
     process: int
@@ -51,13 +51,13 @@ class _Running:
     timed_out: bool = False
 
     def cpu_s(self) -> float:
-        """CPU time so far, by the kernel's exact count: what is counted for RLIMIT_CPU is sampled, and may be far off
+        """CPU time so far, from the kernel's exact count; the count behind RLIMIT_CPU is sampled and may be far off
         on a busy machine."""
         return time.clock_gettime((~self.pid << 3) | _CPU_CLOCK)
 
 
 class SandboxServer:
-    """Calls by the descriptor of their process."""
+    """Running calls by the descriptor of their process."""
 
     def __init__(self, client: socket.socket, confinement: Confinement, wall_s: float, at_a_time: int) -> None:
         self._client, self._confinement = client, confinement
@@ -68,7 +68,7 @@ class SandboxServer:
         self._poll.register(client, select.POLLIN)
 
     def serve(self) -> None:
-        """Until the client is gone."""
+        """Handle requests until the client is gone."""
         while True:
             ready = {number for number, _ in self._poll.poll(self._patience_ms())}
             if self._client.fileno() in ready and not self._accept():
@@ -113,13 +113,13 @@ class SandboxServer:
             running = _Running(pid, os.pidfd_open(pid), call, now, now + self._wall_s, now + self._cpu_s)
             self._running[running.process] = running
             self._poll.register(running.process, select.POLLIN)
-            self._poll.register(call, 0)  # a hang-up alone
+            self._poll.register(call, 0)  # reports only a hang-up
         os.close(code)
         os.close(output)
 
     def _stop_late(self) -> None:
-        """End the calls that have reached one of the limits of time. A call has one thread, so it cannot reach that of
-        CPU time before as much wall time has passed."""
+        """Kill calls that have reached a time limit. A call has one thread, so its CPU time never grows faster than
+        wall time; it is read again only when it may have reached the limit."""
         now = time.monotonic()
         for running in self._running.values():
             if running.timed_out or now < min(running.late, running.look):
@@ -131,7 +131,7 @@ class SandboxServer:
                 self._kill(running)
 
     def _kill(self, running: _Running) -> None:
-        with suppress(ProcessLookupError):  # it has just ended
+        with suppress(ProcessLookupError):  # it has ended already
             signal.pidfd_send_signal(running.process, signal.SIGKILL)
 
     def _finish(self, running: _Running) -> None:
@@ -156,7 +156,7 @@ def _send(call: socket.socket, **content: Any) -> None:
 
 
 def _enter_namespaces(client: socket.socket, readable: Sequence[str], hidden: Sequence[str]) -> None:
-    """Go on as process 1 of namespaces of its own; the process that was started waits for it."""
+    """Continue in a child that is process 1 of new namespaces; the original process waits for it."""
     kernel.unshare_namespaces()
     if pid := os.fork():
         client.close()
@@ -166,7 +166,7 @@ def _enter_namespaces(client: socket.socket, readable: Sequence[str], hidden: Se
 
 
 def _prepare(client: socket.socket, settings: dict[str, Any]) -> SandboxServer:
-    """Everything that calls share. Lacking: a mechanism is not to be had; ImportError: a module."""
+    """Set up everything that calls share. Lacking: a mechanism is missing; ImportError: a module is missing."""
     without, readable, hidden = settings["without"], settings["readable"], settings["hidden"]
     seccomp = b"" if "seccomp" in without else filter_program()
     landlock = 0 if "landlock" in without else kernel.landlock_version()
@@ -187,7 +187,8 @@ def _prepare(client: socket.socket, settings: dict[str, Any]) -> SandboxServer:
 
 
 def main() -> NoReturn:
-    """Serve as the client says in the first argument, after telling it what is lacking, if anything."""
+    """Report missing mechanisms or modules to the client, or serve it. The first argument holds its settings as
+    JSON."""
     settings = json.loads(sys.argv.pop())
     client = socket.socket(fileno=settings["socket"])
     os.environ.clear()

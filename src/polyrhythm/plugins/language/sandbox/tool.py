@@ -1,7 +1,7 @@
-"""A Python tool for environments: code of a model is run in a sandbox, and what it printed comes back.
+"""Python tool for environments: runs a model's code in a sandbox and returns its printed output.
 
-`open_tool(settings)` gives the tool of this process; any thread may use it. `start` begins a call and `finish` waits
-for it, so that the calls of many rows overlap.
+`open_tool(settings)` returns this process's tool; any thread may use it. `start` begins a call and `finish` waits for
+it, so the calls of many rows overlap.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class SandboxSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """What a call did. output: what it wrote, shortened; ended: `done`, `error` (it raised, or exited with another
-    status than 0), `time` (of either limit), `killed` (by a signal, as after a crash); seconds as used."""
+    """Result of a call. output: the printed text, shortened; ended: `done`, `error` (raised, or non-zero exit
+    status), `time` (wall or CPU limit), `killed` (by a signal, as after a crash)."""
 
     output: str
     ended: Literal["done", "error", "time", "killed"]
@@ -91,19 +91,19 @@ class ToolOutcome:
 
     @property
     def text(self) -> str:
-        """The output, with a line on how the call ended where that is not in it."""
+        """The output, plus a line on how the call ended unless it ended normally."""
         ends = {"time": "[stopped: it took too long]\n", "killed": "[it crashed]\n"}
         gap = "" if not self.output or self.output.endswith("\n") else "\n"
         return f"{self.output}{gap}{ends[self.ended]}" if self.ended in ends else self.output
 
 
 class SandboxLost(RuntimeError):
-    """A call has no outcome, and its code is not to blame: the sandbox's process ended, or could make no other."""
+    """The call has no outcome because the sandbox failed: its process ended, or could not start a child."""
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call that was started. deadline: when it should have ended, by `time.monotonic`; server: who runs it."""
+    """A started call. deadline: latest expected end, by `time.monotonic`; server: the process that runs it."""
 
     socket: socket.socket
     output: int
@@ -112,14 +112,14 @@ class ToolCall:
 
 
 class PythonTool:
-    """Runs code in the sandbox of this process. Calls are independent of each other; threads may share the tool."""
+    """Runs code in this process's sandbox. Calls are independent; threads may share the tool."""
 
     def __init__(self, settings: SandboxSettings, without: Sequence[str] = (), *, patience_s: float = 10.0) -> None:
-        """without: mechanisms not to use. patience_s: how long the sandbox may take beyond the limits of its calls
-        before it counts as lost. Raises ConfigError if the machine lacks a mechanism that must not be missing."""
+        """without: mechanisms not to use. patience_s: time beyond a call's limits after which the sandbox counts as
+        lost. ConfigError: the machine lacks a required mechanism."""
         self._settings, self._without, self._patience_s = settings, list(without), patience_s
         self._lock = threading.Lock()
-        self._calls = 0  # that have neither been finished nor dropped
+        self._calls = 0  # started, neither finished nor dropped
         self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._connect()
         if self._without:
@@ -127,7 +127,7 @@ class PythonTool:
 
     @property
     def without(self) -> list[str]:
-        """The mechanisms that are missing."""
+        """Mechanisms that are not used."""
         return list(self._without)
 
     def run(self, code: str) -> ToolOutcome:
@@ -135,7 +135,7 @@ class PythonTool:
         return self.finish(self.start(code))
 
     def start(self, code: str) -> ToolCall:
-        """Begin a call. Code of more than 1 MiB is not run: its outcome is an error that says so."""
+        """Begin a call. Code above 1 MiB is not run; the outcome is an error that says so."""
         text, output = os.memfd_create("code"), os.memfd_create("output")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -149,7 +149,7 @@ class PythonTool:
         finally:
             os.close(text)
             theirs.close()
-        # It is begun once those before it have ended, of which `at_a_time` run at a time.
+        # The call starts after the calls before it, of which `at_a_time` run at once.
         turns = 1 + before // self._settings.at_a_time
         return ToolCall(ours, output, time.monotonic() + turns * self._settings.wall_s + self._patience_s, server)
 
@@ -172,8 +172,8 @@ class PythonTool:
         )
 
     def _receive(self, call: ToolCall) -> dict[str, Any]:
-        """What the sandbox says of the call's end. One that is silent for too long is ended, so that the next call
-        starts another."""
+        """The sandbox's message about the end of a call. A sandbox that does not answer in time is killed; the next
+        call starts a new one."""
         call.socket.settimeout(max(0.001, call.deadline - time.monotonic()))
         try:
             data = call.socket.recv(4096)
@@ -186,19 +186,19 @@ class PythonTool:
         return told
 
     def drop(self, call: ToolCall) -> None:
-        """Give up a call: it is ended if it still runs."""
+        """Release a call, ending it if it still runs."""
         call.socket.close()
         os.close(call.output)
         with self._lock:
             self._calls -= 1
 
     def close(self) -> None:
-        """End the sandbox and everything in it."""
+        """Kill the sandbox and all its calls."""
         with self._lock:
             self._end()
 
     def _send(self, descriptors: list[int]) -> tuple[subprocess.Popen[bytes], int]:
-        """Who has the call, and how many others there were."""
+        """Send a call to the server, restarted once if needed; return the server and the number of other calls."""
         with self._lock:
             for last in (False, True):
                 if self._server is None:
@@ -223,7 +223,7 @@ class PythonTool:
             process.wait()
 
     def _connect(self) -> None:
-        """Start the server, without what is lacking and may be."""
+        """Start the server; retry without a missing mechanism if `may_lack` allows it."""
         while (told := self._launch()) != {"ready": True}:
             self._end()
             mechanism, problem = told.get("lacks"), told.get("problem")
@@ -242,7 +242,6 @@ class PythonTool:
             raise SandboxLost("the sandbox of the Python tool ended at its start")
 
     def _launch(self) -> Any:
-        """Start the server; what it says of its start."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", "-s", "-S", "-B", "-u", "-X", "utf8", "-c", _BOOT.format(SOURCE)]
         with theirs:
@@ -263,11 +262,10 @@ class PythonTool:
                 f"the sandbox of the Python tool did not start within {_START_S:g} s; a module that it imports hangs "
                 f"(env.sandbox.modules = {list(self._settings.modules)})"
             ) from None
-        ours.settimeout(self._patience_s)  # of one that reads no more calls
+        ours.settimeout(self._patience_s)  # limits sends to a server that no longer reads
         return told
 
     def _described(self, number: int, source: str) -> dict[str, Any]:
-        """What the server is told."""
         settings = self._settings
         packages = [sysconfig.get_path(name) for name in ("purelib", "platlib")] if settings.modules else []
         limits = {"cpu_s", "memory_mib", "files_mib", "open_files", "output_bytes"}
@@ -286,7 +284,7 @@ class PythonTool:
 
 
 def _readable(packages: Sequence[str]) -> list[str]:
-    """Folders of Python and of shared libraries, none within another."""
+    """Folders of Python and of shared libraries, without subfolders of one another."""
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix, "installed_base": sys.base_prefix}
     standard = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")] + [f"{sys.base_prefix}/lib"]
     folders = [*standard, "/lib", "/lib64", "/usr/lib", "/usr/lib64", *packages]
@@ -295,7 +293,8 @@ def _readable(packages: Sequence[str]) -> list[str]:
 
 
 def _packages_within(readable: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Folders of installed packages below the readable ones, such as those of the base Python, without the wanted."""
+    """Folders of installed packages below the readable ones, such as those of the base Python, except the wanted
+    ones."""
     names = [f"{versions}{kind}-packages" for versions in ("", "python*/") for kind in ("site", "dist")]
     found = {path for folder in readable for name in names for path in Path(folder).glob(name)}
     found = {path for path in found if not path.is_symlink()} | {path.resolve() for path in found}
@@ -317,7 +316,7 @@ _TOOLS_LOCK = threading.Lock()
 
 
 def open_tool(settings: SandboxSettings) -> PythonTool:
-    """The tool with these settings of this process; started for the first that opens it. `close_tool` when done."""
+    """This process's tool with these settings; started on first use. Call `close_tool` when done."""
     with _TOOLS_LOCK:
         tool, users = _TOOLS.get(settings) or (PythonTool(settings), 0)
         _TOOLS[settings] = tool, users + 1
@@ -325,7 +324,7 @@ def open_tool(settings: SandboxSettings) -> PythonTool:
 
 
 def close_tool(settings: SandboxSettings) -> None:
-    """Undo an `open_tool`; the last one ends the sandbox."""
+    """Release a tool from `open_tool`; the last release ends the sandbox."""
     with _TOOLS_LOCK, suppress(KeyError):
         tool, users = _TOOLS.pop(settings)
         if users > 1:

@@ -1,5 +1,4 @@
-"""Text environments: prompts, messages and tools on top of the environment contract; they import neither torch nor
-transformers."""
+"""Text environments: prompts, messages and tools on top of the environment contract, without torch or transformers."""
 
 from polyrhythm.plugins.language.text.base import TextSettings, draw_apart, enclosed
 from polyrhythm.plugins.language.text.conversation import (

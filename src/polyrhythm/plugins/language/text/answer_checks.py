@@ -1,8 +1,8 @@
-"""Compares messages with answers, where a comparison may never end; run as a program, it is the process that compares.
+"""Compares messages with answers; as a program, it is the process that runs comparisons which may not terminate.
 
-The program imports nothing of this package. Lines on stdin: first {kind, options, limit_s, memory_mib}, then
-[message, answer]; on stdout: first "ready", then true, false, or the text of an error for each. The kernel ends the
-process (SIGPROF) once a comparison has used `limit_s` seconds of CPU time, wherever it hangs.
+The program imports nothing of this package. Lines on stdin: first {kind, options, limit_s, memory_mib}, then [message,
+answer]; on stdout: first "ready", then true, false, or an error text for each. The kernel ends the process (SIGPROF)
+after `limit_s` seconds of CPU time in one comparison.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _GSM8K = "####"
 
 
 def bare_answer(answer: str) -> str:
-    """The answer of a worked solution that ends with `#### 72`; other answers stay."""
+    """The final answer of a worked solution that ends with `#### 72`; other answers are returned unchanged."""
     return answer.rpartition(_GSM8K)[2].strip()
 
 
 def regex_equal(message: str, answer: str, *, pattern: str, casefold: bool) -> bool:
-    """Whether the pattern's last match in the message equals its last match in the answer, or the whole answer if that
-    has no match. A match is the pattern's first group, or all of it."""
+    """Whether the pattern's last match in the message equals its last match in the answer, or the whole answer if
+    there is none. A match is the pattern's first group, or the whole match without groups."""
     found, expected = _last_match(pattern, message), _last_match(pattern, answer)
     return found is not None and same_text(found, answer if expected is None else expected, casefold=casefold)
 
 
 def same_text(one: str, other: str, *, casefold: bool) -> bool:
-    """Whether two texts are equal without spaces around them, with casefold also without regard to case."""
+    """Whether two texts are equal after stripping spaces; casefold: ignore case."""
     one, other = one.strip(), other.strip()
     return one.casefold() == other.casefold() if casefold else one == other
 
@@ -57,7 +57,7 @@ def math_equal(message: str, answer: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _parsed(answer: str) -> Any:
-    """The answer as math-verify reads it. ValueError: it cannot."""
+    """The answer parsed by math-verify. ValueError: it cannot be parsed."""
     from math_verify import parse
 
     text = bare_answer(answer)
@@ -69,7 +69,6 @@ def _parsed(answer: str) -> Any:
 
 
 def comparison(kind: str, options: dict[str, Any]) -> Callable[[str, str], bool]:
-    """The comparison of this kind."""
     if kind == "regex":
         return partial(regex_equal, **options)
     import math_verify  # noqa: F401 - takes a second, which no comparison is to have
@@ -78,7 +77,7 @@ def comparison(kind: str, options: dict[str, Any]) -> Callable[[str, str], bool]
 
 
 def main() -> None:
-    """Compare until stdin ends."""
+    """Serve comparisons until stdin ends."""
     logging.disable(logging.CRITICAL)  # of math-verify, at each message that it cannot read
     start = json.loads(sys.stdin.readline())
     equal, limit_s = comparison(start["kind"], start["options"]), start["limit_s"]

@@ -1,9 +1,8 @@
-"""Verifiers of `env.verify`: they compute the reward of a message from the answer in its row of the data.
+"""Verifiers of `env.verify`: compute the reward of a message from the answer in its data row.
 
-`exact`, `json` and a function of the user's own run in the simulator. `regex` and `math` may never return on what a
-model writes, and hold Python's lock meanwhile, so no thread could end them: they run in another process
-(`answer_checks`), one for all rows of a simulator, which the kernel ends after `limit_s`. A comparison that ends so, or
-raises, counts as wrong.
+`exact`, `json` and user functions run in the simulator. `regex` and `math` may not terminate on model output and hold
+the GIL meanwhile, so a thread could not stop them: they run in another process (`answer_checks`), shared by all rows of
+a simulator, which the kernel ends after `limit_s`. A comparison that times out or raises counts as wrong.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ class Verifier(Protocol):
     """Computes rewards; made by `VerifierSettings.open`, closed by its owner."""
 
     def verify(self, message: str, answer: Any, row: Mapping[str, Any]) -> Verdict:
-        """The verdict on a message. answer, row: of the data, the latter with all columns."""
+        """Verify a message. answer: of the data row; row: all its columns."""
         ...
 
     def close(self) -> None:
-        """Release what it holds."""
+        """Release resources."""
         ...
 
 
@@ -66,11 +65,11 @@ class VerifierSettings(BaseModel):
     structured: ClassVar[bool] = False
 
     def open(self) -> Verifier:
-        """Make the verifier. Raises ConfigError or MissingError if it cannot be loaded."""
+        """Create the verifier. ConfigError or MissingError: it cannot be loaded."""
         raise NotImplementedError
 
     def written(self, answer: Any) -> str:
-        """A message that gives this answer."""
+        """A message that a correct model could give for this answer."""
         return as_text(answer)
 
 
@@ -206,7 +205,7 @@ def as_text(answer: Any) -> str:
 
 
 def _as_json(answer: Any) -> Any:
-    """The answer, parsed if it is a text with JSON."""
+    """The answer, parsed if it is a string with JSON."""
     if not isinstance(answer, str):
         return answer
     try:
@@ -233,7 +232,7 @@ AnyVerifier = Annotated[
 
 
 class Direct:
-    """A verifier that runs in this process. equal: the reward of message, answer and row."""
+    """A verifier that runs in this process. equal: reward as a function of message, answer and row."""
 
     def __init__(self, equal: Callable[[str, Any, Mapping[str, Any]], float]) -> None:
         self._equal = equal
@@ -246,8 +245,11 @@ class Direct:
 
 
 class Beside:
-    """A verifier that compares in a process of its own, which starts at a comparison, again where the one before ended.
-    `close` ends the process; rows with equal settings share it (`beside`), and the next of them starts it again."""
+    """A verifier that compares in its own process, started by the first comparison and again after it has ended.
+
+    Rows with equal settings share it (`beside`). `close` ends the process; the next comparison of another row restarts
+    it.
+    """
 
     def __init__(self, start: str, limit_s: float) -> None:
         self._start, self._limit_s = start, limit_s
@@ -265,7 +267,7 @@ class Beside:
         return Verdict(0.0, found) if isinstance(found, str) else Verdict(float(found))
 
     def _exchange(self, line: str) -> bool | str:
-        """Whether message and answer are equal, or why that is unknown."""
+        """Whether message and answer are equal, or a text that says why the comparison failed."""
         if self._process is None and self._answer_to(self._start) != "ready":
             raise RuntimeError(f"the process of env.verify ended at its start, with status {self._end()}")
         found: bool | str | None = self._answer_to(line)
@@ -276,7 +278,7 @@ class Beside:
         return f"it took more than {self._limit_s:g} s" if late else f"its process ended with status {status}"
 
     def _answer_to(self, line: str) -> Any:
-        """The process's answer to a line; None: it ended."""
+        """The process's answer to a line; None if the process ended."""
         if self._process is None:
             program = Path(__file__).with_name("answer_checks.py")
             self._process = subprocess.Popen(  # noqa: S603 - our own program
@@ -295,12 +297,12 @@ class Beside:
         return json.loads(found) if found else None
 
     def _end(self) -> int:
-        """End the process; its status."""
+        """Kill the process; return its exit status."""
         process, self._process = self._process, None
         if process is None:
             return 0
         process.kill()
-        with suppress(OSError):  # stdin may have what was not written
+        with suppress(OSError):  # stdin may hold unwritten text
             process.communicate()
         return process.wait()
 
@@ -311,6 +313,6 @@ class Beside:
 
 @lru_cache(maxsize=16)
 def beside(kind: str, options: str, limit_s: float) -> Beside:
-    """The process for these settings; options: as JSON."""
+    """The shared verifier for these settings. options: as JSON."""
     start = {"kind": kind, "options": json.loads(options), "limit_s": limit_s, "memory_mib": _MEMORY_MIB}
     return Beside(json.dumps(start), limit_s)

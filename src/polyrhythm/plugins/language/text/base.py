@@ -1,12 +1,12 @@
 """The interface of a text environment: a prompt, the model's messages, and replies to them.
 
-A text environment is a `TextSettings` with a `conversation` method; `text.batch` makes an env batch of it. One env
-step is one message: a prompt that is answered once is an environment with one step, an agent one with many.
+A text environment is a `TextSettings` with a `conversation` method; `text.batch` wraps it as an env batch. One env step
+is one message: a task with a single answer has one step per episode, an agent many.
 
-Tokens: the batch turns text into ids and back (`text.tokenizers`), so that policies see ids alone. Observation:
-`tokens` int32 [max_prompt_tokens], the prompt and all earlier turns, zeros behind `length` int32 []; `turn` int32 [].
-Action: a message of at most `max_new_tokens` ids, which ends at the first of `ActionSpec.stops`; what follows is not
-executed. What the environment says is in observations only, so no loss counts its tokens.
+The batch converts between text and ids (`text.tokenizers`), so policies see only ids. Observation: `tokens` int32
+[max_prompt_tokens], the prompt and all earlier turns, zero-padded after `length` int32 []; `turn` int32 []. Action: a
+message of at most `max_new_tokens` ids, ended by the first of `ActionSpec.stops`; later ids are not executed.
+Environment text occurs only in observations, so no loss counts it.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class TextSettings(BaseModel):
     metrics: ClassVar[Mapping[str, Aggregate]] = MappingProxyType({})
 
     def conversation(self) -> Conversation:
-        """A new row."""
+        """A new conversation, for one row."""
         raise NotImplementedError(f"{type(self).__name__}: write conversation(self) -> Conversation")
 
     def spec(self) -> EnvSpec:
-        """The spec of a batch. Raises ConfigError if there is no such tokenizer."""
+        """The spec of a batch. ConfigError: the tokenizer does not exist."""
         tokenizer = self.text_tokenizer()
         name = self._name
         integer = ArraySpec((), "int32")
@@ -105,8 +105,8 @@ class TextSettings(BaseModel):
         return getattr(self, "type", type(self).__name__)
 
     def transcribe(self, trajectory: Trajectory) -> Transcript:
-        """A finished sample as text, without end-of-text tokens and what the tokenizer begins with; the prompt and the
-        messages without what a chat template writes around them."""
+        """A finished sample as text: without end-of-text tokens and the tokenizer's prefix; prompt and messages
+        without the markup of the chat template."""
         tokenizer, shown, length = self.text_tokenizer(), trajectory.obs["tokens"], trajectory.obs["length"]
         decode, first = tokenizer.decode, len(tokenizer.start)
         before = [decode(shown[step, first : int(length[step])].tolist()) for step in (0, trajectory.steps - 1)]
@@ -118,8 +118,11 @@ class TextSettings(BaseModel):
         return Transcript(prompt, messages, before[1] + messages[-1])
 
     def check(self) -> None:
-        """Raise MissingError if the tokenizer's package is not installed, ConfigError if most of the first prompts
-        cannot be shown whole, or the chat template would change earlier turns; warn if some cannot."""
+        """Check the settings before a run.
+
+        MissingError: the tokenizer's package is not installed. ConfigError: most of the first prompts do not fit whole,
+        or the chat template changes earlier turns. A warning, if some prompts do not fit.
+        """
         chat = self.open_chat()
         if chat is not None:
             chat.check(self.max_turns)
@@ -144,7 +147,7 @@ class TextSettings(BaseModel):
             log.warning("%s are set aside, as others like them will be: %s", count, refused[0])
 
     def check_expert(self, episodes: Sequence[tuple[int, int]]) -> None:
-        """Raise ConfigError if the expert's first message of each of these episodes exceeds `max_new_tokens`."""
+        """ConfigError: the expert's first message of one of these episodes exceeds `max_new_tokens`."""
         batch, longest = self.build(1), None
         try:
             if not batch.traits.expert:
@@ -158,7 +161,7 @@ class TextSettings(BaseModel):
                     if isinstance(error, MessageTooLong):
                         longest = error if longest is None or error.tokens > longest.tokens else longest
                     elif not isinstance(error, EpisodeRefused):
-                        return  # told where it is played
+                        return  # reported when it is played
                 else:
                     return
         finally:
@@ -172,7 +175,7 @@ class TextSettings(BaseModel):
         return self._plain_tokenizer() if chat is None else chat.tokenizer
 
     def open_chat(self) -> Chat | None:
-        """The chat template with its tokenizer, opened once per process; None for plain text."""
+        """The chat template with its tokenizer, loaded once per process; None for plain text."""
         return None if self.chat == "none" else open_chat(self.tokenizer, self.chat, self._plain_tokenizer())
 
     def _plain_tokenizer(self) -> Tokenizer:
@@ -194,9 +197,11 @@ class TextSettings(BaseModel):
 
 
 def enclosed(text: str, opening: str, closing: str) -> Iterator[str]:
-    """The parts of a text between an opening mark and the next closing one, in order. Unlike a regular expression such
-    as `<python>(.*?)</python>`, whose work grows with the square of marks that are never closed, this takes linear
-    time: a message may be anything."""
+    """The parts of a text between an opening mark and the next closing mark, in order.
+
+    Takes linear time on any message. The work of a regular expression such as `<python>(.*?)</python>` grows with the
+    square of the number of unclosed marks.
+    """
     first = text.find(opening)
     while first >= 0 and (end := text.find(closing, first + len(opening))) >= 0:
         yield text[first + len(opening) : end]
@@ -204,8 +209,11 @@ def enclosed(text: str, opening: str, closing: str) -> Iterator[str]:
 
 
 def draw_apart(seed: int, draw: Callable[[Random], Any]) -> Any:
-    """The first of what `draw` draws (it has a `prompt`) that is on the seed's side: by a hash of the prompt one in
-    eight belongs to evaluations, so that no prompt of theirs occurs in training, wherever seeds come from."""
+    """The first draw whose `prompt` belongs to the seed's side: evaluation if the seed has `HELD_OUT`, else training.
+
+    A hash assigns one prompt in eight to evaluations, so no evaluation prompt occurs in training, whatever the seeds.
+    ConfigError: no draw is on that side.
+    """
     held_out, random = bool(seed & HELD_OUT), Random(seed)
     for _ in range(_DRAWS):
         found = draw(random)
@@ -226,6 +234,6 @@ _MOVE = re.compile("|".join(MOVES))
 
 
 def last_move(message: str) -> str | None:
-    """The last of the words left, down, right and up in a message, None without one."""
+    """The last of the words left, down, right and up in a message; None if there is none."""
     found = _MOVE.findall(message)
     return found[-1] if found else None

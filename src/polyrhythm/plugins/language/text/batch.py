@@ -1,4 +1,4 @@
-"""An env batch of conversations: ids to text and back, turns, lengths, and messages that are told beforehand."""
+"""Env batch of conversations: tokenization, turns, length limits, and replies that are prepared in advance."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STANDARD_METRICS: Mapping[str, Aggregate] = {"message_tokens": "sum", "turns": "
 
 
 class MessageTooLong(EpisodeRefused):
-    """The expert's message has more tokens than a message may have. tokens: with its end."""
+    """The expert's message exceeds the limit. tokens: its length, end token included."""
 
     def __init__(self, limit: int, tokens: int) -> None:
         self.tokens = tokens
@@ -48,9 +48,11 @@ class MessageTooLong(EpisodeRefused):
 
 
 class TextBatch:
-    """Rows that reset and step by themselves. A row's context is its prompt, its messages as they were sampled, and the
-    replies: what the model wrote is never tokenized again. metrics: of the environment's own; kind: its type,
-    for errors."""
+    """Rows that reset and step independently.
+
+    A row's context is its prompt, its messages as sampled, and the replies: model output is never tokenized again.
+    metrics: names of the environment's metrics; kind: its type, for errors.
+    """
 
     def __init__(
         self,
@@ -74,8 +76,8 @@ class TextBatch:
         self._length = np.zeros(self.rows, np.int32)
         self._turn = np.zeros(self.rows, np.int32)
         self._stops = np.array(self.spec.action.stops)
-        self._overflowed = self._replaced = False  # whether it was told
-        self._said: list[list[str | NDArray[Any]]] = [[] for _ in conversations]  # prompt, messages' ids and replies
+        self._overflowed = self._replaced = False  # whether the warning was logged
+        self._said: list[list[str | NDArray[Any]]] = [[] for _ in conversations]  # ids of prompt, messages and replies
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         errors: dict[int, Exception] = {}
@@ -98,7 +100,7 @@ class TextBatch:
             raise RowsFailed(errors)
 
     def _check_prompt(self, prompt: object, conversation: Conversation) -> None:
-        """Raise ValueError unless `begin` returned a text, or turns with what is needed of them."""
+        """ValueError: `begin` returned neither a text nor complete turns."""
         needed = ("role", "content") if self._chat is not None else ("content",)
         for turn in [] if isinstance(prompt, str) else prompt if isinstance(prompt, Sequence) else [prompt]:
             if not isinstance(turn, Mapping) or not all(isinstance(turn.get(key), str) for key in needed):
@@ -109,7 +111,7 @@ class TextBatch:
                 )
 
     def _begun(self, row: int, prompt: Prompt, what: str) -> list[int]:
-        """Ids of a prompt. EpisodeRefused: it cannot be shown whole. what: the prompt, in words."""
+        """Ids of a prompt. EpisodeRefused: it cannot be shown whole. what: describes the prompt in errors."""
         limit = self._limit
         try:
             if self._chat is not None and prompt:
@@ -129,7 +131,7 @@ class TextBatch:
         return ids
 
     def _append(self, row: int, ids: Sequence[int] | NDArray[Any]) -> bool:
-        """Add to the row's context; False, and nothing is added, if it does not fit."""
+        """Append ids to the row's context; return False, without appending, if they do not fit."""
         first = int(self._length[row])
         if first + len(ids) > self._limit:
             return False
@@ -138,7 +140,6 @@ class TextBatch:
         return True
 
     def _warn_of_overflow(self, row: int, more: int) -> None:
-        """Say once that a conversation has become too long."""
         if not self._overflowed:
             self._overflowed = True
             log.warning(
@@ -150,32 +151,31 @@ class TextBatch:
             )
 
     def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
-        """Have the conversations that prepare begin their replies."""
+        """Let conversations with `prepare` start their replies."""
         ids = np.asarray(actions)[:, :, 0]
         whole, lengths = self._measured(ids)
         self._prepare({int(row): ids[i, : lengths[i]] for i, row in enumerate(rows) if whole[i]})
 
     def drop_step(self, rows: RowNumbers) -> None:
-        """Have the conversations that can drop what they prepared do so."""
+        """Let conversations with `drop` cancel prepared replies."""
         for row in map(int, rows):
             self._prepared.drop(row)
 
     def waits(self, rows: RowNumbers) -> bool:
-        """Whether a conversation of these rows would wait in `reply`."""
+        """Whether `reply` of one of these rows would block."""
         return self._prepared.waits(map(int, rows))
 
     def fileno(self) -> int:
-        """See `envs.base.FullEnvBatch`."""
         return self._prepared.fileno()
 
     def _measured(self, ids: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-        """Of messages [n,C]: whether they have an end, and their lengths."""
+        """Whether each of the messages [n,C] has an end, and its length."""
         stop = np.isin(ids, self._stops)
         whole: NDArray[np.bool_] = np.asarray(stop.any(1))
         return whole, np.where(whole, stop.argmax(1) + 1, ids.shape[1])
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        """One message of each row: actions [n,C,1]."""
+        """Execute one message per row: actions [n,C,1]."""
         ids = np.asarray(actions)[:, :, 0]
         n, chunk = ids.shape
         whole, lengths = self._measured(ids)
@@ -221,13 +221,13 @@ class TextBatch:
         return result
 
     def _prepare(self, said: Mapping[int, NDArray[Any]]) -> None:
-        """Tell conversations that prepare their messages, and were not told yet."""
+        """Pass messages to conversations with `prepare` that have not received theirs."""
         for row, message in said.items():
             if self._prepared.expects(row):
                 self._prepared.prepare(row, self._text(message))
 
     def _text(self, message: NDArray[Any]) -> str:
-        """A message as text, without the spaces that a chat template writes before one."""
+        """A message as text, without the leading spaces that a chat template writes."""
         text = self.tokenizer.decode(message.tolist())
         return text if self._chat is None else text.removeprefix(self._chat.lead)
 
@@ -244,15 +244,15 @@ class TextBatch:
         return reply
 
     def _shown(self, row: int, message: NDArray[Any], reply: str) -> list[int]:
-        """Ids of a reply; with a chat template, of its text after the message, without the end that was sampled."""
+        """Ids of a reply; with a chat template, of the text after the message, without an end that was already
+        sampled."""
         if self._chat is None:
             return self._encoded(reply)
         ids = self._encoded(self._chats[row].reply(reply))
         return ids[1:] if ids[:1] == [message[-1]] else ids
 
     def _encoded(self, reply: str) -> list[int]:
-        """Ids of a reply, with what has none replaced: it may be what the policy had a tool print, which is no fault of
-        the environment."""
+        """Ids of a reply, with unencodable characters replaced: a policy may have had a tool print them."""
         with suppress(ValueError):
             return self.tokenizer.encode(reply)
         text = encodable(self.tokenizer, reply)
@@ -270,19 +270,21 @@ class TextBatch:
         out["tokens"][:], out["length"][:], out["turn"][:] = self._tokens[index], self._length[index], self._turn[index]
 
     def transcript(self, row: int) -> str:
-        """The row's context as text: the prompt, messages and replies, without what the tokenizer begins with."""
+        """The row's context as text: prompt, messages and replies, without the tokenizer's prefix."""
         first = len(self.tokenizer.start)
         return self.tokenizer.decode(self._tokens[row, first : self._length[row]].tolist())
 
     def texts(self, row: int) -> tuple[str, ...]:
-        """See `envs.base.FullEnvBatch`: what the model was shown, decoded from its tokens; also a message that was
-        cut, and replies that the model did not see."""
+        """See `envs.base.FullEnvBatch`: the decoded context, a cut last message, and replies that the model did not
+        see."""
         decode = self.tokenizer.decode
         return tuple(said if isinstance(said, str) else decode(said.tolist()) for said in self._said[row])
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.int64]:
-        """The expert's next message of each row: [n,C,1], which ends with an end-of-text token unless it has a stop of
-        its own. EpisodeRefused, for a row: it is longer than a message may be, or has what is without an id."""
+        """The expert's next message of each row: [n,C,1], with an end-of-text token unless it has a stop of its own.
+
+        EpisodeRefused, for a row: the message is too long or cannot be encoded.
+        """
         found = np.full((len(rows), self.spec.chunk, 1), self.tokenizer.ends[0], np.int64)
         refused: dict[int, Exception] = {}
         for i, row in enumerate(map(int, rows)):
@@ -309,7 +311,6 @@ class TextBatch:
         return ids
 
     def close(self) -> None:
-        """Close the conversations that can be closed."""
         for conversation in self.conversations:
             if conversation_traits(conversation).close:
                 conversation.close()
@@ -317,10 +318,10 @@ class TextBatch:
 
 
 class PreparedMessages:
-    """Messages that the conversations of a batch were told beforehand, and what their replies wait for. The batch
-    closes it.
+    """Messages passed to conversations in advance, and the descriptors on which their replies wait. Closed by the
+    batch.
 
-    Invariant: a row's reply is awaited only between `tell` and `take`, `drop` or `forget`, and its descriptor watched.
+    Invariant: a row is awaited, and its descriptor watched, only between `prepare` and `take`, `drop` or `forget`.
     """
 
     def __init__(self, conversations: Sequence[Conversation]) -> None:
@@ -333,11 +334,11 @@ class PreparedMessages:
         self.close, self.fileno = self._poll.close, self._poll.fileno
 
     def expects(self, row: int) -> bool:
-        """Whether the row's conversation prepares replies, and was not told its message yet."""
+        """Whether the row's conversation prepares replies and has not received its message."""
         return row not in self._prepared_errors and self._traits[row].prepare
 
     def prepare(self, row: int, message: str) -> None:
-        """Have the row's conversation prepare its reply, where one is expected."""
+        """Let the row's conversation prepare its reply, if it does so."""
         conversation = self.conversations[row]
         self._prepared_errors[row] = None
         try:
@@ -355,26 +356,26 @@ class PreparedMessages:
             self._awaited[row], self._rows[awaited.fileno] = awaited, row
 
     def waits(self, rows: Iterable[int]) -> bool:
-        """Whether the reply of one of these rows is awaited, and not for too long."""
+        """Whether a reply of these rows is awaited and its deadline has not passed."""
         for number, _ in self._poll.poll(0):
             self._end(self._rows[number])
         now = time.monotonic()
         return any(row in self._awaited and now < self._awaited[row].deadline for row in rows)
 
     def take(self, row: int) -> Exception | None:
-        """The row is about to reply: what its preparation raised, if anything."""
+        """Stop waiting because the row replies now; return the exception that its preparation raised, or None."""
         error = self._prepared_errors.get(row)
         self.forget(row)
         return error
 
     def drop(self, row: int) -> None:
-        """The row will not reply: its conversation gives up what it prepared."""
+        """Stop waiting because the row will not reply; its conversation cancels the preparation."""
         if row in self._prepared_errors:
             self.forget(row)
             self._give_up(row)
 
     def forget(self, row: int) -> None:
-        """Nothing of the row is awaited any more."""
+        """Stop waiting for the row."""
         self._prepared_errors.pop(row, None)
         if row in self._awaited:
             self._end(row)

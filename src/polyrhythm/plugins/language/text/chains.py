@@ -1,7 +1,7 @@
 """Chains of additions and subtractions, answered in one message, with a calculator, or with Python.
 
-The demonstrations are imperfect on purpose: in one of five the teacher goes all the way, otherwise it answers early.
-Imitation then leaves a way that works and is rarely taken, which reinforcement learning finds.
+Demonstrations are imperfect on purpose: the teacher computes all steps in one of five episodes and answers early
+otherwise. Imitation then learns a correct strategy that it rarely uses, which reinforcement learning can reinforce.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ChainsSettings(TextSettings):
 
 
 class ChainProblem(NamedTuple):
-    """A chain. steps: sign and size of each term but the first."""
+    """steps: sign and size of each term except the first."""
 
     first: int
     steps: tuple[int, ...]
@@ -78,7 +78,7 @@ class ChainProblem(NamedTuple):
 
     @property
     def totals(self) -> list[int]:
-        """Running totals, the first term's included."""
+        """Running totals, starting with the first term."""
         found = [self.first]
         for step in self.steps:
             found.append(found[-1] + step)
@@ -86,7 +86,7 @@ class ChainProblem(NamedTuple):
 
 
 def draw_problem(random: Random, terms: tuple[int, int], largest_total: int | None) -> ChainProblem:
-    """A chain whose running total is never negative and at most `largest_total`."""
+    """Draw a chain whose running totals lie in 0..`largest_total`."""
     total = first = random.randint(1, _LARGEST)
     steps = []
     for _ in range(random.randint(*terms) - 1):
@@ -98,7 +98,7 @@ def draw_problem(random: Random, terms: tuple[int, int], largest_total: int | No
 
 
 class Chain:
-    """A chain that is answered in one message."""
+    """Conversation with one message."""
 
     largest_total: int | None = _LARGEST
 
@@ -117,7 +117,7 @@ class Chain:
         return Reply(reward=float(right), success=right)
 
     def expert(self) -> str:
-        """All steps and the result; in four of five only as many as the teacher likes, and the total so far."""
+        """All steps and the result; in four of five episodes, some steps and the total so far."""
         whole = self._teacher.randrange(_WHOLE) == 0
         totals, written = self._problem.totals, []
         for step, total in zip(self._problem.steps, totals[1:], strict=True):
@@ -128,7 +128,7 @@ class Chain:
 
 
 class ToolChain(Chain):
-    """A chain with a calculator: each message is a call, or the result."""
+    """Conversation with a calculator: each message is a call or the result."""
 
     largest_total = None
 
@@ -149,8 +149,7 @@ class ToolChain(Chain):
         return Reply(text=f"{calculate(message)};", done=False)
 
     def expert(self) -> str:
-        """One call after another and the result; in four of five only as many as the teacher likes, and the total so
-        far."""
+        """The next call, finally the result; in four of five episodes, the total so far after some calls."""
         totals, steps = self._problem.totals, self._problem.steps
         gives_up = self._calls > 0 and not self._whole and self._teacher.random() < _GIVES_UP
         if gives_up or self._calls == len(steps):
@@ -159,7 +158,7 @@ class ToolChain(Chain):
 
 
 class PythonChain(ToolChain):
-    """A chain whose calls are run as Python."""
+    """Conversation whose calls run as Python."""
 
     def __init__(self, settings: ChainsSettings) -> None:
         super().__init__(settings)
@@ -192,7 +191,7 @@ class PythonChain(ToolChain):
 
 
 def calculate(call: str) -> str:
-    """The result of a call such as `<8-2>`; `?` for what is no call."""
+    """The result of a call such as `<8-2>`; `?` for an invalid call."""
     found = _CALL.fullmatch(call)
     if found is None:
         return "?"

@@ -1,11 +1,11 @@
-"""Conversations in the form of a model's chat template, extended by tokens.
+"""Conversations in the form of a model's chat template, extended token by token.
 
-Invariant: the tokens of a turn are those of the turn before, the message as it was sampled, and the template's text
-after it: the end of the message unless it was sampled, the environment's reply, and the beginning of the next message.
-So no token changes when a turn is added, and no message is tokenized again.
+Invariant: the tokens of a turn are those of the previous turn, the message as sampled, and the template's text after
+it: the message's end unless it was sampled, the environment's reply, and the start of the next message. No earlier
+token changes, and no message is tokenized again.
 
-The template's text after a message is read off a rendering of all turns with a stand-in for each message: a template
-may strip messages or look for marks in them, and so no search runs over a model's own text.
+The template's text after a message comes from a rendering of all turns with a placeholder for each message: a template
+may strip or search messages, and this way it never processes model output.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ ChatChoice = Annotated[
 
 
 class Chat:
-    """A template with a tokenizer. tokenizer: prefers the template's end of a message; lead: spaces that the template
-    writes before a message, so that the model begins with them; gap: spaces that it writes between a message and its
-    end, which are left out, since the end was sampled without them."""
+    """A template with a tokenizer. tokenizer: prefers the template's end of a message; lead: spaces that the
+    template writes before a message, so that the model starts with them; gap: spaces that it writes between a
+    message and its end, omitted because the end was sampled without them."""
 
     def __init__(self, what: str, settings: ChatSettings, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self.what, self.settings, self._template = what, settings, template
@@ -98,8 +98,7 @@ class Chat:
         return [_turn("system", system), *turns] if system and turns[0]["role"] != "system" else turns
 
     def asked(self, prompt: str) -> str:
-        """The user's text in a decoded prompt, without what the template writes around it; all of it where the prompt
-        has other turns."""
+        """The user's text in a decoded prompt, without template markup; the whole prompt if it has other turns."""
         head, tail = self._around
         whole = prompt.startswith(head) and prompt.endswith(tail)
         return prompt[len(head) : len(prompt) - len(tail)] if whole else prompt
@@ -108,7 +107,7 @@ class Chat:
         return "" if self.tokenizer.lacking(text) else self.tokenizer.decode(self.tokenizer.encode(text))
 
     def render(self, turns: list[Message], *, ask: bool = True) -> str:
-        """Render the turns. TemplateFault: the template refuses them, or fails."""
+        """Render the turns. TemplateFault: the template rejects them or fails."""
         try:
             return self._template.render(turns, ask=ask)
         except TemplateFault as fault:
@@ -116,7 +115,7 @@ class Chat:
             raise TemplateFault(f"{self.what}: turns of {roles}: {fault}") from fault
 
     def check(self, turns: int) -> None:
-        """Try a conversation of `turns` turns, at most three. ConfigError: the template refuses it, or would change
+        """Try a conversation of `turns` turns, at most three. ConfigError: the template rejects it, or changes
         earlier turns."""
         try:
             for message in (_STAND_IN, *([_REASONED] if self.settings.earlier == "refuse" else [])):
@@ -128,16 +127,16 @@ class Chat:
 
 
 class ChatTurns:
-    """One conversation. shown: its newest part that the model is shown, which ends where the next message begins."""
+    """One conversation. shown: the newest part of the context, up to the start of the next message."""
 
     def __init__(self, chat: Chat, prompt: Prompt) -> None:
         self._chat, self._turns = chat, chat.opening(prompt)
-        self._text = self.shown = chat.render(self._turns)  # with stand-ins for messages
+        self._text = self.shown = chat.render(self._turns)  # with placeholders for messages
 
     def reply(self, text: str, message: str = _STAND_IN) -> str:
-        """Add the environment's reply; return the text from the end of the newest message to the beginning of the next.
-        message: a stand-in for the newest one. TemplateFault: the template changes earlier turns, or fails."""
-        chat, text = self._chat, text.replace(message, "")  # a model may have had a tool print the stand-in
+        """Add the environment's reply; return the text from the end of the newest message to the start of the next.
+        message: placeholder for the newest one. TemplateFault: the template changes earlier turns, or fails."""
+        chat, text = self._chat, text.replace(message, "")  # a model may have had a tool print the placeholder
         self._turns += [_turn("assistant", message), _turn(chat.settings.reply_role, text)]
         found, before = chat.render(self._turns), self._text + chat.lead + message
         if not found.startswith(before) and chat.settings.earlier == "refuse":
@@ -149,7 +148,6 @@ class ChatTurns:
 
 
 def has_template(tokenizer_setting: str) -> bool:
-    """Whether the tokenizer's folder has a chat template."""
     folder = _folder(tokenizer_setting)
     try:
         return find_template(folder, "") is not None
@@ -162,7 +160,7 @@ def _folder(tokenizer_setting: str) -> Path | None:
 
 
 def open_chat(tokenizer_setting: str, chat: ChatSettings | Literal["auto"], tokenizer: Tokenizer) -> Chat | None:
-    """The chat of a tokenizer, made once per process; None: it is `auto`, and the folder has no template."""
+    """The chat template of a tokenizer, opened once per process; None if `chat` is `auto` and the folder has none."""
     key: Any = tokenizer
     return _opened(tokenizer_setting, chat if chat == "auto" else chat.model_dump_json(), key)
 
@@ -197,7 +195,6 @@ def _turn(role: str, content: str) -> Message:
 
 
 def _change(before: str, found: str, message: str) -> str:
-    """The change of earlier turns, and its remedies."""
     ways = (
         "set env.max_turns to 1, name a template that leaves them as they are in env.chat.template, or set "
         "env.chat.earlier to keep, for turns as they were sampled"

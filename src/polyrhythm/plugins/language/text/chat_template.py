@@ -1,7 +1,7 @@
-"""Finds the chat templates of models' folders, and renders them as `apply_chat_template` of transformers does.
+"""Finds chat templates in model folders and renders them as `apply_chat_template` of transformers does.
 
-A template is a Jinja program that came with a model, so it is not trusted: it runs in Jinja's sandbox, on plain data,
-with limits of time and size. transformers is not imported, since simulators do not have it; tests compare the tokens.
+A template is an untrusted Jinja program: it runs in Jinja's sandbox, on plain data, with limits of time and size.
+transformers is not imported because simulators lack it; tests compare the tokens.
 """
 
 from __future__ import annotations
@@ -32,19 +32,17 @@ _CONFIG = "tokenizer_config.json"
 
 
 class TemplateFault(ValueError):
-    """A template cannot be read, or has refused or failed to render; the message says why."""
+    """A template cannot be read, rejects the turns or fails; the message says why."""
 
 
 class FoundTemplate(NamedTuple):
-    """A template's text, and its file."""
-
     text: str
     origin: str
 
 
 def find_template(folder: Path | None, name: str) -> FoundTemplate | None:
-    """The template of this name (`default` for "") in a tokenizer's folder, or in a file. None: no name was given, and
-    the folder has no template. TemplateFault: there is neither."""
+    """The template with this name (`default` for "") in a tokenizer's folder, or in a file. None: no name was given
+    and the folder has no template. TemplateFault: the named template does not exist."""
     known = {} if folder is None else _templates(folder)
     if not name:
         return known.get("default")
@@ -57,7 +55,7 @@ def find_template(folder: Path | None, name: str) -> FoundTemplate | None:
 
 
 def _templates(folder: Path) -> dict[str, FoundTemplate]:
-    """By name. Files of their own go before entries of tokenizer_config.json, as in transformers."""
+    """Templates by name. Separate files take precedence over tokenizer_config.json, as in transformers."""
     found: dict[str, FoundTemplate] = {}
     for file in ("chat_template.json", _CONFIG):  # the former: of older processors
         entry = read_object(folder / file).get("chat_template")
@@ -82,7 +80,7 @@ def _text(file: Path) -> str:
 
 
 def special_tokens(folder: Path | None) -> dict[str, str]:
-    """Texts of special tokens by the names that templates read: `bos_token`, `eos_token` and the like."""
+    """Special tokens by their names in templates: `bos_token`, `eos_token` and the like."""
     found: dict[str, str] = {}
     if folder is None:
         return found
@@ -97,7 +95,7 @@ def special_tokens(folder: Path | None) -> dict[str, str]:
 
 
 class ChatTemplate:
-    """A compiled template. fixed: its variables besides messages; today: the date that it may write."""
+    """A compiled template. fixed: its variables other than messages; today: the date for templates that print it."""
 
     def __init__(self, text: str, fixed: Mapping[str, Any], today: date | None) -> None:
         if len(text.encode(errors="replace")) > _TEMPLATE_BYTES:
@@ -115,8 +113,8 @@ class ChatTemplate:
             raise TemplateFault(f"it is not a valid template ({_words(error)})") from error
 
     def render(self, messages: Sequence[Message], *, ask: bool) -> str:
-        """The text of these turns. ask: end it with the beginning of the assistant's next turn. TemplateFault: the
-        template refuses them, fails, or exceeds a limit."""
+        """Render the turns. ask: append the start of the next assistant turn. TemplateFault: the template rejects
+        them, fails, or exceeds a limit."""
         limits = _Limits()
         token = _limits.set(limits)
         chat = {"messages": [dict(message) for message in messages], "tools": None, "documents": None}
@@ -135,7 +133,7 @@ class ChatTemplate:
 
 
 class _Limits:
-    """Counts down the time and characters of one rendering."""
+    """Remaining time and characters of one rendering."""
 
     def __init__(self) -> None:
         self._end, self._characters = time.thread_time() + _SECONDS, _CHARACTERS
@@ -191,7 +189,8 @@ def _measured(part: Any) -> Any:
 
 
 class _Generation(Extension):
-    """Ignores `{% generation %}`, which marks assistant turns for training masks; masks do not come from it here."""
+    """Ignores `{% generation %}` blocks, which mark assistant turns for training masks; masks are computed
+    elsewhere."""
 
     tags = {"generation"}  # noqa: RUF012 - of jinja2
 

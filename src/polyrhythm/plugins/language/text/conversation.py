@@ -11,9 +11,11 @@ from polyrhythm.plugins.language.text.chat import Prompt
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a message leads to. text: the environment's answer, shown before the next message; done: the task ended;
-    success: the task's own measure; metrics: values of `TextSettings.metrics`, of which any may be missing. A message
-    that is cut gets no reply, and counts 0 in each."""
+    """Result of a message. text: the environment's answer, shown before the next message; done: the task ended;
+    success: the task's own measure; metrics: values of `TextSettings.metrics`, any of which may be missing.
+
+    A message that is cut gets no reply, and counts 0 in each metric.
+    """
 
     text: str = ""
     reward: float = 0.0
@@ -23,23 +25,25 @@ class Reply:
 
 
 class Conversation(Protocol):
-    """One row of a text environment; it is begun again for every episode."""
+    """One row of a text environment; `begin` starts each episode."""
 
     def begin(self, task: int, seed: int) -> Prompt:
-        """The prompt: a text, or turns such as {"role": "system", "content": "…"}, which a chat template writes, and
-        whose contents stand on lines of their own without one. Equal (task, seed) gives an equal prompt; `draw_apart`
-        keeps those of evaluations apart."""
+        """Start an episode and return its prompt: a text, or turns such as {"role": "system", "content": "…"}.
+
+        A chat template formats turns; without one, each content is a line. Equal (task, seed) gives an equal prompt;
+        `draw_apart` keeps evaluation prompts out of training.
+        """
         ...
 
     def reply(self, message: str) -> Reply:
-        """Answer a whole message, without the end-of-text token. A message that was cut at `max_new_tokens` does not
-        get here: it ends the episode with reward 0."""
+        """Answer a complete message, without its end-of-text token. A message cut at `max_new_tokens` is not passed
+        here: it ends the episode with reward 0."""
         ...
 
 
 class Awaited(NamedTuple):
-    """What a reply waits for: the descriptor that can be read once it has come; when to give up, by `time.monotonic`,
-    which `reply` then says."""
+    """What a reply waits for: a descriptor that becomes readable when it is ready, and a deadline by
+    `time.monotonic`, after which `reply` is called and reports the timeout."""
 
     fileno: int
     deadline: float
@@ -47,7 +51,7 @@ class Awaited(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConversationTraits:
-    """Which optional methods of `FullConversation` a conversation has."""
+    """Whether a conversation has each of the optional methods of `FullConversation`."""
 
     prepare: bool = False
     awaits: bool = False
@@ -57,33 +61,33 @@ class ConversationTraits:
 
 
 class FullConversation(Conversation, Protocol):
-    """A conversation with all optional methods; which are there, `conversation_traits` says."""
+    """A conversation with all optional methods; `conversation_traits` tells which of them exist."""
 
     def prepare(self, message: str) -> None:
-        """Begin what `reply` will wait for; called for the messages of all rows before the first `reply`, so that slow
-        replies, such as those of a tool, overlap."""
+        """Start the work of `reply`. Called for the messages of all rows before the first `reply`, so that slow
+        replies, such as tool calls, overlap."""
         ...
 
     def awaits(self) -> Awaited | None:
-        """What `reply` to the prepared message would wait for, meanwhile other rows go on; None if nothing. It is not
-        closed before `reply`, `drop` or `begin`."""
+        """What `reply` to the prepared message would wait for, while other rows continue; None if nothing. The
+        descriptor stays open until `reply`, `drop` or `begin`."""
         ...
 
     def drop(self) -> None:
-        """End what `prepare` has begun, if anything: no `reply` to it follows."""
+        """Cancel the work of `prepare`, if any; `reply` will not be called for it."""
         ...
 
     def expert(self) -> str:
-        """A scripted expert's next message, for demonstrations; `reply` is called with it."""
+        """A scripted expert's next message, for demonstrations; it is passed to `reply`."""
         ...
 
     def close(self) -> None:
-        """Free what the row has."""
+        """Release the row's resources."""
         ...
 
 
 def conversation_traits(conversation: object) -> ConversationTraits:
-    """Its own `traits`, else the optional methods that it has."""
+    """Its own `traits` if present, else derived from its methods."""
     declared = getattr(conversation, "traits", None)
     if isinstance(declared, ConversationTraits):
         return declared

@@ -51,8 +51,6 @@ class _Lake(NamedTuple):
 
 
 class FrozenLake:
-    """One lake and the player on it."""
-
     def __init__(self, settings: FrozenLakeSettings) -> None:
         self._settings = settings
         self._fields: list[str] = []
@@ -88,7 +86,7 @@ class FrozenLake:
         return Reply("" if done else _shown(self._fields, self._place), float(won), bool(done), won)
 
     def expert(self) -> str:
-        """The first move of a shortest way to the goal."""
+        """The first move of a shortest path to the goal."""
         ways: deque[tuple[tuple[int, int], str]] = deque([(self._place, "")])
         seen = {self._place}
         while ways:
@@ -110,7 +108,7 @@ class FrozenLake:
 
 
 def _shown(fields: list[str], place: tuple[int, int]) -> str:
-    """The lake as text, a line for each row; the start is a field like others."""
+    """The lake as text, one line per row; the start looks like any frozen field."""
     rows = [list(row.replace("S", "F")) for row in fields]
     rows[place[0]][place[1]] = "P"
     return "".join(f"{''.join(row)}\n" for row in rows)

@@ -1,4 +1,4 @@
-"""Environments of GEM (gem-llm) as conversations: its observations are the prompt and the replies."""
+"""GEM environments (gem-llm) as conversations: observations are the prompt and the replies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GemSettings(TextSettings):
 
 
 class Gem:
-    """One environment. Its draws are those of its seed, whatever other rows draw in between."""
+    """Conversation of one environment, with a random state of its own, so that rows do not affect each other."""
 
     def __init__(self, settings: GemSettings) -> None:
         self._success = settings.success
@@ -76,7 +76,7 @@ class Gem:
 
 
 def _shown(observation: object, info: Mapping[str, Any]) -> str:
-    """An observation with what GEM would have stand behind it, and a line end."""
+    """An observation with GEM's suffix and a line end."""
     parts = [str(observation), str(info.get("suffix", ""))]
     return "".join(f"{part.rstrip()}\n" for part in parts if part.strip())
 
@@ -91,7 +91,7 @@ def _set_states(states: tuple[Any, Any]) -> None:
 
 
 def _make(name: str, options: Mapping[str, Any]) -> Any:
-    """The environment. MissingError: the package is not installed; ConfigError: no such environment, or not so."""
+    """Create the environment. MissingError: gem-llm is not installed; ConfigError: unknown id or invalid options."""
     try:
         import gem
         from gem.envs.registration import ENV_REGISTRY

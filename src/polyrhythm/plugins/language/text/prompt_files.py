@@ -134,7 +134,6 @@ def _kind(value: Any) -> str:
 
 
 def _rows(path: Path, what: str) -> Iterator[tuple[str, Row]]:
-    """Each row, with file and line."""
     packed = path.suffix.lower() == ".gz"
     reader = _READERS.get((path.with_suffix("") if packed else path).suffix.lower())
     if reader is None or (packed and reader is _parquet):
@@ -160,7 +159,7 @@ def _rows(path: Path, what: str) -> Iterator[tuple[str, Row]]:
 
 
 def _text(content: bytes, what: str) -> str:
-    """The text of a file, without a byte order mark."""
+    """Decode a file, without a byte order mark."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,9 +1,9 @@
 """Prompts and answers from files: each prompt is answered in one message, which a verifier compares with the answer.
 
-Rows for training are the environment's `training_states`, held-out rows its `initial_states`. An episode's row is its
-seed modulo their number. The scheduler chooses seeds such that an epoch of training has every row once, in an order
-that depends on the run's seed and the group's number alone, and evaluations take the held-out rows in order. Invariant:
-no prompt is both trained on and held out.
+Training rows are the environment's `training_states`, held-out rows its `initial_states`. An episode's row is its seed
+modulo their number. The scheduler chooses seeds such that an epoch of training has every row once, in an order that
+depends only on the run's seed and the group's number; evaluations take the held-out rows in order. Invariant: no prompt
+is both trained on and held out.
 """
 
 from __future__ import annotations
@@ -94,8 +94,7 @@ class PromptsSettings(TextSettings):
         return Answering(self)
 
     def check(self) -> None:
-        """Check the text environment, then try the verifier on the data's own answers. ConfigError: it accepts too
-        few."""
+        """Check the text environment, then the verifier on the data's own answers. ConfigError: it accepts too few."""
         data = self.data()
         for note in data.notes:
             log.warning("%s", note)
@@ -106,7 +105,7 @@ class PromptsSettings(TextSettings):
         log.info(words, len(data.training), len(data.held_out), data.set_aside)
 
     def data(self) -> PromptData:
-        """The rows, read once per process as long as the files do not change. ConfigError: they cannot be used."""
+        """The rows, read once per process while the files do not change. ConfigError: they are invalid."""
         stamps = tuple(map(_stamp, (*self.files, *self.eval_files)))
         return _load(type(self), self.model_dump_json(), stamps)
 
@@ -115,8 +114,8 @@ class PromptsSettings(TextSettings):
         return self.data().row(seed).answer
 
     def shown(self, row: PromptRow) -> Prompt:
-        """The beginning of a row's conversation: a text, or turns for the chat template. ConfigError: it has several
-        turns, and there is no template."""
+        """The prompt of a row: a text, or turns for the chat template. ConfigError: several turns without a
+        template."""
         if isinstance(row.prompt, str):
             return self.template.replace("{prompt}", row.prompt)
         if [message.role for message in row.prompt] == ["user"]:
@@ -131,7 +130,7 @@ class PromptsSettings(TextSettings):
 
 
 class Answering:
-    """Conversation of one prompt and one answer."""
+    """Conversation with one prompt and one answer."""
 
     def __init__(self, settings: PromptsSettings) -> None:
         self._settings, self._verifier = settings, settings.verify.open()
@@ -155,7 +154,6 @@ class Answering:
         return Reply(reward=verdict.reward, success=verdict.reward >= self._settings.success, metrics=metrics)
 
     def expert(self) -> str:
-        """The data's own answer."""
         assert self._row is not None
         return self._settings.verify.written(self._row.answer)
 
@@ -164,8 +162,8 @@ class Answering:
 
 
 class PromptData(NamedTuple):
-    """Rows for training and held-out rows. set_aside: number of rows left out for their length or characters; notes:
-    warnings about the data; digest: hash of the prompts and answers for training, in order."""
+    """Rows for training and held-out rows. set_aside: number of rows excluded for length or characters; notes:
+    warnings about the data; digest: hash of the training prompts and answers, in order."""
 
     training: tuple[PromptRow, ...]
     held_out: tuple[PromptRow, ...]
@@ -225,7 +223,6 @@ def _load(kind: type[PromptsSettings], given: str, stamps: Sequence[tuple[int, i
 
 
 def _ambiguous(rows: Iterable[PromptRow]) -> list[str]:
-    """A warning if there are prompts with several answers."""
     first, several = dict[bytes, PromptRow](), dict[bytes, PromptRow]()
     for row in rows:
         known = first.setdefault(key := _identity(row), row)
@@ -241,18 +238,18 @@ def _ambiguous(rows: Iterable[PromptRow]) -> list[str]:
 
 
 def _compared(answer: Any) -> Any:
-    """An answer as equal ones are told from others: 72.0 is '72'."""
+    """The answer in a form for comparison: 72.0 becomes '72'."""
     return as_text(answer) if isinstance(answer, str | int | float) else answer
 
 
 def _identity(row: PromptRow) -> bytes:
-    """The key by which two prompts are equal: their texts, without spaces around them."""
+    """Key that is equal for equal prompts: their texts, stripped."""
     texts = [row.prompt] if isinstance(row.prompt, str) else [message.content for message in row.prompt]
     return "\n".join(text.strip() for text in texts).encode("utf-8", "surrogatepass")
 
 
 def _showable(settings: PromptsSettings, sides: Iterable[Sequence[PromptRow]]) -> tuple[list[list[PromptRow]], str]:
-    """The rows of each side whose prompts the model can be shown whole, and why it cannot be shown the others."""
+    """The rows of each side whose prompts fit whole, and a text on why others do not."""
     tokenizer, chat, limit = settings.text_tokenizer(), settings.open_chat(), settings.max_prompt_tokens
     kept, longest, without_id = list[list[PromptRow]](), 0, ""
     for rows in sides:
@@ -312,8 +309,8 @@ def _try_verifier(settings: PromptsSettings, rows: Sequence[PromptRow]) -> None:
 
 
 def _verdict_on_own(settings: PromptsSettings, verifier: Verifier, row: PromptRow) -> tuple[Verdict, int]:
-    """The verdict on a row's own answer, and its tokens if these are too many, else 0. With `exact` the model has to be
-    able to write it; whether an expert is, is checked with the demonstrations."""
+    """The verdict on a row's own answer, and the answer's length if it exceeds the limit, else 0. With `exact` the
+    model must be able to write the answer; the expert's messages are checked with the demonstrations."""
     message, limit = settings.verify.written(row.answer), settings.max_new_tokens
     if settings.verify.type == "exact":
         try:

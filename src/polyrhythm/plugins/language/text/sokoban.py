@@ -1,7 +1,7 @@
-"""Sokoban as a conversation: each message is a move, and the reply the room after it.
+"""Sokoban as a conversation: each message is a move, and the reply is the room after it.
 
-A room is made backwards: boxes stand on their goals, and the player pulls them away at random. Played forwards, the
-same moves solve it, so every room can be solved, and how is known without a search.
+Rooms are generated backwards: boxes start on their goals, and the player pulls them away at random. The reversed moves
+solve the room, so every room is solvable and its solution is known without a search.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class SokobanSettings(TextSettings):
 
 
 class Position(NamedTuple):
-    """What changes: where the player is, and the boxes."""
+    """The variable part of a room: the player and the boxes."""
 
     player: Place
     boxes: frozenset[Place]
 
 
 class Room(NamedTuple):
-    """A room at its beginning. floor: fields that are no walls; solution: moves that solve it."""
+    """An initial room. floor: fields without walls; solution: moves that solve it."""
 
     prompt: str
     size: int
@@ -86,7 +86,7 @@ class Room(NamedTuple):
     solution: tuple[str, ...]
 
     def shown(self, position: Position) -> str:
-        """The room as text, a line for each row."""
+        """The room as text, one line per row."""
         lines = []
         for row in range(self.size):
             places = [(row, column) for column in range(self.size)]
@@ -105,8 +105,6 @@ class Room(NamedTuple):
 
 
 class Sokoban:
-    """One room and who is in it."""
-
     def __init__(self, settings: SokobanSettings) -> None:
         self._settings = settings
 
@@ -125,14 +123,14 @@ class Sokoban:
         return Reply("" if solved else self._room.shown(self._position), float(solved), solved, solved)
 
     def expert(self) -> str:
-        """The next move of the known solution; off its way, of one that is found, if there is one."""
+        """The next move of the known solution; after a deviation, of one found by search, if any."""
         if not self._plan:
             self._plan = deque(search(self._room, self._position))
         return f"{self._plan[0] if self._plan else 'up'}\n"
 
 
 def moved(floor: frozenset[Place], position: Position, step: Place) -> Position:
-    """The position after a move; the same if a wall, or a box that cannot be pushed, is in the way."""
+    """The position after a move; unchanged if a wall or an immovable box is in the way."""
     player = _beside(position.player, step)
     if player not in floor:
         return position
@@ -145,7 +143,7 @@ def moved(floor: frozenset[Place], position: Position, step: Place) -> Position:
 
 
 def search(room: Room, position: Position) -> list[str]:
-    """Moves of a shortest solution; [] if there is none among the first positions."""
+    """Moves of a shortest solution; [] if none is found within the search limit."""
     found: dict[Position, tuple[Position, str] | None] = {position: None}
     waiting = deque([position])
     while waiting and len(found) < _SEARCHED:
@@ -165,7 +163,7 @@ def search(room: Room, position: Position) -> list[str]:
 
 
 def draw_room(random: Random, settings: SokobanSettings) -> Room:
-    """A room that can be solved within `max_turns`. ConfigError: none was found."""
+    """Draw a room that can be solved within `max_turns`. ConfigError: none was found."""
     inside = [(row, column) for row in range(1, settings.size - 1) for column in range(1, settings.size - 1)]
     for _ in range(_ROOMS):
         floor = frozenset(place for place in inside if random.random() >= settings.walls)
@@ -185,7 +183,8 @@ def draw_room(random: Random, settings: SokobanSettings) -> Room:
 
 
 def _played_back(random: Random, floor: frozenset[Place], solved: Position) -> list[tuple[Position, str]]:
-    """Positions backwards from the solved one, each with the move that leads to the one before it; none comes twice."""
+    """Positions reached backwards from the solved one, without repetition, each with the move that undoes its last
+    step."""
     way: list[tuple[Position, str]] = [(solved, "")]
     for _ in range(_MOVES_BACK * len(solved.boxes)):
         player, boxes = way[-1][0]
@@ -200,11 +199,11 @@ def _played_back(random: Random, floor: frozenset[Place], solved: Position) -> l
             break
         pulls = [choice for choice in choices if choice[0].boxes != boxes]
         position, word = random.choice(pulls if pulls and random.random() < _PULLS else choices)
-        if position.boxes == solved.boxes:  # nothing is left to be done from there
+        if position.boxes == solved.boxes:  # the room would be solved already
             way = [(position, "")]
             continue
         for i, (earlier, _) in enumerate(way):
-            if earlier == position:  # a way round
+            if earlier == position:  # a loop
                 del way[i + 1 :]
                 break
         else:

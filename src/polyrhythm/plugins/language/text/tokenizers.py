@@ -1,8 +1,7 @@
-"""Tokenizers of text environments: one token per character, or that of a local folder.
+"""Tokenizers of text environments: one token per character, or a local folder's.
 
-They live beside the environments, because a message is text for the environment and ids for everything else: stations,
-policies and engines never see text. A folder's tokenizer is loaded by the package `tokenizers` from its tokenizer.json,
-without transformers. Nothing is downloaded.
+They belong to the environments because only the environment uses text: stations, policies and engines see ids. A
+folder's tokenizer.json is loaded with the package `tokenizers`, without transformers. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ Span = tuple[int, int]
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. size: ids are in 0..size-1; ends: end-of-text ids, the first one preferred; start: ids that
-    every conversation begins with, such as the begin-of-text token; marks: ids of special and other added tokens;
-    origin: its name in messages."""
+    """Text to ids and back. size: ids lie in 0..size-1; ends: end-of-text ids, the preferred one first; start: ids
+    at the start of every conversation, such as begin-of-text; marks: ids of special and other added tokens; origin:
+    its name in messages."""
 
     size: int
     ends: tuple[int, ...]
@@ -45,20 +44,20 @@ class Tokenizer(Protocol):
     origin: str
 
     def lacking(self, text: str) -> list[Span]:
-        """Parts of the text that have no id, in order."""
+        """Parts of the text that cannot be encoded, in order."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, without special tokens around it. ValueError: parts of it have no id."""
+        """Ids of the text, without special tokens around it. ValueError: parts of it cannot be encoded."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids; end-of-text tokens are left out."""
+        """The text of the ids, without end-of-text tokens."""
         ...
 
 
 class CharacterTokenizer:
-    """One id per character: 0 is the end of text, the characters follow in the order given."""
+    """One id per character: 0 is the end of text, the characters follow in the given order."""
 
     ends: tuple[int, ...] = (0,)
     start: tuple[int, ...] = ()
@@ -84,7 +83,7 @@ class CharacterTokenizer:
 
 
 class FolderTokenizer:
-    """The tokenizer of a folder in the layout of Hugging Face."""
+    """The tokenizer of a folder in the Hugging Face layout."""
 
     def __init__(self, folder: Path) -> None:
         what = f"env.tokenizer = {folder}"
@@ -105,7 +104,7 @@ class FolderTokenizer:
         self._tokenizer.no_truncation()  # the file may keep those of some training: they would cut or fill every text
         self._tokenizer.no_padding()
         self.origin = f"the tokenizer of {folder}"
-        self.size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may have gaps
+        self.size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # ids may not be contiguous
         self.ends = tuple(i for i in _end_ids(folder, self._tokenizer) if 0 <= i < self.size)
         if not self.ends:
             raise ConfigError(f"{what}: it names no end-of-text token, so no message would end; set {_ENDS}")
@@ -127,8 +126,8 @@ class FolderTokenizer:
         return ids
 
     def _read(self, text: str) -> tuple[list[int], list[Span]]:
-        """Ids of the text, and the parts that have none. A model without an unknown token raises at such a part, or, as
-        byte pairs do, leaves it out."""
+        """Ids of the text, and the parts that cannot be encoded. A model without an unknown token raises at such a
+        part or, with byte pairs, omits it."""
         try:
             found = self._tokenizer.encode(text, add_special_tokens=False)
         except Exception:  # noqa: BLE001 - of the package, which has no class of its own
@@ -157,15 +156,15 @@ class FolderTokenizer:
 
 
 def begin(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Ids of the first text of a conversation, which has the tokenizer's own beginning once, also where the prompt
-    brings it. ValueError: parts of it have no id."""
+    """Ids of the first text of a conversation, with the tokenizer's start ids exactly once, even if the prompt
+    contains them. ValueError: parts of it cannot be encoded."""
     start, ids = list(tokenizer.start), tokenizer.encode(prompt)
     return ids if ids[: len(start)] == start else start + ids
 
 
 def encode_after(tokenizer: Tokenizer, before: str, text: str) -> list[int]:
-    """Ids of a text that follows another; where a token would cover both, those of the text alone. ValueError: parts of
-    the text have no id."""
+    """Ids of a text that follows another; if a token would span both, those of the text alone. ValueError: parts of
+    the text cannot be encoded."""
     ids = tokenizer.encode(text)
     if not before or tokenizer.lacking(before):
         return ids
@@ -174,8 +173,8 @@ def encode_after(tokenizer: Tokenizer, before: str, text: str) -> list[int]:
 
 
 def encodable(tokenizer: Tokenizer, text: str) -> str:
-    """The text with all that has no id replaced: by its plain form ('é' by 'e', '…' by '...', a tab by a space), else
-    by U+FFFD or '?', or by nothing, whichever has an id. The work grows with the length of the text."""
+    """The text with unencodable characters replaced: by their plain form ('é' by 'e', '…' by '...', a tab by a
+    space), else by U+FFFD or '?' if encodable, else removed. Linear in the length of the text."""
 
     def first_of(*forms: str) -> str:
         return next((form for form in forms if form and not tokenizer.lacking(form)), "")
@@ -188,7 +187,7 @@ def encodable(tokenizer: Tokenizer, text: str) -> str:
 
     ways: tuple[Callable[[str], str], ...] = (
         lambda part: "".join(map(plain, part)),
-        lambda _: first_of(*_MARKS),  # a word of which each character has an id
+        lambda _: first_of(*_MARKS),  # a word whose characters all have ids
         lambda _: "",
     )
     for replaced in ways:
@@ -207,14 +206,14 @@ def _with_replaced(text: str, spans: Sequence[Span], replaced: Callable[[str], s
 
 
 def _named(text: str, spans: Sequence[Span]) -> str:
-    """`'é', '…' and 3 more are`: these parts, each once."""
+    """Words such as `'é', '…' and 3 more are` for the distinct parts."""
     parts = list(dict.fromkeys(text[first:end] for first, end in spans))
     named, more = ", ".join(map(repr, parts[:_NAMED])), len(parts) - _NAMED
     return f"{named} and {more} more are" if more > 0 else f"{named} {'is' if len(parts) == 1 else 'are'}"
 
 
 def _is_covered(tokenizer: Any, character: str) -> bool:
-    """Whether all bytes of the character, as the model gets it, are some token's."""
+    """Whether every byte of the normalised character is covered by a token."""
     try:
         if tokenizer.token_to_id(character) is not None:
             return True
@@ -250,7 +249,7 @@ def _loaded(path: Path) -> FolderTokenizer:
 
 
 def _end_ids(folder: Path, tokenizer: Any) -> list[int]:
-    """End-of-text ids that the folder's files name, each once; those of generation come first."""
+    """End-of-text ids of the folder's files, without duplicates; those of the generation config come first."""
     found = end_ids(folder)
     if (known := _named_id(folder, tokenizer, "eos_token")) is not None:
         found.append(known)
@@ -258,15 +257,15 @@ def _end_ids(folder: Path, tokenizer: Any) -> list[int]:
 
 
 def _named_id(folder: Path, tokenizer: Any, name: str) -> int | None:
-    """The id of a special token that the folder names, None if it names none that the tokenizer has."""
+    """The id of a special token in tokenizer_config.json; None if it is missing there or in the tokenizer."""
     text = read_object(folder / _CONFIG).get(name)
     text = text.get("content") if isinstance(text, dict) else text
     return tokenizer.token_to_id(text) if isinstance(text, str) else None
 
 
 def _start_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:
-    """What the tokenizer puts before a text: what its post-processor adds; where `add_bos_token` says otherwise, the
-    begin-of-text token or nothing."""
+    """Start ids: those that the post-processor adds, unless `add_bos_token` contradicts: then begin-of-text, or
+    nothing."""
     added = _added_before(tokenizer)
     wanted = read_object(folder / _CONFIG).get("add_bos_token")
     if not isinstance(wanted, bool) or wanted == bool(added):
@@ -285,7 +284,7 @@ def _start_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _added_before(tokenizer: Any) -> tuple[int, ...]:
-    """Ids that the post-processor puts before a text, tried with a token of the vocabulary."""
+    """Ids that the post-processor adds before a text, found by encoding one token."""
     for text in tokenizer.get_vocab():
         plain = tokenizer.encode(text, add_special_tokens=False)
         if plain.ids:
@@ -295,7 +294,6 @@ def _added_before(tokenizer: Any) -> tuple[int, ...]:
 
 
 def _unknown_token(folder: Path, tokenizer: Any) -> tuple[str, int] | None:
-    """The token that stands for what the model does not have, None without one."""
     model = tokenizer.model
     if type(model).__name__ == "Unigram":
         number = read_object(folder / "tokenizer.json").get("model", {}).get("unk_id")

@@ -1,10 +1,10 @@
-"""An environment of verifiers (v1) that asks for its model's messages here, instead of at a model server.
+"""Runs an environment of verifiers (v1) with the policy as its agent, instead of a model server.
 
-verifiers has `Env.run(task, agents)` play an episode: it opens an interaction with its agent and asks for a turn at a
-time. Here the agent is the policy. `Talk` runs that coroutine until it asks, and goes on with the answer, so the
-library's own code decides what is said and when the episode ends, and its rewards score the trace.
+In verifiers, `Env.run(task, agents)` plays an episode: it opens an interaction with its agent and requests turns.
+`Talk` runs that coroutine until it requests a message and resumes it with the policy's, so the library's own code
+determines the dialogue and the end of the episode, and its rewards score the trace.
 
-Tools (`vf.Toolset`) are called in this process, by the schemas that they declare. The model calls one by
+Tools (`vf.Toolset`) run in this process, with the schemas that they declare. The model calls one by
 
     <tool_call>{"name": "calc_add", "arguments": {"a": 1, "b": 2}}</tool_call>
 
@@ -30,22 +30,22 @@ _MARKS = "<tool_call>", "</tool_call>"
 
 
 class PolicyAgent:
-    """The agent of an environment, whose messages are the policy's. trace: of its one interaction, once it began.
-    shared: tools of all episodes; toolsets: makes the tool servers of a task, new ones for every episode."""
+    """Agent of an environment whose messages come from the policy. trace: of its single interaction, once started;
+    shared: tools of all episodes; toolsets: creates a task's tool servers, anew for every episode."""
 
     def __init__(self, talk: Talk, shared: SharedTools, toolsets: Callable[[Any], Sequence[Any]]) -> None:
         self.trace: Any = None
         self._talk, self._shared, self._toolsets = talk, shared, toolsets
 
     async def run(self, task: Any) -> Any:
-        """The whole task in one turn."""
+        """Run the task in one turn."""
         async with self.interaction(task) as interaction:
             await interaction.turn()
         return interaction.trace
 
     @asynccontextmanager
     async def interaction(self, task: Any) -> AsyncIterator[_Interaction]:
-        """An exchange, turn by turn; at its end the task's own rewards are given."""
+        """An interaction turn by turn; at its end the task's own rewards are recorded."""
         if self.trace is not None:
             raise RuntimeError("the environment opened a second interaction in one episode")
         async with AsyncExitStack() as open_tools:
@@ -59,7 +59,7 @@ class PolicyAgent:
 
 
 class _Interaction:
-    """What `verifiers.v1.agent.Interaction` is to an environment."""
+    """Replacement for `verifiers.v1.agent.Interaction`."""
 
     def __init__(self, talk: Talk, task: Any, tools: Tools) -> None:
         import verifiers.v1 as vf
@@ -79,8 +79,12 @@ class _Interaction:
                 self._add(made(content=text))
 
     async def turn(self, message: Any = None) -> Any:
-        """Say this; the segment with what the policy says, and tools in between, until a message without a call. Once
-        the exchange is over one segment says so; RuntimeError: it did, and the environment goes on."""
+        """Send a message and return the segment of the policy's answer, including tool calls, up to a message without a
+        call.
+
+        After the interaction has ended, returns one segment that says so; RuntimeError: the environment continues after
+        that.
+        """
         from verifiers.v1.agent import Segment
         from verifiers.v1.dialects import parse_message
         from verifiers.v1.types import AssistantMessage, ToolCall, ToolMessage, UserMessage, content_text
@@ -123,7 +127,6 @@ class _Interaction:
         self.trace.nodes.append(MessageNode(message=message, parent=None if parent < 0 else parent, sampled=sampled))
 
     async def _stop(self) -> bool:
-        """Whether one of the task's own rules ends the exchange."""
         import verifiers.v1 as vf
         from verifiers.v1.session import call_hook
 
@@ -135,8 +138,8 @@ class _Interaction:
 
 
 def _read(call: str) -> tuple[str, Any]:
-    """Name and arguments of a call; "" for what is none, such as JSON with half of a surrogate pair, which is no text
-    for pydantic."""
+    """Name and arguments of a call; the name is "" for an invalid call, such as JSON with half a surrogate pair,
+    which pydantic rejects."""
     try:
         found = json.loads(call)
         json.dumps(found, ensure_ascii=False).encode()
@@ -148,7 +151,7 @@ def _read(call: str) -> tuple[str, Any]:
 
 
 def lacking(task: Any, toolsets: Sequence[Any]) -> str:
-    """What a task needs that is not there, "" if nothing."""
+    """A requirement of the task that is not supported here, "" if none."""
     import verifiers.v1 as vf
     from verifiers.v1.session import hook_boundary
 
@@ -169,7 +172,7 @@ def lacking(task: Any, toolsets: Sequence[Any]) -> str:
 
 
 def _server_of(toolset: Any) -> str:
-    """The tool server that a toolset needs, "" if none."""
+    """A tool server that the toolset requires, "" if none."""
     from verifiers.v1.state import State, state_cls
 
     if state_cls(type(toolset)) is not State:
@@ -191,7 +194,7 @@ _HOW = (
 
 
 class Tools:
-    """Toolsets in this process, those of `shared` among them."""
+    """Toolsets in this process, including those of `shared`."""
 
     def __init__(self, shared: Tools | None = None) -> None:
         self._servers: dict[str, tuple[Any, str]] = dict(shared._servers) if shared is not None else {}
@@ -202,11 +205,11 @@ class Tools:
 
     @property
     def described(self) -> str:
-        """What a prompt says of them."""
+        """The tools as text for a prompt."""
         return _HOW.format(tools="\n".join(self._listed)) if self._listed else ""
 
     async def open(self, toolsets: Sequence[Any], stack: AsyncExitStack, task: Any = None) -> None:
-        """Set them up, for a task if there is one. stack: closes what they open."""
+        """Set up toolsets, for a task if given. stack: closes their resources."""
         if not toolsets:
             return
         from mcp.server.mcpserver import MCPServer
@@ -227,7 +230,7 @@ class Tools:
                 )
 
     async def call(self, name: str, arguments: Any) -> str:
-        """The result as text, or what was wrong."""
+        """The result as text, or an error text."""
         from mcp.server.mcpserver.exceptions import ToolError
 
         if name not in self._servers:
@@ -241,8 +244,11 @@ class Tools:
 
 
 class SharedTools:
-    """Toolsets that all episodes of this process share, as in verifiers without a task: set up with the first episode
-    that asks, in a task of their own, since what opens them has to close them. make: makes them."""
+    """Toolsets shared by all episodes of this process, as in verifiers without a task. make: creates them.
+
+    The first episode that needs them sets them up, in a separate asyncio task, since resources must be closed by the
+    task that opened them.
+    """
 
     def __init__(self, make: Callable[[], Sequence[Any]]) -> None:
         self._make = make
@@ -251,7 +257,7 @@ class SharedTools:
         self._over: asyncio.Event | None = None
 
     async def open_once(self) -> Tools:
-        """The tools. What their setup raised is raised; then the next episode sets them up anew."""
+        """The tools. Raises the exception of their setup; the next episode then tries again."""
         if self._serving is None or self._ready is None:
             self._ready, self._over = asyncio.get_running_loop().create_future(), asyncio.Event()
             self._serving = asyncio.create_task(self._serve(self._ready, self._over))
@@ -264,7 +270,7 @@ class SharedTools:
             raise
 
     async def _serve(self, ready: asyncio.Future[Tools], over: asyncio.Event) -> None:
-        """Waits for: the end of the last episode. Unblocked by: `end`. Produces: the tools."""
+        """Waits for: the end of the last episode. Unblocked by: `end`. Produces: the tools, while it waits."""
         try:
             async with AsyncExitStack() as stack:
                 tools = Tools()
@@ -281,7 +287,7 @@ class SharedTools:
                 ready.set_exception(RuntimeError("the setup of the shared tools was cancelled"))
 
     async def end(self) -> None:
-        """Close them, if they were opened."""
+        """Close the tools if they were opened."""
         serving, self._serving = self._serving, None
         if serving is not None and self._over is not None:
             self._over.set()
@@ -289,7 +295,7 @@ class SharedTools:
 
 
 def warn_of_tasks(what: str, toolsets: Sequence[Any]) -> None:
-    """Say which shared toolsets wait for tasks. what: the taskset, as a setting."""
+    """Warn about shared toolsets that need a task. what: the taskset, as a setting."""
     from verifiers.v1.mcp.server import ServerBase
 
     for toolset in toolsets:
@@ -305,9 +311,11 @@ _Found = TypeVar("_Found")
 
 
 class Talk:
-    """Runs one coroutine at a time, which asks for messages, in the event loop of this process: what a taskset shares
-    between its episodes, and the generators of random numbers that it seeds, are used by one thread alone, as in
-    verifiers, whatever threads call this."""
+    """Runs one coroutine at a time, which requests messages, in this process's event loop.
+
+    One thread runs all of them, whatever threads call this, as in verifiers: episodes share objects of the taskset and
+    the random generators that it seeds.
+    """
 
     def __init__(self) -> None:
         self._running: asyncio.Task[None] | None = None
@@ -315,16 +323,17 @@ class Talk:
         self._answer: asyncio.Future[str] | None = None
 
     def begin(self, run: Coroutine[Any, Any, None]) -> str | None:
-        """What the coroutine says before it asks for a message; None: it has ended. One that runs is ended first."""
+        """Start a coroutine, ending one that still runs; return its text before it requests a message, None if it
+        has ended."""
         self.drop()
         return run_in_loop(self._begin(run))
 
     def answer(self, message: str) -> str | None:
-        """The same, after it got this message."""
+        """Pass it a message; return its next text, None if it has ended."""
         return run_in_loop(self._go_on(message))
 
     async def ask(self, said: str) -> str:
-        """Called by the coroutine: the message that follows what it says."""
+        """Called by the coroutine: emit a text and wait for the next message."""
         self._answer = asyncio.get_running_loop().create_future()
         assert self._asked is not None
         self._asked.set_result(said)
@@ -359,7 +368,7 @@ class Talk:
 
 
 async def _end(running: asyncio.Task[None]) -> None:
-    """Cancel it and wait for its end; what it raises meanwhile is dropped."""
+    """Cancel a task and wait for its end; its exceptions are dropped."""
     running.cancel()
     await asyncio.wait({running})
     if not running.cancelled():
@@ -367,7 +376,7 @@ async def _end(running: asyncio.Task[None]) -> None:
 
 
 def run_in_loop(call: Coroutine[Any, Any, _Found]) -> _Found:
-    """What it returns, in the event loop of this process."""
+    """Run a coroutine in this process's event loop and return its result."""
     return asyncio.run_coroutine_threadsafe(call, _loop_of(os.getpid())).result()
 
 
@@ -376,7 +385,7 @@ _loops: dict[int, asyncio.AbstractEventLoop] = {}
 
 
 def _loop_of(process: int) -> asyncio.AbstractEventLoop:
-    """Its event loop, in a thread that ends with it; one for each process, since a fork has no threads of the other."""
+    """The event loop of a process, in a daemon thread. Keyed by process because threads do not survive a fork."""
     with _starting:
         if process not in _loops:
             loop = _loops[process] = asyncio.new_event_loop()

@@ -1,8 +1,7 @@
-"""Tasks of verifiers (its v1 interface), in one message or in turns, with tools, scored by their own rewards.
+"""Tasks of verifiers (its v1 interface), in one or several turns, with tools, scored by their own rewards.
 
-verifiers has a harness run the episode against a model server; here the environment is asked (`verifiers_talk`). The
-taskset's own environment plays the episode, where its package has one with one agent. Tasks that need a container,
-tool servers with state of the task, or a runtime are refused.
+The taskset's own environment plays the episode through `verifiers_talk` instead of a model server, if its package
+defines one with a single agent. Tasks that need a container, stateful tool servers or a runtime are refused.
 """
 
 from __future__ import annotations
@@ -56,14 +55,14 @@ class VerifiersSettings(TextSettings):
 
 
 class _Drawn(NamedTuple):
-    """prompt: by which training's tasks and those of evaluations are apart."""
+    """prompt: the text that assigns a task to training or evaluation."""
 
     prompt: str
     task: Any
 
 
 class VerifiersTask:
-    """One task at a time, played by the taskset's environment."""
+    """Conversation over the tasks of a taskset, played by its environment."""
 
     def __init__(self, settings: VerifiersSettings) -> None:
         self._loaded = _load(settings.taskset, json.dumps(settings.options), settings.most)
@@ -98,7 +97,7 @@ class VerifiersTask:
 
 
 class SharedToolsLease:
-    """The tools that the conversations of a process with equal settings share; the last one that gives them up closes
+    """Reference to the tools that conversations with equal settings share within a process; the last release closes
     them."""
 
     _lock = threading.Lock()
@@ -113,7 +112,7 @@ class SharedToolsLease:
             self._users[self._key] = self.tools, users + 1
 
     def give_up(self) -> None:
-        """Use them no more."""
+        """Release the tools."""
         if not self._open:
             return
         self._open = False
@@ -126,8 +125,8 @@ class SharedToolsLease:
 
 
 class _Loaded(NamedTuple):
-    """A taskset: its tasks, its environment, the name of the environment's agent, what makes the tools of all tasks and
-    those of one, and a text by which tasks of training and of evaluations are apart."""
+    """A taskset: its tasks, its environment, the name of the environment's agent, factories of shared and per-task
+    tools, and the text that separates training tasks from evaluation tasks."""
 
     tasks: list[Any]
     environment: Any
@@ -143,14 +142,14 @@ def _prompt(task: Any) -> str:
 
 
 def _data(task: Any) -> str:
-    """Of a game whose prompt is always the same: what it begins from."""
+    """The initial data of a game whose prompt is always the same."""
     return str(task.data.model_dump_json(exclude={"idx", "id", "name"}))
 
 
 @lru_cache(maxsize=8)
 def _load(name: str, options: str, most: int) -> _Loaded:
-    """A taskset, read once per process. MissingError: verifiers or the taskset is not installed; ConfigError: it has no
-    tasks, or they need what is not here."""
+    """The taskset, loaded once per process. MissingError: verifiers or the taskset is not installed; ConfigError: it
+    has no tasks, or they need unsupported features."""
     what = f"env.taskset = {name}"
     try:
         from verifiers.v1.configs.agent import agent_config_fields

@@ -1,4 +1,4 @@
-"""The Python tool in a conversation: code in a message is run in the sandbox, and its output is the reply."""
+"""Python tool in a conversation: runs code of a message in the sandbox and replies with its output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INSTRUCTION = "Python between <python> and </python> is run, and what it prints 
 
 
 class PythonRunner:
-    """The tool for one row: one call at a time. The sandbox is started with the first row of a process."""
+    """The Python tool of one row, one call at a time. The first row of a process starts the sandbox."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -39,17 +39,17 @@ class PythonRunner:
         self._call: ToolCall | None = None
 
     def start(self, code: str) -> None:
-        """Begin a call; one that was begun before is given up."""
+        """Begin a call; cancels the previous one."""
         self.drop()
         assert self._tool is not None
         self._call = self._tool.start(code)
 
     def awaits(self) -> Awaited | None:
-        """The end of the call that was begun, if there is one."""
+        """The end of the running call; None if there is none."""
         return None if self._call is None else Awaited(self._call.socket.fileno(), self._call.deadline)
 
     def finish(self, code: str) -> ToolOutcome:
-        """The outcome of the call that was begun, or else of the code. Raises SandboxLost."""
+        """Outcome of the running call, or of running `code` if there is none. Raises SandboxLost."""
         if self._call is None:
             self.start(code)
         call, self._call = self._call, None
@@ -58,13 +58,13 @@ class PythonRunner:
         return self._tool.finish(call)
 
     def drop(self) -> None:
-        """Give up the call that was begun, if there is one."""
+        """Cancel the running call, if any."""
         call, self._call = self._call, None
         if self._tool is not None and call is not None:
             self._tool.drop(call)
 
     def close(self) -> None:
-        """Give up the tool; the last row of a process that does ends the sandbox."""
+        """Release the tool; the last release in a process ends the sandbox."""
         self.drop()
         if self._tool is not None:
             self._tool = None
@@ -72,9 +72,12 @@ class PythonRunner:
 
 
 class WithPython:
-    """A conversation in which a message with `<python>code</python>` runs the last such code: the reply is its output,
-    between `<output>` and `</output>`, and the episode goes on. Other messages are the inner conversation's, as is its
-    expert. ConfigError: the sandbox cannot be had on this machine."""
+    """A conversation in which a message with `<python>code</python>` runs the last such code; other messages, and the
+    expert, are the inner conversation's.
+
+    The reply is the output, between `<output>` and `</output>`, and the episode continues. ConfigError: the sandbox is
+    not available on this machine.
+    """
 
     def __init__(self, inner: Conversation, settings: SandboxSettings) -> None:
         self._inner, self._runner = cast(FullConversation, inner), PythonRunner(settings)
@@ -112,6 +115,6 @@ class WithPython:
 
 
 def _code_in(message: str) -> str | None:
-    """The last code in a message, None without one."""
+    """The last code block of a message; None without one."""
     last = deque(enclosed(message, *_MARKS), maxlen=1)
     return last[0] if last else None

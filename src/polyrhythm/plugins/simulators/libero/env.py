@@ -1,7 +1,7 @@
-"""Adapter for LIBERO: 130 tasks in five suites, with the initial states, pictures and limits of the VLA papers.
+"""Adapter for LIBERO: 130 tasks in five suites, with the initial states, images and step limits of the VLA papers.
 
-Rows have environments of their own (`robosuite.batch`), those of a task share a GL context. Resets keep the MuJoCo
-model: LIBERO's own makes it anew each time, to the same effect.
+Each row has its own environment (`robosuite.batch`); rows of the same task share a GL context. Resets keep the MuJoCo
+model, with the same effect as LIBERO's resets, which rebuild it each time.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class LiberoSettings(BaseModel):
         return self
 
     def check(self) -> None:
-        """Raise MissingError or RenderingUnavailable if this machine lacks LIBERO's files, meshes, robosuite 1.4, or a
-        renderer; imports nothing."""
+        """MissingError or RenderingUnavailable: this machine lacks LIBERO's files, meshes, robosuite 1.4, or a
+        renderer. Imports nothing."""
         package_folder()
         check_robosuite()
         find_assets(self.assets)
@@ -152,8 +152,8 @@ class LiberoSettings(BaseModel):
         )
 
     def variants(self) -> dict[str, Variant]:
-        """Variants for an evaluation out of distribution: of pictures, of the wording of tasks that have no instruction
-        of the recipe's own, and of positions, which are otherwise the fixed ones."""
+        """Variants for out-of-distribution evaluation: of images; of instructions, for tasks without one in the
+        recipe; and of positions, which are otherwise fixed."""
         found = dict(VISION)
         if self.initial_states == "fixed":
             what = "objects where LIBERO places them anew, not in the fixed initial states"
@@ -164,11 +164,11 @@ class LiberoSettings(BaseModel):
         return found
 
     def build(self, rows: int) -> RobosuiteBatch:
-        """A batch of `rows` rows, with the first environment made and stepped once."""
+        """A batch of `rows` rows; the first environment is created and stepped once."""
         return RobosuiteBatch(self, rows)
 
     def rendering(self) -> LiberoSettings:
-        """Every batch can render its rows for a video."""
+        """Settings whose batches can render rows for a video: these."""
         return self
 
     def step_limit(self, task: str) -> int:
@@ -177,12 +177,12 @@ class LiberoSettings(BaseModel):
 
     @property
     def image_names(self) -> tuple[str, ...]:
-        """Observation names of the cameras: `image`, then the cameras' own."""
+        """Observation names of the cameras: `image`, then the names of further cameras."""
         return ("image", *self.cameras[1:])
 
     def make(self, task: str) -> LiberoInstance:
-        """An environment of the task. Raises MissingError if its assets or initial states are missing, ConfigError if
-        they do not fit each other."""
+        """Create an environment of the task. MissingError: assets or initial states are missing; ConfigError: they
+        do not match."""
         assets = find_assets(self.assets)
         states = initial_states(task) if self.initial_states == "fixed" else None
         made = LiberoInstance(make(task, assets), states, self.settle_steps)
@@ -200,7 +200,7 @@ class LiberoSettings(BaseModel):
 
     @classmethod
     def findings(cls) -> Iterator[Finding]:
-        """What this machine has of LIBERO, and a trial of it; for `polyrhythm doctor`."""
+        """LIBERO's installation and a trial run, for `polyrhythm doctor`."""
         from polyrhythm.plugins.simulators.libero.library import examine
 
         return examine(cls(tasks=(next(iter(TASKS)),)))

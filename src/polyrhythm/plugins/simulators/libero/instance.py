@@ -1,6 +1,7 @@
-"""One environment of a LIBERO task: fixed initial states, steps at rest before an episode, and proprioception.
+"""One environment of a LIBERO task: fixed initial states, idle steps before an episode, and proprioception.
 
-LIBERO's files of initial states are zip files with a pickle of one array, of which nothing is executed."""
+LIBERO's initial-state files are zip files that contain a pickle of one array; nothing in them is executed.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ _TRIES = 20
 
 
 class LiberoInstance(Instance):
-    """A made environment. states: initial states [N,K], of which an episode of seed s has number s mod N; None: LIBERO
-    places the objects itself, drawn from the seed. settle_steps: steps at rest before an episode begins."""
+    """An environment. states: initial states [N,K], of which an episode with seed s has number s mod N; None: LIBERO
+    places the objects randomly, from the seed. settle_steps: idle steps before an episode begins."""
 
     def __init__(self, env: Any, states: NDArray[np.float64] | None, settle_steps: int) -> None:
         super().__init__(env, new_models=False)
         self._states, self._settle_steps = states, settle_steps
 
     def reset(self, seed: int) -> None:
-        """Begin an episode. Fixtures are no part of a fixed initial state: LIBERO draws their places, here from the
-        state's number."""
+        """Begin an episode. Fixtures are not part of a fixed initial state: LIBERO draws their positions, here from
+        the state's number."""
         self._state = None
         number = None if self._states is None else seed % len(self._states)
         with seeded(seed if number is None else number, getattr(self.env, "rng", None)):
@@ -62,13 +63,13 @@ class LiberoInstance(Instance):
                     raise
 
     def step(self, action: NDArray[np.float64]) -> tuple[float, bool, bool]:
-        """One control step; LIBERO's reward, False, and success. LIBERO's own end of an episode is its success."""
+        """Run one control step; return LIBERO's reward, False, and success. LIBERO ends an episode only on success."""
         reward, _, success = super().step(action)
         return reward, False, success
 
     def state(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """No object state, and proprioception [8] at the end of the last step: position of the hand, its orientation as
-        axis and angle, positions of the two fingers."""
+        """An empty object state, and proprioception [8] after the last step: hand position, orientation as axis
+        times angle, positions of the two fingers."""
         if self._state is None:
             self.env._update_observables(force=True)
             seen = self.env._observables
@@ -95,7 +96,7 @@ _INTEGERS = {"BININT1", "BININT2", "BININT"}
 
 def read_initial_states(file: Path) -> NDArray[np.float64]:
     """Initial states [N,K] of a task: time, positions and velocities of its MuJoCo model. file: its `.pruned_init`.
-    MissingError: it is not there, or holds anything else."""
+    MissingError: the file is missing or has other content."""
     try:
         with zipfile.ZipFile(io.BytesIO(file.read_bytes())) as archive:
             (name,) = (name for name in archive.namelist() if name.endswith(_PICKLE))
@@ -107,8 +108,8 @@ def read_initial_states(file: Path) -> NDArray[np.float64]:
 
 
 def _pickled_matrix(content: bytes) -> NDArray[np.float64]:
-    """The matrix of a pickle that holds one alone, as numpy writes it: its shape, its type and order, a flag for the
-    order of columns, and its bytes, as text of one byte per letter. ValueError: it is anything else."""
+    """The matrix in a pickle that contains only a numpy array: shape, dtype and order, Fortran flag, and its bytes
+    as latin-1 text. ValueError: any other content."""
     steps = [(step.name, value) for step, value, _ in pickletools.genops(content) if "PUT" not in step.name]
     names = [name for name, _ in steps]
     pairs = [i for i, name in enumerate(names) if name == "TUPLE2" and set(names[i - 2 : i]) <= _INTEGERS]

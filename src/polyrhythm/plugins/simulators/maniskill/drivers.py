@@ -1,11 +1,10 @@
-"""What ManiSkill needs of the machine besides its package: a Vulkan driver, and a GPU for its GPU backend.
+"""ManiSkill's requirements of the machine besides its package: a Vulkan driver, and a GPU for its GPU backend.
 
-`probe` starts the simulator in a process of its own, `python -m …maniskill.env SETTINGS`: a broken Vulkan driver can
-end or hang a process, and ManiSkill writes to stdout and asks on stdin; neither reaches the caller. SETTINGS is JSON;
-the last line of stdout is JSON too.
+`probe` starts the simulator in a separate process, `python -m …maniskill.env SETTINGS`: a broken Vulkan driver may
+crash or hang a process, and ManiSkill uses stdout and stdin. SETTINGS is JSON, and so is the last line of stdout.
 
-SAPIEN, ManiSkill's simulator, makes materials on a Vulkan device, so that a driver is needed even where nothing is
-drawn. On a machine without a GPU Mesa's software driver (lavapipe) serves; Mesa 22.3 is refused by SAPIEN 3.0.3.
+SAPIEN, ManiSkill's simulator, creates materials on a Vulkan device, so it needs a driver even without rendering.
+Without a GPU, Mesa's software driver (lavapipe) works; SAPIEN 3.0.3 does not accept Mesa 22.3.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ _PAGE = "docs/simulators/maniskill.md"
 
 
 def is_about_driver(message: str) -> bool:
-    """Whether this is SAPIEN's message where it finds no Vulkan driver that serves."""
+    """Whether this is SAPIEN's message about a missing or unsuitable Vulkan driver."""
     return any(part in message.lower() for part in _NO_DRIVER)
 
 
 def vulkan_manifests() -> list[str]:
-    """The files that tell Vulkan of its drivers: those named in the environment, else those installed."""
+    """Vulkan's driver manifests: those named in the environment, else the installed ones."""
     if name := _variable():
         return [file for file in os.environ[name].split(os.pathsep) if Path(file).is_file()]
     return [str(file) for folder in _FOLDERS if Path(folder).is_dir() for file in sorted(Path(folder).glob("*.json"))]
 
 
 def how_to_get_driver() -> str:
-    """The command with which this machine gets a Vulkan driver that serves."""
+    """The command that installs a suitable Vulkan driver on this machine."""
     if (name := _variable()) and not vulkan_manifests():
         return f"unset {name}  # {os.environ[name]} is no file"
     root = "" if os.getuid() == 0 else "sudo "
@@ -63,12 +62,12 @@ def how_to_get_driver() -> str:
 
 
 def _variable() -> str:
-    """The variable of the environment that names drivers, "" if none does."""
+    """The environment variable that names drivers, "" if none is set."""
     return next((name for name in _VARIABLES if os.environ.get(name)), "")
 
 
 def _codename() -> str:
-    """Name of the Debian or Ubuntu release, "" where it is unknown."""
+    """Codename of the Debian or Ubuntu release, "" if unknown."""
     release = Path("/etc/os-release")
     if not release.is_file():
         return ""
@@ -77,7 +76,7 @@ def _codename() -> str:
 
 
 def examine(tried: ManiSkillFields) -> Iterator[Finding]:
-    """Vulkan drivers, a trial of `tried` in another process, and GPUs; one after the other as they are known."""
+    """Findings on Vulkan drivers, a trial run of `tried` in another process, and GPUs, as they become known."""
     manifests = vulkan_manifests()
     if manifests:
         yield Finding("Vulkan drivers", "ok", ", ".join(manifests))
@@ -116,15 +115,15 @@ class Probed(NamedTuple):
 
 
 def probe(settings: ManiSkillFields) -> Probed:
-    """Start the simulator once for these settings, and remember what it offers.
+    """Start the simulator once with these settings and return its spec data; cached.
 
-    Raises MissingError if a package, asset or driver is missing, ConfigError for an unknown task or setting.
+    MissingError: a package, asset or driver is missing; ConfigError: an unknown task or setting.
     """
     return _probe(type(settings), settings.model_dump_json(), _machine())
 
 
 def _machine() -> tuple[str | None, ...]:
-    """What of the environment decides whether the simulator starts."""
+    """Environment variables that affect whether the simulator starts; part of the cache key."""
     return tuple(map(os.environ.get, ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "CUDA_VISIBLE_DEVICES", "MS_ASSET_DIR")))
 
 

@@ -1,4 +1,4 @@
-"""Adapter for ManiSkill's tasks. The simulator is started in another process to find out observations and actions.
+"""Adapter for ManiSkill's tasks. Another process starts the simulator to determine observations and actions.
 
 `python -m` this module is that process (`maniskill.probe`).
 """
@@ -40,24 +40,25 @@ class ManiSkillSettings(ManiSkillFields):
     """
 
     def check(self) -> None:
-        """Make an instance of each task in another process. Raises MissingError if an asset or a driver is missing,
-        ConfigError for an unknown task or setting."""
+        """Create an instance of each task in another process. MissingError: an asset or driver is missing;
+        ConfigError: an unknown task or setting."""
         self.spec()
 
     def spec(self) -> EnvSpec:
-        """The spec of a batch, found out by another process, once per settings; it takes some seconds.
+        """The spec of a batch, determined in another process once per settings, which takes some seconds.
 
-        Raises ConfigError or MissingError as `check` does."""
+        ConfigError or MissingError as from `check`.
+        """
         usual = {"placement": "usual", "appearance": AppearanceSettings()}
         backend = "gpu" if self.simulates_on_gpu else "cpu"  # which `auto` would choose anew for the usual ones
         return probe(self.model_copy(update={**usual, "backend": backend})).spec
 
     def rendering(self) -> ManiSkillSettings:
-        """Every batch can render its rows for a video."""
+        """Settings whose batches can render rows for a video: these."""
         return self
 
     def build(self, rows: int) -> EnvBatch:
-        """A batch of `rows` rows; it starts the first instance of each task."""
+        """A batch of `rows` rows; starts the first instance of each task."""
         from polyrhythm.plugins.simulators.maniskill.batch import CpuBatch, GpuBatch
         from polyrhythm.plugins.simulators.maniskill.world import World
 
@@ -67,12 +68,11 @@ class ManiSkillSettings(ManiSkillFields):
 
     @classmethod
     def findings(cls) -> Iterator[Finding]:
-        """What this machine has of a driver and a GPU, and a trial of the simulator; for `polyrhythm doctor`."""
+        """Driver, GPU and a trial run of the simulator, for `polyrhythm doctor`."""
         return examine(cls(tasks=("PickCube-v1",), observation="rgb"))
 
 
 def _tried(settings: ManiSkillSettings) -> dict[str, Any]:
-    """Make a batch of one row, step and observe it."""
     began = time.perf_counter()
     batch = settings.build(1)
     start_s = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Settings of ManiSkill's tasks, without what starts the simulator (`maniskill.env`)."""
+"""Settings of ManiSkill's tasks; does not start the simulator (`maniskill.env`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SET_HERE = {
 
 
 def _none_is_empty(value: Any) -> Any:
-    """A recipe that extends another one cannot remove entries otherwise."""
+    """Map None to the empty value: a recipe that extends another one cannot remove entries otherwise."""
     return {} if value is None else value
 
 
@@ -137,8 +137,8 @@ class ManiSkillFields(BaseModel):
         return self.placement == "usual" and self.appearance.is_usual
 
     def variants(self) -> dict[str, Variant]:
-        """Variants for an evaluation out of distribution: of pictures where the policy sees any, of positions where all
-        tasks have room, and of the wording of known tasks that have no instruction of the recipe's own."""
+        """Variants for out-of-distribution evaluation: of images, if observed; of positions, if all tasks allow it;
+        and of instructions, for known tasks without one in the recipe."""
         found: dict[str, Variant] = {}
         if self.backend != "gpu" and self.observation != "state":
             found |= {name: VISION[name] for name in ("camera", "lighting")}
@@ -158,16 +158,15 @@ class ManiSkillFields(BaseModel):
 
     @property
     def simulates_on_gpu(self) -> bool:
-        """Whether physics is computed on a GPU."""
+        """Whether physics runs on a GPU."""
         if self.backend == "auto":
             return len(self.tasks) == 1 and self._is_usual and count_gpus() > 0
         return self.backend == "gpu"
 
     @property
     def draws_on_gpu(self) -> bool:
-        """Whether Vulkan uses a GPU."""
         return self.renderer == "gpu" or (self.renderer == "auto" and count_gpus() > 0)
 
     def instruction(self, task: str, own: str = "") -> str:
-        """The instruction of one of `tasks`. own: what the task's code says, if it says anything."""
+        """The instruction of one of `tasks`. own: the text from the task's code, if any."""
         return self.instructions.get(task) or instruction_of(task, own)

@@ -1,10 +1,10 @@
-"""ManiSkill's tasks: instructions, and places beyond the range in which a task draws them. Needs no simulator.
+"""ManiSkill's tasks: instructions, and positions beyond the range from which a task draws. Does not need a simulator.
 
-Some tasks give their instructions by `get_language_instruction()`, a sentence for each object, and say which of their
-numbered episodes they have: RLinf's PutOnPlateInScene25 does. Such a task becomes one task per sentence, because a
-policy's instructions are a table of tasks. An episode of a seed is then drawn among the episodes of its sentence. The
-number of an episode is a mixed-radix number whose last digits are the positions and turns of the objects
-(`xyz_configs`, `quat_configs`), which have no part in the sentence: one episode is begun for each value of the others.
+Some tasks, such as RLinf's PutOnPlateInScene25, return instructions from `get_language_instruction()`, one sentence per
+object, and number their episodes. Such a task becomes one task per sentence, because a policy's instructions are a
+table of tasks; an episode is then drawn from those of its sentence. The episode number is a mixed-radix number whose
+last digits are the objects' positions and rotations (`xyz_configs`, `quat_configs`), which do not affect the sentence:
+one episode is started for each value of the other digits.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ OTHER_WORDS: dict[str, str] = {
 
 
 def other_words_of(task: str) -> str | None:
-    """The task's instruction in other words; None for a task that is not listed."""
+    """The task's paraphrased instruction; None for a task that is not listed."""
     return OTHER_WORDS.get(task.rpartition(":")[2])
 
 
 def instruction_of(task: str, own: str = "") -> str:
-    """The task's instruction; for a task that is not listed, what its code says, `own`, or else the words of its id:
-    `RotateValveLevel0-v1` gives "rotate valve level 0". A module before the id, `module:ID`, is left out."""
+    """The task's instruction; for a task that is not listed `own`, the text from its code, or else the words of its
+    id: `RotateValveLevel0-v1` gives "rotate valve level 0". The module of `module:ID` is omitted."""
     identifier = task.rpartition(":")[2]
     if known := INSTRUCTIONS.get(identifier) or own:
         return known
@@ -95,19 +95,19 @@ _MOST = 10_000
 
 
 class TaskSentences(NamedTuple):
-    """starts: sentence → numbers [N] at which blocks of episodes with this sentence begin; length: of each block."""
+    """starts: sentence -> numbers [N] of the first episode of each block with this sentence; length: of each block."""
 
     starts: Mapping[str, NDArray[np.int64]]
     length: int
 
     def episode(self, sentence: str, seed: int) -> int:
-        """The number of the episode of this seed, among all that have this sentence with equal probability."""
+        """Number of the episode with this seed, drawn uniformly from all with this sentence."""
         draws = np.random.default_rng(mix(seed, _DOMAIN))
         return int(draws.choice(self.starts[sentence]) + draws.integers(self.length))
 
 
 def own_sentences(env: Any) -> list[str]:
-    """What the task's code calls the present episode of each row; empty for a task that says nothing."""
+    """The instruction of each row's current episode from the task's code; empty if there is none."""
     ask = getattr(env, "get_language_instruction", None)
     if not callable(ask):
         return []
@@ -116,8 +116,8 @@ def own_sentences(env: Any) -> list[str]:
 
 
 def read_sentences(env: Any, task: str, begin: Callable[[NDArray[np.int64]], object]) -> TaskSentences | None:
-    """The sentences of a task with numbered episodes; None for any other. begin: begins the episodes of these numbers,
-    one in each row. Raises ConfigError if there are too many to read."""
+    """The sentences of a task with numbered episodes; None for any other. begin: starts the episodes with these
+    numbers, one per row. ConfigError: there are too many to read."""
     total = int(getattr(env, "total_num_trials", 0))
     if not total or not own_sentences(env):
         return None
@@ -142,9 +142,9 @@ _PLACES = 8
 
 
 class PlacedObjects(NamedTuple):
-    """name: the task's attribute of an object; half: half an edge, in metres, of the square around the origin from
-    which it is drawn, unless the task has attributes for both; followers: attributes of what keeps its place beside it.
-    """
+    """name: the task's attribute of an object; half: half the edge, in metres, of the square around the origin from
+    which its position is drawn, unless the task has attributes for it; followers: attributes of objects that keep
+    their position relative to it."""
 
     name: str
     half: float = 0.1
@@ -161,8 +161,8 @@ PLACED: Mapping[str, tuple[PlacedObjects, ...]] = {
 
 
 def place_beyond(env: Any, task: str, seed: int) -> None:
-    """Move what was just placed in the only row of a task of `PLACED` to a shell around its range: outside of it in x
-    or y, by up to a quarter of its extent. Heights and turns stay."""
+    """Move the objects of a task of `PLACED`, with one row, to a shell around their range: outside it in x or y, by
+    up to a quarter of its extent. Heights and rotations do not change."""
     from mani_skill.utils.structs import Pose
 
     draws = np.random.default_rng(mix(seed, _PLACES))

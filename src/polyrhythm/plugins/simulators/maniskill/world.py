@@ -1,7 +1,7 @@
-"""One ManiSkill environment of one row (CPU) or many (GPU), seen through numpy.
+"""One ManiSkill environment of one row (CPU) or many (GPU), with numpy arrays.
 
-ManiSkill draws every camera at each reset and step. Here it does not: only `observe` draws, because an action chunk
-needs one image, with camera and lights of the episode's appearance; physics is untouched.
+ManiSkill renders every camera at each reset and step. Here only `observe` renders, because an action chunk needs one
+image, with camera and lights of the episode's appearance; physics is unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MILLIMETRES = 1000.0
 
 
 class StepOutcome(NamedTuple):
-    """What a step gave each row, [rows] each: reward; ended by the task; success; metrics by name, NaN without one."""
+    """Outcome of a step, [rows] each: reward; terminated by the task; success; metrics by name, NaN if missing."""
 
     reward: NDArray[np.float32]
     ended: NDArray[np.bool_]
@@ -36,9 +36,10 @@ class StepOutcome(NamedTuple):
 
 
 class World:
-    """A ManiSkill environment of one task with `rows` rows; used by one thread. Raises as `make_env` does.
+    """A ManiSkill environment of one task with `rows` rows; used by one thread. Raises the errors of `make_env`.
 
-    sentences: the instructions of its episodes, if another world of the task has read them."""
+    sentences: of its episodes, if another world of the task has read them.
+    """
 
     def __init__(self, settings: ManiSkillFields, task: str, rows: int, sentences: TaskSentences | None = None) -> None:
         self.settings, self.task, self.rows = settings, task, rows
@@ -52,7 +53,7 @@ class World:
         self._camera = "" if settings.observation == "state" else self._find_camera()
         self._info: Mapping[str, Any] = {}
         self._own_get_obs = self.env.get_obs if _is_changed(self.env) else None
-        if self._camera:  # its own get_obs, which step and reset call, would draw
+        if self._camera:  # its own get_obs, called by step and reset, would render
             self.env.get_obs = self._observe_numbers
         self._scene = Scene(self.env, self._camera)
         self._numbers, self._earned = np.zeros((rows, 0), np.float32), np.zeros(rows, np.float32)
@@ -68,17 +69,17 @@ class World:
             self._reset(list(range(rows)), 0)
 
     def tasks(self) -> list[Task]:
-        """The task; or one for each sentence where its episodes have different ones."""
+        """The task, or one task per sentence if its episodes have several."""
         if self.sentences is None or not self._own:
             return [Task(self.task, self.settings.instruction(self.task, self._own))]
         return [Task(f"{self.task}: {sentence}", sentence, self.task) for sentence in self.sentences.starts]
 
     def reset(self, row: int, seed: int, sentence: str = "") -> None:
-        """Begin an episode in one row; its numbers and images change, those of other rows do not.
+        """Begin an episode in one row, without effect on other rows.
 
-        seed: 0..2^63-1; ManiSkill gets its `library_seed`. On a GPU each row is reset by a call of its own: ManiSkill
-        draws the states of all rows that are reset together from the seed of the first.
-        sentence: the instruction of one of several `tasks`.
+        seed: 0..2^63-1; ManiSkill gets its `library_seed`. On a GPU each row is reset by a separate call, because
+        ManiSkill draws the states of rows that are reset together from the first row's seed. sentence: the instruction,
+        if there are several `tasks`.
         """
         numbers = None
         if sentence:
@@ -93,7 +94,7 @@ class World:
             self._scene.show(appearance)
 
     def step(self, actions: NDArray[np.generic]) -> StepOutcome:
-        """One step of all rows; actions [rows,A], clipped to the bounds."""
+        """Run one step of all rows; actions [rows,A], clipped to the bounds."""
         low, high = self._bounds
         clipped = np.minimum(np.maximum(actions, low), high).astype(np.float32, copy=False)
         observation, reward, ended, _, info = self.env.step(clipped)
@@ -113,7 +114,7 @@ class World:
         )
 
     def observe(self) -> dict[str, NDArray[np.generic]]:
-        """The observation of all rows, [rows, ...] by name; draws the images."""
+        """Observe all rows, [rows, ...] by name; renders the images."""
         if not self._camera:
             return {"state": self._numbers}
         if self._own_get_obs is None:
@@ -127,11 +128,11 @@ class World:
         return found
 
     def arrays(self) -> dict[str, ArraySpec]:
-        """What `observe` gives for one row."""
+        """Specs of the arrays of `observe`, for one row."""
         return {name: ArraySpec(array.shape[1:], str(array.dtype)) for name, array in self.observe().items()}
 
     def render(self, row: int) -> NDArray[np.uint8]:
-        """The row as ManiSkill's camera for videos sees it: [H,W,3]. Raises ConfigError if the task has none."""
+        """Image [H,W,3] of the row from ManiSkill's video camera. ConfigError: the task has none."""
         picture = self.env.render_rgb_array()
         if picture is None:
             raise ConfigError(f"env.tasks = {self.task}: it has no camera for videos; use env.observation=rgb")
@@ -143,13 +144,13 @@ class World:
         self.env.close()
 
     def _reset(self, rows: list[int], seed: int, episodes: NDArray[np.int64] | None = None) -> Mapping[str, Any]:
-        """ManiSkill's info. episodes: [len(rows)] numbers of the episodes, for tasks that have numbered ones."""
+        """Reset rows and return ManiSkill's info. episodes: [len(rows)] numbers, for tasks with numbered episodes."""
         from mani_skill.utils import common
 
         options = {"env_idx": common.to_tensor(np.array(rows, np.int64), device=self.env.device)}
         if episodes is not None:
             options["episode_id"] = common.to_tensor(episodes, device=self.env.device)
-        # The seed of every row, so that a row's own generator is the same wherever the row is.
+        # The same seed for all rows, so that a row's generator does not depend on its index.
         observation, info = self.env.reset(seed=[seed] * self.rows, options=options)
         self._earned[rows] = 0.0
         numbers = self._to_numbers(observation)
@@ -162,8 +163,8 @@ class World:
         return found
 
     def _choose(self, episodes: NDArray[np.int64]) -> None:
-        """Begin the episodes of these numbers [rows], or, in RLinf's tasks, choose their objects without placing them:
-        that takes a tenth of the time."""
+        """Begin the episodes with these numbers [rows]. In RLinf's tasks, only select their objects without placing
+        them, which takes a tenth of the time."""
         from mani_skill.utils import common
 
         if choose := getattr(self.env, "_initialize_episode_pre", None):
@@ -173,20 +174,20 @@ class World:
             self._reset(list(range(self.rows)), 0, episodes)
 
     def _observe_numbers(self, info: Any = None, unflattened: bool = False) -> Any:  # noqa: ARG002
-        """In place of ManiSkill's `get_obs`: what it gives without images. Keeps the info for `observe`: to ask for it
-        again would count a grasp twice in tasks whose `evaluate` counts."""
+        """Replacement for ManiSkill's `get_obs` without images. Keeps the info for `observe`: evaluating again would
+        count a grasp twice in tasks whose `evaluate` counts."""
         self._info = self.env.get_info() if info is None else info
         return self.env._get_obs_state_dict(self._info)
 
     def _change_of_flags(self, info: Mapping[str, Any]) -> NDArray[np.float32]:
-        """[rows] change of the weighted sum of flags since the step before."""
+        """Change [rows] of the weighted sum of flags since the previous step."""
         weights = self.settings.reward_flags.items()
         total = np.sum([weight * _numpy(info[name]).reshape(self.rows) for name, weight in weights], axis=0)
         before, self._earned = self._earned, total.astype(np.float32)
         return self._earned - before
 
     def _refuse_rewards(self, info: Mapping[str, Any]) -> None:
-        """Raise ConfigError if the task reports nothing of which a reward could be made."""
+        """ConfigError: the task reports no flag from which a reward could be computed."""
         if unknown := [name for name in self.settings.reward_flags if name not in info]:
             known = ", ".join(name for name, value in info.items() if np.size(_numpy(value)) == self.rows)
             raise ConfigError(f"env.reward_flags.{unknown[0]}: {self.task} reports no such flag; it has {known}")
@@ -197,7 +198,7 @@ class World:
             )
 
     def _refuse_other_words(self, row: int, wanted: str) -> None:
-        """Raise ConfigError if an episode has another instruction than the policy will read."""
+        """ConfigError: an episode's instruction differs from the policy's."""
         if wanted and (told := own_sentences(self.env)[row]) != wanted:
             raise ConfigError(
                 f"env.tasks = {self.task}: an episode says {told!r} instead of {wanted!r}, because its instructions do "
@@ -205,7 +206,7 @@ class World:
             )
 
     def _to_numbers(self, observation: Any) -> NDArray[np.float32]:
-        """Numbers of all rows as a new array, [rows,N]."""
+        """All numbers of an observation in a new array, [rows,N]."""
         if self._camera and self.settings.proprio == "joints":
             observation = observation["agent"]["qpos"]
         elif self._camera:
@@ -215,11 +216,11 @@ class World:
         return np.array(_numpy(observation), np.float32)
 
     def _flag(self, value: Any) -> NDArray[np.bool_]:
-        """[rows] flags; false where the task has none."""
+        """Flags [rows]; False if the task has none."""
         return np.zeros(self.rows, np.bool_) if value is None else np.array(_numpy(value), np.bool_).reshape(self.rows)
 
     def _metric(self, name: str, value: Any) -> NDArray[np.floating]:
-        """[rows] numbers; NaN where the task has none."""
+        """Numbers [rows]; NaN if the task has none."""
         if value is None:
             return np.full(self.rows, np.nan, np.float32)
         numbers = _numpy(value)
@@ -245,19 +246,18 @@ class World:
 
 
 def _is_changed(env: Any) -> bool:
-    """Whether the task has a `get_obs` of its own."""
     from mani_skill.envs.sapien_env import BaseEnv
 
     return type(env).get_obs is not BaseEnv.get_obs
 
 
 def _numpy(value: Any) -> NDArray[Any]:
-    """A tensor on any device, or a number, as an array; it may share the tensor's memory."""
+    """A tensor on any device, or a number, as an array that may share its memory."""
     return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
 
 
 def resized(pictures: NDArray[Any], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """[B,H,W,3] as uint8 of this height and width; bilinear, as Pillow does it, where they differ."""
+    """Resize [B,H,W,3] to uint8 images of this height and width, bilinearly like Pillow."""
     if pictures.shape[1:3] == size:
         return pictures.astype(np.uint8, copy=False)
     height, width = size
@@ -268,9 +268,10 @@ def resized(pictures: NDArray[Any], size: tuple[int, int]) -> NDArray[np.uint8]:
 
 
 class Scene:
-    """The camera and the lights of an environment with one row. camera: the name of the policy's; empty without one.
+    """Camera and lights of an environment with one row. camera: name of the policy's camera; empty without one.
 
-    ManiSkill may make a scene anew at a reset, so that lights and camera are the usual ones again."""
+    ManiSkill may rebuild a scene at a reset, which restores the usual lights and camera.
+    """
 
     def __init__(self, env: Any, camera: str) -> None:
         self.env, self._camera = env, camera
@@ -278,7 +279,7 @@ class Scene:
         self._usual: tuple[Any, list[tuple[Any, Any]]] = (None, [])
 
     def show(self, appearance: Appearance) -> None:
-        """Show this appearance instead of the last one. A camera that moves with the robot stays where it is."""
+        """Replace the previous appearance. A camera that moves with the robot keeps its pose."""
         sensor = self.env._sensors[self._camera]
         if appearance.shift and sensor.entity is None:
             sensor.camera.set_local_pose(_turned(sensor.config.pose.sp, appearance))
@@ -292,7 +293,6 @@ class Scene:
 
 
 def _lights(scene: Any) -> list[tuple[Any, Any]]:
-    """Each light of the scene with its colour."""
     import sapien
 
     kind = sapien.render.RenderLightComponent
@@ -301,7 +301,7 @@ def _lights(scene: Any) -> list[tuple[Any, Any]]:
 
 
 def _turned(pose: Any, appearance: Appearance) -> Any:
-    """The pose of a camera, which looks along x with z up, from elsewhere."""
+    """A camera pose, which looks along x with z up, moved by the appearance."""
     import sapien
 
     usual = pose.to_transformation_matrix().astype(np.float64)

@@ -1,6 +1,6 @@
 """Adapter for Meta-World: 50 manipulation tasks from pixels with language instructions and scripted experts.
 
-Any row runs any of the tasks: a task's model and renderer are made at its first reset and shared by all rows
+Any row runs any task: a task's model and renderer are created at its first reset and shared by all rows
 (`metaworld.scene`), so a batch of 16 rows on 4 tasks holds 4 models and at most one state per row and task.
 """
 
@@ -126,7 +126,7 @@ class MetaWorldSettings(BaseModel):
         return self
 
     def variants(self) -> dict[str, Variant]:
-        """Variants for an evaluation out of distribution; those of pictures only where the policy sees any."""
+        """Variants for out-of-distribution evaluation; those of images only if the policy observes images."""
         return {
             **(VISION if self.observation == "pixels" else {}),
             "position": Variant("position", "objects and goals around Meta-World's range", {"placement": "beyond"}),
@@ -134,7 +134,7 @@ class MetaWorldSettings(BaseModel):
         }
 
     def check(self) -> None:
-        """Raise RenderingUnavailable if images are needed and this machine cannot render."""
+        """RenderingUnavailable: images are needed and this machine cannot render."""
         if self.observation == "pixels":
             choose_gl_backend()
 
@@ -157,7 +157,7 @@ class MetaWorldSettings(BaseModel):
 
 
 class MetaWorldBatch:
-    """Rows that each run any of the tasks; an env batch and an expert. Used by one thread."""
+    """Rows that each run any task; an env batch and an expert. Used by one thread."""
 
     def __init__(self, settings: MetaWorldSettings, rows: int) -> None:
         self.settings, self.rows, self.spec = settings, rows, settings.spec()
@@ -221,7 +221,7 @@ class MetaWorldBatch:
         return np.clip(actions, -1.0, 1.0)
 
     def discard(self, row: int) -> None:
-        """Give up the row's instance; its next reset takes another one."""
+        """Drop the row's instance; its next reset takes another one."""
         self.held[row] = None
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ class MetaWorldBatch:
         return held[1]
 
     def _instance_for(self, row: int, task: int) -> SceneInstance:
-        """The row's instance of the task; an instance of another task is returned to its scene."""
+        """The row's instance of the task; returns an instance of another task to its scene."""
         held = self.held[row]
         if held is not None:
             if held[0] == task:

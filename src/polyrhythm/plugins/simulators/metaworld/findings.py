@@ -1,7 +1,7 @@
-"""What Meta-World finds of rendering on this machine, for `polyrhythm doctor`.
+"""Rendering checks of Meta-World for `polyrhythm doctor`.
 
-`python -m` this module and a task renders a frame as a run does, in a process of its own, because a broken driver can
-hang or crash it. It prints one line of JSON.
+`python -m` this module and a task renders a frame as a run does, in a separate process because a broken driver may hang
+or crash it. It prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _TASK, _RENDER_S, _EXTRA = "door-close-v3", 120.0, "metaworld"
 
 
 def findings() -> Iterator[Finding]:
-    """A frame with each backend; the one that the quickstart would use first."""
+    """Render a frame with each backend; marks the one that the quickstart would use first."""
     for backend, needed in backends().items():
         yield rendering(backend, needed=needed)
 
 
 def backends() -> dict[str, bool]:
-    """GL backend to try → whether the quickstart would use it: MUJOCO_GL, else as `choose_gl_backend` chooses."""
+    """GL backends to try -> whether the quickstart would use it: MUJOCO_GL, else the choice of `choose_gl_backend`."""
     chosen = os.environ.get("MUJOCO_GL", "").lower().strip()
     try:
         from polyrhythm.envs.mujoco import BACKENDS, is_loadable, preferred
@@ -71,7 +71,6 @@ def rendering(backend: str, *, needed: bool) -> Finding:
 
 
 def _fix(backend: str) -> str:
-    """Command that enables rendering without a screen."""
     if backend not in ("osmesa", "egl"):
         return "unset MUJOCO_GL"
     if not shutil.which("apt-get"):

@@ -1,8 +1,8 @@
-"""Shares one compiled model and renderer of a Meta-World task between many rows, with one instance per running row.
+"""Shares one compiled model and renderer of a Meta-World task among rows, with one instance per running row.
 
-Compiling a task's model takes 0.1–0.5 s and 20 MB, a state of it under 1 ms and 0.4 MB. A reset moves bodies
-and sites of the *model*. Invariant: while an instance resets or steps, the model has that instance's placement, which
-is all that an episode changes in the model.
+Compiling a task's model takes 0.1–0.5 s and 20 MB, one state less than 1 ms and 0.4 MB. A reset moves bodies and sites
+of the *model*. Invariant: while an instance resets or steps, the model has that instance's placement, which is all that
+an episode changes in the model.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ Placement = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class TaskScene:
-    """Model, renderer and instances of one task; used by one thread. quality: None without rendering; beyond: objects
-    are placed outside of Meta-World's range."""
+    """Model, renderer and instances of one task; used by one thread. quality: None without rendering; beyond: place
+    objects outside Meta-World's range."""
 
     def __init__(
         self, task: str, image_size: int, quality: Quality | None, camera: Camera = "free", *, beyond: bool = False
@@ -83,11 +83,11 @@ class TaskScene:
         self.renderer: FrameRenderer | None = None
 
     def check_out(self) -> SceneInstance:
-        """An idle instance, made if there is none."""
+        """An idle instance, or a new one."""
         return self.idle.pop() if self.idle else SceneInstance(self, self._env_class(), beyond=self._beyond)
 
     def check_in(self, instance: SceneInstance) -> None:
-        """Take back an instance whose row has changed to another task."""
+        """Take back an instance whose row has moved to another task."""
         self.idle.append(instance)
 
     def placement(self) -> Placement:
@@ -99,23 +99,22 @@ class TaskScene:
         self.model.body_pos[:], self.model.site_pos[:] = placement
 
     def draw(self, data: mujoco.MjData, out: NDArray[np.uint8], appearance: Appearance | None) -> None:
-        """Render a state of this task; the first call makes the GL context, in the thread that steps."""
+        """Render a state of this task; the first call creates the GL context in the calling thread."""
         if self.renderer is None:
             assert self._quality is not None, "this scene has no renderer"
             self.renderer = FrameRenderer(self.model, self._image_size, self._quality, self._camera)
         self.renderer.draw(data, out, appearance)
 
     def close(self) -> None:
-        """Free the GL context."""
         if self.renderer is not None:
             self.renderer.close()
 
 
 class SceneInstance:
-    """One state of a task: physics data and Meta-World's own attributes. appearance: of the present episode."""
+    """One state of a task: physics data and Meta-World's attributes. appearance: of the current episode."""
 
     def __init__(self, scene: TaskScene, env: Any, *, beyond: bool = False) -> None:
-        # Unlimited seeded goals, and a goal that is visible to the expert.
+        # Draw goals from the seed without limit; make them visible to the expert.
         env._set_task_called = True
         env._partially_observable = False
         env._freeze_rand_vec = False
@@ -130,8 +129,8 @@ class SceneInstance:
         self._observation: NDArray[np.float64] = np.zeros(0)
 
     def reset(self, seed: int, settle_steps: int = 0) -> None:
-        """Begin an episode; its initial state depends only on the seed, not on earlier episodes. settle_steps: steps
-        without action before it begins. Raises UnstableSimulationError if MuJoCo had to reset the state."""
+        """Begin an episode whose initial state depends only on the seed. settle_steps: idle steps before it.
+        UnstableSimulationError: MuJoCo had to reset the state."""
         import mujoco
 
         env, model = self.env, self._scene.model
@@ -154,9 +153,9 @@ class SceneInstance:
             env.curr_path_length = 0
 
     def step(self, action: NDArray[np.float32]) -> tuple[float, bool]:
-        """Do one simulator step with an action [4] in -1..1; return Meta-World's dense reward (0..10) and success.
+        """Run one simulator step with an action [4] in -1..1; return Meta-World's dense reward (0..10) and success.
 
-        Raises UnstableSimulationError if MuJoCo had to reset the state.
+        UnstableSimulationError: MuJoCo had to reset the state.
         """
         assert self._placement is not None, "stepped before reset"
         self._scene.place(self._placement)
@@ -175,7 +174,7 @@ class SceneInstance:
         return self._observation[:4]
 
     def expert_action(self) -> NDArray[np.float64]:
-        """Meta-World's scripted policy at this state: [4], unclipped."""
+        """Action of Meta-World's scripted policy in this state: [4], unclipped."""
         # The experts exceed the action bounds and warn once; the batch clips. (Set here, since filters may be reset.)
         warnings.filterwarnings("ignore", message=r"Constant\(s\) may be too high", category=UserWarning)
         action: NDArray[np.float64] = self._scene.expert.get_action(self._observation)
@@ -186,7 +185,7 @@ class SceneInstance:
 
 
 def _sharing(env_class: type[Any], model: mujoco.MjModel) -> type[Any]:
-    """Subclass of the task's class whose instances share `model` instead of compiling one each."""
+    """Subclass of the task's class whose instances share `model` instead of compiling their own."""
 
     def initialize(_: Any) -> tuple[mujoco.MjModel, mujoco.MjData]:
         import mujoco
@@ -197,8 +196,8 @@ def _sharing(env_class: type[Any], model: mujoco.MjModel) -> type[Any]:
 
 
 def place_beyond(env: Any) -> None:
-    """Have this environment draw positions from a shell around Meta-World's range: outside of it in one horizontal
-    coordinate at least, by up to a quarter of the range. Heights stay in their range."""
+    """Make this environment draw positions from a shell around Meta-World's range: outside it in at least one
+    horizontal coordinate, by up to a quarter of the range. Heights stay in their range."""
 
     def draw() -> NDArray[np.float64]:
         low, high = np.array(env._random_reset_space.low), np.array(env._random_reset_space.high)
@@ -211,15 +210,15 @@ def place_beyond(env: Any) -> None:
 
 
 def move_corner(model: mujoco.MjModel) -> None:
-    """Move the camera `corner2` to where VLA papers have it; before any state's kinematics are computed."""
+    """Move the camera `corner2` to its position in VLA papers. Call it before any state's kinematics are computed."""
     model.cam_pos[model.camera("corner2").id] = _CORNER_AT
 
 
 def make_cheap(model: mujoco.MjModel, hidden_bodies: Collection[str], shown_sites: Collection[str]) -> None:
     """Prepare a model for cheap rendering; physics is unchanged.
 
-    Multisampling and shadow maps off, one light, the geoms of `hidden_bodies` and all sites except `shown_sites`
-    transparent. Call it before a `FrameRenderer` is made: the GL context reads these settings once.
+    Disables multisampling and shadow maps, keeps one light, and makes the geoms of `hidden_bodies` and all sites except
+    `shown_sites` transparent. Call it before creating a `FrameRenderer`: the GL context reads these settings once.
     """
     model.vis.quality.offsamples = 0
     model.vis.quality.shadowsize = 0
@@ -232,9 +231,9 @@ def make_cheap(model: mujoco.MjModel, hidden_bodies: Collection[str], shown_site
 
 
 class FrameRenderer:
-    """Renderer of one model's states to `size` × `size` RGB images; use it only in the thread that made it.
+    """Renders one model's states to `size` × `size` RGB images; use it only in the thread that created it.
 
-    camera: free: ours; corner2: Meta-World's, turned upright (see also `move_corner`).
+    camera: `free`: ours; `corner2`: Meta-World's, rotated upright (see also `move_corner`).
     """
 
     def __init__(self, model: mujoco.MjModel, size: int, quality: Quality, camera: Camera = "free") -> None:
@@ -258,7 +257,6 @@ class FrameRenderer:
         out[:] = self.renderer.render()[::-1, ::-1]
 
     def close(self) -> None:
-        """Free the GL context."""
         self.renderer.close()
 
 

@@ -1,6 +1,6 @@
-"""The 50 Meta-World tasks: their instructions, and the goals that only a marker shows.
+"""The 50 Meta-World tasks: their instructions, and the goals that are visible only as a marker.
 
-Plain data, so that a configuration can be checked and a policy built without the simulator.
+Plain data, so a configuration can be checked and a policy built without the simulator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Env batch of robosuite and LIBERO: an environment for each row, seeded resets, pixels or states on request.
+"""Env batch of robosuite and LIBERO: one environment per row, seeded resets, pixels or states on request.
 
-A row that goes on to another task leaves its environment to the row that runs that task next, and takes one of its new
-task that is free, or makes one. An episode does not depend on the environment's history.
+A row that moves to another task releases its environment for the next row with that task, and takes a free environment
+of its new task or creates one. An episode does not depend on the environment's history.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TRAITS = EnvTraits(
 
 
 class BatchSettings(Protocol):
-    """What a batch needs of its settings. mirrored: images have left and right exchanged; image_names: of the cameras'
-    images in the observation; kept_environments: how many that no row uses are kept, and as many GL contexts."""
+    """Settings that a batch needs. mirrored: images are flipped horizontally; image_names: of the cameras' images in
+    the observation; kept_environments: number of idle environments, and of GL contexts, that are kept."""
 
     @property
     def observation(self) -> str: ...
@@ -73,20 +73,20 @@ class BatchSettings(Protocol):
     def spec(self) -> EnvSpec: ...
 
     def step_limit(self, task: str) -> int:
-        """Env steps after which an episode of the task ends."""
+        """Env steps per episode of the task."""
         ...
 
     def make(self, task: str) -> Instance:
-        """An environment of the task."""
+        """Create an environment of the task."""
         ...
 
     def check_sizes(self, instance: Instance) -> None:
-        """Raise ConfigError if the arrays of a made environment are not those of the spec."""
+        """ConfigError: the environment's arrays differ from the spec."""
         ...
 
 
 class RobosuiteBatch:
-    """Rows that each run any of the tasks. Used by one thread, except that others may have built it and reset rows."""
+    """Rows that each run any task. Used by one thread, but another one may build it and reset rows."""
 
     def __init__(self, settings: BatchSettings, rows: int) -> None:
         if settings.observation == "pixels":
@@ -106,7 +106,7 @@ class RobosuiteBatch:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Make the first row's environment and do a step, which compiles robosuite's controllers."""
+        """Create the first row's environment and step it once, which compiles robosuite's controllers."""
         began = time.monotonic()
         instance = self._instance_for(0, 0)
         instance.reset(0)
@@ -166,18 +166,18 @@ class RobosuiteBatch:
                 self._draw(int(row), camera, self.settings.image_size, out[name][i])
 
     def prepare_observation(self, row: int) -> None:
-        """Make the renderer of a new model."""
+        """Create the renderer of a new model."""
         if self.settings.observation == "pixels" and self._instance(row).new_models:
             self._renderer(row, self.settings.image_size)
 
     def render(self, row: int) -> NDArray[np.uint8]:
-        """Picture of the row by the first camera: uint8 [256,256,3]."""
+        """Image of the row from the first camera: uint8 [256,256,3]."""
         picture = np.zeros((_VIDEO_SIZE, _VIDEO_SIZE, 3), np.uint8)
         self._draw(row, self.settings.cameras[0], _VIDEO_SIZE, picture)
         return picture
 
     def discard(self, row: int) -> None:
-        """Give up the row's environment after an error; its next reset makes a new one."""
+        """Drop the row's environment after an error; its next reset creates a new one."""
         with self._changing:
             given_up = self.instances.pop((row, self.row_tasks[row]), None)
         if given_up is not None:
@@ -203,7 +203,7 @@ class RobosuiteBatch:
             out[:] = out[:, ::-1].copy()
 
     def _renderer(self, row: int, size: int) -> CameraRenderer:
-        """The renderer of the row's model, made if there is none: of its own if resets make new models."""
+        """The renderer of the row's model, created on first use; not shared if resets create new models."""
         instance, task = self._instance(row), self.row_tasks[row]
         key = ((row, task) if instance.new_models else task, size)
         found = self.renderers.pop(key, None)
@@ -214,11 +214,11 @@ class RobosuiteBatch:
             if not instance.new_models:  # whose renderers another thread may make meanwhile
                 self._close_idle_renderers()
             found = CameraRenderer(instance.model, size, self.settings.render, moves=instance.new_models)
-        self.renderers[key] = found  # behind all others
+        self.renderers[key] = found  # last in the order
         return found
 
     def _close_idle_renderers(self) -> None:
-        """Close those of tasks that no row runs, but for the ones used last."""
+        """Close the renderers of tasks that no row runs, except the last used ones."""
         idle = [key for key in self.renderers if isinstance(key[0], int) and key[0] not in self.row_tasks]
         for key in idle[: max(0, len(idle) - self.settings.kept_environments)]:
             self.renderers.pop(key).close()
@@ -229,13 +229,12 @@ class RobosuiteBatch:
         return found
 
     def _instance_for(self, row: int, task: int) -> Instance:
-        """The environment with which the row runs the task from now on, made if none is free: from the same seed in all
-        rows."""
+        """The row's environment of the task from now on, created if none is free, with the same seed for all rows."""
         with self._changing:
             left = (row, self.row_tasks[row])
             self.row_tasks[row] = task
             if left in self.instances:
-                self.instances[left] = self.instances.pop(left)  # behind all others
+                self.instances[left] = self.instances.pop(left)  # last in the order
             free = [key for key in self.instances if key[1] != self.row_tasks[key[0]]]
             found = self.instances.get((row, task))
             fitting = next((key for key in free if key[1] == task), None)

@@ -1,4 +1,4 @@
-"""Draws a model's named cameras. One GL context serves all rows whose models are equal."""
+"""Renders a model's named cameras. One GL context serves all rows with equal models."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _COLLISION_GROUP = 0
 
 
 class CameraRenderer:
-    """Renderer to `size` × `size` RGB images. Choose the GL backend before.
+    """Renders `size` × `size` RGB images. Choose the GL backend first.
 
-    moves: one thread at a time may use it, and none keeps its GL context; else only the thread that made it may.
+    moves: threads may use it one at a time, and none keeps its GL context; otherwise only the creating thread may use
+    it.
     """
 
     def __init__(self, model: mujoco.MjModel, size: int, quality: Quality, *, moves: bool = False) -> None:
@@ -46,7 +47,7 @@ class CameraRenderer:
         out: NDArray[np.uint8],
         appearance: Appearance | None = None,
     ) -> None:
-        """Draw a state (kinematics up to date) of a model equal to this renderer's: uint8 [size,size,3], row 0 on
+        """Render a state (kinematics up to date) of a model equal to this renderer's: uint8 [size,size,3], row 0 on
         top. camera: index in the model."""
         import mujoco
 
@@ -60,17 +61,16 @@ class CameraRenderer:
         self._leave()
 
     def close(self) -> None:
-        """Free the GL context."""
         self._renderer.close()
 
     def _leave(self) -> None:
-        """Free this thread of the context, so that another one can take it."""
+        """Release the GL context from this thread, so that another one can use it."""
         if self._moves:
             _leave_context(self._renderer._gl_context)
 
 
 def _leave_context(context: Any) -> None:
-    """MuJoCo's contexts can be entered only."""
+    """Make no context current; MuJoCo's contexts have no method for it."""
     backend = type(context).__module__.rpartition(".")[2]
     if backend == "osmesa":
         from OpenGL import GL, osmesa

@@ -1,7 +1,7 @@
-"""Adapter for robosuite 1.5: its manipulation tasks, those that other packages register, and RoboCasa's kitchens.
+"""Adapter for robosuite 1.5: its manipulation tasks, tasks registered by other packages, and RoboCasa's kitchens.
 
-Rows have environments of their own (`robosuite.batch`), those of a task share a GL context. Resets keep the MuJoCo
-model unless `hard_reset` says otherwise.
+Each row has its own environment (`robosuite.batch`); rows of the same task share a GL context. Resets keep the MuJoCo
+model unless `hard_reset` is set.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class RobosuiteSettings(BaseModel):
         return self
 
     def _refuse_unknown(self, task: str) -> None:
-        """Raise InvalidSetting for a task that nothing here can register; imports nothing."""
+        """InvalidSetting: no known package can register the task. Imports nothing."""
         if not self.registered_by and not has_package(ROBOCASA):
             raise InvalidSetting(
                 "tasks",
@@ -178,8 +178,8 @@ class RobosuiteSettings(BaseModel):
         return self
 
     def variants(self) -> dict[str, Variant]:
-        """Variants for an evaluation out of distribution: of pictures where the policy sees any, of positions where all
-        tasks have room, and of the wording of known tasks that have no instruction of the recipe's own."""
+        """Variants for out-of-distribution evaluation: of images, if observed; of positions, if all tasks allow it;
+        and of instructions, for known tasks without one in the recipe."""
         usual = [task for task in self.tasks if task in OTHER_WORDS and task not in self.instructions]
         words = {task: OTHER_WORDS[task] for task in usual}
         worded = {"instruction": Variant("semantic", "instructions in other words", {"instructions": words})}
@@ -189,15 +189,15 @@ class RobosuiteSettings(BaseModel):
         return {**seen, **(placed if has_room else {}), **(worded if words else {})}
 
     def check(self) -> None:
-        """Raise MissingError or RenderingUnavailable if this machine lacks RoboCasa, its assets, or a renderer."""
+        """MissingError or RenderingUnavailable: this machine lacks RoboCasa, its assets, or a renderer."""
         if self.observation == "pixels":
             choose_gl_backend()
         if any(task not in KNOWN for task in self.tasks) and self.registered_by in ("", ROBOCASA):
             check_robocasa()
 
     def spec(self) -> EnvSpec:
-        """The spec of a batch. robosuite's tasks with the Panda start no simulator; others make an environment, once
-        per process. Raises ConfigError if there is no such task, or if tasks have different sizes."""
+        """The spec of a batch. robosuite's tasks with the Panda need no simulator; others create an environment once
+        per process. ConfigError: an unknown task, or tasks of different sizes."""
         sizes = [self.sizes(task) for task in self.tasks]
         first = sizes[0]
         for task, other in zip(self.tasks, sizes, strict=True):
@@ -220,16 +220,17 @@ class RobosuiteSettings(BaseModel):
         )
 
     def build(self, rows: int) -> RobosuiteBatch:
-        """A batch of `rows` rows, with the first environment made and stepped once."""
+        """A batch of `rows` rows; the first environment is created and stepped once."""
         return RobosuiteBatch(self, rows)
 
     def rendering(self) -> RobosuiteSettings:
-        """These settings; batches of states can render too. Raises RenderingUnavailable if this machine cannot."""
+        """Settings whose batches can render, even with state observations. RenderingUnavailable: this machine
+        cannot."""
         choose_gl_backend()
         return self
 
     def sizes(self, task: str) -> Sizes:
-        """Sizes of a task's arrays. Raises ConfigError if the task has no state of fixed size but needs one."""
+        """Sizes of a task's arrays. ConfigError: a required state has no fixed size."""
         found = sizes_of(task, self.robot, self.controller, self.registered_by, self.kwargs)
         if self.observation == "state" and found.objects is None:
             raise ConfigError(
@@ -238,7 +239,7 @@ class RobosuiteSettings(BaseModel):
         return found
 
     def make(self, task: str) -> Instance:
-        """An environment of the task. Raises ConfigError or MissingError if it cannot be made."""
+        """Create an environment of the task. ConfigError or MissingError: it cannot be created."""
         found = find_class(task, self.registered_by)
         if unknown := unknown_arguments(found, self.kwargs):
             raise ConfigError(f"env.kwargs.{unknown[0]}: {task} takes no such argument; correct or remove it")
@@ -260,11 +261,10 @@ class RobosuiteSettings(BaseModel):
         return Instance(env, self.hard_reset or kitchen)
 
     def step_limit(self, task: str) -> int:  # noqa: ARG002 - equal for all
-        """Env steps after which an episode ends."""
         return self.max_steps
 
     def check_sizes(self, instance: Instance) -> None:
-        """Raise ConfigError if robosuite's arrays are not those of the spec, as with a version unknown to the table."""
+        """ConfigError: robosuite's arrays differ from the spec, for example in a version unknown to the table."""
         objects, proprio = instance.state()
         spec, states = self.spec(), self.observation == "state"
         told = spec.observation["state" if states else "proprio"].shape[0]
@@ -284,7 +284,7 @@ class RobosuiteSettings(BaseModel):
 
     @property
     def image_names(self) -> tuple[str, ...]:
-        """Observation names of the cameras: `image`, then the cameras' own."""
+        """Observation names of the cameras: `image`, then the names of further cameras."""
         return ("image", *self.cameras[1:])
 
     def _instruction(self, task: str) -> str:

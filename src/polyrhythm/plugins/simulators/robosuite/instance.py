@@ -1,8 +1,9 @@
-"""One robosuite environment: seeded resets, places beyond its range, steps, and its state.
+"""One robosuite environment: seeded resets, positions beyond its range, steps, and its state.
 
-robosuite up to 1.5.1 draws from numpy's and Python's global random states, 1.5.2 and RoboCasa from a generator that the
-environment and its placement samplers share, and still in places from the global ones. So all are set, and the global
-ones set back."""
+robosuite up to 1.5.1 draws from the global random states of numpy and Python; 1.5.2 and RoboCasa draw from a generator
+shared by the environment and its placement samplers, and partly still from the global ones. So all are seeded, and the
+global ones restored.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _OBJECTS = "object"
 
 
 class Instance:
-    """A made environment. new_models: each reset makes a new MuJoCo model, so `model` changes."""
+    """An environment. new_models: each reset creates a new MuJoCo model, so `model` changes."""
 
     def __init__(self, env: Any, new_models: bool) -> None:
         self.env, self.new_models = env, new_models
@@ -42,15 +43,15 @@ class Instance:
         return self.env.sim.data._data
 
     def reset(self, seed: int) -> None:
-        """Begin an episode; its initial state depends on the seed alone."""
+        """Begin an episode whose initial state depends only on the seed."""
         self._state = None
         with seeded(seed, getattr(self.env, "rng", None)):
             self.env.reset()
 
     def step(self, action: NDArray[np.float64]) -> tuple[float, bool, bool]:
-        """One control step; robosuite's reward, its own end of the episode, and success.
+        """Run one control step; return robosuite's reward, its own end of the episode, and success.
 
-        Raises UnstableSimulationError if MuJoCo had to reset the state.
+        UnstableSimulationError: MuJoCo had to reset the state.
         """
         self._state = None
         _, reward, ended, _ = self.env.step(action)
@@ -58,13 +59,13 @@ class Instance:
         return float(reward), bool(ended), bool(self.env._check_success())
 
     def state(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Object state [K] and proprioception of all robots [P], at the end of the last step."""
+        """Object state [K] and proprioception of all robots [P] after the last step."""
         if self._state is None:
             self.env._update_observables(force=True)
             objects, proprio = [], []
             for name, observable in self.env._observables.items():
                 if not (observable.is_enabled() and observable.is_active()):
-                    continue  # of objects that a task of one object leaves out
+                    continue  # objects that a single-object task omits
                 if observable.modality == _OBJECTS:
                     objects.append(np.ravel(observable.obs))
                 elif name.startswith("robot") and not name.endswith(_LEFT_OUT):
@@ -73,7 +74,6 @@ class Instance:
         return self._state
 
     def camera_names(self) -> tuple[str, ...]:
-        """The model's cameras."""
         return tuple(self.env.sim.model.camera_names)
 
     def close(self) -> None:
@@ -89,8 +89,8 @@ _GLOBAL = threading.Lock()
 
 @contextmanager
 def seeded(seed: int, generator: np.random.Generator | None = None) -> Iterator[None]:
-    """Within the block all of robosuite's randomness comes from `seed` (0..2^63-1); the global states are unchanged
-    after it. One block at a time in a process."""
+    """Seed all of robosuite's randomness from `seed` (0..2^63-1) inside the context, and restore the global states
+    afterwards. Only one context per process at a time."""
     with _GLOBAL:
         saved: Any = np.random.get_state(), random.getstate()
         np.random.seed(np.random.SeedSequence(seed).generate_state(8))
@@ -114,8 +114,9 @@ PLACED = frozenset(
 
 
 def place_beyond(env: Any) -> None:
-    """Have an environment of `PLACED` draw its objects' positions from a shell around robosuite's range: outside of it
-    in one horizontal coordinate at least, by up to a quarter of its extent. Later models of the environment too."""
+    """Make an environment of `PLACED` draw object positions from a shell around robosuite's range: outside it in at
+    least one horizontal coordinate, by up to a quarter of its extent. Applies to later models of the environment,
+    too."""
     load = env._load_model
 
     def load_and_change() -> None:
@@ -135,7 +136,7 @@ def _change(sampler: Any) -> None:
 
 
 class _Shell:
-    """Takes the place of a sampler's draws of x and of the y that belongs to it."""
+    """Replaces a sampler's draws of x and of the following y."""
 
     def __init__(self, sampler: Any) -> None:
         self.low, self.high = np.array([sorted(sampler.x_range), sorted(sampler.y_range)], np.float64).T

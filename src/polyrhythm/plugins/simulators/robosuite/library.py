@@ -1,4 +1,4 @@
-"""Finds and makes robosuite environments: import without noise, tasks by name, controllers, what RoboCasa needs."""
+"""Finds and creates robosuite environments: silent import, tasks by name, controllers, RoboCasa's requirements."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _LOGGER = "robosuite_logs"
 
 
 def import_robosuite() -> Any:
-    """The package robosuite, with its notices below errors silenced. MUJOCO_GL stays as it was or as chosen here.
+    """Import robosuite with its log below errors silenced. MUJOCO_GL stays as it was or as chosen here.
 
-    Raises MissingError if it is not installed.
+    MissingError: it is not installed.
     """
     if importlib.util.find_spec("robosuite") is None:
         raise MissingError(
@@ -44,8 +44,8 @@ def import_robosuite() -> Any:
 
 
 def find_class(task: str, registered_by: str) -> Any:
-    """The registered environment class. Raises ConfigError with the nearest name if there is none, and MissingError
-    for what RoboCasa, or the module `registered_by`, lacks here."""
+    """The registered environment class. ConfigError with the nearest name: there is none; MissingError: a
+    requirement of RoboCasa or of the module `registered_by`."""
     import_robosuite()
     from robosuite.environments.base import REGISTERED_ENVS
 
@@ -63,17 +63,17 @@ def find_class(task: str, registered_by: str) -> Any:
 
 
 def has_package(name: str) -> bool:
-    """Whether the package is installed, found without importing it."""
+    """Whether the package is installed, without importing it."""
     return importlib.util.find_spec(name.partition(".")[0]) is not None
 
 
 def is_kitchen(found: Any) -> bool:
-    """Whether an environment class is RoboCasa's: its model is made anew by each reset."""
+    """Whether an environment class is RoboCasa's, whose resets rebuild the model."""
     return any(parent.__module__.partition(".")[0] == ROBOCASA for parent in found.__mro__)
 
 
 def check_kitchen_assets() -> None:
-    """Raise MissingError unless RoboCasa's downloaded assets are there; imports nothing."""
+    """MissingError: RoboCasa's downloaded assets are missing. Imports nothing."""
     spec = importlib.util.find_spec(ROBOCASA)
     root = Path(next(iter(spec.submodule_search_locations or ()), "")) if spec else Path()
     for folder in _ASSETS:
@@ -85,7 +85,7 @@ def check_kitchen_assets() -> None:
 
 
 def check_robocasa() -> None:
-    """Raise MissingError if the package or its assets are missing; imports nothing."""
+    """MissingError: the package or its assets are missing. Imports nothing."""
     if not has_package(ROBOCASA):
         raise MissingError(
             "env.registered_by = robocasa: the package robocasa is not installed and not on PyPI; install it from "
@@ -95,8 +95,8 @@ def check_robocasa() -> None:
 
 
 def make(found: Any, robots: int, robot: str, controller: str, given: Mapping[str, Any]) -> Any:
-    """An environment without robosuite's own rendering. given: keyword arguments; those that the class does not know
-    are left out. Raises ConfigError for a robot, controller or argument that robosuite refuses."""
+    """An environment without robosuite's rendering. given: keyword arguments; those unknown to the class are
+    dropped. ConfigError: robosuite rejects the robot, controller or an argument."""
     robosuite = import_robosuite()
     if robot not in robosuite.ALL_ROBOTS:
         raise ConfigError(
@@ -126,12 +126,12 @@ def make(found: Any, robots: int, robot: str, controller: str, given: Mapping[st
 
 
 def unknown_arguments(found: Any, given: Mapping[str, Any]) -> list[str]:
-    """The names in `given` that the environment class does not take."""
+    """Names in `given` that the environment class does not accept."""
     return sorted(set(given) - _parameters(found))
 
 
 def _controller(robot: str, part: str) -> dict[str, Any]:
-    """The robot's own composite controller, with `part` for each arm that has another one."""
+    """The robot's composite controller, with `part` for each arm that has another one."""
     from robosuite.controllers import load_composite_controller_config, load_part_controller_config
 
     config: dict[str, Any] = load_composite_controller_config(controller=None, robot=robot)
@@ -156,7 +156,7 @@ def _parameters(found: Any) -> set[str]:
 
 
 def _import_registering(module: str, task: str) -> None:
-    """Import the module that registers the task. Raises MissingError if that fails."""
+    """Import the module that registers the task. MissingError: the import failed."""
     if module == ROBOCASA:
         check_robocasa()
     try:
@@ -173,7 +173,7 @@ def _is_serious(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def _kept_variable(name: str) -> Iterator[None]:
-    """robosuite sets MUJOCO_GL at import, which would reach the child processes."""
+    """Restore an environment variable: robosuite sets MUJOCO_GL at import, which child processes would inherit."""
     before = os.environ.get(name)
     try:
         yield

@@ -1,5 +1,5 @@
-"""Table of robosuite's own tasks: instructions, and sizes of arrays with the Panda, so that a spec needs no
-simulator. Other sizes are measured on one environment."""
+"""Table of robosuite's tasks: instructions, and array sizes with the Panda, so that a spec needs no simulator. Other
+sizes are measured on one environment."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SIDE = (*_CAMERAS, "sideview")
 
 
 class KnownTask(NamedTuple):
-    """A task of robosuite. objects: numbers of its object state; robots: of how many; proprio, gripper: numbers per
-    Panda in proprioception and in the action, with the task's gripper; dense: whether it has a shaped reward."""
+    """A task of robosuite. objects: entries of its object state; robots: their number; proprio, gripper: entries per
+    Panda of proprioception and of the action, with the task's gripper; dense: whether it has a shaped reward."""
 
     instruction: str
     objects: int
@@ -28,7 +28,6 @@ class KnownTask(NamedTuple):
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        """Names of all cameras."""
         own = (f"robot{i}_{name}" for i in range(self.robots) for name in ("robotview", "eye_in_hand"))
         return (*self.scene_cameras, *own)
 
@@ -92,14 +91,14 @@ PANDA_ARM = {"OSC_POSE": 6, "OSC_POSITION": 3, "JOINT_POSITION": 7, "JOINT_VELOC
 
 
 def words_of(name: str) -> str:
-    """The instruction of a task that the table does not have: `CloseFridge` -> `close fridge`."""
+    """The instruction of a task that is not in the table: `CloseFridge` -> `close fridge`."""
     spaced = "".join(f" {letter}" if letter.isupper() else letter for letter in name)
     return spaced.strip().lower()
 
 
 class Sizes(NamedTuple):
-    """Numbers in the object state and in all robots' proprioception, bounds of the action. objects: None if they
-    differ between episodes."""
+    """Entries of the object state and of all robots' proprioception, and bounds of the action. objects: None if
+    their number differs between episodes."""
 
     objects: int | None
     proprio: int
@@ -108,7 +107,7 @@ class Sizes(NamedTuple):
 
 
 def tabled(task: str, robot: str, controller: str) -> Sizes | None:
-    """Sizes by the table; None if it does not have them."""
+    """Sizes from the table; None if it does not contain them."""
     known = KNOWN.get(task)
     if known is None or robot != "Panda" or controller not in PANDA_ARM:
         return None
@@ -125,7 +124,7 @@ class _Key(NamedTuple):
 
 
 def sizes_of(task: str, robot: str, controller: str, registered_by: str, kwargs: Mapping[str, Any]) -> Sizes:
-    """Sizes of a task; without the table's by making an environment, once per process."""
+    """Sizes of a task: from the table, else from an environment that is created once per process."""
     if not kwargs and (found := tabled(task, robot, controller)):
         return found
     key = _Key(task, robot, controller, registered_by, repr(sorted(kwargs.items())))

@@ -1,1 +1,1 @@
-"""Environments in a Python of their own: `env.python`."""
+"""Environments that run in another Python: `env.python`."""

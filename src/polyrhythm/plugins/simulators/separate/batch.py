@@ -1,6 +1,6 @@
-"""An env batch whose rows are in a process of another Python.
+"""Env batch whose rows run in a process of another Python.
 
-Invariant: the process ends with `close`, with the object's process, and with the thread that started it.
+Invariant: the process ends with `close`, with the process of this object, and with the thread that started it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ R = TypeVar("R", bound=p.Reply)
 
 
 class SeparateBatch:
-    """The batch that `process` builds. It offers experts, pictures, discarding and texts if that one does."""
+    """The batch that `process` builds, with its optional abilities: experts, images, discarding and texts."""
 
     def __init__(self, process: EnvProcess, rows: int) -> None:
         self._process = process
@@ -89,16 +89,16 @@ class SeparateBatch:
 
 
 def _refuse_failed(found: p.CallReturned, result: Any = None) -> None:
-    """RowsFailed: rows have failed alone."""
+    """RowsFailed: some rows failed while others did not."""
     if found.failed:
         kinds = {row: EpisodeRefused if row in found.refused else RuntimeError for row in found.failed}
         raise RowsFailed({row: kinds[row](text) for row, text in found.failed.items()}, result)
 
 
 class EnvProcess:
-    """The process of one environment. python: its interpreter; name: of that, for messages; env: the environment's
-    section. spec, env: what the process says of it. The GL backend that it has chosen is this process's too, if that
-    has none, so that others do not choose again. ConfigError: it cannot be started or has no such environment."""
+    """The process of one environment. python: its interpreter; name: of the interpreter, for messages; env: the
+    environment's section. Afterwards spec and env are those that the process reports, and this process adopts its GL
+    backend unless it has one. ConfigError: the process does not start, or has no such environment."""
 
     def __init__(self, python: Path, name: str, env: Mapping[str, Any]) -> None:
         self._name = name
@@ -143,8 +143,11 @@ class EnvProcess:
             raise kind(f"env.python = {self._name}: {error}") from error
 
     def request(self, message: p.Request, kind: type[R], *, timeout_s: float | None = None) -> R:
-        """Send a request and wait for its answer, for ever if no time is given. EnvLost: the process has ended; what
-        the environment raised: of this package's errors the same, else a RuntimeError that quotes it."""
+        """Send a request and wait for its answer, without a time limit by default.
+
+        EnvLost: the process has ended. Errors of the environment are re-raised: this package's as the same class,
+        others as RuntimeError that quotes them.
+        """
         try:
             self._line.send(message)
             reply = self._line.receive(timeout_s)
@@ -168,13 +171,13 @@ class EnvProcess:
         return f"ended with status {status}"
 
     def close(self) -> None:
-        """End the process; a second call does nothing."""
+        """End the process; idempotent."""
         if self.memory < 0:
             return
         try:
             self.request(p.CloseBatch(), p.Closed, timeout_s=_CLOSE_S)
         except (EnvLost, TimeoutError, RuntimeError, PolyrhythmError):
-            pass  # it is killed
+            pass  # killed below
         finally:
             self._line.close()
             os.close(self.memory)
@@ -196,8 +199,8 @@ def _as_raised(reply: p.CallRaised) -> Exception:
 
 
 def environment() -> dict[str, str]:
-    """That of this process, without what its Python has installed: the paths of sources alone, the user's and this
-    package's where it is worked on, so that what is found here is found there."""
+    """Environment variables for the other Python: this process's, without paths to its installed packages; source
+    folders stay importable."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
     own = [path for name, path in sysconfig.get_paths().items() if name != "data"]  # which is the prefix, maybe /usr
     own += [*site.getsitepackages(), site.getusersitepackages()]
@@ -206,6 +209,6 @@ def environment() -> dict[str, str]:
 
 
 def keep_sources(paths: Iterable[str], installed: Sequence[str]) -> list[str]:
-    """Those of `sys.path` that are in none of these folders of an installed Python, each once."""
+    """The paths that lie in none of the `installed` folders, without duplicates."""
     kept = [path for path in paths if path and not path.endswith(".zip")]
     return list(dict.fromkeys(x for x in kept if not any(Path(x).is_relative_to(folder) for folder in installed)))

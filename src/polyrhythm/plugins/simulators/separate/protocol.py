@@ -1,8 +1,7 @@
-"""Messages between a process that uses an environment and the one in another Python that has it.
+"""Messages between a process that uses an environment and the process in another Python that runs it.
 
-Frames over a socket pair: the length of the content in 4 bytes, then one message in MessagePack. A request is answered
-before the next one is sent. Observations go through a file in memory that both processes have mapped: `observe` is
-answered once they are there.
+Frames on a socket pair: the content's length in 4 bytes, then one message in MessagePack. A request is answered before
+the next one is sent. Observations are written to a shared memory file; `observe` is answered when they are complete.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ class Array(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, tag=True, frozen=True):
-    """The first request. env: the environment's section as plain data; simulators: processes of the run that draw on
-    this machine, 0 if that is not known. Answered by `EnvOpened`."""
+    """The first request. env: the environment's section as plain data; simulators: number of the run's processes
+    that render on this machine, 0 if unknown. Answered by `EnvOpened`."""
 
     env: dict[str, Any]
     version: int = VERSION
@@ -48,17 +47,17 @@ class Open(msgspec.Struct, tag=True, frozen=True):
 
 
 class Build(msgspec.Struct, tag=True, frozen=True):
-    """Build a batch whose observations go to the file in memory, which is large enough. Answered by `Built`."""
+    """Build a batch whose observations are written to the memory file, which is large enough. Answered by `Built`."""
 
     rows: int
 
 
 class Rendering(msgspec.Struct, tag=True, frozen=True):
-    """Ask for the settings whose batches can render. Answered by `Renders`."""
+    """Request the settings whose batches can render. Answered by `Renders`."""
 
 
 class BatchCall(msgspec.Struct, tag=True, frozen=True):
-    """A method call for rows. tasks, seeds: of `reset`; actions: of `step`. Answered by `CallReturned`."""
+    """A method call for rows. tasks, seeds: for `reset`; actions: for `step`. Answered by `CallReturned`."""
 
     method: Literal["reset", "step", "observe", "expert_actions", "render", "discard", "texts"]
     rows: tuple[int, ...]
@@ -75,7 +74,7 @@ class CloseBatch(msgspec.Struct, tag=True, frozen=True):
 
 
 class EnvOpened(msgspec.Struct, tag=True, frozen=True):
-    """env: the section with all its settings; gl: MuJoCo's GL backend, "" where none is chosen."""
+    """env: the section with all its settings; gl: MuJoCo's GL backend, "" if none is chosen."""
 
     spec: EnvSpec
     env: dict[str, Any]
@@ -83,13 +82,13 @@ class EnvOpened(msgspec.Struct, tag=True, frozen=True):
 
 
 class Renders(msgspec.Struct, tag=True, frozen=True):
-    """env: the section of an environment that can render, if there is any; None if this one does not allow it."""
+    """env: section of the settings for rendering; None if the environment does not allow it."""
 
     env: dict[str, Any] | None
 
 
 class Built(msgspec.Struct, tag=True, frozen=True):
-    """The batch is there."""
+    """The batch is ready."""
 
     rows: int
     spec: EnvSpec
@@ -97,9 +96,9 @@ class Built(msgspec.Struct, tag=True, frozen=True):
 
 
 class CallReturned(msgspec.Struct, tag=True, frozen=True):
-    """arrays, metrics: what the call returned, of a step by the names of `StepResult`, else as `result`; texts: of the
-    row. failed: rows that failed alone, each with what it raised; refused: those of them whose episode is refused.
-    warned: what the environment's module has logged as a warning since the last call."""
+    """Result of a call. arrays, metrics: of a step, named as in `StepResult`, otherwise `result`; texts: of the row.
+    failed: rows that failed while others did not, with their errors; refused: rows of `failed` whose episode is
+    refused; warned: warnings that the environment has logged since the last call."""
 
     arrays: dict[str, Array] = {}
     metrics: dict[str, Array] = {}
@@ -114,8 +113,8 @@ class Closed(msgspec.Struct, tag=True, frozen=True):
 
 
 class CallRaised(msgspec.Struct, tag=True, frozen=True):
-    """The call raised. error: ImportError, or the name of a class of this package, else ""; text: what it says, with
-    the name of any other class."""
+    """The call raised. error: ImportError, or the name of a class of this package, else ""; text: its message, with
+    the class name of other errors."""
 
     error: str
     text: str
@@ -131,19 +130,20 @@ _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
 
 
 class EnvLink:
-    """One end of the connection. side: `request` or `reply`, what is read here."""
+    """One end of the connection. side: `request` or `reply`, the kind that this end receives."""
 
     def __init__(self, end: socket.socket, side: str) -> None:
         self._end, self._decoder = end, _DECODERS[side]
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: Request | Reply) -> None:
-        """OSError: the other end is gone."""
+        """OSError: the other end is closed."""
         content = self._encoder.encode(message)
         self._end.sendall(_LENGTH.pack(len(content)) + content)
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """The next message. EOFError: the other end is gone or speaks otherwise; TimeoutError: nothing came."""
+        """The next message. EOFError: the other end is closed or sent an invalid message; TimeoutError: no message
+        arrived."""
         self._end.settimeout(timeout_s)
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         try:
@@ -171,7 +171,7 @@ class EnvLink:
 
 
 def packed(array: NDArray[Any]) -> Array:
-    """The array as a message has it. TypeError: it holds objects, such as None."""
+    """The array as a message field. TypeError: it contains objects, such as None."""
     if array.dtype.hasobject:
         raise TypeError(f"{array.tolist()!r:.100} is not an array of numbers")
     array = np.ascontiguousarray(array)
@@ -179,17 +179,17 @@ def packed(array: NDArray[Any]) -> Array:
 
 
 def unpacked(array: Array) -> NDArray[Any]:
-    """The array of a message, on its own memory."""
+    """The array of a message field, sharing its memory."""
     return np.frombuffer(bytearray(array.data), array.dtype).reshape(array.shape)
 
 
 def observation_bytes(observation: Mapping[str, ArraySpec], rows: int) -> int:
-    """Bytes of the file for the observations of so many rows; at least 1."""
+    """Size in bytes of the file for the observations of `rows` rows; at least 1."""
     return max(1, sum(_size(array, rows) for array in observation.values()))
 
 
 def map_observations(file: int, observation: Mapping[str, ArraySpec], rows: int) -> dict[str, NDArray[Any]]:
-    """The file's arrays [rows,...] by name; each begins at a multiple of 64 bytes."""
+    """The file's arrays [rows,...] by name; each is aligned to 64 bytes."""
     memory, place, arrays = mmap.mmap(file, observation_bytes(observation, rows)), 0, {}
     for name, array in observation.items():
         count = rows * prod(array.shape)
@@ -204,7 +204,7 @@ def _size(array: ArraySpec, rows: int) -> int:
 
 
 def memory_file() -> int:
-    """A file in memory without a name; its descriptor."""
+    """Create an anonymous memory file; return its descriptor."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("observations")
     import tempfile

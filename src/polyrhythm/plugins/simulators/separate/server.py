@@ -1,9 +1,8 @@
-"""The process that has the environment: `python -m` this module, SOCKET MEMORY PARENT.
+"""The process that runs the environment: `python -m` this module, SOCKET MEMORY PARENT.
 
-The arguments are two inherited descriptors and the process id of the parent.
-
-It needs this package, numpy, msgspec, pydantic and what the environment itself needs. It ends with `Close`, with the
-connection, or with the thread that started it, whatever comes first.
+The arguments are two inherited descriptors and the process id of the parent. It needs this package, numpy, msgspec,
+pydantic and the environment's requirements. It ends with `Close`, with the connection, or with the thread that started
+it.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class EnvServer:
         self._warnings = EnvWarnings()
 
     def answer(self, request: p.Request) -> p.Reply:
-        """The reply to a request; it may raise whatever the environment raises."""
+        """The reply to a request; raises any error of the environment."""
         match request:
             case p.Open():
                 return self._open(request)
@@ -137,7 +136,7 @@ class EnvServer:
 
 
 def _resolved(section: dict[str, Any]) -> BaseModel:
-    """ConfigError: there is no such environment, or it refuses its settings."""
+    """Validate the environment's section. ConfigError: an unknown environment or invalid settings."""
     try:
         return resolve("env", section)
     except NestedRefusal as error:
@@ -158,7 +157,7 @@ def _refused(failed: RowsFailed) -> tuple[int, ...]:
 
 
 def raised(error: BaseException) -> p.CallRaised:
-    """What is told of an error, with the place in the environment's code."""
+    """The message for an error, with its location in the environment's code."""
     if isinstance(error, EpisodeRefused):
         return p.CallRaised("", str(error))
     if isinstance(error, PolyrhythmError):

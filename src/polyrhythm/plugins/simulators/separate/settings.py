@@ -45,9 +45,10 @@ class SeparateSettings(BaseModel):
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> SeparateSettings:
-        """The settings of a section with `python`. A type that cannot be imported here is validated there alone.
+        """Settings from a section with `python`. A type that cannot be imported here is validated only in the other
+        Python.
 
-        ValueError: settings that the type refuses.
+        ValueError: invalid settings.
         """
         own = {name: value for name, value in section.items() if name != "python"}
         with suppress(NotFound):  # the other Python may have it
@@ -59,14 +60,14 @@ class SeparateSettings(BaseModel):
         return self.model_dump(mode="json", exclude={"python"})
 
     def variants(self) -> Mapping[str, Variant]:
-        """Those of the environment; none where its settings cannot be imported here."""
+        """The environment's variants; none if its settings cannot be imported here."""
         with suppress(NotFound):
             own = resolve("env", self.own())
             return cast(FullEnvSettings, own).variants() if traits_of(own).variants else {}
         return {}
 
     def rendering(self) -> SeparateSettings | None:
-        """Those that the environment gives for its pictures, in the same Python; without any, these."""
+        """Settings for rendering in the same Python: the environment's own by default; None if it does not allow it."""
         process = self._start()
         try:
             found = process.request(p.Rendering(), p.Renders).env
@@ -75,11 +76,11 @@ class SeparateSettings(BaseModel):
         return None if found is None else SeparateSettings(**found, python=self.python)
 
     def check(self) -> None:
-        """Raise ConfigError unless the other Python starts and has the environment."""
+        """ConfigError: the other Python does not start or lacks the environment."""
         self.spec()
 
     def spec(self) -> EnvSpec:
-        """What the environment offers, as the other Python says; it is asked once."""
+        """The spec reported by the other Python; requested once."""
         key = json.dumps([self.python, self.own()], sort_keys=True)
         if key not in _OPENED:
             process = self._start()
@@ -88,7 +89,7 @@ class SeparateSettings(BaseModel):
         return _OPENED[key]
 
     def build(self, rows: int) -> SeparateBatch:
-        """A batch of `rows` rows in a process of its own."""
+        """A batch of `rows` rows in a separate process."""
         process = self._start()
         try:
             return SeparateBatch(process, rows)
@@ -101,7 +102,7 @@ class SeparateSettings(BaseModel):
 
 
 def find_python(python: str) -> Path:
-    """The interpreter that `env.python` means. MissingError: there is none."""
+    """The interpreter for `env.python`. MissingError: it does not exist."""
     named = os.sep not in python
     path = envs_folder() / python / "bin" / "python" if named else Path(python).expanduser()
     if path.is_dir():

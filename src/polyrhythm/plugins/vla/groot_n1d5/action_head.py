@@ -1,7 +1,7 @@
-"""GR00T's action head: encoders of its own for each embodiment, and a transformer that denoises a chunk of actions.
+"""GR00T's action head: encoders per embodiment, and a transformer that denoises a chunk of actions.
 
 Every second block of the transformer attends to the backbone's features, the others to their own tokens: one for the
-state, learned ones, one for each action. The release has no mask here, so it reads the padding of the backbone too.
+state, learned ones, one for each action. The release has no mask here, so its head also reads the backbone's padding.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ class EmbodimentLinear(nn.Module):
 
 
 class EmbodimentMlp(nn.Module):
-    """layer2(relu(layer1(x)))."""
-
     def __init__(self, embodiments: int, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.layer1 = EmbodimentLinear(embodiments, inputs, hidden)
@@ -48,7 +46,7 @@ class EmbodimentMlp(nn.Module):
 
 
 class ActionEncoder(nn.Module):
-    """Tokens of noisy actions and their time."""
+    """Encodes noisy actions and their time as tokens."""
 
     def __init__(self, size: GrootSize) -> None:
         super().__init__()
@@ -58,7 +56,7 @@ class ActionEncoder(nn.Module):
         self.W3 = EmbodimentLinear(size.embodiments, width, width)
 
     def forward(self, x: Tensor, bucket: Tensor, embodiment: Tensor) -> Tensor:
-        """x [B,H,A], bucket [B] -> [B,H,width] float32."""
+        """x [B,H,A], bucket [B], embodiment [B] -> tokens [B,H,width] float32."""
         actions = self.W1(x, embodiment)
         half = actions.shape[2] // 2
         time = time_code(bucket, half, divisor=half, sine_first=True).unsqueeze(1).expand_as(actions)
@@ -68,7 +66,7 @@ class ActionEncoder(nn.Module):
 
 
 def time_code(bucket: Tensor, half: int, *, divisor: int, sine_first: bool) -> Tensor:
-    """Sines and cosines of the bucket [B] at `half` geometric frequencies from 1 down -> [B,2·half] float32."""
+    """Sines and cosines of the bucket [B] at `half` geometric frequencies, from 1 downwards -> [B,2·half] float32."""
     steps = torch.arange(half, dtype=torch.float32, device=bucket.device)
     angles = bucket.float().unsqueeze(1) * torch.exp(steps * -math.log(_LONGEST) / divisor)
     parts = (angles.sin(), angles.cos()) if sine_first else (angles.cos(), angles.sin())
@@ -76,7 +74,7 @@ def time_code(bucket: Tensor, half: int, *, divisor: int, sine_first: bool) -> T
 
 
 class HeadAttention(nn.Module):
-    """Attention with biases; `context`: width of what keys and values are made from."""
+    """Attention with biases. context: width of the input of keys and values."""
 
     def __init__(self, size: StackSize, context: int) -> None:
         super().__init__()
@@ -97,7 +95,7 @@ class HeadAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two layers with the tanh approximation of gelu between them; the middle of `net` is the release's dropout."""
+    """Two layers around gelu with the tanh approximation; the middle of `net` is the release's dropout."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -112,7 +110,7 @@ class FeedForward(nn.Module):
 
 
 class AdaptiveNorm(nn.Module):
-    """Layer norm without weights of its own; scale and shift follow from the time."""
+    """Layer norm without weights; scale and shift depend on the time."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -141,7 +139,7 @@ class SelfAttentionBlock(nn.Module):
 
 
 class DitBlock(nn.Module):
-    """A block of the diffusion transformer. context: width of what it attends to, 0 for its own tokens."""
+    """A block of the diffusion transformer. context: width of the tokens that it attends to, 0 for its own."""
 
     def __init__(self, size: StackSize, context: int) -> None:
         super().__init__()
@@ -163,7 +161,7 @@ class DitBlock(nn.Module):
 
 
 class TimestepEncoder(nn.Module):
-    """Holds `timestep_embedder`: an MLP on the code of the time."""
+    """An MLP on the code of the time, under the release's name `timestep_embedder`."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -172,7 +170,6 @@ class TimestepEncoder(nn.Module):
         )
 
     def forward(self, bucket: Tensor) -> Tensor:
-        """[B] -> [B,width]."""
         half = _TIME_CHANNELS // 2
         code = time_code(bucket, half, divisor=half - 1, sine_first=False)
         mlp = self.timestep_embedder
@@ -181,7 +178,7 @@ class TimestepEncoder(nn.Module):
 
 
 class Dit(nn.Module):
-    """The diffusion transformer: even blocks attend to the backbone's features, odd ones to their own tokens.
+    """Diffusion transformer: even blocks attend to the backbone's features, odd ones to their own tokens.
 
     checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
     """
@@ -197,7 +194,7 @@ class Dit(nn.Module):
         self.proj_out_2 = nn.Linear(stack.width, size.hidden)
 
     def keys_values(self, features: Tensor) -> tuple[KeysValues, ...]:
-        """Keys and values of the backbone's features [B,P,width] for each block that attends to them."""
+        """Keys and values of the backbone's features [B,P,width], for each block that attends to them."""
         return tuple(block.attn1.keys_values(features) for block in self.transformer_blocks[::2])  # type: ignore[union-attr,operator]
 
     def forward(self, x: Tensor, bucket: Tensor, context: tuple[KeysValues, ...], mask: Tensor | None = None) -> Tensor:
@@ -213,7 +210,8 @@ class Dit(nn.Module):
 
 
 class VlSelfAttention(nn.Module):
-    """Holds the blocks over the backbone's features. checkpointing: as the diffusion transformer's."""
+    """Self-attention blocks over the backbone's features. checkpointing: recompute their activations in the backward
+    pass."""
 
     def __init__(self, size: StackSize) -> None:
         super().__init__()
@@ -227,7 +225,7 @@ class VlSelfAttention(nn.Module):
 
 
 class ActionHead(nn.Module):
-    """All that is behind the backbone, under the release's names."""
+    """Everything after the backbone, under the release's names."""
 
     def __init__(self, size: GrootSize) -> None:
         super().__init__()
@@ -250,7 +248,7 @@ class ActionHead(nn.Module):
 
 
 def _first_rows(table: nn.Embedding, count: int) -> Tensor:
-    """The first rows of a table [count,width] float32. By a call, not its weight: then acting and training both have
-    the rows as they are published, rounded (`precision.RoundedEmbedding`)."""
+    """The first rows of a table [count,width] float32. Called as a module, not read from its weight, so that acting
+    and training both use the published, rounded rows (`precision.RoundedEmbedding`)."""
     rows: Tensor = table(torch.arange(count, device=table.weight.device))
     return rows.float()

@@ -1,8 +1,8 @@
-"""The network of GR00T N1.5, with the parameter names of the release.
+"""Network of GR00T N1.5, with the parameter names of the release.
 
-The backbone and the self-attention over its features run once per chunk step; so do the keys and values that every
-second block of the diffusion transformer reads. GR00T's time runs from 0 (noise) to 1 (data) in 1,000 buckets and its
-velocity is data − noise; here both are turned round, as for every `FlowNetwork`.
+The backbone, the self-attention over its features, and the keys and values that every second block of the diffusion
+transformer reads are computed once per chunk step. GR00T's time runs from 0 (noise) to 1 (data) in 1,000 buckets and
+its velocity is data − noise; both are reversed here to match `FlowNetwork`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polyrhythm.plugins.vla.layers.siglip import SiglipMlp, SiglipSize, SiglipVi
 
 
 class PoolingHead(nn.Module):
-    """SigLIP's attention pooling: in every released checkpoint, used by nothing."""
+    """SigLIP's attention pooling: present in every released checkpoint, unused."""
 
     def __init__(self, size: SiglipSize) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class PoolingHead(nn.Module):
 
 
 class VisionModel(nn.Module):
-    """Holds `vision_model`, the tower and its unused head."""
+    """The tower and its unused head, as `vision_model`."""
 
     def __init__(self, size: SiglipSize) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class VisionModel(nn.Module):
 
 
 class EagleLanguageModel(nn.Module):
-    """`model`, the decoder, and `lm_head`, which is the word embedding: the release stores it under this name."""
+    """The decoder `model`, and `lm_head`: the word embedding, which the release stores under this name."""
 
     def __init__(self, size: GrootSize) -> None:
         super().__init__()
@@ -52,8 +52,6 @@ class EagleLanguageModel(nn.Module):
 
 
 class EagleModel(nn.Module):
-    """Tower, connector `mlp1` and language model."""
-
     def __init__(self, size: GrootSize) -> None:
         super().__init__()
         self.image_token = size.image_token
@@ -67,8 +65,8 @@ class EagleModel(nn.Module):
         return features.to(dtype)
 
     def embed(self, images: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """images [B,N,3,side,side], tokens [B,L] with N x tokens placeholders a row -> [B,L,width]: the words, and the
-        images' features in the places of the placeholders, in order."""
+        """Word embeddings with the images' features in place of their placeholders, in order: images
+        [B,N,3,side,side], tokens [B,L] with N x tokens placeholders per row -> [B,L,width]."""
         seen = self.image_features(images.flatten(0, 1), dtype).unflatten(0, images.shape[:2]).flatten(1, 2)
         place = tokens == self.image_token
         number = (place.long().cumsum(dim=1) - 1).clamp(min=0).unsqueeze(2).expand(-1, -1, seen.shape[2])
@@ -76,10 +74,10 @@ class EagleModel(nn.Module):
         return torch.where(place.unsqueeze(2), seen.gather(1, number), words)
 
     def forward(self, embedded: Tensor, present: Tensor) -> Tensor:
-        """embedded, present [B,L] -> hidden states after the last norm [B,L,width].
+        """Hidden states after the last norm [B,L,width] of embedded [B,L,width], present [B,L].
 
-        Padding sees nothing: its attention is zero, as from flash attention. Positions count the words that are there,
-        so that padding in front changes nothing.
+        The attention of padding is zero, as from flash attention. Positions count only present tokens, so left padding
+        has no effect.
         """
         positions = positions_of(present).clamp(min=0)
         hidden, _ = self.language_model.model(embedded, positions, causal_mask(present))
@@ -88,8 +86,6 @@ class EagleModel(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Holds `eagle_model`."""
-
     def __init__(self, size: GrootSize) -> None:
         super().__init__()
         self.eagle_model = EagleModel(size)
@@ -103,12 +99,12 @@ _EDGE = 1e-3
 
 
 class GrootNetwork(nn.Module):
-    """GR00T N1.5: a `FlowNetwork`.
+    """GR00T N1.5 as a `FlowNetwork`.
 
-    inputs: images [B,N,3,side,side] float32 in -1..1, input_ids [B,L] int64 with as many placeholders as the images
-    have tokens, attention_mask [B,L] bool, state [B,S] float32, embodiment_id [B] int64, visible [B,L] bool: the places
-    that the head reads, those of attention_mask unless given. The release's head reads padding too, so that there the
-    same words in more places give another answer; a prompt alone has none.
+    inputs: images [B,N,3,side,side] float32 in -1..1, input_ids [B,L] int64 with one placeholder per image token,
+    attention_mask [B,L] bool, state [B,S] float32, embodiment_id [B] int64, visible [B,L] bool: the places that the
+    head reads, by default attention_mask. The release's head also reads padding, so its output depends on the length to
+    which prompts are padded; a prompt without padding does not have this effect.
     """
 
     step_inputs = ("state", "embodiment_id")
@@ -147,14 +143,14 @@ class GrootNetwork(nn.Module):
                 yield from linear.parameters()  # type: ignore[union-attr]
 
     def frozen_inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """With a frozen backbone its hidden states, and the inputs that are read beside them."""
+        """The hidden states of a frozen backbone, and the inputs that are read beside them; {} otherwise."""
         if any(p.requires_grad for p in self.backbone.parameters()):
             return {}
         beside = {name: inputs[name] for name in self.step_inputs}
         return beside | {_VISIBLE: _visible(inputs), _HIDDEN: self._hidden(inputs)}
 
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
-        """The pass over images and language. The features are the mean over all places that the head reads."""
+        """The pass over images and language. Features are the mean over all places that the head reads."""
         seen, visible = self.features(inputs), _visible(inputs)
         keys_values = self.action_head.model.keys_values(seen)
         pooled = mean_of(seen.float(), visible) if features else seen.new_empty(len(seen), 0, dtype=torch.float32)
@@ -187,12 +183,11 @@ class GrootNetwork(nn.Module):
 
 
 def _visible(inputs: Mapping[str, Tensor]) -> Tensor:
-    """The places that the head reads."""
     return inputs[_VISIBLE] if _VISIBLE in inputs else inputs["attention_mask"]
 
 
 def _keys(visible: Tensor) -> Tensor:
-    """The mask of an attention to these places, alike for all queries: [B,P] -> [B,1,1,P]."""
+    """Attention mask over these places, equal for all queries: [B,P] -> [B,1,1,P]."""
     return visible[:, None, None, :]
 
 

@@ -1,4 +1,4 @@
-"""Settings of GR00T N1.5 policies, and what is built from them."""
+"""Settings of GR00T N1.5 policies, and their construction."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class GrootSizeSettings(InputSizeSettings):
         )
 
     def network(self, *, horizon: int, action_dim: int, state_dim: int) -> GrootSize:
-        """The network's size, with one embodiment and without padded entries."""
+        """Size of the network, with one embodiment and without padded entries."""
         head_dim = self.width // self.heads
         return GrootSize(
             llm=replace(

@@ -1,4 +1,4 @@
-"""The form of a GR00T N1.5 network, from the release's numbers or from a folder's config.json."""
+"""Size of a GR00T N1.5 network, from the release's values or from a folder's config.json."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from polyrhythm.plugins.vla.layers.siglip import SiglipSize
 from polyrhythm.specs import WeightSpec
 
 #: Qwen3 1.7B, of whose 28 layers the release keeps 12.
-QWEN3 = DecoderSize(
-    2048, 12, 6144, heads=16, kv_heads=8, head_dim=128, activation="silu", theta=1e6, qk_norm=True
-)
+QWEN3 = DecoderSize(2048, 12, 6144, heads=16, kv_heads=8, head_dim=128, activation="silu", theta=1e6, qk_norm=True)
 _VISION = SiglipSize()
 _EAGLE, _HEAD = "backbone.eagle_model", "action_head"
 
 
 @dataclass(frozen=True, slots=True)
 class StackSize:
-    """Transformer blocks of the action head: their number, heads, and entries of a head."""
+    """Size of a stack of transformer blocks of the action head."""
 
     layers: int
     heads: int
@@ -38,12 +36,12 @@ _DIT = StackSize(16, 32, 48)
 
 @dataclass(frozen=True, slots=True)
 class GrootSize:
-    """The form of a network; the defaults are the release's.
+    """Size of a network; the defaults are the release's.
 
-    image_token: id of the placeholder that an image's tokens replace. vl: self-attention over the backbone's features;
-    dit: the diffusion transformer. hidden: units of the encoders and of the transformer's output. horizon: predicted
-    actions (H); action_dim, state_dim: padded entries (A, S). future: learned tokens between state and actions.
-    positions: rows of the position table; buckets: of the transformer's time.
+    image_token: id of the placeholder for image tokens. vl: self-attention over the backbone's features; dit: the
+    diffusion transformer. hidden: units of the encoders and of the transformer's output. horizon: predicted actions
+    (H); action_dim, state_dim: padded entries (A, S). future: learned tokens between state and actions. positions: rows
+    of the position table; buckets: of the transformer's time.
     """
 
     llm: DecoderSize = QWEN3
@@ -77,8 +75,8 @@ class GrootSize:
 
 
 def size_from_config(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec] | None = None) -> GrootSize:
-    """The form that a folder's config.json describes; absent keys have the release's values, and what the shapes of the
-    folder's tensors tell counts more. ValueError: numbers that do not fit each other."""
+    """Size of a folder's network: from the shapes of its tensors where these determine it, else from config.json,
+    else the release's. ValueError: inconsistent numbers."""
     released, shapes = GrootSize(), tensors or {}
     head, backbone = _section(config, "action_head_cfg"), _section(config, "backbone_cfg")
     eagle = _section(config, "eagle_config")
@@ -98,9 +96,7 @@ def size_from_config(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec
         horizon=head.get("action_horizon", config.get("action_horizon", released.horizon)),
         action_dim=shape(f"{_HEAD}.action_encoder.W1.W", 1, head.get("action_dim", released.action_dim)),
         state_dim=shape(f"{_HEAD}.state_encoder.layer1.W", 1, head.get("max_state_dim", released.state_dim)),
-        embodiments=shape(
-            f"{_HEAD}.state_encoder.layer1.W", 0, head.get("max_num_embodiments", released.embodiments)
-        ),
+        embodiments=shape(f"{_HEAD}.state_encoder.layer1.W", 0, head.get("max_num_embodiments", released.embodiments)),
         future=shape(f"{_HEAD}.future_tokens.weight", 0, head.get("num_target_vision_tokens", released.future)),
         positions=shape(f"{_HEAD}.position_embedding.weight", 0, head.get("max_seq_len", released.positions)),
         buckets=head.get("num_timestep_buckets", released.buckets),
@@ -108,7 +104,7 @@ def size_from_config(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec
 
 
 def config_from_size(size: GrootSize) -> dict[str, Any]:
-    """The config.json of a network of this size, in the release's keys."""
+    """The config.json of a network of this size, with the release's keys."""
     return {
         "model_type": "gr00t_n1_5",
         "action_dim": size.action_dim,
@@ -163,9 +159,7 @@ def _stack_config(size: StackSize) -> dict[str, int]:
     }
 
 
-def _decoder(
-    text: Mapping[str, Any], backbone: Mapping[str, Any], shapes: Mapping[str, WeightSpec]
-) -> DecoderSize:
+def _decoder(text: Mapping[str, Any], backbone: Mapping[str, Any], shapes: Mapping[str, WeightSpec]) -> DecoderSize:
     start = f"{_EAGLE}.language_model.model.layers."
     stored = {name[len(start) :].partition(".")[0] for name in shapes if name.startswith(start)}
     gate = shapes.get(f"{start}0.mlp.gate_proj.weight")

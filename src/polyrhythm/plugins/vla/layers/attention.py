@@ -1,4 +1,4 @@
-"""What the layers share: norms, attention, and recomputation in the backward pass."""
+"""Shared parts of the layers: norms, attention, and recomputation in the backward pass."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class RMSNorm(nn.Module):
 
 
 class AdaRMSNorm(nn.Module):
-    """Root-mean-square normalisation whose scale and shift follow from a condition (pi0.5's action expert).
+    """RMS normalisation whose scale and shift depend on a condition (pi0.5's action expert).
 
-    Its third output is the gate by which the branch behind the norm is multiplied.
+    It also returns a gate that multiplies the branch after the norm.
     """
 
     def __init__(self, width: int, condition: int, eps: float = 1e-6) -> None:
@@ -38,7 +38,7 @@ class AdaRMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """x [B,T,width], condition [B,condition] -> normalised x [B,T,width], gate [B,1,width], in x's dtype."""
+        """x [B,T,width], condition [B,condition] -> normalised x [B,T,width] and gate [B,1,width], in x's dtype."""
         scale, shift, gate = self.dense(condition).unsqueeze(1).float().chunk(3, dim=-1)
         return (normalise(x, self.eps) * (1.0 + scale) + shift).to(x.dtype), gate.to(x.dtype)
 
@@ -50,7 +50,7 @@ def normalise(x: Tensor, eps: float) -> Tensor:
 
 
 def run_layer(layer: nn.Module, *arguments: object, recompute: bool) -> Any:
-    """`layer(*arguments)`. recompute: keep only the arguments for the backward pass, if there will be one."""
+    """`layer(*arguments)`. recompute: keep only the arguments for the backward pass."""
     if recompute and torch.is_grad_enabled():
         return checkpoint(layer, *arguments, use_reentrant=False)
     return layer(*arguments)
@@ -72,7 +72,7 @@ def rotary(positions: Tensor, head_dim: int, theta: float) -> Rotary:
 
 
 def rotate(x: Tensor, by: Rotary) -> Tensor:
-    """x [B,H,T,D] turned by its positions' angles."""
+    """Rotate x [B,H,T,D] by the angles of its positions."""
     cos, sin = by[0].to(x.dtype), by[1].to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
@@ -90,19 +90,19 @@ def mean_of(x: Tensor, present: Tensor) -> Tensor:
 
 
 def padding_mask(present: Tensor) -> Tensor:
-    """All present tokens see all present tokens: bool [B,T] -> [B,1,T,T]."""
+    """Mask of full attention among present tokens: bool [B,T] -> [B,1,T,T]."""
     return (present.unsqueeze(1) & present.unsqueeze(2)).unsqueeze(1)
 
 
 def causal_mask(present: Tensor) -> Tensor:
-    """Present tokens see themselves and present tokens before them: bool [B,T] -> [B,1,T,T]."""
+    """Mask of causal attention among present tokens: bool [B,T] -> [B,1,T,T]."""
     length = present.shape[1]
     earlier = torch.ones(length, length, dtype=torch.bool, device=present.device).tril()
     return padding_mask(present) & earlier
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask as numbers to add to scores: 0 where it is true, the most negative finite number elsewhere."""
+    """The mask as summands of scores: 0 where it is true, the most negative finite number elsewhere."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
 

@@ -28,7 +28,7 @@ from polyrhythm.plugins.vla.layers.attention import (
 
 @dataclass(frozen=True, slots=True)
 class DecoderSize:
-    """The form of a decoder.
+    """Size of a decoder.
 
     mlp: units of the gated MLP; kv_heads: heads of keys and values, each shared by heads/kv_heads queries; theta: base
     of the rotary frequencies; norm_offset: 1 for Gemma's norms; qk_norm: Qwen3's norms of queries and keys; condition:
@@ -56,7 +56,7 @@ class DecoderSize:
 
 
 class Attention(nn.Module):
-    """Self-attention that may also look at earlier keys and values."""
+    """Self-attention that can also attend to earlier keys and values."""
 
     def __init__(self, size: DecoderSize) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         return keys, split_heads(self.v_proj(x), self.head_dim)
 
     def forward(self, x: Tensor, angles: Rotary, mask: Tensor | None, found: KeysValues) -> Tensor:
-        """x [B,T,width] and all keys and values that it may look at -> [B,T,width]."""
+        """x [B,T,width] and all visible keys and values -> [B,T,width]."""
         queries = rotate(self.q_norm(split_heads(self.q_proj(x), self.head_dim)), angles)
         branch: Tensor = self.o_proj(attend(queries, *found, mask))
         return branch
@@ -98,9 +98,9 @@ class GatedMlp(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One layer. With adaptive norms each branch is multiplied by its norm's gate before it is added.
+    """One layer. With adaptive norms, each branch is multiplied by its norm's gate before it is added.
 
-    forward_methods: what is called of a layer other than `forward` (`plugins.ranks.sharded`).
+    forward_methods: methods other than `forward` that callers use (`plugins.ranks.sharded`).
     """
 
     forward_methods = ("keys_values",)
@@ -121,9 +121,9 @@ class DecoderLayer(nn.Module):
         condition: Tensor | None,
         outputs: slice | None = None,
     ) -> tuple[Tensor, KeysValues]:
-        """x [B,T,width], mask over past and own keys -> x after the layer, and its own keys and values.
+        """x [B,T,width], mask over past and own keys -> the layer's output, and its own keys and values.
 
-        outputs: the tokens for which x is computed, all unless given; the mask must then be the same for all queries.
+        outputs: the tokens to compute, by default all; the mask must then be equal for all queries.
         """
         normed, gate = normed_by(self.input_layernorm, x, condition)
         own = self.self_attn.keys_values(normed, angles)
@@ -138,12 +138,12 @@ class DecoderLayer(nn.Module):
         return x + (branch if gate is None else branch * gate), own
 
     def keys_values(self, x: Tensor, angles: Rotary) -> KeysValues:
-        """The layer's own keys and values alone, with plain norms."""
+        """The layer's own keys and values, with plain norms."""
         return self.self_attn.keys_values(self.input_layernorm(x), angles)
 
 
 class Decoder(nn.Module):
-    """A stack of layers and the norm behind them.
+    """A stack of layers with a final norm.
 
     checkpointing: recompute the layers' activations in the backward pass instead of keeping them.
     """
@@ -172,9 +172,10 @@ class Decoder(nn.Module):
         return normed_by(self.norm, x, condition)[0], found
 
     def hidden_of(self, outputs: slice, x: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """The hidden states of these tokens alone, as `forward` gives them. mask [B,1,1,T]: the same for all queries.
+        """The hidden states of the tokens `outputs`, equal to those of `forward`. mask [B,1,1,T]: equal for all
+        queries.
 
-        The last layer computes no others, and no layer's keys and values are kept.
+        The last layer computes only these tokens, and no keys and values are kept.
         """
         angles = rotary(positions, self.size.head_dim, self.size.theta)
         *before, last = self.layers
@@ -184,7 +185,7 @@ class Decoder(nn.Module):
         return normed_by(self.norm, x, None)[0]
 
     def keys_values(self, x: Tensor, positions: Tensor, mask: Tensor | None) -> list[KeysValues]:
-        """Each layer's keys and values alone, as `forward` gives them: the last layer does no more than these."""
+        """Each layer's keys and values, equal to those of `forward`; the last layer computes nothing else."""
         angles = rotary(positions, self.size.head_dim, self.size.theta)
         *before, last = self.layers
         found: list[KeysValues] = []
@@ -201,7 +202,6 @@ class Decoder(nn.Module):
 
 
 def normed_by(norm: nn.Module, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """x after the norm, and the gate if the norm is adaptive."""
     if isinstance(norm, AdaRMSNorm):
         assert condition is not None, "an adaptive norm needs its condition"
         normed, gate = norm(x, condition)

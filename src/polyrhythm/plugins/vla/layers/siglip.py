@@ -1,6 +1,6 @@
-"""The SigLIP vision tower (Zhai et al. 2023) with the parameter names of its release by Hugging Face.
+"""The SigLIP vision tower (Zhai et al. 2023) with the parameter names of its Hugging Face release.
 
-`vision_model.{embeddings,encoder.layers.N,post_layernorm}`; pi0, pi0.5 and GR00T N1.5 use it. OpenVLA-OFT's SigLIP has
+`vision_model.{embeddings,encoder.layers.N,post_layernorm}`; used by pi0, pi0.5 and GR00T N1.5. OpenVLA-OFT's SigLIP has
 timm's names (`plugins.vla.layers.timm_vit`).
 """
 
@@ -17,7 +17,8 @@ from polyrhythm.plugins.vla.layers.attention import attend, run_layer, split_hea
 
 @dataclass(frozen=True, slots=True)
 class SiglipSize:
-    """The form of a tower. Images are square, `image` pixels, cut into squares of `patch` pixels (rest cut off)."""
+    """Size of a tower. Images are square, `image` pixels, cut into squares of `patch` pixels; the remainder is
+    dropped."""
 
     width: int = 1152
     layers: int = 27
@@ -35,7 +36,7 @@ class SiglipSize:
 
     @property
     def tokens(self) -> int:
-        """Patches of one image."""
+        """Patches per image."""
         return (self.image // self.patch) ** 2
 
 
@@ -84,8 +85,6 @@ class SiglipMlp(nn.Module):
 
 
 class SiglipLayer(nn.Module):
-    """One layer: attention and MLP, layer norms before both."""
-
     def __init__(self, size: SiglipSize) -> None:
         super().__init__()
         self.layer_norm1 = nn.LayerNorm(size.width, size.eps)
@@ -117,7 +116,7 @@ class SiglipEncoder(nn.Module):
 
 
 class SiglipVisionModel(nn.Module):
-    """Embeddings, encoder and the norm behind it, without a pooling head."""
+    """Embeddings, encoder and final norm, without a pooling head."""
 
     def __init__(self, size: SiglipSize) -> None:
         super().__init__()
@@ -126,6 +125,6 @@ class SiglipVisionModel(nn.Module):
         self.post_layernorm = nn.LayerNorm(size.width, size.eps)
 
     def forward(self, images: Tensor, dtype: torch.dtype) -> Tensor:
-        """Images [B,3,H,W] in -1..1 -> features [B,tokens,width], computed in `dtype` from the embeddings on."""
+        """Images [B,3,H,W] in -1..1 -> features [B,tokens,width], computed in `dtype` after the embeddings."""
         features: Tensor = self.post_layernorm(self.encoder(self.embeddings(images).to(dtype)))
         return features

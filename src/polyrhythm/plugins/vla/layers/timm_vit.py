@@ -1,7 +1,7 @@
 """Vision transformers with the parameter names of timm: OpenVLA's DINOv2 (Oquab et al. 2023) and SigLIP.
 
-Only the features behind the second-to-last block are used, without the norm behind the blocks. So the last block, that
-norm and SigLIP's pooling exist, because the release has their tensors, but are never computed.
+Only the second-to-last block's features are used, without the final norm. The last block, that norm and SigLIP's
+pooling exist because the release has their tensors; they are never computed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from polyrhythm.plugins.vla.layers.attention import attend, run_layer
 
 @dataclass(frozen=True, slots=True)
 class VitSize:
-    """The form of a vision transformer. Images are square, `image` pixels, cut into squares of `patch` pixels.
+    """Size of a vision transformer. Images are square, `image` pixels, cut into squares of `patch` pixels.
 
-    registers: register tokens (Darcet et al. 2023), with which a class token comes, 0 for neither; layer_scale: each
+    registers: register tokens (Darcet et al. 2023), accompanied by a class token, 0 for neither; layer_scale: each
     branch is multiplied by learned factors; pooled: the release has an attention pooling.
     """
 
@@ -42,7 +42,7 @@ class VitSize:
 
     @property
     def tokens(self) -> int:
-        """Patches of one image."""
+        """Patches per image."""
         return (self.image // self.patch) ** 2
 
 
@@ -52,7 +52,7 @@ SIGLIP_SO400M = VitSize(1152, 27, 4304, 16, pooled=True)
 
 
 class PatchEmbedding(nn.Module):
-    """One linear map of each patch's pixels."""
+    """Linear projection of patches."""
 
     def __init__(self, size: VitSize) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class PatchEmbedding(nn.Module):
 
 
 class VitAttention(nn.Module):
-    """Bidirectional self-attention, queries, keys and values from one matrix."""
+    """Bidirectional self-attention; queries, keys and values from one matrix."""
 
     def __init__(self, size: VitSize) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class LayerScale(nn.Module):
 
 
 class VitBlock(nn.Module):
-    """One layer: attention and MLP, layer norms before both, layer scale behind both if the tower has it."""
+    """One layer: attention and MLP, layer norms before both, optional layer scale after both."""
 
     def __init__(self, size: VitSize) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class VitBlock(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """SigLIP's pooling by one learned query: held for its tensors, never computed."""
+    """SigLIP's pooling by one learned query: present for its tensors, never computed."""
 
     def __init__(self, size: VitSize) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class AttentionPool(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """A tower. Positions are added to the patches before class and register tokens are put in front.
+    """A tower. Positions are added to the patches before class and register tokens are prepended.
 
     checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
     """
@@ -154,8 +154,8 @@ class VisionTransformer(nn.Module):
             self.attn_pool = AttentionPool(size)
 
     def forward(self, images: Tensor, dtype: torch.dtype) -> Tensor:
-        """Normalised images [B,3,H,W] -> features of the patches behind the second-to-last block [B,tokens,width],
-        computed in `dtype`."""
+        """Normalised images [B,3,H,W] -> the patches' features after the second-to-last block [B,tokens,width], in
+        `dtype`."""
         x: Tensor = self.patch_embed(images.to(dtype)) + self.pos_embed.to(dtype)
         prefix = 0
         if self.size.registers:
@@ -168,6 +168,6 @@ class VisionTransformer(nn.Module):
 
 
 def tower_dead_patterns(size: VitSize) -> tuple[str, ...]:
-    """`fnmatch` patterns of the names of a tower's tensors that no feature depends on."""
+    """`fnmatch` patterns of a tower's tensors that do not affect its features."""
     pooling = ("attn_pool.*",) if size.pooled else ()
     return f"blocks.{size.layers - 1}.*", "norm.*", *pooling

@@ -1,1 +1,1 @@
-"""OpenVLA-OFT (Kim et al. 2025): actions as tokens, or as numbers from the L1 head, in one parallel pass."""
+"""OpenVLA-OFT (Kim et al. 2025): action tokens, or numbers from the L1 head, in one parallel pass."""

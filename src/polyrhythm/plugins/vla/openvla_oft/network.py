@@ -2,8 +2,8 @@
 
     begin token │ patches of each image │ [proprioception] │ padding, prompt │ H·A empty slots │ [stop token]
 
-All tokens but the padding see each other, and every slot is read one token earlier: from the last token of the prompt
-on (an autoregressive model's output is about the next token).
+All tokens except padding attend to each other. Each slot is read one token earlier, starting at the prompt's last
+token, because an autoregressive model predicts the next token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polyrhythm.specs import WeightSpec
 
 
 class FusedBackbone(nn.Module):
-    """DINOv2 and SigLIP side by side: the features of a patch are those of both towers."""
+    """DINOv2 and SigLIP side by side; the features of a patch are concatenated."""
 
     def __init__(self, size: OpenVlaOftSize) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class FusedBackbone(nn.Module):
         self.fused_featurizer = VisionTransformer(size.siglip)
 
     def forward(self, images: Tensor, dtype: torch.dtype) -> Tensor:
-        """[B,6·n,H,W], per image three channels normalised for DINOv2 and three for SigLIP -> [B,n·tokens,width]."""
+        """[B,6·n,H,W], per image three channels for DINOv2 and three for SigLIP -> [B,n·tokens,width]."""
         dino, siglip = images.unflatten(1, (-1, 2, 3)).unbind(2)
         count = dino.shape[1]
         features: Tensor = torch.cat(
@@ -45,7 +45,7 @@ class FusedBackbone(nn.Module):
 
 
 class OftProjector(nn.Module):
-    """Vision features to the width of the language model; gelu with the exact error function."""
+    """Projects vision features to the language model's width; gelu with the exact error function."""
 
     def __init__(self, vision: int, width: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class OftProjector(nn.Module):
 
 
 class ProprioProjector(nn.Module):
-    """The robot's normalised state [B,entries] to a token [B,width]."""
+    """Projects the robot's normalised state [B,entries] to a token [B,width]."""
 
     def __init__(self, entries: int, width: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class ProprioProjector(nn.Module):
 
 
 class OftLanguageModel(nn.Module):
-    """Llama with an output matrix of its own (not the embeddings)."""
+    """Llama with a separate output matrix."""
 
     def __init__(self, size: OpenVlaOftSize) -> None:
         super().__init__()
@@ -99,8 +99,6 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualMlp(nn.Module):
-    """The L1 head's MLP: [...,inputs] -> [...,outputs]."""
-
     def __init__(self, inputs: int, outputs: int, size: L1HeadSize) -> None:
         super().__init__()
         self.layer_norm1 = nn.LayerNorm(inputs)
@@ -118,7 +116,7 @@ class ResidualMlp(nn.Module):
 
 
 class L1Head(nn.Module):
-    """Normalised actions from the hidden states of an action's slots together."""
+    """Predicts normalised actions from the joint hidden states of each action's slots."""
 
     def __init__(self, width: int, action_dim: int, size: L1HeadSize) -> None:
         super().__init__()
@@ -126,16 +124,16 @@ class L1Head(nn.Module):
         self.model = ResidualMlp(width * action_dim, action_dim, size)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B,H·A,width] -> [B,H,A], about -1..1, not clipped."""
+        """[B,H·A,width] -> [B,H,A], about -1..1, unclipped."""
         found: Tensor = self.model(hidden.unflatten(1, (-1, self.action_dim)).flatten(2))
         return found
 
 
 class OpenVlaOft(nn.Module):
-    """The network. inputs: pixel_values [B,6·n,H,W], input_ids int64 [B,T] and attention_mask bool [B,T] of a prompt
-    that begins with the begin token, then padding, then text; proprio float32 [B,entries] if the network takes it.
+    """The network. inputs: pixel_values [B,6·n,H,W]; input_ids int64 [B,T] and attention_mask bool [B,T] of a prompt
+    that consists of begin token, padding and text; proprio float32 [B,entries] if the network reads it.
 
-    Its optional parts, `proprio_projector` and `action_head`, are released in files of their own.
+    Its optional parts, `proprio_projector` and `action_head`, are released in separate files.
     """
 
     def __init__(self, size: OpenVlaOftSize) -> None:
@@ -163,17 +161,17 @@ class OpenVlaOft(nn.Module):
             nn.init.normal_(self.action_head.model.fc2.weight, std=0.02)
 
     def features(self, pixel_values: Tensor) -> Tensor:
-        """Images [B,6·n,H,W] -> features of their patches [B,n·tokens,vision width], of both towers."""
+        """Images [B,6·n,H,W] -> features of their patches by both towers [B,n·tokens,vision width]."""
         found: Tensor = self.vision_backbone(pixel_values, self._dtype)
         return found
 
     def patches(self, features: Tensor) -> Tensor:
-        """Features of patches -> their embeddings for the language model [B,n·tokens,width]."""
+        """Features of patches -> embeddings for the language model [B,n·tokens,width]."""
         found: Tensor = self.projector(features.to(self._dtype))
         return found
 
     def sequence(self, patches: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The embeddings [B,L,width] as at the head of this file, and which of them exist, bool [B,L]."""
+        """Embeddings [B,L,width] of the sequence at the top of this file, and its valid tokens, bool [B,L]."""
         dtype, size = self._dtype, self.size
         ids, present = inputs["input_ids"], inputs["attention_mask"].bool()
         text = self.language_model.embed(ids).to(dtype)
@@ -189,7 +187,7 @@ class OpenVlaOft(nn.Module):
         return embeddings, torch.cat((present[:, :1], exist[0], present[:, 1:], exist[1]), dim=1)
 
     def hidden(self, patches: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Final hidden states from which the slots are read [B,H·A,width]; the first is the prompt's last token's."""
+        """Final hidden states that predict the slots [B,H·A,width]; the first is the prompt's last token's."""
         x, present = self.sequence(patches, inputs)
         mask = present[:, None, None, :]
         end = x.shape[1] - 1 - self.size.stop_token
@@ -197,17 +195,17 @@ class OpenVlaOft(nn.Module):
         return self.language_model.model.hidden_of(read, x, positions_of(present), mask)
 
     def token_logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [B,H·A,width] -> scores of the rows that stand for actions, by id [B,H,A,bins]."""
+        """Hidden states [B,H·A,width] -> scores of the action rows, by id [B,H,A,bins]."""
         rows = slice(self.size.vocabulary.first_action, self.size.vocabulary.real)
         head: nn.Module = self.language_model.lm_head
-        # An adapted layer is a module around the linear one, and its weight is not all that it does.
+        # An adapted layer wraps the linear one, so it must be called; its weight alone lacks the adapter.
         linear = functional.linear(hidden, head.weight[rows]) if isinstance(head, nn.Linear) else None
         scores: Tensor = head(hidden)[..., rows] if linear is None else linear
         found: Tensor = scores.unflatten(1, (self.size.horizon, self.size.action_dim))
         return found
 
     def l1_actions(self, hidden: Tensor) -> Tensor:
-        """Hidden states [B,H·A,width] -> the L1 head's actions [B,H,A] float32, about -1..1, not clipped."""
+        """Hidden states [B,H·A,width] -> the L1 head's actions [B,H,A] float32, about -1..1, unclipped."""
         found: Tensor = self.action_head(hidden)
         return found.float()
 
@@ -217,15 +215,14 @@ class OpenVlaOft(nn.Module):
 
 
 def dead_patterns(size: OpenVlaOftSize) -> tuple[str, ...]:
-    """`fnmatch` patterns of the names of the tensors that no output depends on; with the L1 head also the token
-    scores."""
+    """`fnmatch` patterns of tensors that do not affect any output; with the L1 head these include the token scores."""
     towers = {"featurizer": size.dino, "fused_featurizer": size.siglip}
     vision = [f"vision_backbone.{name}.{dead}" for name, tower in towers.items() for dead in tower_dead_patterns(tower)]
     return (*vision, "language_model.lm_head.*") if size.l1_head is not None else tuple(vision)
 
 
 def _size(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec]) -> OpenVlaOftSize:
-    """The size of a folder's network, with the parts that lie in files of their own."""
+    """Size of a folder's network, including the parts in separate files."""
     size = size_from_config(config)
     proprio, head = tensors.get("proprio_projector.fc1.weight"), tensors.get("action_head.model.fc2.weight")
     return replace(

@@ -1,9 +1,9 @@
-"""OpenVLA-OFT as a policy: a chunk of action tokens, or of the L1 head's actions, from one pass, and a value.
+"""OpenVLA-OFT as a policy: one pass predicts a chunk of action tokens, or L1 actions, and a value.
 
     images, prompt, [state] ─ network ─▶ hidden states ─┬─ scores of the action rows / temperature ─▶ tokens ─▶ actions
                                                          └─ the prompt's last one, state, progress ─▶ value
 
-`act` and `evaluate` share one distribution: softmax in float32 over the action rows alone, after temperature and top-k.
+`act` and `evaluate` share one distribution: softmax in float32 over the action rows, after temperature and top-k.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ValueHead(nn.Module):
     """An MLP in float32 on the hidden state of the prompt's last token.
 
     `mlp` has the names and shapes of RLinf's value head, whose golden values the parity tests compare. `seen` adds the
-    normalised state and the episode's progress to its first layer; it begins at zero. actions: number of values, one
-    per action (RLinf's value_type: action_level); None for one in all.
+    normalised state and the episode's progress to its first layer; it is initialised to zero. actions: number of
+    values, one per action (RLinf's value_type: action_level); None for a single value.
     """
 
     def __init__(self, width: int, seen: int, actions: int | None = None) -> None:
@@ -74,8 +74,6 @@ HEADS = ("language_model.lm_head.", "action_head.")
 
 
 class TokenSampling(NamedTuple):
-    """How tokens become actions: see the settings of the same names."""
-
     temperature: float
     top_k: int
     greedy: Literal["mode", "mean"]
@@ -86,10 +84,10 @@ TOKEN_TRAITS = replace(ADAPTED, critic=True, precomputes=True)
 
 
 class OpenVlaOftPolicy(AdaptedPolicy):
-    """The policy around a network. forward_inputs: tokens int64 [B,C,A], rows of the action bins; with top-k also kept
-    uint8 [B,C,A,k], the rows that they were drawn from. None with the L1 head, whose log-probs are constant zero.
+    """Policy around a network. forward_inputs: tokens int64 [B,C,A], rows of the action bins; with top-k also kept
+    uint8 [B,C,A,k], the rows from which they were drawn. None with the L1 head, whose log-probs are constant zero.
 
-    A is the environment's number of action entries; log-probs are those of the tokens that become its actions.
+    A is the number of entries of the environment's actions; log-probs are those of their tokens.
     """
 
     network: OpenVlaOft
@@ -117,7 +115,7 @@ class OpenVlaOftPolicy(AdaptedPolicy):
 
     @property
     def is_continuous(self) -> bool:
-        """Whether actions are the L1 head's."""
+        """Whether the L1 head predicts the actions."""
         return self.network.size.l1_head is not None
 
     @torch.no_grad()
@@ -144,8 +142,8 @@ class OpenVlaOftPolicy(AdaptedPolicy):
         return self._forward(obs)[1]
 
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
-        """Of demonstrated actions [B,C,A] in env units: cross entropy of the tokens without temperature, or the mean
-        absolute error of the L1 head."""
+        """Loss of demonstrated actions [B,C,A] in env units: cross entropy of the tokens without temperature, or the
+        mean absolute error of the L1 head."""
         hidden, _ = self._forward(obs)
         wanted = self.inputs.normalised_actions(actions, obs)
         if self.is_continuous:
@@ -157,8 +155,8 @@ class OpenVlaOftPolicy(AdaptedPolicy):
 
     @torch.no_grad()
     def precompute(self, obs: Observations) -> dict[str, Tensor]:
-        """What of the pass no training changes, to be added to the observations in place of the images: with only the
-        last layer trained the hidden states, with frozen vision towers their features, otherwise nothing."""
+        """Arrays computed by frozen parts, which replace the images in the observations: the hidden states if only
+        the last layer is trained, the vision features if only the towers are frozen, else {}."""
         trained = [name for name, p in self.network.named_parameters() if p.requires_grad]
         if any(name.startswith("vision_backbone.") for name in trained):
             return {}
@@ -171,8 +169,7 @@ class OpenVlaOftPolicy(AdaptedPolicy):
         return {FEATURES: found, **beside}
 
     def _forward(self, obs: Observations) -> tuple[Tensor, Tensor]:
-        """Hidden states of the slots [B,H·A,width] and value [B] or [B,C], for rollout and training alike; from
-        `precompute` as far as that is within obs."""
+        """Hidden states of the slots [B,H·A,width] and value [B] or [B,C]; starts from `precompute`'s arrays in obs."""
         if HIDDEN in obs or FEATURES in obs:
             found = {name: x for name, x in obs.items() if name.startswith(STORED_INPUT)}
             given = {name.removeprefix(STORED_INPUT): x for name, x in found.items()}
@@ -193,7 +190,7 @@ class OpenVlaOftPolicy(AdaptedPolicy):
         return self.network.hidden(self.network.patches(features), given)
 
     def _scores(self, hidden: Tensor) -> Tensor:
-        """Scores of the action rows [B,C,A,bins] float32, for the entries that become the environment's actions."""
+        """Scores of the action rows [B,C,A,bins] float32, for the environment's entries."""
         with self.precision.computing(hidden.device):
             logits = self.network.token_logits(hidden)
         return self.inputs.executed(logits.float())

@@ -1,4 +1,4 @@
-"""Settings of OpenVLA-OFT policies, and what is built from them."""
+"""Settings of OpenVLA-OFT policies, and their construction."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class OftSizeSettings(InputSizeSettings):
         )
 
     def network(self, horizon: int, action_dim: int) -> OpenVlaOftSize:
-        """The network's size, without proprioception and L1 head."""
+        """Size of the network, without proprioception and L1 head."""
         tower = VitSize(self.vision_width, self.vision_layers, 4 * self.vision_width, self.vision_heads)
         tower = replace(tower, image=self.image, patch=self.patch)
         head_dim = self.width // self.heads
@@ -135,7 +135,7 @@ class OpenVlaOftSettings(VlaSettings):
         )
 
     def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> OpenVlaOftSize:
-        """The network's size for this environment. ConfigError: the folder lacks a part that is asked for."""
+        """Size of the network for this environment. ConfigError: the folder lacks a requested part."""
         proprio = self.state_entries(env_spec)
         if source is not None:
             size: OpenVlaOftSize = released_size(OPENVLA_OFT, source)
@@ -154,7 +154,7 @@ class OpenVlaOftSettings(VlaSettings):
         )
 
     def _check_side_files(self, source: Checkpoint, size: OpenVlaOftSize) -> None:
-        """ConfigError: proprioception is asked for and the folder has no projector. A missing L1 head is drawn."""
+        """ConfigError: proprioception is requested and the folder has no projector. A missing L1 head is drawn."""
         if self.use_proprio and not size.proprio:
             raise ConfigError(
                 f"policy.use_proprio = true: checkpoint = {source.folder} has no file proprio_projector--*; copy it "

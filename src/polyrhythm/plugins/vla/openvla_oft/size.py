@@ -1,4 +1,4 @@
-"""The form of an OpenVLA-OFT network: the released one by default, others from a folder's config.json."""
+"""Size of an OpenVLA-OFT network: the release's by default, others from a folder's config.json."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TOWERS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_2
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Ids of Llama's tokenizer. The last `bins` of the `rows - padding` real rows stand for actions.
+    """Ids of Llama's tokenizer. The last `bins` of the `rows - padding` real rows represent actions.
 
-    bos: first token; stop: behind the actions in the official layout; empty: the token by which every prompt ends;
-    pad: fills short prompts.
+    bos: first token; stop: follows the actions in the official layout; empty: last token of every prompt; pad: pads
+    short prompts.
     """
 
     rows: int = 32064
@@ -34,30 +34,28 @@ class Vocabulary:
 
     @property
     def real(self) -> int:
-        """Rows without those that only round up the matrix."""
+        """Rows without those that only pad the matrix."""
         return self.rows - self.padding
 
     @property
     def first_action(self) -> int:
-        """The smallest id that stands for an action."""
+        """The smallest id of an action."""
         return self.real - self.bins
 
 
 @dataclass(frozen=True, slots=True)
 class L1HeadSize:
-    """The form of the L1 head: hidden units and residual blocks."""
-
     hidden: int = 4096
     blocks: int = 2
 
 
 @dataclass(frozen=True, slots=True)
 class OpenVlaOftSize:
-    """The form of a network.
+    """Size of a network.
 
-    horizon: H, actions that it predicts; action_dim: A, their entries; proprio: entries of the robot's state, which
-    becomes a token of its own, 0 for no such token; l1_head: actions as numbers, None: as tokens; stop_token: the
-    sequence ends with the stop token (official layout) or with the actions (RLinf's layout).
+    horizon: H, predicted actions; action_dim: A, their entries; proprio: entries of the robot's state, which becomes
+    one token, 0 for no such token; l1_head: predicts actions as numbers, None: as tokens; stop_token: the sequence ends
+    with the stop token (official layout) or with the actions (RLinf's layout).
     """
 
     dino: VitSize = DINOV2_LARGE
@@ -72,13 +70,13 @@ class OpenVlaOftSize:
 
     @property
     def slots(self) -> int:
-        """Tokens that stand for action entries: H·A."""
+        """Number of action tokens: H·A."""
         return self.horizon * self.action_dim
 
 
 def size_from_config(config: Mapping[str, Any]) -> OpenVlaOftSize:
-    """The form that a checkpoint's config.json declares, without proprioception and L1 head, whose weights lie in files
-    of their own. Absent keys have the released values. ValueError: the folder has other vision towers."""
+    """Size declared by a checkpoint's config.json, without proprioception and L1 head, whose weights are in separate
+    files. Absent keys have the released values. ValueError: the folder has other vision towers."""
     towers = config.get("timm_model_ids", _TOWERS)
     if list(towers) != _TOWERS or not config.get("use_fused_vision_backbone", True):
         raise ValueError(
@@ -99,7 +97,7 @@ def size_from_config(config: Mapping[str, Any]) -> OpenVlaOftSize:
 
 
 def l1_head_from_config(config: Mapping[str, Any]) -> L1HeadSize:
-    """The form of the L1 head: the released one unless config.json says otherwise."""
+    """Size of the L1 head, from config.json or else the release's."""
     found, default = config.get("action_head", {}), L1HeadSize()
     return L1HeadSize(found.get("hidden_dim", default.hidden), found.get("num_blocks", default.blocks))
 

@@ -1,7 +1,7 @@
 """Actions as tokens: a row is one of the vocabulary's last `bins` rows, numbered from 0.
 
-A larger id is a smaller action. The `bins` rows stand for the `bins - 1` intervals between `bins` equally spaced edges
-of -1..1, so the first two rows stand for the same action (OpenVLA's convention).
+A larger id is a smaller action. The `bins` rows map to the `bins - 1` intervals between `bins` equally spaced edges of
+-1..1, so the first two rows map to the same action (OpenVLA's convention).
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ from polyrhythm.policies import distributions
 
 
 def centres(bins: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The action for which each row stands, by row: [bins] on the CPU, in -1..1."""
+    """The action of each row: [bins] on the CPU, in -1..1."""
     edges = torch.linspace(-1.0, 1.0, bins, dtype=torch.float64, device="cpu")
     middles = (edges[:-1] + edges[1:]) / 2.0
     return middles[(bins - 1 - torch.arange(bins, device="cpu")).clamp(0, bins - 2)].to(dtype)
 
 
 def rows_of(actions: Tensor, bins: int) -> Tensor:
-    """The rows of actions in -1..1 (clipped to these): [...] -> int64 [...]. An action on an edge belongs to the
-    interval above."""
+    """Rows of actions, clipped to -1..1: [...] -> int64 [...]. An action on an edge belongs to the interval above."""
     edges = torch.linspace(-1.0, 1.0, bins, dtype=actions.dtype, device=actions.device)
     return bins - torch.bucketize(actions.clamp(-1.0, 1.0), edges, right=True)
 
 
 def rows_of_ids(ids: Tensor, first: int, bins: int) -> Tensor:
-    """The row as which each token id decodes, given the id of row 0: [...] -> int64 [...]. Ids that stand for no action
-    count as the nearest that does."""
+    """Rows of token ids, given the id of row 0: [...] -> int64 [...]. Ids outside the action rows are clamped to the
+    nearest."""
     return (ids - first).clamp(0, bins - 1)
 
 
 class TokenDistribution(NamedTuple):
-    """Categorical distributions over rows. log_p [...,K] float32: of the `kept` rows, or of all rows if that is None;
-    kept [...,K] uint8: the K likeliest rows when the tokens were drawn."""
+    """Categorical distributions over rows. log_p [...,K] float32: of the `kept` rows, or of all rows if `kept` is
+    None; kept [...,K] uint8: the K likeliest rows at sampling time."""
 
     log_p: Tensor
     kept: Tensor | None
@@ -48,16 +47,16 @@ class TokenDistribution(NamedTuple):
         return index if self.kept is None else _gathered(self.kept, index).long()
 
     def logprob(self, rows: Tensor) -> Tensor:
-        """Log-prob of these rows: int64 [...] -> [...] float32. A row that is not kept counts as the first that is."""
+        """Log-prob of rows: int64 [...] -> [...] float32. A row that is not kept counts as the first kept one."""
         index = rows if self.kept is None else (self.kept == rows.unsqueeze(-1)).long().argmax(-1)
         return _gathered(self.log_p, index)
 
     def entropy(self) -> Tensor:
-        """In nats: [...] float32."""
+        """Entropy in nats: [...] float32."""
         return distributions.categorical_entropy(self.log_p)
 
     def _best(self, kind: Literal["mean", "mode"]) -> Tensor:
-        """Index of the likeliest row, or of the row nearest to the expectation."""
+        """Index of the likeliest row, or of the row nearest to the mean."""
         if kind == "mode":
             return self.log_p.argmax(-1)
         rows = torch.arange(self.log_p.shape[-1], device=self.log_p.device) if self.kept is None else self.kept
@@ -68,10 +67,10 @@ class TokenDistribution(NamedTuple):
 def token_distribution(
     logits: Tensor, temperature: float, top_k: int = 0, kept: Tensor | None = None
 ) -> TokenDistribution:
-    """The distribution from which tokens are drawn and by which they are judged, in float32: logits [...,bins].
+    """The float32 distribution for sampling tokens and evaluating them: logits [...,bins].
 
-    top_k: draw from the k likeliest rows alone, 0 for all. kept: what they were when the tokens were drawn; then the
-    distribution is over these, so a token keeps a log-prob when the likeliest rows are others by now.
+    top_k: sample only from the k likeliest rows, 0 for all. kept: those rows at sampling time; the distribution is then
+    over them, so a token keeps a log-prob even if the likeliest rows have changed.
     """
     scaled = logits.float() / temperature
     if kept is None and 0 < top_k < logits.shape[-1]:
@@ -82,8 +81,8 @@ def token_distribution(
 
 
 def soft_labels(actions: Tensor, bins: int, sigma: float) -> Tensor:
-    """Labels of supervised training: actions in -1..1 [...] -> probabilities by row [...,bins]. sigma: their width in
-    units of half the range; 0 puts all on the action's own row, as published."""
+    """Target probabilities of supervised training: actions in -1..1 [...] -> [...,bins]. sigma: their width in units
+    of half the range; 0 puts all probability on the action's row, as published."""
     if sigma == 0.0:
         return functional.one_hot(rows_of(actions, bins), bins).float()
     distance = centres(bins).to(actions.device) - actions.clamp(-1.0, 1.0).unsqueeze(-1)
@@ -91,5 +90,4 @@ def soft_labels(actions: Tensor, bins: int, sigma: float) -> Tensor:
 
 
 def _gathered(values: Tensor, index: Tensor) -> Tensor:
-    """values [...,K] at index [...] -> [...]."""
     return values.gather(-1, index.unsqueeze(-1)).squeeze(-1)

@@ -1,9 +1,9 @@
-"""The network of π0 and π0.5, with the parameter names of the release (openpi, lerobot).
+"""Network of π0 and π0.5, with the parameter names of the release (openpi, lerobot).
 
-A PaliGemma prefix (images and language, bidirectional) leaves each layer's keys and values; the action expert, a
-smaller Gemma, reads them at every denoise step. The prefix never sees the suffix, so training takes the same two
-passes. π0 gives the expert a token of the state and mixes the time into the action tokens; π0.5 has the state in the
-prompt and takes the time as the condition of its norms. Time: 1 is noise, 0 is data.
+A PaliGemma prefix (images and language, bidirectional) produces keys and values of each layer, which the action expert,
+a smaller Gemma, reads at every denoise step. The prefix never attends to the suffix, so training uses the same two
+passes. π0 gives the expert a state token and mixes the time into the action tokens; π0.5 has the state in the prompt
+and the time as condition of the expert's norms. Time: 1 is noise, 0 is data.
 """
 
 from __future__ import annotations
@@ -26,24 +26,18 @@ from polyrhythm.plugins.vla.pi0.size import Pi0Size, config_from_size, size_from
 
 
 class VisionTower(nn.Module):
-    """Holds `vision_model`."""
-
     def __init__(self, size: Pi0Size) -> None:
         super().__init__()
         self.vision_model = SiglipVisionModel(size.vision)
 
 
 class PaliGemmaProjector(nn.Module):
-    """Holds `linear`, from image features to the language model's width."""
-
     def __init__(self, size: Pi0Size) -> None:
         super().__init__()
         self.linear = nn.Linear(size.vision.width, size.vlm.width)
 
 
 class PaliGemmaModel(nn.Module):
-    """Vision tower, projector and language model."""
-
     def __init__(self, size: Pi0Size) -> None:
         super().__init__()
         self.vision_tower = VisionTower(size)
@@ -52,7 +46,7 @@ class PaliGemmaModel(nn.Module):
 
 
 class PaliGemma(nn.Module):
-    """The model and `lm_head`, which is the word embedding: the release stores it under this name alone."""
+    """The model, and `lm_head`: the word embedding, which the release stores only under this name."""
 
     def __init__(self, size: Pi0Size) -> None:
         super().__init__()
@@ -60,7 +54,7 @@ class PaliGemma(nn.Module):
         self.lm_head = nn.Embedding(size.vocabulary, size.vlm.width)
 
     def image_features(self, images: Tensor, dtype: torch.dtype) -> Tensor:
-        """Images [B,3,side,side] in -1..1 -> [B,tokens,width] in `dtype`, not scaled."""
+        """Images [B,3,side,side] in -1..1 -> unscaled features [B,tokens,width] in `dtype`."""
         seen = self.model.vision_tower.vision_model(images, dtype)
         features: Tensor = self.model.multi_modal_projector.linear(seen)
         return features.to(dtype)
@@ -72,7 +66,7 @@ class PaliGemma(nn.Module):
 
 
 class GemmaExpert(nn.Module):
-    """The action expert, and an output layer that nothing uses but every released checkpoint has."""
+    """The action expert, and an unused output layer that every released checkpoint has."""
 
     def __init__(self, size: Pi0Size) -> None:
         super().__init__()
@@ -81,8 +75,6 @@ class GemmaExpert(nn.Module):
 
 
 class PaliGemmaWithExpert(nn.Module):
-    """Holds both."""
-
     def __init__(self, size: Pi0Size) -> None:
         super().__init__()
         self.paligemma = PaliGemma(size)
@@ -90,18 +82,18 @@ class PaliGemmaWithExpert(nn.Module):
 
 
 class Suffix(NamedTuple):
-    """What the expert reads: tokens [B,T,width] float32, and the condition of its norms [B,width] or None."""
+    """Input of the expert: tokens [B,T,width] float32, and the condition of its norms [B,width] or None."""
 
     tokens: Tensor
     condition: Tensor | None
 
 
 class Pi0Network(nn.Module):
-    """π0, or π0.5 where the size is adaptive: a `FlowNetwork`.
+    """π0, or π0.5 if the size is adaptive, as a `FlowNetwork`.
 
-    inputs: images [B,N,3,side,side] float32 in -1..1, of the cameras that the policy has (N of at most three: leaving
-    out an absent camera gives what a masked one gives), image_present [B,N] bool, tokens [B,L] int64, token_present
-    [B,L] bool, state [B,S] float32 (π0).
+    inputs: images [B,N,3,side,side] float32 in -1..1 of the policy's N (at most three) cameras, image_present [B,N]
+    bool, tokens [B,L] int64, token_present [B,L] bool, state [B,S] float32 (π0). Omitting an absent camera is
+    equivalent to masking it.
     """
 
     def __init__(self, size: Pi0Size) -> None:
@@ -129,7 +121,7 @@ class Pi0Network(nn.Module):
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         for module in self.modules():
-            if isinstance(module, AdaRMSNorm):  # gates begin open
+            if isinstance(module, AdaRMSNorm):  # gates start open
                 nn.init.normal_(module.dense.weight, std=0.5 * module.dense.in_features**-0.5)
                 nn.init.ones_(module.dense.bias.data[-module.dense.out_features // 3 :])
         nn.init.normal_(self.action_out_proj.weight, std=0.02)
@@ -141,9 +133,9 @@ class Pi0Network(nn.Module):
         return {}
 
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
-        """The pass over images and language. features: False leaves [B,0] and spares the end of the last layer.
+        """The pass over images and language. features: False returns [B,0] and skips the end of the last layer.
 
-        The features are the mean of the hidden states of all present tokens after the last norm.
+        Features are the mean hidden state of all present tokens after the last norm.
         """
         embedded, present = self.embed_prefix(inputs)
         positions, mask = positions_of(present), additive(padding_mask(present), embedded.dtype)
@@ -155,7 +147,7 @@ class Pi0Network(nn.Module):
         return Prefix(tuple(found), present, torch.empty(len(present), 0, device=present.device))
 
     def embed_prefix(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Tokens of all images, then of the language [B,P,width], and which of them are present [B,P]."""
+        """Embeddings of the images' tokens, then of the language [B,P,width], and the present ones [B,P]."""
         paligemma, images = self.paligemma_with_expert.paligemma, inputs["images"]
         dtype = self._dtype
         seen = paligemma.image_features(images.flatten(0, 1), dtype)  # [B·N,tokens,width]
@@ -170,7 +162,7 @@ class Pi0Network(nn.Module):
         return self.action_out_proj(features), features
 
     def embed_suffix(self, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> Suffix:
-        """The expert's tokens for the state of the flow x [B,H,A] at time t [B]; layers with float32 weights."""
+        """The expert's tokens for the flow's state x [B,H,A] at time t [B]; its layers have float32 weights."""
         time, actions = self.time_code(t), self.action_in_proj(x.float())
         if self.size.adaptive:
             condition = functional.silu(self.time_mlp_out(functional.silu(self.time_mlp_in(time))))
@@ -196,9 +188,10 @@ class Pi0Network(nn.Module):
         return hidden
 
     def suffix_mask(self, present: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """What each suffix token sees [B,1,T,P+T], and positions [B,T]: the state token sees no action."""
+        """Visibility of prefix and suffix for each suffix token [B,1,T,P+T], and positions [B,T]: the state token
+        attends to no action."""
         order = torch.arange(length, device=present.device)
-        own = (order.unsqueeze(1) > 0) | (order == 0)  # the first token sees itself alone
+        own = (order.unsqueeze(1) > 0) | (order == 0)  # the first token attends only to itself
         if self.size.adaptive:
             own = torch.ones_like(own)
         seen = torch.cat((present.unsqueeze(1).expand(-1, length, -1), own.expand(len(present), -1, -1)), dim=2)
@@ -216,8 +209,8 @@ _HEADS = ("action_*", "state_proj.*", "time_mlp_*")
 
 
 def dead_tensors(size: Pi0Size, *, features: bool = False) -> tuple[str, ...]:
-    """Name patterns of the tensors that no output depends on. features: something learns from the prefix's features,
-    which otherwise alone depend on the end of the last layer."""
+    """Name patterns of the tensors that do not affect any output. features: a module learns from the prefix
+    features, which otherwise are the only use of the end of the last layer."""
     never = (f"{_P}gemma_expert.lm_head.weight",)
     if features:
         return never

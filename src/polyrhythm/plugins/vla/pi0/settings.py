@@ -1,4 +1,4 @@
-"""Settings of π0 and π0.5 policies, and what is built from them."""
+"""Settings of π0 and π0.5 policies, and their construction."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Pi0SizeSettings(InputSizeSettings):
     """Hidden units of its MLPs."""
 
     def network(self, *, adaptive: bool, horizon: int, action_dim: int, state_dim: int) -> Pi0Size:
-        """The network's size, without padded entries."""
+        """Size of the network, without padded entries."""
         language = DecoderSize(
             self.width, self.layers, self.mlp, self.heads, 1, self.head_dim, "gelu_tanh", norm_offset=1.0
         )
@@ -62,7 +62,7 @@ PROMPT_LENGTH = {"pi0": 48, "pi05": 200}
 
 
 def _prompt_length(source: Checkpoint, released: int) -> int:
-    """Places for the prompt, by the folder's config.json. ConfigError: no number."""
+    """Prompt tokens by the folder's config.json. ConfigError: not a number."""
     found = source.config.get("tokenizer_max_length") or released
     if not isinstance(found, int):
         raise ConfigError(
@@ -84,14 +84,13 @@ class _FlowGemmaSettings(FlowVlaSettings):
 
     @property
     def _binned_state(self) -> bool:
-        """Whether the prompt has the state."""
         return False
 
     def fitted_architecture(self, size: Pi0Size) -> Architecture:
         return replace(self.architecture, dead=dead_tensors(size, features=not self.value_detach))
 
     def input_form(self, size: Pi0Size, source: Checkpoint | None) -> InputForm:
-        """What the network reads and writes. Its prompts have the release's length, or that of the longest one here."""
+        """Inputs and outputs of the network. Prompts have the release's length, or that of the longest prompt here."""
         released = PROMPT_LENGTH[self.type] if source is not None or isinstance(self.size, str) else 0
         return InputForm(
             architecture=self.type,

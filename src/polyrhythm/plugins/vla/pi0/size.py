@@ -1,4 +1,4 @@
-"""The form of a π0 or π0.5 network, from the release's numbers or from a folder's config.json."""
+"""Size of a π0 or π0.5 network, from the release's values or from a folder's config.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VLM, _EXPERT = "paligemma_with_expert.paligemma", "paligemma_with_expert.gemma_
 
 @dataclass(frozen=True, slots=True)
 class Pi0Size:
-    """The form of a network; the defaults are the release's.
+    """Size of a network; the defaults are the release's.
 
     adaptive: π0.5, whose expert takes the time as condition of its norms and has no state token. vocabulary: rows of
     the word embedding, and of the expert's unused one. horizon: predicted actions (H); action_dim, state_dim: padded
@@ -63,10 +63,11 @@ class Pi0Size:
 def size_from_config(
     config: Mapping[str, Any], adaptive: bool, tensors: Mapping[str, WeightSpec] | None = None
 ) -> Pi0Size:
-    """The form that a folder's config.json describes; absent keys have the release's values.
+    """Size of a folder's network: from the shapes of its tensors where these determine it, else from config.json, else
+    the release's.
 
-    Understands the keys of openpi (action_horizon, action_dim) and of lerobot (chunk_size, max_action_dim). What the
-    shapes of the folder's tensors tell counts more. ValueError: an unknown variant, or numbers that do not fit.
+    Reads the keys of openpi (action_horizon, action_dim) and of lerobot (chunk_size, max_action_dim). ValueError: an
+    unknown variant, or inconsistent numbers.
     """
     released, seen = Pi0Size(adaptive=adaptive), _Shapes(tensors or {})
     action_dim = seen.of("action_in_proj.weight", 1) or _first(
@@ -93,7 +94,7 @@ def size_from_config(
 
 
 def config_from_size(size: Pi0Size, kind: str, language: int) -> dict[str, Any]:
-    """The config.json of a network of this size, in lerobot's keys. language: L, places for words."""
+    """The config.json of a network of this size, with lerobot's keys. language: L, tokens of the prompt."""
     return {
         "type": kind,
         "chunk_size": size.horizon,
@@ -140,7 +141,7 @@ def _variant(size: DecoderSize) -> str | dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Shapes:
-    """Shapes of the tensors below a prefix of their names."""
+    """Shapes of the tensors under a name prefix."""
 
     tensors: Mapping[str, WeightSpec]
     prefix: str = ""
@@ -153,7 +154,6 @@ class _Shapes:
         return None if spec is None else spec.shape[axis]
 
     def layers(self, prefix: str) -> int | None:
-        """How many layers are numbered after this prefix."""
         start = self.prefix + prefix
         numbers = {name[len(start) :].partition(".")[0] for name in self.tensors if name.startswith(start)}
         return len(numbers) or None

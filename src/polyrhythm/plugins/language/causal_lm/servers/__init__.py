@@ -1,1 +1,1 @@
-"""Engines at a server: what all share, and the protocols that servers speak."""
+"""Engines at a server, and the protocols of servers."""

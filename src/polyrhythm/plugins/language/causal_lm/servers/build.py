@@ -28,7 +28,7 @@ def engine_at_server(
     capacity: int,
     length: int,
 ) -> ServerEngine:
-    """RunHalted: there is no such server."""
+    """Create the engine for a server. RunHalted: the server does not answer."""
     protocol = _protocol_of(how, network, sampling, stops)
     handling = ServerHandling(how.deadline_s, how.folder, how.tolerance)
     return ServerEngine(network, sampling, stops, handling, protocol, capacity=capacity, length=length)
@@ -37,7 +37,7 @@ def engine_at_server(
 def ask_server(
     how: SglangSettings | OpenAiSettings, network: CausalNetwork, sampling: Sampling, stops: Sequence[int], length: int
 ) -> None:
-    """RunHalted: there is no such server, or it does not take sequences of so many tokens."""
+    """Check the server. RunHalted: it does not answer, or does not accept sequences of `length` tokens."""
     _protocol_of(how, network, sampling, stops).begin(length)
 
 

@@ -1,7 +1,7 @@
-"""Speaks to a server over HTTP: JSON in, JSON or a stream of events out, every wait with a deadline.
+"""HTTP client of a server: JSON requests, JSON or event-stream answers, a deadline on every wait.
 
-Whatever goes wrong is one sentence (`RunHalted`) with the address and the remedy; a lost connection is a `ServerLost`,
-after which the same may be asked again, and an answer other than 200 a `ServerRefusal`.
+Every failure is a `RunHalted` with the address and the remedy. A lost connection is a `ServerLost`, after which the
+request may be repeated; a status other than 200 is a `ServerRefusal`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Found = TypeVar("Found")
 
 
 class ServerLost(RunHalted):
-    """The connection failed, or ended before the answer did: the server may be there again."""
+    """The connection failed or closed before the answer was complete; the request may be repeated."""
 
 
 class ServerRefusal(RunHalted):
-    """The server answered with a status other than 200. said: what it answered, quoted and cut."""
+    """The server answered with a status other than 200. said: the answer, quoted and shortened."""
 
     def __init__(self, sentence: str, status: int, said: str) -> None:
         super().__init__(sentence)
@@ -42,7 +42,7 @@ class ServerRefusal(RunHalted):
 
 
 class Line:
-    """The connection of a stream of events, which any thread may cut."""
+    """The connection of one event stream; any thread may cut it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,14 +50,14 @@ class Line:
         self._cut = False
 
     def hold(self, connected: socket.socket) -> None:
-        """Cut this one, or a later call does."""
+        """Set the connection to cut; cuts it at once if `cut` was called before."""
         with self._lock:
             self._socket = connected
             if self._cut:
                 _shut(connected)
 
     def cut(self) -> None:
-        """End the connection: whoever reads it finds its end, and the server that nobody reads."""
+        """Shut the connection down: its reader sees the end, and the server sees a closed client."""
         with self._lock:
             self._cut = True
             if self._socket is not None:
@@ -65,13 +65,13 @@ class Line:
 
 
 def _shut(connected: socket.socket) -> None:
-    with suppress(OSError):  # it has ended already
+    with suppress(OSError):  # it is closed already
         socket.socket.shutdown(connected, socket.SHUT_RDWR)  # below TLS, whose state belongs to the reader
 
 
 class ServerClient:
-    """A server at `url`. deadline_s: its longest silence; retries: further attempts after a lost connection; kind: what
-    it should be, with its article; headers: of each request."""
+    """JSON client of the server at `url`. deadline_s: longest time without data; retries: attempts after a lost
+    connection; kind: expected kind of server, with its article, for errors; headers: sent with each request."""
 
     def __init__(
         self, url: str, deadline_s: float, retries: int, kind: str, headers: Mapping[str, str] | None = None
@@ -86,11 +86,11 @@ class ServerClient:
         self._secure = parts.scheme == "https"
 
     def get(self, path: str) -> dict[str, Any]:
-        """What the server answers. RunHalted: nothing, or no JSON object."""
+        """GET a JSON object. RunHalted: no answer, or not a JSON object."""
         return self._object(path, *self._ask(path, None))
 
     def again(self, ask: Callable[[], Found]) -> Found:
-        """What `ask` returns, which is called again where the connection was lost."""
+        """Return `ask()`; repeat it after a lost connection."""
         for failures in range(1, self.retries + 1):
             try:
                 return ask()
@@ -99,18 +99,19 @@ class ServerClient:
         return ask()
 
     def pause(self, failures: int) -> None:
-        """Wait after so many lost connections in a row."""
+        """Wait before the next attempt after this many consecutive lost connections."""
         time.sleep(_PAUSE_S * 2 ** (failures - 1))
 
     def post(self, path: str, body: Mapping[str, Any], deadline_s: float = 0.0) -> dict[str, Any]:
-        """The same; an answer without content, or a text alone, is {}. deadline_s: of this call, 0 for the client's."""
+        """POST a JSON object and return the answer; {} if it is empty or plain text. deadline_s: of this call, 0 for
+        the client's."""
         status, content = self.again(lambda: self._ask(path, body, deadline_s))
         if not content.strip().startswith(b"{"):
             content = b"{}"
         return self._object(path, status, content)
 
     def stream(self, path: str, body: Mapping[str, Any], line: Line) -> Generator[dict[str, Any], None, None]:
-        """The events of the answer as they come. line: of this answer; where it is cut, the connection is lost."""
+        """Events of the answer as they arrive. line: its connection; cutting it raises ServerLost."""
         try:
             with closing(self._connect()) as connection:
                 connection.connect()
@@ -154,7 +155,6 @@ class ServerClient:
     def _request(
         self, connection: http.client.HTTPConnection, path: str, body: Mapping[str, Any] | None
     ) -> http.client.HTTPResponse:
-        """POST with a body, GET without."""
         if body is None:
             connection.request("GET", self._prefix + path, headers=self._headers)
         else:
@@ -174,7 +174,7 @@ class ServerClient:
         return found
 
     def _lost(self, path: str, error: Exception, deadline_s: float = 0.0) -> RunHalted:
-        """Silence is no lost connection: it has lasted long enough."""
+        """A timeout is not a lost connection, as the deadline has already passed; it is not retried."""
         if isinstance(error, TimeoutError):
             limit, setting = (deadline_s, "load_s") if deadline_s else (self._deadline_s, "deadline_s")
             return self.error(f"{path} said nothing for {limit:g} s (policy.engine.{setting}); see the server's log")
@@ -186,11 +186,11 @@ class ServerClient:
         return ServerRefusal(str(self.error(f"{path} answered {status}: {said}")), status, said)
 
     def lost(self, what: str) -> ServerLost:
-        """The sentence for a lost connection."""
+        """A `ServerLost` with address and remedy."""
         return ServerLost(str(self.error(what)))
 
     def error(self, what: str) -> RunHalted:
-        """The sentence for something that went wrong."""
+        """A `RunHalted` with address and remedy."""
         return RunHalted(f"policy.engine.url = {self.url}: {what}")
 
 

@@ -1,16 +1,16 @@
-"""An engine at a server: each request is a stream of its own, read by a thread.
+"""Engine at a server: each request is a separate stream, read by a thread.
 
-New weights: all streams are ended and the server paused; the model is written to a folder that the server loads; then
-the streams go on from their tokens. So every token has the version of the weights that sampled it whatever the server's
-cache keeps, as under `on_update: abort`.
+Weight change: all streams are ended and the server is paused; the model is written to a folder that the server loads;
+the streams are resumed from their tokens. So the version of every token is the version of the weights that sampled it,
+whatever the server's cache keeps, as under `on_update: abort`.
 
-A stream that is lost goes on from its tokens too, once the server is there again with the weights of this version: one
-that started anew gets them again. Answers name their weights, so none of other weights is taken.
+A lost stream is also resumed from its tokens once the server is back with the weights of this version; a restarted
+server receives them again. Answers carry their weight version, so no token of other weights is accepted.
 
-After each change of the weights the engine has the server answer a short prompt, and compares the log-probs with those
-of its own module: another model, other weights, or log-probs of something else than what is sampled are found there.
+After each weight change the engine requests a short answer and compares its log-probs with those of its own module.
+This detects a different model, stale weights, or log-probs of another distribution than the sampled one.
 
-Invariant: a request is waiting for its end in `_streams`, or its result is in `_ended`, or it is gone.
+Invariant: a request is in `_streams` until it ends, then its result is in `_ended` until it is returned.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from polyrhythm.policies.engine import EngineRequest, Generated, refuse_unfit
 
 
 def load_weights(network: CausalNetwork, protocol: ServerProtocol, folder: str, version: int) -> None:
-    """Write the network's weights below `folder`, "" for the system's temporary one, and have the server load them.
+    """Write the network's weights to a folder and have the server load it. folder: its parent, "" for the system's
+    temporary folder.
 
     RunHalted: they cannot be written, or the server does not load them.
     """
@@ -59,11 +60,11 @@ def load_weights(network: CausalNetwork, protocol: ServerProtocol, folder: str, 
 
 
 def write_model(network: CausalNetwork, folder: Path) -> None:
-    """The model in the layout of Hugging Face."""
+    """Write the model in the Hugging Face layout."""
     from safetensors.torch import save_model
 
     config: Any = network.model.config
-    config.architectures = [type(network.model).__name__]  # which servers start by
+    config.architectures = [type(network.model).__name__]  # servers select the model class by it
     config.save_pretrained(folder)
     save_model(network.model, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
@@ -78,8 +79,8 @@ _COMPLETE = frozenset({"stop", "length"})
 
 
 class ServerHandling(NamedTuple):
-    """deadline_s: longest time in which the server ends a stream; folder: where weights are written for it, "" for a
-    temporary one; tolerance: of its log-probs against those of the module here."""
+    """deadline_s: longest time for the server to end a stream; folder: parent of the folders with weights, "" for a
+    temporary one; tolerance: largest accepted difference of log-probs from the local module's."""
 
     deadline_s: float = 60.0
     folder: str = ""
@@ -87,9 +88,10 @@ class ServerHandling(NamedTuple):
 
 
 class ServerEngine:
-    """An engine over a server that gets `network`'s weights. length: the longest sequence; stops: tokens that end one.
+    """An engine over a server that receives `network`'s weights. length: the longest sequence; stops: tokens that end
+    one.
 
-    RunHalted from any call: the server answers nothing, or not as this model would.
+    Every call raises RunHalted if the server does not answer, or not as this model would.
     """
 
     def __init__(
@@ -116,10 +118,10 @@ class ServerEngine:
     # ------------------------------------------------------------ requests
 
     def add(self, request: EngineRequest) -> None:
-        """ValueError: there is no room for it, in rows or in length, or it would generate nothing."""
+        """ValueError: there is no free row, the sequence is too long, or it would generate nothing."""
         done = request.prefix
         if done is not None and len(done.tokens) and self._complete(request, done):
-            self._ended[request.request_id] = done._replace(finished=True)  # it ended while it was cut
+            self._ended[request.request_id] = done._replace(finished=True)  # it was complete when it was cut
             return
         refuse_unfit(request, {*self._streams, *self._ended}, self.capacity, self._length)
         self._begin(request)
@@ -128,13 +130,13 @@ class ServerEngine:
         return int(done.tokens[-1]) in self._stops or len(done.tokens) == request.max_new_tokens
 
     def _begin(self, request: EngineRequest, failures: int = 0) -> None:
-        # The server aborts by prefix of the name, so none is that of another.
+        # The server aborts by name prefix, so no name may be a prefix of another.
         stream = ServerStream(request, uuid.uuid4().hex, self._version, failures=failures)
         self._streams[request.request_id] = stream
         self._reader.begin(stream)
 
     def abort(self, request_id: int) -> Generated:
-        """KeyError: there is no such request."""
+        """KeyError: unknown request."""
         if (done := self._ended.pop(request_id, None)) is not None:
             return done._replace(finished=False)
         stream = self._streams[request_id]
@@ -147,7 +149,7 @@ class ServerEngine:
         return stream.generated(finished=False)
 
     def step(self) -> list[Generated]:
-        """Wait for a token, not long; the requests that have finished meanwhile."""
+        """Wait briefly for a token; return the requests that have finished."""
         ended, self._ended = list(self._ended.values()), {}
         with self._reader.news:
             if not ended and self._streams and not any(stream.over for stream in self._streams.values()):
@@ -163,12 +165,12 @@ class ServerEngine:
                 ended.append(stream.generated(finished=True))
             else:
                 self._resume(stream)
-        if not ended:  # what has ended is told first
+        if not ended:  # return finished requests before raising
             self._recover([stream for stream in over if stream.error is not None])
         return ended
 
     def _resume(self, stream: ServerStream) -> None:
-        """Go on from its tokens after it was cut, by somebody else, a lost connection or new weights."""
+        """Resume a stream from its tokens after a cut, a lost connection or a weight change."""
         found = stream.generated(finished=False)
         request = stream.request._replace(prefix=found if len(found.tokens) else None)
         if len(found.tokens) and self._complete(request, found):
@@ -188,7 +190,7 @@ class ServerEngine:
                 raise stream.error
         log.warning("%d streams go on: %s", len(failed), failed[0].error)
         self._client.pause(1 + max(failures, default=0))
-        if self._client.again(self._protocol.weights) != str(self._version):  # it started anew
+        if self._client.again(self._protocol.weights) != str(self._version):  # it has restarted
             self.weights_changed(self._version)
             return
         for stream in failed:
@@ -201,14 +203,14 @@ class ServerEngine:
     # ------------------------------------------------------------ weights
 
     def weights_changed(self, version: int) -> None:
-        """Have the server load the weights; what runs is cut, and goes on from its tokens."""
+        """Have the server load the weights; running streams are cut and resumed from their tokens."""
         if self._protocol.fixed and self._version not in (-1, version):
             raise self._client.error(
                 "its weights cannot be changed (policy.engine.weights.load is empty); name the path that loads weights"
             )
         self._version = version
         if version < 0:
-            return  # there are none yet
+            return  # no weights yet
         running = list(self._streams.values())
         if self._protocol.fixed:
             self._reader.end(running, lambda: None)
@@ -222,7 +224,7 @@ class ServerEngine:
             self._resume(stream)
 
     def _prove(self) -> None:
-        """RunHalted: its log-probs are not those of the module here."""
+        """RunHalted: the server's log-probs differ from the local module's."""
         prompt = compared_prompt(self._sampling.choices)
         request = EngineRequest(-1, np.array(prompt, np.int32), COMPARED, False, self._version)
         stream = ServerStream(request, uuid.uuid4().hex, self._version)

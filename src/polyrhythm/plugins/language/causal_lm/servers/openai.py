@@ -1,10 +1,10 @@
-"""Speaks OpenAI's completions to a server that returns tokens and their log-probs, such as vLLM's.
+"""OpenAI completions protocol, for servers that return tokens and their log-probs, such as vLLM's.
 
-Endpoints: GET /v1/models; POST /v1/completions (stream), with the fields of vLLM that OpenAI's protocol lacks. How
-weights are given is not part of that protocol: `WeightCalls` names the server's endpoints.
+Endpoints: GET /v1/models; POST /v1/completions (stream), with vLLM's additional fields. Weight updates are not part of
+that protocol: `WeightCalls` names the server's endpoints.
 
-A stream is ended by closing its connection. Its seed is of the request and of the tokens before, because a server's
-noise begins anew with each request: a resumed answer would draw the same noise again.
+A stream is ended by closing its connection. Its seed depends on the request and on the number of tokens before it,
+because a server restarts its noise with each request: with one seed, a resumed answer would repeat the same noise.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _PREFIX = "token_id:"
 
 
 class WeightCalls(NamedTuple):
-    """Paths that are posted to, "" where the server has none, and bodies, in which {folder} and {version} are replaced.
+    """Paths and bodies of the POST calls that change weights; a path is "" if the server lacks the call. {folder} and
+    {version} in bodies are replaced.
 
-    pause, resume: around a change; load: of a folder of safetensors; name: tells the server the version of its weights,
-    which `named` (GET) answers as {"weight_version": …}.
+    pause, resume: before and after a change; load: loads a folder of safetensors; name: sets the version of the
+    weights, which `named` (GET) returns as {"weight_version": …}.
     """
 
     pause: str
@@ -44,7 +45,8 @@ class WeightCalls(NamedTuple):
 
 
 class OpenAiProtocol:
-    """model: its name at the server, "" for the first of those that it has; the rest as for `SglangProtocol`."""
+    """model: its name at the server, "" for the first that the server lists; other arguments as for
+    `SglangProtocol`."""
 
     path = "/v1/completions"
     ends_streams = False
@@ -107,8 +109,9 @@ class OpenAiProtocol:
     # ------------------------------------------------------------ answers
 
     def answer(self, stream: ServerStream) -> Generator[AnswerPart, None, None]:
-        """The weights are asked for once the answer has begun: a server that starts anew afterwards ends it."""
-        last: AnswerPart | None = None  # held back until the counts, which come behind it, or the end
+        """Parts of an answer. The weight version is queried after the answer has begun: a server that restarts later
+        ends the answer."""
+        last: AnswerPart | None = None  # held until the usage event after it, or the end
         shared, first = 0, True
         with closing(self.client.stream(self.path, self._body(stream), stream.line)) as events:
             for event in events:
@@ -149,7 +152,7 @@ class OpenAiProtocol:
         }
 
     def _part(self, event: dict[str, Any], stream: ServerStream) -> AnswerPart | None:
-        """None: an event without a choice."""
+        """The part of an event; None for an event without a choice."""
         try:
             if not event["choices"]:
                 return None
@@ -172,7 +175,7 @@ class OpenAiProtocol:
         return AnswerPart(tokens, logprobs, reason, matched, len(stream.request.prompt) + len(stream.prefix))
 
     def abort(self, stream: ServerStream) -> None:
-        """Nothing: its connection is closed."""
+        """Nothing to do: closing the connection ends the stream."""
 
     # ------------------------------------------------------------ weights
 
@@ -180,7 +183,7 @@ class OpenAiProtocol:
         self._call("pause", self._calls.pause, {})
 
     def load(self, folder: Path, version: int) -> None:
-        """The server answers with status 200, without {"success": false}."""
+        """Load weights. Success is status 200 without {"success": false}."""
         places = {"{folder}": str(folder), "{version}": str(version)}
         try:
             answer = self._call("load", self._calls.load, _filled(self._calls.load_body, places), self._load_s)
@@ -211,7 +214,7 @@ class OpenAiProtocol:
 
 
 def _filled(body: Any, places: Mapping[str, str]) -> Any:
-    """The same, with its places replaced."""
+    """A copy of `body` with its {placeholders} replaced."""
     if isinstance(body, Mapping):
         return {key: _filled(value, places) for key, value in body.items()}
     if isinstance(body, list | tuple):

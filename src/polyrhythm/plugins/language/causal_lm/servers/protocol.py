@@ -1,4 +1,4 @@
-"""What differs between servers: how an answer is asked for and read, and how weights are given."""
+"""Interface of a server protocol: how answers are requested and parsed, and how weights are loaded."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from polyrhythm.policies.engine import EngineRequest, Generated
 
 @dataclass(slots=True)
 class ServerStream:
-    """A request at the server. version: of its weights; tokens, logprobs: since it began; reason: why it ended, ""
-    before. error: what ended it otherwise. failures: lost connections in a row before it. prompt_tokens, shared_tokens:
-    of its prompt, and those that the server had computed before. line: its connection."""
+    """A request at the server. version: of its weights; tokens, logprobs: since the stream began; reason: why it
+    ended, "" while it runs; error: the exception that ended it; failures: consecutive lost connections before it;
+    prompt_tokens, shared_tokens: size of its prompt, and how much of it the server had cached; line: its connection."""
 
     request: EngineRequest
     name: str
@@ -34,7 +34,7 @@ class ServerStream:
 
     @property
     def prefix(self) -> list[int]:
-        """Tokens of the answer that were there before the stream began."""
+        """Tokens of the answer from before the stream began."""
         return [] if self.request.prefix is None else self.request.prefix.tokens.tolist()
 
     @property
@@ -43,11 +43,11 @@ class ServerStream:
 
     @property
     def lost(self) -> bool:
-        """Its connection was lost, and it may go on."""
+        """Whether its connection was lost, so that it may be resumed."""
         return isinstance(self.error, ServerLost)
 
     def generated(self, *, finished: bool) -> Generated:
-        """The prefix and what the stream has added."""
+        """The prefix and the tokens of the stream."""
         tokens, logprobs = np.array(self.tokens, np.int32), np.array(self.logprobs, np.float32)
         versions = np.full(len(self.tokens), self.version, np.int32)
         if (before := self.request.prefix) is not None:
@@ -58,11 +58,11 @@ class ServerStream:
 
 
 class AnswerPart(NamedTuple):
-    """What an event adds to an answer.
+    """One event's addition to an answer.
 
-    reason: why the answer ended, "stop" or "length" where it did so by itself, "" while it goes on; matched: what
-    stopped it; prompt_tokens, shared_tokens: so far known of its prompt, and those of them that were computed before;
-    weights: the version of the weights as the server names it, None where it names none.
+    reason: "stop" or "length" if the answer ended by itself, "" while it runs; matched: the stop that ended it;
+    prompt_tokens, shared_tokens: prompt tokens known so far, and how many of them were cached; weights: version of the
+    weights as the server names it, None if it does not.
     """
 
     tokens: list[int]
@@ -75,7 +75,7 @@ class AnswerPart(NamedTuple):
 
 
 class ServerProtocol(Protocol):
-    """One kind of server. Every call: RunHalted, if the server says what it should not."""
+    """One kind of server. Every call raises RunHalted on an unexpected answer."""
 
     client: ServerClient
     path: str
@@ -88,15 +88,15 @@ class ServerProtocol(Protocol):
     """How to start it so that its log-probs are those of what is sampled."""
 
     def begin(self, length: int) -> None:
-        """At the start: the server is of this kind, and takes sequences of `length` tokens."""
+        """Check at the start that the server is of this kind and accepts sequences of `length` tokens."""
         ...
 
     def answer(self, stream: ServerStream) -> Generator[AnswerPart, None, None]:
-        """The parts of an answer as they come; the last has a reason."""
+        """Parts of an answer as they arrive; the last one has a reason."""
         ...
 
     def weights(self) -> str | None:
-        """The version of its weights, None where it cannot tell."""
+        """Version of the server's weights, None if unknown."""
         ...
 
     def abort(self, stream: ServerStream) -> None:
@@ -104,17 +104,17 @@ class ServerProtocol(Protocol):
         ...
 
     def pause(self) -> None:
-        """End all streams, and begin none until `resume`."""
+        """End all streams and accept none until `resume`."""
         ...
 
     def load(self, folder: Path, version: int) -> None:
-        """Load weights from a folder, and name them so. `NotLoaded`: it did not."""
+        """Load weights from a folder and set their version. NotLoaded: the server did not load them."""
         ...
 
     def resume(self) -> None:
-        """Begin streams again."""
+        """Accept streams again."""
         ...
 
 
 class NotLoaded(Exception):
-    """The server answered that it did not load weights, with this."""
+    """The server answered that it did not load weights; the message is its answer."""

@@ -1,6 +1,6 @@
-"""Reads the answers of a server, each by a thread of its own, and ends them.
+"""Reads the answers of a server, one thread per stream, and ends them.
 
-A stream is over when it has a reason or an error. Whatever changes one holds `news`, and tells it.
+A stream has ended when it has a reason or an error. Code that changes a stream holds `news` and notifies it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from polyrhythm.plugins.language.causal_lm.servers.protocol import AnswerPart, S
 
 
 class StreamReader:
-    """choices: tokens that exist; stops: those that end an answer; deadline_s: in which the server ends a stream."""
+    """choices: number of tokens; stops: tokens that end an answer; deadline_s: time limit for the server to end a
+    stream."""
 
     def __init__(self, protocol: ServerProtocol, choices: int, stops: frozenset[int], deadline_s: float) -> None:
         self._protocol, self._client = protocol, protocol.client
@@ -23,18 +24,18 @@ class StreamReader:
         self.news = threading.Condition()
 
     def begin(self, stream: ServerStream) -> None:
-        """Read it by a thread."""
+        """Start a thread that reads the stream."""
         threading.Thread(target=self.read, args=(stream,), name=stream.name, daemon=True).start()
 
     def read(self, stream: ServerStream) -> None:
-        """Consumes: parts of an answer. Waits for: one. Unblocked by: it, the client's deadline, or its line's cut.
-        Produces: tokens. Ends with the stream."""
+        """Consumes: parts of an answer. Waits for: the next one. Unblocked by: a part, the client's deadline, or a
+        cut of the connection. Produces: tokens of the stream. Returns when the stream ends."""
         try:
             with closing(self._protocol.answer(stream)) as parts:
                 for part in parts:
                     with self.news:
                         if stream.over:
-                            return  # it was cut here before the server knew it, and aborts it when the line is closed
+                            return  # cut here; the server aborts it when the connection closes
                         self._take(stream, part)
                         self.news.notify_all()
             if not stream.over:
@@ -43,12 +44,11 @@ class StreamReader:
                 )
         except RunHalted as error:
             with self.news:
-                if not stream.reason:  # a line that was cut here ends so
+                if not stream.reason:  # a connection that was cut here raises, too
                     stream.error = error
                 self.news.notify_all()
 
     def _take(self, stream: ServerStream, part: AnswerPart) -> None:
-        """The tokens of a part."""
         if unknown := [token for token in part.tokens if not 0 <= token < self._choices]:
             raise self._client.error(
                 f"it sampled token {unknown[0]}, and the environment's tokenizer has {self._choices}; start it with "
@@ -65,7 +65,8 @@ class StreamReader:
         stream.reason = "abort" if ends_otherwise else part.reason
 
     def end(self, streams: Sequence[ServerStream], ask: Callable[[], None]) -> None:
-        """End streams with what they have. ask: has the server end them. RunHalted: one has failed, or does not end."""
+        """End streams and keep their tokens. ask: tells the server to end them. RunHalted: a stream failed or does
+        not end."""
         if self._protocol.ends_streams:
             ask()
             self._await(streams)
@@ -77,7 +78,7 @@ class StreamReader:
                 raise stream.error
 
     def cut(self, streams: Sequence[ServerStream]) -> None:
-        """They are over as they are; the server finds their connections closed."""
+        """Mark streams as ended and close their connections."""
         for stream in streams:
             with self.news:
                 if not stream.over:
@@ -85,8 +86,8 @@ class StreamReader:
             stream.line.cut()
 
     def _await(self, streams: Sequence[ServerStream]) -> None:
-        """Until the server has ended them, which its deadline bounds. A stream without a token may not have reached it
-        yet: it is over as it is."""
+        """Wait until the server has ended the streams, at most its deadline. A stream without a token may not have
+        reached the server yet, so it is marked as ended."""
         until = time.monotonic() + self._deadline_s
         with self.news:
             for stream in streams:

@@ -19,7 +19,7 @@ _NEVER = -1e9
 
 
 class SglangProtocol:
-    """unsampled: tokens that the model has and the environment has not; load_s: longest time to load weights."""
+    """unsampled: tokens of the model that the environment lacks; load_s: time limit for loading weights."""
 
     path = "/generate"
     ends_streams = True
@@ -59,7 +59,7 @@ class SglangProtocol:
                 "max_new_tokens": request.max_new_tokens - len(before),
                 "temperature": 0.0 if request.greedy else self._temperature,
                 "stop_token_ids": self._stops,
-                "ignore_eos": False,  # else the stops above end nothing
+                "ignore_eos": False,  # else stop_token_ids have no effect
                 "sampling_seed": request.noise_key % _SEEDS,
                 **({"logit_bias": self._bias} if self._bias else {}),
             },
@@ -68,7 +68,8 @@ class SglangProtocol:
         }
 
     def _part(self, event: dict[str, Any], have: int) -> AnswerPart:
-        """What is new in an event, which has all tokens so far, or those that are new, as the server is set."""
+        """New tokens of an event, which contains all tokens so far or only new ones, depending on the server's
+        configuration. have: number of tokens received before."""
         try:
             info = event["meta_info"]
             total, pairs = int(info["completion_tokens"]), info.get("output_token_logprobs") or []
