@@ -327,7 +327,7 @@ def test_a_language_models_packed_passes_have_the_gradient_of_one_rank(pool: Ran
         assert distance(found[0]["gradient"], one["gradient"]) <= 1e-5
 
 
-GOLDEN = Path(__file__).parents[1] / "plugins" / "vla" / "golden"
+GOLDEN = Path(__file__).parents[1] / "vla" / "golden"
 RELEASED = {"type": "pi0", "checkpoint": str(GOLDEN / "pi0"), "tokenizer": "words", "robot": "bounds"}
 
 
