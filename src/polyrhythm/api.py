@@ -190,7 +190,6 @@ def export(run: str | Path | TrainResult, out: str | Path, *, base: str | Path |
 
 
 def _words(overrides: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -> tuple[str, ...]:
-    """Overrides in command-line syntax."""
     if isinstance(overrides, str):
         return (overrides,)
     if isinstance(overrides, Mapping):

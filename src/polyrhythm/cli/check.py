@@ -58,7 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _seats(config: RunConfig) -> dict[str, dict[str, str | int]] | None:
-    """Device and threads of every station; None if `placement` names missing devices."""
     from polyrhythm.pipeline.placed import place
     from polyrhythm.pipeline.seats import describe_seats
 

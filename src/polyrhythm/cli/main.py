@@ -111,7 +111,6 @@ def _message(error: PolyrhythmError | EnvLost) -> str:
 
 
 def _print_error(what: str, error: BaseException) -> None:
-    """Print one line, and below it the notes of the error."""
     lines = [f"polyrhythm: {what}", *getattr(error, "__notes__", ())]
     print(*map(visible, lines), sep="\n", file=sys.stderr)
 
@@ -175,7 +174,6 @@ def _settings_hint(option: str) -> str:
 
 
 def _bench_module(command: str) -> ModuleType:
-    """The module of a benchmark command. ConfigError: polyrhythm-bench is not installed."""
     if importlib.util.find_spec("polyrhythm_bench") is None:
         raise ConfigError(
             f"polyrhythm {command}: the distribution polyrhythm-bench is not installed; in a checkout of Polyrhythm "

@@ -200,7 +200,6 @@ def _time(wall_s: Mapping[str, float]) -> str:
 
 
 def _host(name: str, own: Mapping[str, Any]) -> str:
-    """`host-1 45%, 1 fault`."""
     return (
         f"{name} {100 * own['utilisation']:.0f}%, {counted(own['faults'], 'fault') if own['faults'] else 'no faults'}"
     )

@@ -107,7 +107,6 @@ def adapter(kind: Kind, name: str) -> Adapter:
 
 
 def _find_clash(needs: Sequence[Need], pins: Mapping[str, str], extra: str) -> str:
-    """Value of `Adapter.clash`."""
     for one in needs:
         pinned = pins.get(one.package, "").split(".")
         if one.version and one.package in pins and one.version.split(".")[: len(pinned)] != pinned:
@@ -163,12 +162,10 @@ def settings_of(model: type[BaseModel], within: str = "") -> list[Setting]:
 
 
 def _plain(default: Any) -> Any:
-    """A default as plain data, as a recipe writes it."""
     return default.model_dump(mode="json") if isinstance(default, BaseModel) else default
 
 
 def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
-    """Settings models of a union, by type."""
     return {type_of(model): model for model in models_in(annotation) if "type" in model.model_fields}
 
 

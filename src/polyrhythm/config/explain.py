@@ -65,7 +65,6 @@ def _explain_one(detail: ErrorDetails, model: type[BaseModel], prefix: str) -> l
 
 
 def _instead(path: str, parts: list[str], holder: type[BaseModel] | None, model: type[BaseModel], prefix: str) -> str:
-    """Suggestion for an unknown key."""
     section, _, key = path.rpartition(".")
     keys = list(holder.model_fields) if holder else []
     valid = f"{f'the keys of {section}' if section else 'the sections'} are {', '.join(keys)}"
@@ -81,7 +80,6 @@ def _instead(path: str, parts: list[str], holder: type[BaseModel] | None, model:
 
 
 def _types_with(key: str, parts: Sequence[str], model: type[BaseModel]) -> list[str]:
-    """Types of the section at this path that have the key."""
     models = [model]
     for part in parts:
         fields = [candidate.model_fields[part] for candidate in models if part in candidate.model_fields]
@@ -150,7 +148,6 @@ def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseMo
 
 
 def _tags_in(annotation: Any) -> set[str]:
-    """Tags of union members in an annotation."""
     own = {part.tag for part in getattr(annotation, "__metadata__", ()) if isinstance(part, Tag)}
     return own.union(*map(_tags_in, get_args(annotation)))
 

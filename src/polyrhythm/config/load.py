@@ -115,7 +115,6 @@ def training_defaults(policy: BaseModel) -> Mapping[str, Any]:
 
 
 def _without_value(algorithm: Any) -> bool:
-    """Whether a section `algorithm` sets `value.coef` to 0."""
     value = algorithm.get("value") if isinstance(algorithm, dict) else None
     return isinstance(value, dict) and value.get("coef") == 0
 
@@ -222,7 +221,6 @@ def _sections(tree: Tree) -> Tree:
 
 
 def _nested(keys: Sequence[str], value: Any) -> Tree:
-    """Nest the value in sections with these keys, the outermost first."""
     if len(keys) > _MOST_KEYS:
         raise ConfigError(f"{'.'.join(keys)[:_SHOWN]} …: {len(keys)} keys; no setting lies deeper than {_MOST_KEYS}")
     for key in reversed(keys):

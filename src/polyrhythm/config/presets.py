@@ -28,7 +28,6 @@ Tree = dict[str, Any]
 
 
 def _read(kind: str) -> dict[str, tuple[str, Tree]]:
-    """Name → description and settings."""
     text = Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8")
     found: dict[str, Tree] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))[kind]  # noqa: S506 - ours
     return {name: (section.pop("about"), section) for name, section in found.items()}

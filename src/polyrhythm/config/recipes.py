@@ -17,13 +17,11 @@ def recipes_folder() -> Path:
 
 
 def examples_folder() -> Path:
-    """Folder of shipped examples, like `recipes_folder`."""
     inside = _PACKAGE / "examples"
     return inside if inside.is_dir() else _PACKAGE.parents[1] / "examples"
 
 
 def recipe_names() -> list[str]:
-    """Names of the shipped recipes."""
     return sorted(path.stem for path in recipes_folder().glob("*.yaml"))
 
 

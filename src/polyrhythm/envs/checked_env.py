@@ -133,7 +133,6 @@ class CheckedEnv:
             raise ContractViolation(f"reset in a thread raised {errors[0]!r}", "leave the trait resets_ahead out")
 
     def _observe_over(self, rows: RowNumbers, turn: int) -> Arrays:
-        """Observe into arrays that are filled with this turn's fill value."""
         out = {
             name: np.full((len(rows), *array.shape), _fill(np.dtype(array.dtype), turn), array.dtype)
             for name, array in self.spec.observation.items()

@@ -292,13 +292,11 @@ def _check_stays(env: CheckedEnv, final: Arrays) -> None:
 
 
 def _reset_first(env: CheckedEnv) -> Arrays:
-    """Reset row 0 alone, with the seed of `_begin`; return the observation of all rows."""
     env.reset([0], [0], [trial_seed(1)])
     return env.observe(range(env.rows))
 
 
 def _moves(env: CheckedEnv) -> bool:
-    """Whether a step changes the observation of row 0."""
     before = _row(_begin(env), 0)
     env.step(range(env.rows), _actions(env, env.rows))
     return bool(_differing(before, _row(env.observe(range(env.rows)), 0)))
@@ -374,7 +372,6 @@ def _count(number: int, what: str) -> str:
 
 
 def _begin(env: CheckedEnv, *, seed: int = 1, task: int = 0) -> Arrays:
-    """Reset all rows and return their observation."""
     every = range(env.rows)
     env.reset(every, [task] * env.rows, [trial_seed(seed + row) for row in every])
     return env.observe(every)
@@ -400,13 +397,11 @@ def _actions(env: CheckedEnv, rows: int, rng: np.random.Generator | None = None)
 
 
 def _shape(env: CheckedEnv, rows: int) -> tuple[int, ...]:
-    """Shape of the actions of one step: [rows,A], or [rows,C,A]."""
     chunk, dim = env.spec.chunk, env.spec.action.dim
     return (rows, chunk, dim) if chunk else (rows, dim)
 
 
 def _bounding_actions(env: CheckedEnv) -> Iterator[NDArray[Any]]:
-    """Actions at the lower bounds, at the upper bounds, and between, for all rows."""
     shape = _shape(env, env.rows)
     if env.spec.action.kind == "discrete":
         yield from (np.broadcast_to(last, shape).astype(np.int64) for last in (0, np.array(env.spec.action.counts) - 1))
@@ -416,7 +411,6 @@ def _bounding_actions(env: CheckedEnv) -> Iterator[NDArray[Any]]:
 
 
 def _finite_bounds(env: CheckedEnv) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The bounds of a continuous action, ±1 for infinite ones."""
     low, high = np.array(env.spec.action.low), np.array(env.spec.action.high)
     return np.where(np.isfinite(low), low, -1.0), np.where(np.isfinite(high), high, 1.0)
 
@@ -426,5 +420,4 @@ def _row(arrays: Arrays, row: int) -> Arrays:
 
 
 def _differing(left: Mapping[str, NDArray[Any]], right: Mapping[str, NDArray[Any]]) -> str:
-    """Name of the first array that differs, or ""."""
     return next((name for name, array in left.items() if not np.array_equal(array, right[name])), "")

@@ -65,7 +65,6 @@ class CheckedForms(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
         return observation, reward, terminated, truncated, info or {}
 
     def _one(self, name: str, value: Any, kinds: str) -> Any:
-        """Convert `value` to the single number or bool that it holds."""
         if isinstance(value, np.floating):
             return float(value)
         try:
@@ -107,6 +106,5 @@ def _is_info(value: Any) -> bool:
 
 
 def _quoted(value: Any) -> str:
-    """The value in one line, shortened."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"

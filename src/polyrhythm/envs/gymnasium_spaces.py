@@ -172,7 +172,6 @@ class Observations:
         return array
 
     def _refuse_drop(self, drop: Sequence[str]) -> None:
-        """ConfigError: a name to drop does not exist, or no array is left."""
         names = [array.name for array in self._arrays]
         if self._drop:
             raise ConfigError(
@@ -183,7 +182,6 @@ class Observations:
             raise ConfigError(f"{where}: no observation is left; policies need one")
 
     def _renamed(self, rename: Mapping[str, str]) -> list[str]:
-        """Names of the arrays for policies."""
         names = [array.name for array in self._arrays]
         for old in rename:
             if old not in names:
@@ -199,14 +197,12 @@ class Observations:
         return renamed
 
     def _leaves(self, observation: Any, where: str) -> list[Any]:
-        """Values of the arrays, in order."""
         found: list[Any] = []
         _collect(self._root, observation, "", where, found)
         return found
 
 
 def _collect(node: Any, value: Any, path: str, where: str, found: list[Any]) -> None:
-    """Append the values of all arrays below a node. ConfigError: the value has another structure."""
     if node is None:
         return
     if isinstance(node, ObservedArray):
@@ -229,7 +225,6 @@ def _collect(node: Any, value: Any, path: str, where: str, found: list[Any]) -> 
 
 
 def _nested(node: Any, value: Any, arrays: Iterator[NDArray[Any]]) -> Any:
-    """The value with its arrays replaced by these, in order."""
     if node is None:
         return value
     if isinstance(node, ObservedArray):
@@ -246,7 +241,6 @@ def _other_parts(where: str, found: str, declared: str) -> ConfigError:
 
 
 def _array(space: gymnasium.Space[Any], name: str, where: str) -> ObservedArray:
-    """The array of a space that is not nested. ConfigError: policies do not support the space."""
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
     counts = start = np.zeros(0, np.int64)

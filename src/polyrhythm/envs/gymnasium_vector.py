@@ -251,7 +251,6 @@ class GymnasiumVectorBatch:
         self._env.close()
 
     def _parts(self, call: str, found: Any, count: int) -> Any:
-        """Check that a call returned a tuple of `count` values. ConfigError: it did not."""
         if not isinstance(found, tuple) or len(found) != count:
             size = f" of {len(found)}" if isinstance(found, tuple) else ""
             raise ConfigError(

@@ -171,7 +171,6 @@ def _present(info: Mapping[str, Any], name: str, setting: str, rows: int, *, fin
 
 
 def _single(info: Any, name: str, setting: str, *, finite: bool) -> float:
-    """`_column` of one row's info."""
     if not isinstance(info, Mapping):
         return math.nan
     inner, key = _find(info, name)
@@ -191,7 +190,6 @@ def _find(info: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], str]:
 
 
 def _number(value: Any, setting: str, *, finite: bool) -> float:
-    """The value as a number; NaN for None."""
     if value is None:
         return math.nan
     if isinstance(value, bool | int | float):

@@ -189,7 +189,6 @@ def last_time_s(folder: Path) -> float:
 
 
 def _time_s(line: str) -> float:
-    """The line's time; 0 for a truncated line."""
     try:
         time_s = float(json.loads(line)["time_s"])
     except (ValueError, TypeError, KeyError):
@@ -247,7 +246,6 @@ def _is_kept(line: str, step: int, version: int | None) -> bool:
 
 
 def _content(line: str) -> dict[str, Any] | None:
-    """The parsed line; None if it is truncated or damaged."""
     try:
         content = json.loads(line)
     except ValueError:

@@ -164,7 +164,6 @@ def note_changes(folder: Path, update: int, changes: Mapping[str, tuple[Any, Any
 
 
 def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    """Undamaged lines."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     for line in lines:
         try:

@@ -48,7 +48,6 @@ class SetbackWatch:
     """
 
     def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
-        """lines: existing ones of the run."""
         self._best: dict[str, Rate] = {}
         self._collapsed: set[str] = set()
         self._taught, self._stretches = True, 0
@@ -145,8 +144,6 @@ _MISLED = -0.05
 
 
 class _Updates(NamedTuple):
-    """The first updates and the newest ones."""
-
     first: Sequence[Line]
     newest: Sequence[Line]
 

@@ -85,7 +85,6 @@ def _rate(clips: Sequence[Clip]) -> int:
 
 
 def _tile(clip: Clip, moment: int) -> Image.Image:
-    """One episode in one frame: its picture with a coloured border, and two lines of text below."""
     last = len(clip.pictures) - 1
     picture = Image.fromarray(reduced(clip.pictures[min(moment, last)]))
     ended = moment >= last
@@ -138,7 +137,6 @@ def _write_mp4(path: Path, clips: Sequence[Clip]) -> None:
 
 
 def _with_hold(grids: Iterator[Image.Image], held: int) -> Iterator[Image.Image]:
-    """Yield the frames, and the last one `held` more times."""
     for grid in grids:
         yield grid
     yield from repeat(grid, held)

@@ -67,7 +67,6 @@ def scored_evaluations(rows: int) -> int:
 
 
 def _scored_samples(config: RunConfig, rows: int) -> int:
-    """Blocks for samples that scorers read, which may be released elsewhere already, and for scored evaluations."""
     scoring = config.scoring
     return 0 if scoring is None else scoring.processes * scoring.at_a_time + scored_evaluations(rows)
 

@@ -276,7 +276,6 @@ def _failure_log(config: RunConfig, spec: EnvSpec, folder: Path | None) -> Sampl
 
 
 def _state(initial: Policy | Path | None, settings: PolicySettings, spec: EnvSpec, seed: int) -> Mapping[str, Tensor]:
-    """Weights that the main process publishes in a run without a trainer."""
     if isinstance(initial, Path):
         state: Mapping[str, Tensor] = load_state(initial)["policy"]
         return state
@@ -323,8 +322,6 @@ def _generator_factory(
 
 
 def _trainer_factory(context: RunContext, spec: EnvSpec, states: TrainerStates | None) -> StationFactory:
-    """Factory of the trainer, which loads the file `initial` (without one it initializes from the seed) and publishes
-    it."""
     config, initial = context.config, context.initial
     assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
     return TrainerFactory(

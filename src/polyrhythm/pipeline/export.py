@@ -59,7 +59,6 @@ def _folder_format(kind: str) -> str:
 
 
 def _write_plain(saved: SavedPolicy, out: Path) -> None:
-    """Write a policy without a released layout: its tensors and its settings."""
     from polyrhythm.files import name_in_errors, new_folder
     from polyrhythm.pipeline.persistence.checkpoints import EXPORTED_MODEL, EXPORTED_SETTINGS
     from polyrhythm.safetensors_files import write_tensors

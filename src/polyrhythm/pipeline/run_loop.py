@@ -165,7 +165,6 @@ class RunLoop:
         return False
 
     def _last_work(self) -> str:
-        """Description of the work that winding down waits for."""
         updates = self.conductor.updates
         what = "the update under way" if updates.is_complete else "the trainer's state to be saved"
         call = self.launcher.hosting.station(updates.trainer).current_call() if updates.trainer else "being started"
@@ -234,7 +233,6 @@ class RunLoop:
         return finished
 
     def _decide(self, event: records.Event) -> bool:
-        """Let the conductor handle an event and carry out its commands; return whether there are any."""
         now = self.clock()
         commands = self.conductor.handle(event, now)
         if self._record:

@@ -174,7 +174,6 @@ def _settings(placement: PlacementSettings, kind: Kind) -> SeatSettings:
 def _list_ids(
     placement: PlacementSettings, kinds: Sequence[Kind], devices: int, *, inline: bool, row: int | None
 ) -> DeviceIds:
-    """Device ids of these kinds: the configured ones, else the preset's."""
     found: DeviceIds = {}
     problems = [_INLINE] * (inline and _binds_simulators(placement))
     kind_of_error: type[ConfigError] = ConfigError if problems else MissingError

@@ -70,7 +70,6 @@ def refuse_without_expert(config: RunConfig) -> None:
 
 
 def _refuse_absent(path: Path) -> None:
-    """RunFolderError: the path does not exist."""
     if not path.exists():
         kind = "file" if path.suffix == ".npz" else "folder"
         raise RunFolderError(

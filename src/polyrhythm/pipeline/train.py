@@ -173,8 +173,6 @@ def _phases(session: _Session) -> None:
 
 
 class _TrainingObservers(NamedTuple):
-    """Observers of training whose results are read after it."""
-
     episodes: EpisodeTracker
     lags: LagHistogram
     saver: RunCheckpointer
@@ -184,8 +182,6 @@ class _TrainingObservers(NamedTuple):
 
 
 class _Run:
-    """The phases that need stations."""
-
     def __init__(self, session: _Session, pipeline: Pipeline) -> None:
         self._session, self._pipeline = session, pipeline
         self._config, self._folder, self._callbacks = session.checked.config, session.folder, session.callbacks
@@ -290,7 +286,6 @@ class _Run:
 
     @property
     def _updates(self) -> int:
-        """Number of updates of the whole run."""
         return self._config.training.versions * self._config.freshness.sync_interval
 
     def _balanced(self) -> SampleLedger:
@@ -361,7 +356,6 @@ def _finish(folder: Path) -> None:
 
 
 def _unused_path(path: Path) -> Path:
-    """The path, with a number appended if an earlier part of the run has written there."""
     number = 2
     found = path
     while found.exists():

@@ -121,7 +121,6 @@ class StandalonePolicy:
         return np.array([self._index(sentence) for sentence in given], np.int64)
 
     def _index(self, sentence: str) -> int:
-        """Index of the task with this instruction or name."""
         for index, task in enumerate(self.spec.tasks):
             if _normalize(sentence) in (_normalize(task.instruction), _normalize(task.name)):
                 return index
@@ -169,7 +168,6 @@ def _settings(saved: SavedPolicy) -> PolicySettings:
 
 
 def _spec_of_env(saved: SavedPolicy) -> EnvSpec:
-    """The environment's spec, for a file that does not contain it."""
     return env_settings(validate(saved.config, origin=str(saved.file))).spec()
 
 
@@ -191,8 +189,6 @@ def _normalize(sentence: str) -> str:
 
 
 class _ReadTracker(Mapping[str, Tensor]):
-    """Observations that record which of them are read."""
-
     def __init__(self, obs: Mapping[str, Tensor]) -> None:
         self.read: set[str] = set()
         self._obs = obs
@@ -211,7 +207,6 @@ class _ReadTracker(Mapping[str, Tensor]):
 
 
 def _used_observations(policy: Policy, spec: EnvSpec, device: torch.device) -> set[str]:
-    """Names of the observations that `act` reads, found with one blank row."""
     obs = _ReadTracker({name: tensor.to(device) for name, tensor in blank(spec).items()})
     greedy, noise_key = torch.ones(1, dtype=torch.bool, device=device), torch.zeros(1, dtype=torch.int64, device=device)
     with torch.inference_mode():

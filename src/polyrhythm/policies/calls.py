@@ -65,7 +65,6 @@ def in_trial(policy: Policy) -> Iterator[None]:
 
 
 def _writes(module: nn.Module) -> dict[str, tuple[int, int]]:
-    """Address and write count of each tensor of the state."""
     state: Mapping[str, Tensor] = module.state_dict(keep_vars=True)
     return {name: (tensor.data_ptr(), tensor._version) for name, tensor in state.items()}
 

@@ -107,12 +107,10 @@ class _ShapesOnly(TorchFunctionMode):
 
 
 def _only_fills(func: Any) -> bool:
-    """Whether the function overwrites and returns its first argument."""
     return func in _FILLS or getattr(func, "__module__", "") == "torch.nn.init"
 
 
 def _takes(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the factory's arguments have the plain types that `_FACTORIES` handles."""
     kinds = (int, float) if func is torch.linspace else (int,)
     return all(type(x) in kinds for x in args) and (func is not torch.linspace or len(args) == 3)
 
@@ -126,7 +124,6 @@ def _elementwise(func: Any, left: Tensor, right: Any) -> Tensor:
 
 
 def _is_plain_stack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the call stacks tensors of one dtype on the meta device."""
     alike = bool(args) and len({(x.dtype, x.is_meta) for x in args[0]}) == 1
     return alike and args[0][0].is_meta and kwargs.keys() <= {"dim"}
 

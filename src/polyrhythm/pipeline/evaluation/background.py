@@ -63,7 +63,6 @@ class BackgroundEvaluator(Observer):
 
     @property
     def under_way(self) -> bool:
-        """Whether a requested evaluation is not done yet."""
         return bool(self._name)
 
     def finish(self) -> None:

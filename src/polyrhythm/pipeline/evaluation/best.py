@@ -76,7 +76,6 @@ class BestCheckpoints:
         return sorted(present, key=_rank_key, reverse=True)
 
     def _write(self) -> None:
-        """Write the list, update best.pt, and delete the weights of all but the best `keep` versions."""
         with atomic_write(self._file) as unfinished:
             unfinished.write_text(json.dumps(self.listed, indent=2) + "\n", encoding="utf-8")
         ranked = self._ranked()
@@ -94,7 +93,6 @@ class BestCheckpoints:
 
 
 def _entries(content: Any) -> list[dict[str, Any]]:
-    """Parse the content of evaluations.json. ValueError: it has another form."""
     try:
         entries = [{**entry, "version": int(entry["version"])} for entry in content]
         sum(sum(_rank_key(entry)) for entry in entries)

@@ -151,7 +151,6 @@ def conversations(
 
 
 def _with_samples(results: Sequence[SampleEvaluated]) -> dict[str, Any]:
-    """`tally_all`, plus mean@n and pass@k if initial states have several samples."""
     found = tally_all(results)
     by_start: dict[tuple[int, int], list[bool]] = {}
     for result in results:

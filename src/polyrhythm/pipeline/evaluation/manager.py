@@ -104,7 +104,6 @@ class EvaluationManager:
         self._list(version, modes, self._record(modes, results, self._config.evaluation.episodes_beside))
 
     def _list_trained(self, version: int, tallies: Mapping[str, dict[str, Any]]) -> None:
-        """Add the trained policy to the candidates for the best."""
         try:
             with atomic_write(self._best.path(version)) as unfinished:
                 shutil.copyfile(self._folder / POLICY_FILE, unfinished)
@@ -131,7 +130,6 @@ class EvaluationManager:
         return {key: (greedy, swap) for key, greedy, swap, requested in candidates if requested}
 
     def _episodes(self, count: int, modes: Mapping[str, Mode]) -> list[Episode]:
-        """`count` held-out initial states in each mode."""
         return [episode for mode in modes.values() for episode in self._of_mode(count, mode)]
 
     def _of_mode(self, count: int, mode: Mode) -> list[Episode]:

@@ -232,8 +232,6 @@ class _Playback:
 
 
 def _picture_function(batch: EnvBatch) -> Callable[[dict[str, NDArray[Any]], int], Picture]:
-    """Function (observations, row) → picture: an image observation if there is one, else the environment's
-    rendering."""
     name = picture_of(batch.spec)
     if name is not None:
         rgb = _as_rgb(batch.spec.observation[name])
@@ -243,7 +241,6 @@ def _picture_function(batch: EnvBatch) -> Callable[[dict[str, NDArray[Any]], int
 
 
 def _rendered(batch: FullEnvBatch, row: int) -> Picture:
-    """The environment's rendering. EnvFault: it raises or returns another form."""
     try:
         picture = batch.render(row)
     except (PolyrhythmError, ImportError):

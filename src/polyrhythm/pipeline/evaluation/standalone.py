@@ -180,8 +180,6 @@ def _measure(
     live: LiveDisplay | None,
     video: Video | None,
 ) -> tuple[dict[str, Any], list[SampleEvaluated]]:
-    """Evaluate the chosen episodes in one environment: summary, and results by episode. path: of the weights, for
-    errors."""
     config = without_joining(config)
     _, spec, policy = validate_run(config, trainer=False, begun=True)
     wanted = choose(spec)
@@ -222,7 +220,6 @@ def _play(config: RunConfig, policy: Policy, episodes: Sequence[Episode]) -> lis
 
 
 def _clips(played: Sequence[PlayedEpisode], spec: EnvSpec, *, measured: bool) -> list[Clip]:
-    """Captioned clips. measured: the caption shows success instead of the return."""
     blank = next((np.zeros_like(one.pictures[0]) for one in played if one.pictures), np.zeros((64, 64, 3), np.uint8))
     clips = []
     for one in played:

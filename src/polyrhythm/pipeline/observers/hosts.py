@@ -38,7 +38,6 @@ class StationHosts(Observer):
 
     @property
     def several(self) -> bool:
-        """Whether a station is on another host than the main process."""
         return any(host != MAIN for host in self._host_of.values())
 
     def mean_of(self, shares: Mapping[str, float]) -> dict[str, float]:
@@ -83,7 +82,6 @@ class HostTotals:
             self._before[name] = busy
 
     def as_dict(self) -> dict[str, dict[str, float]]:
-        """State for the saved run."""
         return {"busy_s": dict(self._busy_s), "station_s": dict(self._station_s)}
 
     def summary(self, faults: Mapping[str, int]) -> dict[str, dict[str, Any]]:

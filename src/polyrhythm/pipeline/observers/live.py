@@ -159,7 +159,6 @@ class LiveDisplay(Observer):
         return replace(status, recent=tuple(training.episodes.recent), lag=lag, buffer=buffered)
 
     def _of_hosts(self, utilisation: Mapping[str, float]) -> dict[str, tuple[float | None, int]]:
-        """Utilisation and faults of each host; empty if the run has one."""
         if self._hosts is None or not self._hosts.several:
             return {}
         shares = self._hosts.mean_of(utilisation)
@@ -179,7 +178,6 @@ class LiveDisplay(Observer):
     # ------------------------------------------------------------ drawing
 
     def draw(self) -> None:
-        """Draw the status with the current elapsed time."""
         if self._status.phase:
             status = replace(self._status, elapsed_s=self._clock() - self._began)
             self._terminal.show(block(status, self._terminal.width, plain=self._plain))

@@ -209,7 +209,6 @@ class UpdateMetrics(Observer):
         self.latest = {"step": report.step, "time_s": now - self._began, **values}
 
     def _of_hosts(self, utilisation: Mapping[str, float]) -> dict[str, float]:
-        """Utilisation and faults by host, if the run has several."""
         hosts = self._totals.hosts
         if hosts is None or not hosts.several:
             return {}
@@ -259,7 +258,7 @@ class LagHistogram(Observer):
 
 
 class ProgressLogger(Observer):
-    """Logs the progress of the run and its recent `episodes`, at most every `every_s` seconds."""
+    """Logs the run's progress and recent `episodes`, at most every `every_s` seconds."""
 
     def __init__(self, updates: int, episodes: EpisodeTracker, now: float, every_s: float = 5.0) -> None:
         self._updates, self._episodes, self._every_s, self._said = updates, episodes, every_s, now

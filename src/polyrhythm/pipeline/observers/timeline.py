@@ -203,7 +203,6 @@ class TraceObserver(Observer):
         self._left -= 1
 
     def _bar_of_switch(self, span: Span) -> None:
-        """Bar in a device's lane: a station moves onto its leased device, or off it."""
         lane = f"device {span.number}" if span.number >= 0 else "host"
         name = f"{span.lane} {'takes it' if span.kind == kinds.TAKE else 'leaves it'}"
         self._writer.complete("devices", lane, name, span.begin - self._began, span.end - self._began)

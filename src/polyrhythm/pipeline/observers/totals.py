@@ -67,7 +67,6 @@ class RunTotals(Observer):
         self.faults += [fault for fault in faults if fault not in self.faults]
 
     def faults_by_host(self) -> Counter[str]:
-        """Number of lost stations on each host."""
         return Counter(fault.get("host", MAIN) for fault in self.faults)
 
     @property
@@ -82,7 +81,6 @@ class RunTotals(Observer):
             raise RunHalted(f"{fault['station']} was lost while it was measured ({fault['reason']}); measure again")
 
     def as_dict(self) -> dict[str, Any]:
-        """State for the saved run."""
         return {"transitions": self.transitions, "faults": list(self.faults), "moves": self.moves}
 
 
@@ -125,7 +123,6 @@ class StationActivity(Observer):
         return {f"throughput/{name}_per_s": max(0.0, count) / seconds for name, count in gained.items()}
 
     def dropped(self) -> int:
-        """Number of messages dropped so far."""
         return sum(dropped_messages(self._launcher.hosting).values())
 
     @staticmethod
@@ -138,7 +135,6 @@ class StationActivity(Observer):
 
     @staticmethod
     def _token_counts(counters: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
-        """Counters of the generators that count tokens."""
         return {
             name: counts for name, counts in counters.items() if "tokens" in counts and not name.endswith(EVALUATION)
         }

@@ -194,8 +194,6 @@ def _load_file(file: Path) -> SavedPolicy:
 
 
 def _load_export(folder: Path) -> SavedPolicy:
-    """Policy in a folder that `polyrhythm export` wrote without a released layout. ConfigError: its tensors are
-    damaged."""
     file, model = folder / EXPORTED_SETTINGS, folder / EXPORTED_MODEL
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
@@ -209,7 +207,6 @@ def _load_export(folder: Path) -> SavedPolicy:
 
 
 def _saved_policy(path: Path) -> tuple[dict[str, Any], int]:
-    """Published weights of a saved run, and their version."""
     try:
         version = int(_read_run(path / RUN_FILE)["version"])
         file = path / PUBLISHED_FILE
@@ -276,7 +273,6 @@ def newest_run(folder: Path) -> SavedRun | None:
 
 
 def trainer_in(path: Path) -> Path:
-    """The trainer's state in a saved run: a folder if there is one."""
     folder = path / TRAINER_FOLDER
     return folder if folder.is_dir() else path / TRAINER_FILE
 

@@ -101,7 +101,6 @@ class PhaseJournal:
 
 
 def _said(folder: Path) -> tuple[dict[str, Any], str]:
-    """Content of progress.json and "", or {} and the problem."""
     try:
         said = json.loads((folder / _FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -112,7 +111,6 @@ def _said(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _salvaged(folder: Path, problem: str) -> dict[str, Any]:
-    """Progress reconstructed from the folder's other files."""
     from polyrhythm.pipeline.persistence.salvage import progress_found  # reads weights, which a new run has none of
 
     found = progress_found(folder)
@@ -123,7 +121,6 @@ def _salvaged(folder: Path, problem: str) -> dict[str, Any]:
 
 
 def _is_progress(said: Any) -> bool:
-    """Whether this is valid content of progress.json, with a matching checksum."""
     if not isinstance(said, dict):
         return False
     rest = {key: value for key, value in said.items() if key != "crc32"}

@@ -254,7 +254,6 @@ def naming_where_it_began(folder: Path) -> Iterator[None]:
 
 
 def _is_not_found(error: BaseException | None) -> bool:
-    """Whether a missing module, attribute or file caused this error."""
     if error is None or isinstance(error, NotFound | ImportError | FileNotFoundError):
         return error is not None
     if isinstance(error, ValidationError):  # if there is another problem, the folder would not help

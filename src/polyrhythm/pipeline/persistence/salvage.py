@@ -65,7 +65,6 @@ def command_found(folder: Path) -> dict[str, str]:
 
 
 def _version(path: Path) -> int | None:
-    """Version of the policy in this file; None if it cannot be read."""
     try:
         return load_policy(path)[2]
     except PolyrhythmError:

@@ -120,7 +120,6 @@ class RunCheckpointer(Observer):
             self._writing = _Writing(lambda: self._write(snapshot, states.keep), snapshot.part, level)
 
     def _counts(self, statistics: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Counts over all parts of the run, for the saved run."""
         before = self._before
         busy: dict[str, float] = dict(before["busy_s"])
         for name, counts in statistics.items():
@@ -193,7 +192,6 @@ class _Writing:
         return self._over.is_set()
 
     def raise_bug(self) -> None:
-        """Raise the unexpected exception of the thread, if any."""
         if self._bug is not None:
             raise self._bug
 

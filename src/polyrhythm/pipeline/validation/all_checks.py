@@ -143,7 +143,6 @@ def _spec(context: CheckContext) -> None:
 
 
 def _contract_of_environment(context: CheckContext) -> Iterator[Finding]:
-    """Check the contract; a crash or a hang is reported as a finding."""
     failed = False
     try:
         for seen in try_contract(context.config, env_settings(context.config)):
@@ -250,7 +249,6 @@ def _tried(context: CheckContext) -> _Built | None:
 
 
 def _objective(context: CheckContext) -> str:
-    """Try the objective as far as possible; returns its description."""
     config, spec, form = context.config, context.spec, context.form
     built = _Built(context.policy, whole=True) if context.tried else _tried(context)
     if built is not None and built.whole:
@@ -274,7 +272,6 @@ def _updates(context: CheckContext) -> Iterable[Finding]:
 
 
 def _declared_weights(context: CheckContext) -> str:
-    """Check the source of the first weights, if the configuration names one; returns its description."""
     config, spec = context.config, context.spec
     if config.evaluation.swapped:
         refuse_swapping(spec)

@@ -116,7 +116,6 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
 
 
 def _take_form(context: CheckContext) -> None:
-    """Set the declared form and check that it fits into memory."""
     context.form = check_form_first(context.config, context.spec)
     require_added(context, "policy's form")
 

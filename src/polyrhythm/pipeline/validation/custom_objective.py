@@ -143,7 +143,6 @@ def _called(what: str, function: Callable[..., Any], argument: object) -> Any:
 
 
 def _check_pure(what: str, first: Tensor, second: Tensor, given: Sequence[Tensor], before: Sequence[Tensor]) -> None:
-    """Raise ConfigError unless the function is deterministic and leaves its inputs unchanged."""
     if not all(torch.equal(a, b) for a, b in zip(given, before, strict=True)):
         raise ConfigError(f"{what}: it modifies its input; work on a copy")
     if not torch.equal(first, second):

@@ -183,7 +183,6 @@ def _in_thread(
 
 
 def _thread_location(thread: threading.Thread) -> str:
-    """` (file, line 12)` of the thread's current frame."""
     frame = sys._current_frames().get(thread.ident or 0)
     return place([(entry.filename, entry.lineno or 0) for entry in traceback.extract_stack(frame)]) if frame else ""
 
@@ -226,8 +225,6 @@ def _in_process(what: str, job: str, config: RunConfig, _: EnvSettings, episode:
 
 
 class _LineReader:
-    """Reads lines from a pipe with a timeout."""
-
     def __init__(self, pipe: int) -> None:
         self._pipe, self._rest = pipe, b""
 

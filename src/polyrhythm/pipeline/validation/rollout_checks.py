@@ -130,7 +130,6 @@ def _try_key(path: str) -> None:
 
 
 def _is_plain(key: object) -> bool:
-    """Whether the key can be ordered and saved in a checkpoint."""
     return all(map(_is_plain, key)) if isinstance(key, tuple) else type(key) in (int, float, str)
 
 
@@ -171,7 +170,6 @@ def _counted(ranks: int) -> str:
 
 
 def _named(config: RunConfig, ranks: int) -> str:
-    """The setting that determines the number of ranks, with its value."""
     placement = config.placement
     if placement.trainer.ranks is not None:
         return f"placement.trainer.ranks = {ranks}"

@@ -69,7 +69,6 @@ def dataset_format(settings: DatasetSettings) -> DatasetFormat:
 
 
 def _lower(noise_std: float, action_repeat: int) -> str:
-    """Remedy: settings that may keep an expert from its goal, if they are set."""
     found = [f"demonstrations.noise_std ({noise_std:g})"] if noise_std else []
     found += [f"rollout.action_repeat ({action_repeat})"] if action_repeat > 1 else []
     return f", or lower {' or '.join(found)}" if found else ""
@@ -89,7 +88,6 @@ class Recorded(NamedTuple):
 def record(
     config: RunConfig, settings: DemonstrationSettings, chunk: int, on_progress: OnProgress = lambda *_: None
 ) -> Recorded:
-    """Record demonstrations in the run's environment for a policy with this chunk length."""
     env = env_settings(config).build(config.rollout.rows)
     try:
         return demonstrate(env, settings, StepSettings(chunk, config.rollout.action_repeat), on_progress)
@@ -183,6 +181,5 @@ def demonstrate(
 
 
 def successes(episodes: list[DemoEpisode], spec: EnvSpec) -> dict[str, dict[str, Any]]:
-    """`success_rate` by task name."""
     by_task = [[episode.success for episode in episodes if episode.task == task] for task in range(len(spec.tasks))]
     return {task.name: success_rate(outcomes) for task, outcomes in zip(spec.tasks, by_task, strict=True)}

@@ -238,6 +238,6 @@ class FlowMatchingHead(nn.Module):
 
 
 def _noisy(data: Tensor, t: Tensor, key: Tensor, stream: int) -> Tensor:
-    """States x_t of data [B,1,C·A] at times t [B,n] -> [B,n,C·A]."""
+    """States of data [B,1,C·A] at times t [B,n] -> [B,n,C·A]."""
     draws = noise.normal(key, t.shape[1] * data.shape[2], stream).view(len(key), t.shape[1], -1)
     return flow_matching.between(data, draws, t.unsqueeze(-1))[0]
