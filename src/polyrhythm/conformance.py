@@ -61,6 +61,7 @@ ContractCheck = Callable[[], str]
 
 
 def run_checks(checks: Mapping[str, ContractCheck]) -> Iterator[Finding]:
+    """Run all checks, even after a failure."""
     for name, check in checks.items():
         try:
             detail = check()
@@ -175,6 +176,7 @@ def place(frames: Sequence[tuple[str, int]]) -> str:
 
 
 def _frames(error: BaseException) -> list[tuple[str, int]]:
+    """The error's traceback as (file, line), without the frame that caught it."""
     return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)[1:]]
 
 

@@ -46,6 +46,7 @@ def trouble(error: OSError) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
+    """Plain data of a JSON text. ValueError: it is invalid or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -174,6 +174,7 @@ def _settings_hint(option: str) -> str:
 
 
 def _bench_module(command: str) -> ModuleType:
+    """ConfigError: polyrhythm-bench is not installed."""
     if importlib.util.find_spec("polyrhythm_bench") is None:
         raise ConfigError(
             f"polyrhythm {command}: the distribution polyrhythm-bench is not installed; in a checkout of Polyrhythm "

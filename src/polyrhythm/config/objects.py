@@ -65,6 +65,7 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def _type(kind: Kind, settings: BaseModel) -> str:
+    """The `type` by which the settings' class is found. ConfigError: there is none."""
     declared, found = str(getattr(settings, "type", "")), type(settings)
     own = f"{found.__module__}:{found.__qualname__}"
     if known_types(kind).get(declared, declared) == own:

@@ -98,6 +98,7 @@ def _allows_any_key(section: BaseModel | type[BaseModel]) -> bool:
 
 
 def _section_at(settings: BaseModel, location: Sequence[int | str]) -> BaseModel:
+    """Section at a pydantic location; steps that are not a field, key or index are tags of unions."""
     section, value = settings, settings
     for step in location:
         content: Any = dict(value) if isinstance(value, BaseModel) else value

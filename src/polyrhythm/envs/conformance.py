@@ -397,6 +397,7 @@ def _actions(env: CheckedEnv, rows: int, rng: np.random.Generator | None = None)
 
 
 def _shape(env: CheckedEnv, rows: int) -> tuple[int, ...]:
+    """[rows,A], or [rows,C,A] if a step takes a chunk."""
     chunk, dim = env.spec.chunk, env.spec.action.dim
     return (rows, chunk, dim) if chunk else (rows, dim)
 
@@ -411,6 +412,7 @@ def _bounding_actions(env: CheckedEnv) -> Iterator[NDArray[Any]]:
 
 
 def _finite_bounds(env: CheckedEnv) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The bounds of a continuous action, ±1 for infinite ones."""
     low, high = np.array(env.spec.action.low), np.array(env.spec.action.high)
     return np.where(np.isfinite(low), low, -1.0), np.where(np.isfinite(high), high, 1.0)
 
@@ -420,4 +422,5 @@ def _row(arrays: Arrays, row: int) -> Arrays:
 
 
 def _differing(left: Mapping[str, NDArray[Any]], right: Mapping[str, NDArray[Any]]) -> str:
+    """Name of the first array that differs, or ""."""
     return next((name for name, array in left.items() if not np.array_equal(array, right[name])), "")

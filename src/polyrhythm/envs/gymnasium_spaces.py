@@ -172,6 +172,7 @@ class Observations:
         return array
 
     def _refuse_drop(self, drop: Sequence[str]) -> None:
+        """ConfigError: a name to drop does not exist, or no array is left."""
         names = [array.name for array in self._arrays]
         if self._drop:
             raise ConfigError(
@@ -203,6 +204,7 @@ class Observations:
 
 
 def _collect(node: Any, value: Any, path: str, where: str, found: list[Any]) -> None:
+    """Append the values of all arrays below a node. ConfigError: the value has another structure."""
     if node is None:
         return
     if isinstance(node, ObservedArray):
@@ -241,6 +243,7 @@ def _other_parts(where: str, found: str, declared: str) -> ConfigError:
 
 
 def _array(space: gymnasium.Space[Any], name: str, where: str) -> ObservedArray:
+    """The array of a space that is not nested. ConfigError: policies do not support the space."""
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
     counts = start = np.zeros(0, np.int64)

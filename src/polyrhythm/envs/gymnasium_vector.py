@@ -251,6 +251,7 @@ class GymnasiumVectorBatch:
         self._env.close()
 
     def _parts(self, call: str, found: Any, count: int) -> Any:
+        """ConfigError: the call did not return a tuple of `count` values."""
         if not isinstance(found, tuple) or len(found) != count:
             size = f" of {len(found)}" if isinstance(found, tuple) else ""
             raise ConfigError(

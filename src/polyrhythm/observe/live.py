@@ -139,6 +139,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _wrapped(parts: Sequence[str], between: str, width: int) -> list[str]:
+    """Join the parts into as few lines of `width` as possible; a part is never split."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + len(between) + len(part) <= width:

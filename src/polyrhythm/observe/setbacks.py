@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from polyrhythm.observe.intervals import is_told, times_so_far
 
-#: Share of an update's samples with only zero advantages, in comparisons within groups.
+#: Metric: share of an update's samples whose advantages are all 0; reported if groups are compared.
 ZERO_ADVANTAGE = "train/actor/zero_advantage_fraction"
 _WAYS = ("greedy", "sampled")
 

@@ -67,6 +67,7 @@ def scored_evaluations(rows: int) -> int:
 
 
 def _scored_samples(config: RunConfig, rows: int) -> int:
+    """Blocks for samples that scorers still read after their release elsewhere, and for scored evaluations."""
     scoring = config.scoring
     return 0 if scoring is None else scoring.processes * scoring.at_a_time + scored_evaluations(rows)
 

@@ -322,6 +322,7 @@ def _generator_factory(
 
 
 def _trainer_factory(context: RunContext, spec: EnvSpec, states: TrainerStates | None) -> StationFactory:
+    """Its trainer loads the file `initial` if given, else initializes from the seed, and publishes the weights."""
     config, initial = context.config, context.initial
     assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
     return TrainerFactory(

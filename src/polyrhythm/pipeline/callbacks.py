@@ -59,6 +59,7 @@ class EvaluationResult:
 
     @classmethod
     def of(cls, name: str, found: Mapping[str, Any]) -> EvaluationResult:
+        """Build a result from `found`, the other fields by name; unknown names are ignored."""
         own = {field.name: found[field.name] for field in fields(cls) if field.name in found}
         return cls(**{**own, "name": name})
 

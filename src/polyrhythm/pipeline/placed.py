@@ -74,8 +74,8 @@ class Placed:
 def place(config: RunConfig, *, trainer: bool = True, folder: Path | None = None, devices: int | None = None) -> Placed:
     """Place the stations on a machine with this number of CUDA devices (None: count them).
 
-    folder: of the run, for the state that stations offload from a leased device; trainer: whether there is one.
-    ConfigError: `placement` names a device that does not exist.
+    folder: of the run, for state that leases move from the host to disk; trainer: whether there is one. ConfigError:
+    `placement` names a device that does not exist.
     """
     devices = count_devices() if devices is None else devices
     placement, names = config.placement, station_names(config, trainer=trainer, devices=devices)

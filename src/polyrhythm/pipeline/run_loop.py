@@ -5,7 +5,7 @@
         commands ← conductor.handle(event, now)
         launcher.send(each command)                                   # those for stations
 
-This is the only wait of the main thread. Decisions are made in the conductor, work is done in stations.
+Only this loop waits for events. Decisions are made in the conductor, work is done in stations.
 """
 
 from __future__ import annotations
@@ -233,6 +233,7 @@ class RunLoop:
         return finished
 
     def _decide(self, event: records.Event) -> bool:
+        """Let the conductor handle an event, and carry out its commands; whether there are any."""
         now = self.clock()
         commands = self.conductor.handle(event, now)
         if self._record:

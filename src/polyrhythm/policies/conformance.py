@@ -304,6 +304,7 @@ def check_gradient(policy: Policy, obs: Observations) -> str:
 
 
 def idle_parameters(module: nn.Module) -> list[str]:
+    """Trainable parameters whose gradient is missing or zero."""
     return [
         name
         for name, p in module.named_parameters()
@@ -312,6 +313,7 @@ def idle_parameters(module: nn.Module) -> list[str]:
 
 
 def value_gradient_reach(policy: Policy, obs: Observations) -> set[str]:
+    """Parameters that get a gradient from the value loss alone."""
     module = as_module(policy)
     module.zero_grad()
     policy.value(obs).square().sum().backward()

@@ -93,6 +93,7 @@ class BestCheckpoints:
 
 
 def _entries(content: Any) -> list[dict[str, Any]]:
+    """Parse the content of evaluations.json. ValueError: it has another form."""
     try:
         entries = [{**entry, "version": int(entry["version"])} for entry in content]
         sum(sum(_rank_key(entry)) for entry in entries)

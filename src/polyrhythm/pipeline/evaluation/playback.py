@@ -241,6 +241,7 @@ def _picture_function(batch: EnvBatch) -> Callable[[dict[str, NDArray[Any]], int
 
 
 def _rendered(batch: FullEnvBatch, row: int) -> Picture:
+    """The environment's rendering. EnvFault: it raises or returns another form."""
     try:
         picture = batch.render(row)
     except (PolyrhythmError, ImportError):

@@ -220,6 +220,7 @@ def _play(config: RunConfig, policy: Policy, episodes: Sequence[Episode]) -> lis
 
 
 def _clips(played: Sequence[PlayedEpisode], spec: EnvSpec, *, measured: bool) -> list[Clip]:
+    """Captioned clips. measured: the caption shows success instead of the return."""
     blank = next((np.zeros_like(one.pictures[0]) for one in played if one.pictures), np.zeros((64, 64, 3), np.uint8))
     clips = []
     for one in played:

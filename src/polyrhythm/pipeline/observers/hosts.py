@@ -38,6 +38,7 @@ class StationHosts(Observer):
 
     @property
     def several(self) -> bool:
+        """Whether a station is on another host than the main process."""
         return any(host != MAIN for host in self._host_of.values())
 
     def mean_of(self, shares: Mapping[str, float]) -> dict[str, float]:

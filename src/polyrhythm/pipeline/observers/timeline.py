@@ -68,7 +68,7 @@ class TraceObserver(Observer):
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         if self._left <= 0:
             return
-        if isinstance(event, records.StationLost):  # the next incarnation numbers its requests from 0
+        if isinstance(event, records.StationLost):  # the next incarnation restarts its request numbers
             own = f"{event.station}."
             self._served = {slot: served for slot, served in self._served.items() if not slot.startswith(own)}
         for command in commands:

@@ -194,6 +194,7 @@ def _load_file(file: Path) -> SavedPolicy:
 
 
 def _load_export(folder: Path) -> SavedPolicy:
+    """Policy that `polyrhythm export` wrote without a released layout. ConfigError: its tensors are damaged."""
     file, model = folder / EXPORTED_SETTINGS, folder / EXPORTED_MODEL
     try:
         content = parse_json(file.read_text(encoding="utf-8"))

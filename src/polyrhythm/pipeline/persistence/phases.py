@@ -101,6 +101,7 @@ class PhaseJournal:
 
 
 def _said(folder: Path) -> tuple[dict[str, Any], str]:
+    """Content of progress.json and "", or {} and the problem."""
     try:
         said = json.loads((folder / _FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -143,6 +143,7 @@ def _called(what: str, function: Callable[..., Any], argument: object) -> Any:
 
 
 def _check_pure(what: str, first: Tensor, second: Tensor, given: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+    """ConfigError: the function is not deterministic, or changes its inputs."""
     if not all(torch.equal(a, b) for a, b in zip(given, before, strict=True)):
         raise ConfigError(f"{what}: it modifies its input; work on a copy")
     if not torch.equal(first, second):

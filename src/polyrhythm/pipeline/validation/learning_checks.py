@@ -38,6 +38,7 @@ _LARGE = 10.0
 def check_learning(
     config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm, *, trainer: bool, tried: Policy | None = None
 ) -> None:
+    """ConfigError: they do not fit together. tried: the miniature of a policy that is too large to try."""
     check_value(config, form)
     check_tokens(config, form)
     if trainer and config.training.versions:

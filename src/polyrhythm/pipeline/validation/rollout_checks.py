@@ -130,6 +130,7 @@ def _try_key(path: str) -> None:
 
 
 def _is_plain(key: object) -> bool:
+    """Whether the key can be ordered and saved in a checkpoint."""
     return all(map(_is_plain, key)) if isinstance(key, tuple) else type(key) in (int, float, str)
 
 
