@@ -1,8 +1,8 @@
 """Presets and objectives: named sets of settings, read from presets.yaml.
 
-`preset: NAME`, a common training mode, lies between a recipe and the recipe that it extends; on the command line,
-between the recipe and the other options. The resolved configuration has no preset. A recipe with `batching: streams`
-keeps it under a preset with `batching: dynamic`.
+`preset: NAME`, a common training mode, overrides what the recipe extends and is overridden by the recipe; on the
+command line, it overrides the recipe and is overridden by the other options. The resolved configuration has no preset.
+A recipe with `batching: streams` keeps it under a preset with `batching: dynamic`.
 
 `objective: NAME`, the objective of another system, replaces the inherited `algorithm` section; keys of the recipe or of
 overrides under `algorithm` are merged over it. The resolved configuration has its settings, and the name as

@@ -31,7 +31,7 @@ class Rate(NamedTuple):
 
 
 def has_collapsed(best: Rate, newest: Rate) -> bool:
-    """Whether the newest interval lies wholly below that of the best."""
+    """Whether the newest interval is entirely below that of the best."""
     return newest.high < best.low
 
 
@@ -123,7 +123,7 @@ STEPS = "train/actor/optimizer_steps"
 _ENTROPY, _CLIPPED = "train/actor/entropy_loss", "train/actor/clip_fraction"
 _BEHIND = "staleness/updates_mean"
 _EXPLAINED = "train/critic/explained_variance"
-#: KL from the reference policy of the ratio.
+#: KL from the policy in the ratio's denominator.
 _KLS = ("train/actor/proximal_approx_kl", "train/actor/approx_kl")
 _MEASURES = _SUCCESS, _RETURN = "env/success_once", "env/return"
 
