@@ -1,8 +1,8 @@
-"""Checks of recipes and of the machine, and functions that run lists of them (`check`, `train --check`, `doctor`, run
-start).
+"""Checks of recipes and machines, and functions that run lists of them.
 
-The core's list is `all_checks.CHECKS`; a plugin adds rows under the kind "check" (docs/extending.md). This module
-imports no package that may be missing, so that `doctor` can report it.
+They serve `check`, `train --check`, `doctor` and the start of a run. The core's list is `all_checks.CHECKS`; a plugin
+adds rows under the kind "check" (docs/extending.md). This module imports no package that may be missing, so that
+`doctor` can report it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class Examined(NamedTuple):
 
 @dataclass(slots=True)
 class CheckContext:
-    """The configuration under check, and results of earlier checks; None for unknown ones, which a check lists in
-    `needs`.
+    """The configuration under check, and results of earlier checks; an unknown result is None.
 
     depth: checks up to this cost run. free: returns the free bytes of a device's memory; None: measured. settings: the
     policy's, or stand-ins if its files are missing; sized: the form has the run's own size. rows: the environment's

@@ -62,10 +62,10 @@ class StartError(PolyrhythmError):
 
 
 class EnvLost(BaseException):
-    """An env batch can no longer be used, for instance because its process has ended: its station is replaced and its
-    samples are repeated.
+    """An env batch can no longer be used, for instance because its process has ended.
 
-    It is not an Exception, so that it is not handled as the failure of one call.
+    Its station is replaced and its samples are repeated. It is not an Exception, so that it is not handled as the
+    failure of one call.
     """
 
 

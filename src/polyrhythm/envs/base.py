@@ -57,12 +57,11 @@ class EpisodeRefused(Exception):
 
 
 class RowsFailed(Exception):
-    """Some rows of a `reset`, `step` or `expert_actions` raised; the call succeeded for all others, whose samples
-    continue.
+    """Some rows of a `reset`, `step` or `expert_actions` raised; the call succeeded for all others.
 
-    errors: row → its error. result: of the step, or the actions, with arbitrary values for failed rows. A failed row is
-    not used before its next reset, which must rebuild it; but if rows step only together (`step_rows` false) it gets
-    no-ops, like a row without an episode.
+    Only the samples of failed rows fail. errors: row → its error. result: of the step, or the actions, with arbitrary
+    values for failed rows. A failed row is not used before its next reset, which must rebuild it; but if rows step only
+    together (`step_rows` false) it gets no-ops, like a row without an episode.
     """
 
     def __init__(self, errors: Mapping[int, Exception], result: Any = None) -> None:

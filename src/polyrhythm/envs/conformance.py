@@ -66,11 +66,11 @@ def trial_seed(number: int) -> int:
 def find_memory(
     settings: EnvSettings, env: CheckedEnv, first: Arrays, about_to: Callable[[str], None]
 ) -> tuple[str, str]:
-    """Find a reset that depends on earlier episodes: returns the responsible setting ("" for the environment itself)
-    and the problem with its fix, or ("", "").
+    """Find a reset whose result depends on earlier episodes.
 
-    first: observation of `observe_reset`. The environment is not stepped, since that could break what a robot moves; a
-    wrapper that remembers rewards is therefore recognized by its name.
+    Returns the responsible setting ("" for the environment itself) and the problem with its fix, or ("", ""). first:
+    observation of `observe_reset`. The environment is not stepped, since that could break what a robot moves; a wrapper
+    that remembers rewards is therefore recognized by its name.
     """
     full = cast(FullEnvSettings, settings)
     wrappers = full.wrappers if traits_of(settings).wraps else ()

@@ -1,8 +1,8 @@
-"""Measures the drawing rate of several concurrent processes with one of MuJoCo's GL backends; each of them runs
-`MUJOCO_GL=egl python -m polyrhythm.envs.gl_probe`.
+"""Measures the drawing rate of several concurrent processes with one of MuJoCo's GL backends.
 
-It uses processes because simulators are processes, MuJoCo binds its backend at import, and a broken driver can hang or
-crash. A single process would not be representative: a GPU may draw the frames of several one after another.
+Each process runs `MUJOCO_GL=egl python -m polyrhythm.envs.gl_probe`. They are processes because simulators are, because
+MuJoCo binds its backend at import, and because a broken driver can hang or crash. A single process would not be
+representative: a GPU may draw the frames of several one after another.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ _QUOTED = 80
 
 
 class CheckedForms(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
-    """Wrapper that raises ConfigError, beginning with the setting `where`, for results that violate Gymnasium's
-    interface.
+    """Wrapper that raises ConfigError for results that violate Gymnasium's interface.
 
-    A reward is one number, a flag one bool or 0 or 1; each may be a numpy scalar, or an array of shape () or (1,).
-    observations: compare them with the observation space, except those of `drop`, and convert them to its dtypes.
+    where: setting that begins the error. A reward is one number, a flag one bool or 0 or 1; each may be a numpy scalar,
+    or an array of shape () or (1,). observations: compare them with the observation space, except those of `drop`, and
+    convert them to its dtypes.
     """
 
     def __init__(

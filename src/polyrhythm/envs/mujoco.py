@@ -55,10 +55,10 @@ class RenderingUnavailable(StartError):
 
 
 def choose_gl_backend() -> None:
-    """Set `MUJOCO_GL` if it is not set (Linux): osmesa, else egl, by which library loads; with an NVIDIA GPU and both
-    libraries, the measured faster one.
+    """Set `MUJOCO_GL` if it is not set (Linux).
 
-    The window backend is never chosen, even with a display, since it does not allow rendering from other threads.
+    osmesa, else egl, by which library loads; with an NVIDIA GPU and both libraries, the measured faster one. The window
+    backend is never chosen, even with a display, since it does not allow rendering from other threads.
     RenderingUnavailable: a library is missing; names the command that installs it.
     """
     logging.getLogger("OpenGL.acceleratesupport").setLevel(logging.WARNING)  # logs an optional package at INFO

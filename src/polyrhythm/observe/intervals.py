@@ -47,11 +47,10 @@ def pass_at(k: int, samples: int, successes: int) -> float:
 
 
 def of_samples(successes: Sequence[Sequence[bool]]) -> dict[str, dict[str, float]]:
-    """mean@n, and pass@k for k = 1, 2, 4, … up to n, each with rate, low, high, and `starts`, its number of initial
-    states.
+    """mean@n, and pass@k for k = 1, 2, 4, … up to n, each with rate, low, high and starts.
 
-    successes: of each state's samples; n: largest number of samples of a state. A state with fewer than k samples,
-    because some were dropped, is left out of pass@k.
+    successes: of each state's samples; n: largest number of samples of a state; starts: number of initial states. A
+    state with fewer than k samples, because some were dropped, is left out of pass@k.
     """
     counts = [(len(own), sum(own)) for own in successes]
     most = max(n for n, _ in counts)

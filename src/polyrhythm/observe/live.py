@@ -1,8 +1,8 @@
-"""Live status block of a running command: its lines, a pure function of the status, and the terminal that draws it
-below scrolling text.
+"""Live status block of a running command, and the terminal that draws it below scrolling text.
 
-Log handlers and warnings write to the terminal as to a file: one write erases the block, prints the text and redraws
-the block. An unfinished line is held back until its end, so that the block never splits it.
+The lines of the block are a pure function of the status. Log handlers and warnings write to the terminal as to a file:
+one write erases the block, prints the text and redraws the block. An unfinished line is held back until its end, so
+that the block never splits it.
 """
 
 from __future__ import annotations

@@ -26,14 +26,14 @@ class EvaluationResult:
 
     name: before, during or after training (with _sampled if the policy acted with noise), swapped, or evaluation.
     version: of the weights. greedy: without noise. rate, low, high: success rate with its Wilson 95% interval;
-    successes: number of successful `episodes`; these four are None if no episode reported success. mean_return:
-    undiscounted. metrics: means of the environment's own metrics. tasks, suites: the same fields by task and by suite,
-    if there are several. variants, kinds: the same by requested variant of the environment and by kind of variant. at:
-    mean@n and pass@k, each with rate, low, high and starts, if initial states have several samples. dropped: episodes
-    that failed and are missing. sampling: overridden sampling settings of a language model (`evaluate` only). env:
-    overridden settings of the environment. video: file, episodes, successes and failed episodes, if requested.
-    conversations: transcripts of the first episodes of a text environment, each with prompt, turns (message, reply),
-    success and return.
+    successes: number of successful `episodes`; these four are None if no episode reported success. mean_return: mean
+    episode return. metrics: means of the environment's own metrics. tasks, suites: the same fields by task and by
+    suite, if there are several. variants, kinds: the same by requested variant of the environment and by kind of
+    variant. at: mean@n and pass@k, each with rate, low, high and starts, if initial states have several samples.
+    dropped: episodes that failed and are missing. sampling: sampling settings of a language model, if not greedy
+    (`evaluate` only). env: overridden settings of the environment. video: file, episodes, successes and failed
+    episodes, if requested. conversations: transcripts of the first episodes of a text environment, each with prompt,
+    turns (message, reply), success and return.
     """
 
     name: str
@@ -68,10 +68,10 @@ class Callback(Protocol):
     """An element of `callbacks`; either method may be missing. A plain function counts as `on_update`."""
 
     def on_update(self, metrics: Mapping[str, float | None]) -> None:
-        """Called after each update with its line of metrics.jsonl; env/success_once is None if no episode reported
-        success.
+        """Called after each update with its line of metrics.jsonl.
 
-        An update that is repeated after the trainer was lost is reported again.
+        env/success_once is None if no episode reported success. An update that is repeated after the trainer was lost
+        is reported again.
         """
         ...
 

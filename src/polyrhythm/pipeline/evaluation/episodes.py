@@ -91,11 +91,10 @@ def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: 
 def per_episode(
     episodes: Sequence[Episode], results: Iterable[SampleEvaluated], tasks: Sequence[Task]
 ) -> list[dict[str, Any]]:
-    """One entry for each completed episode, in the order of `episodes` (all of one action mode); dropped ones are
-    missing.
+    """One entry for each completed episode, in the order of `episodes` (all of one action mode).
 
     index: of the held-out initial state; sample: number of the state's sample; seed; task; greedy; success: None if not
-    reported; return; steps: primitive env steps.
+    reported; return; steps: primitive env steps. Dropped episodes are missing.
     """
     return [
         {

@@ -107,8 +107,7 @@ ALL = "all"
 
 
 def with_variants(config: RunConfig, names: Sequence[str]) -> dict[str, tuple[Variant, RunConfig]]:
-    """The named variants, or all of them for `all`, each with the run's settings changed by it, in the order of
-    `names`.
+    """The named variants, or all for `all`, each with the run's settings changed by it, in the order of `names`.
 
     ConfigError: the environment has no variants, or lacks a named one.
     """

@@ -32,12 +32,11 @@ _FIRST_SET_ASIDE = 10
 
 
 class SampleFailureLog(Observer):
-    """Warns at the 1st, 10th, 100th, … failure of each kind (culprit and problem, or call and error type) and refused
-    episode.
+    """Warns at the 1st, 10th, 100th, … failure of each kind, and likewise at refused episodes.
 
-    logs: folder of the stations' logs with the tracebacks; None if stations log to this process. types: the setting
-    that names a culprit (`specs.finite`), by culprit. tasks: their names. counts: failures by kind. last: description
-    of the last failure.
+    A kind is culprit and problem, or call and error type. logs: folder of the stations' logs with the tracebacks; None
+    if stations log to this process. types: the setting that names a culprit (`specs.finite`), by culprit. tasks: their
+    names. counts: failures by kind. last: description of the last failure.
     """
 
     hears: ClassVar[tuple[type, ...]] = (records.SampleFailed, records.ScoringFailed, records.EpisodeSetAside)

@@ -72,10 +72,10 @@ class IdleMeter(Observer):
 
 
 class PassMeter(Observer):
-    """Counts training's forward passes, their rows before and after padding, and the time in which a pass waited out
-    `max_wait_s`.
+    """Counts training's forward passes and their rows before and after padding, and measures their waiting.
 
-    max_wait_s: longest time for which a batch waits for more requests (`dynamic`).
+    max_wait_s: longest time for which a batch waits for more requests (`dynamic`); measured is the share of time in
+    which a pass waited that long.
     """
 
     hears: ClassVar[tuple[type, ...]] = (records.Serve,)

@@ -107,10 +107,10 @@ class StationActivity(Observer):
         return {name: max(0.0, value - before[name]) for name, value in self._seconds.items()}
 
     def token_rates(self, now: float) -> dict[str, float]:
-        """`throughput/tokens_per_s` and `throughput/prompt_tokens_per_s` since the last call that returned them, or
-        since training began.
+        """`throughput/tokens_per_s` and `throughput/prompt_tokens_per_s` since the last call that returned them.
 
-        Empty if no generator counts tokens, or if counters of one have not changed and a newer value may arrive soon.
+        The first rates count from the start of training. Empty if no generator counts tokens, or if counters of one
+        have not changed and a newer value may arrive soon.
         """
         before, told = self._told, self._token_counts(self._launcher.hosting.statistics())
         seconds = now - self._told_at

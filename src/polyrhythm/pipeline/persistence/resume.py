@@ -1,5 +1,4 @@
-"""Prepares a run folder for a resumed run: where the run stopped, and which records belong to updates that are
-repeated.
+"""Prepares the folder of a run that resumes.
 
 Invariant: refusals come before any change of the run, except that a damaged checkpoint may be renamed.
 """

@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 
 class RunCheckpointer(Observer):
-    """Saves the run every `settings.run_every_s` seconds, at the next moment when the trainer's saved state and the
-    conductor have the same number of updates. Saves do not overlap.
+    """Saves the run every `settings.run_every_s` seconds; saves do not overlap.
 
+    A save waits for the moment when the trainer's saved state and the conductor have the same number of updates.
     totals: of all parts of the run. deadline_s: after it an unfinished save is logged and no longer waited for. write:
     writes a snapshot, keeps the given number of saved runs, and returns the path.
     """
@@ -153,10 +153,10 @@ class RunCheckpointer(Observer):
 
 
 class _Writing:
-    """A thread that writes one snapshot to the folder `part`. late: a warning was logged; given_up: not waited for
-    again.
+    """A thread that writes one snapshot to the folder `part`.
 
-    Its end is signalled by an event: an interrupted `Thread.join` may mark a running thread as ended (CPython 3.11).
+    late: a warning was logged; given_up: not waited for again. Its end is signalled by an event: an interrupted
+    `Thread.join` may mark a running thread as ended (CPython 3.11).
     """
 
     def __init__(self, write: Callable[[], Path], part: Path, level: int) -> None:

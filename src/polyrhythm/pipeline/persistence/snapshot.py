@@ -176,10 +176,10 @@ def take_snapshot(
     states: TrainerStates,
     counts: dict[str, Any],
 ) -> RunSnapshot:
-    """Snapshot of the run, which must be written or given up before the next one. OSError: the folder cannot be
-    written.
+    """Take a snapshot of the run, which must be written or given up before the next one.
 
-    It includes the trainer's newest state; updates that this state lacks are rolled back on resume.
+    It includes the trainer's newest state; updates that this state lacks are rolled back on resume. OSError: the folder
+    cannot be written, or no trainer state is left.
     """
     whole = next_run(folder)
     part = whole.with_name(whole.name + PART)

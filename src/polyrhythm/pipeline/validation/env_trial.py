@@ -77,11 +77,10 @@ def declared_rows(spec: EnvSpec) -> EnvTrial:
 
 
 def try_env(config: RunConfig, settings: EnvSettings, *, play: bool = True) -> EnvTrial:
-    """Build the environment and reset it; in a text environment, also play an episode and pass it to the reward
-    function.
+    """Build the environment and reset it; play an episode of a text environment.
 
-    A second reset with the same seeds warns if it differs. play: whether an episode is played. ConfigError: the
-    environment or the reward function violates its contract.
+    The episode is passed to the reward function. A second reset with the same seeds warns if it differs. play: whether
+    an episode is played. ConfigError: the environment or the reward function violates its contract.
     """
     seen = dict(_events("observe", config, settings, play=play))
     return EnvTrial(seen["spec"], seen["arrays"])

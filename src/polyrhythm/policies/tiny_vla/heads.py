@@ -194,11 +194,11 @@ class FlowMatchingHead(nn.Module):
         return HeadEvaluation(*self.method.evaluate(self._network(features), forward_inputs))
 
     def sft_loss(self, features: Tensor, actions: Tensor) -> Tensor:
-        """Flow-matching loss weighted by t² (mean squared error of the predicted data, over times in (0, 1]), plus the
-        fit of learned noise.
+        """Flow-matching loss weighted by t², plus the fit of learned noise.
 
-        Times and noise are functions of the actions and of the output layer's weights. Each optimizer step changes the
-        weights and so the draws, without any state: a resumed warm start continues bit-equal.
+        The former is the mean squared error of the predicted data, over times in (0, 1]. Times and noise are functions
+        of the actions and of the output layer's weights. Each optimizer step changes the weights and so the draws,
+        without any state: a resumed warm start continues bit-equal.
         """
         key = noise.content_keys(actions) ^ noise.content_keys(self.out.weight.detach().reshape(1, -1))
         phase = noise.uniform(key, 1, stream=0)
