@@ -65,7 +65,7 @@ _MOVED = {
 
 
 class _Moved(MetaPathFinder, Loader):
-    """Imports a module of a moved package by its old name, with a warning that says the new one."""
+    """Imports a moved package's modules by their old names, with a DeprecationWarning that has the new name."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002 - the interface
         moved = any(name == old or name.startswith(f"{old}.") for old in _MOVED)
@@ -82,7 +82,7 @@ class _Moved(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to do: `create_module` gave the module its content."""
+        """Does nothing: `create_module` has filled the module."""
 
 
 sys.meta_path.append(_Moved())

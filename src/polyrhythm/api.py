@@ -1,6 +1,6 @@
-"""The public API: the commands train and eval as functions, and a trained policy for a robot. See docs/python-api.md.
+"""The public API: the commands as functions, and a trained policy for a robot. See docs/python-api.md.
 
-Nothing here prints: runs write to `logging` and to their folder.
+It prints nothing: runs write to `logging` and to their folder.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ Recipe = str | Path | Mapping[str, Any] | RunConfig
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """The result of a run.
+    """Result of a run.
 
-    folder: the run's folder; summary: the content of its summary.json, empty unless it is finished;
-    finished: False if a callback stopped it, so that it can be resumed.
+    folder: of the run; summary: content of its summary.json, empty unless it is finished; finished: False if a callback
+    stopped it, so that it can be resumed.
     """
 
     folder: Path
@@ -69,11 +69,11 @@ class TrainResult:
 
 
 def load_recipe(recipe: Recipe, *overrides: str | Mapping[str, Any]) -> RunConfig:
-    """The validated settings of a recipe with overrides, applied in order.
+    """Load and validate a recipe with overrides, applied in order.
 
     recipe: the name of a shipped recipe, the path of a YAML file, its sections as a mapping (also `extends` and
     `preset`), or a loaded recipe; overrides: "section.key=value", or sections. `env` and `policy` may be settings
-    objects: {"env": MyEnvSettings(...)}. Raises ConfigError if a setting is invalid.
+    objects: {"env": MyEnvSettings(...)}. ConfigError: a setting is invalid.
     """
     return load_config(recipe.model_dump(mode="json") if isinstance(recipe, RunConfig) else recipe, overrides)
 
@@ -81,7 +81,7 @@ def load_recipe(recipe: Recipe, *overrides: str | Mapping[str, Any]) -> RunConfi
 def check(recipe: Recipe) -> ValidatedRun:
     """Check whether the recipe can be run here; return its settings, the environment's spec and the untrained policy.
 
-    Raises ConfigError or StartError if it cannot.
+    ConfigError or StartError: it cannot.
     """
     return checking.validate_run(_config(recipe))
 
@@ -89,10 +89,10 @@ def check(recipe: Recipe) -> ValidatedRun:
 def train(recipe: Recipe, *, out: str | Path | None = None, callbacks: object = ()) -> TrainResult:
     """Run a recipe to its end.
 
-    out: an empty or new folder for the run (default: <out_dir>/<name>/<time>); callbacks: one, or a list: each has
-    methods of `Callback`, or is a function of an update's metrics; they are called in this thread between two events.
-    Raises PolyrhythmError if the recipe cannot be run or the run cannot go on, KeyboardInterrupt if it is interrupted,
-    and any exception of a callback.
+    out: an empty or new folder for the run (default: <out_dir>/<name>/<time>); callbacks: one, or a list; each has
+    methods of `Callback`, or is a function of an update's metrics. They are called in this thread between two events.
+    PolyrhythmError: the recipe cannot be run or the run cannot continue; KeyboardInterrupt: it was interrupted; and any
+    exception of a callback.
     """
     own_callbacks, config = Callbacks(callbacks), _config(recipe)
     named = None if out is None else Path(out)
@@ -126,16 +126,16 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
 ) -> EvaluationResult:
     """Evaluate a run's newest policy, a checkpoint or a policy file: success rate with its interval, and mean return.
 
-    episodes, seed: default to the run's own evaluation; greedy: act without noise (default, unless overrides have a
-    setting of sampling, or samples); samples: sampled episodes of each initial state, for mean@n and pass@k (`at`);
-    swap_instructions: show each task another's instruction, so that a policy that follows instructions fails;
-    variants: of the environment, by name, or `all`, in which the same episodes are played too; video: a .gif or .mp4
-    file to write with the first `video_episodes` episodes; conversations: number of first episodes of a text
-    environment whose conversations are in the result (default: the run's); overrides: where the released folders
-    of the run are now,
-    "policy.checkpoint=FOLDER", or of a language model another engine, {"policy.engine.type": "vllm"}, or how tokens are
-    sampled, {"policy.temperature": 0.6} (also top_k, top_p), or other settings of the environment, {"env.max_steps":
-    200}, which the result lists as `env`. ConfigError: one of another setting.
+    episodes, seed: default to the run's own evaluation. greedy: act without noise (default, unless overrides have a
+    sampling setting, or there are several samples). samples: sampled episodes of each initial state, for mean@n and
+    pass@k (`at`). swap_instructions: show each task another's instruction; a policy that follows instructions then
+    fails. variants: names of environment variants, or `all`; each plays the same episodes in addition. video: a .gif or
+    .mp4 file to write with the first `video_episodes` episodes. conversations: number of first episodes of a text
+    environment whose transcripts are in the result (default: the run's).
+
+    overrides: of moved released folders, "policy.checkpoint=FOLDER"; of a language model's engine,
+    {"policy.engine.type": "vllm"}, or sampling, {"policy.temperature": 0.6} (also top_k, top_p); of the environment,
+    {"env.max_steps": 200}, which the result lists as `env`. ConfigError: an override of another setting.
     """
     if conversations is not None and conversations < 0:
         raise ConfigError(f"conversations = {conversations}: it must be at least 0")
@@ -151,7 +151,7 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
 
 
 def resume(run: str | Path | TrainResult, *overrides: str | Mapping[str, Any], callbacks: object = ()) -> TrainResult:
-    """Go on with a run in its own folder: an interrupted one, or a finished one with more `training.versions`.
+    """Resume a run in its own folder: an interrupted one, or a finished one with more `training.versions`.
 
     run: its folder, or a folder of runs, of which the newest is taken; overrides: "section.key=value" or
     {"section.key": value}, of the settings that a resumed run may change (`polyrhythm resume --help`); callbacks: as in
@@ -169,7 +169,8 @@ def resume(run: str | Path | TrainResult, *overrides: str | Mapping[str, Any], c
 def report(*runs: str | Path | TrainResult, out: str | Path | None = None) -> Path:
     """Write the HTML report of a run, or the comparison of several; return the file.
 
-    out: the file (default: report.html of the run, or comparison.html beside the first). RunFolderError: not a run.
+    out: the file (default: report.html of the run, or comparison.html beside the first). RunFolderError: a path is not
+    a run.
     """
     if not runs:
         raise ConfigError("report: no run is named; give the folder of one or more")
@@ -180,15 +181,15 @@ def report(*runs: str | Path | TrainResult, out: str | Path | None = None) -> Pa
 def export(run: str | Path | TrainResult, out: str | Path, *, base: str | Path | None = None) -> Path:
     """Write the policy of a run, a checkpoint or a policy file into the new folder `out`; return that folder.
 
-    A released policy is written in its own layout; `load_policy`, `evaluate` and `init_from` take the folder of any
-    other. base: the released folder that was trained, if it was moved. ConfigError: it cannot be written so.
+    A released policy is written in its own layout; `load_policy`, `evaluate` and `init_from` accept the folder of any
+    other. base: the released folder that was trained, if it was moved. ConfigError: the policy has no released layout
+    for `base`.
     """
     exporting.export(_path(run), Path(out), None if base is None else str(base))
     return Path(out)
 
 
 def _words(overrides: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -> tuple[str, ...]:
-    """Overrides as the command has them."""
     if isinstance(overrides, str):
         return (overrides,)
     if isinstance(overrides, Mapping):
@@ -197,12 +198,12 @@ def _words(overrides: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]
 
 
 def load_policy(run: str | Path | TrainResult, *, device: str = "cpu") -> StandalonePolicy:
-    """Load a run's newest policy, or that of a checkpoint or a policy file; it needs no simulator."""
+    """Load a run's newest policy, or that of a checkpoint or a policy file, without a simulator."""
     return load_standalone(_path(run), device)
 
 
 def _config(recipe: Recipe) -> RunConfig:
-    """The settings. Raises ConfigError if station processes would have to import a class of `__main__`."""
+    """Load the recipe. ConfigError: station processes would have to import a class of `__main__`."""
     config = recipe if isinstance(recipe, RunConfig) else load_config(recipe)
     for path, address in in_main(config.model_dump(mode="json")) if config.launcher != "inline" else ():
         name, is_id = address.rpartition(":")[2], ":" not in address

@@ -1,7 +1,8 @@
-"""What a check is, and how `check`, `train --check`, `doctor` and the start of a run go through a list of them.
+"""Checks of recipes and machines, and functions that run lists of them.
 
-The core's list is `all_checks.CHECKS`; a plugin adds rows under the kind "check" (docs/extending.md). This module
-imports nothing that may be missing, so that `doctor` can say what is.
+They serve `check`, `train --check`, `doctor` and the start of a run. The core's list is `all_checks.CHECKS`; a plugin
+adds rows under the kind "check" (docs/extending.md). This module imports no package that may be missing, so that
+`doctor` can report it.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What a check costs: it reads settings; looks at this machine; builds the parts and runs them.
+#: Cost of a check: settings only reads them; machine looks at this machine; trial builds the parts and runs them.
 Cost = Literal["settings", "machine", "trial"]
 _COSTS: tuple[Cost, ...] = ("settings", "machine", "trial")
 
 
 class Examined(NamedTuple):
-    """A finding and its part: recipe, environment, policy, training or machine."""
+    """A finding and the part it belongs to: recipe, environment, policy, training or machine."""
 
     part: str
     finding: Finding
@@ -39,13 +40,12 @@ class Examined(NamedTuple):
 
 @dataclass(slots=True)
 class CheckContext:
-    """A configuration that is checked, and what its checks found so far.
+    """The configuration under check, and results of earlier checks; an unknown result is None.
 
-    depth: checks up to this cost run. free: gives the free bytes of a device's memory; None: they are measured.
-    settings: the policy's, or stand-ins where its files are missing; sized: the form has the run's own size. rows: the
-    environment's first observations. tried: the policy keeps its contract on them. failed: names of checks that failed.
-    simulates: environments are built here, not by simulators that join. numbers: what checks measured, by name, for
-    JSON. What is not known yet is None: a check that uses it names it in `needs`.
+    depth: checks up to this cost run. free: returns the free bytes of a device's memory; None: measured. settings: the
+    policy's, or stand-ins if its files are missing; sized: the form has the run's own size. rows: the environment's
+    first observations. tried: the policy fulfils its contract on them. failed: names of failed checks. simulates:
+    environments are built here, not by joining simulators. numbers: measurements by name, for JSON.
     """
 
     config: RunConfig
@@ -64,19 +64,18 @@ class CheckContext:
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
-#: A detail, "" or None for none; or findings, of the check's own name and part unless they have others.
+#: A detail, "" or None without one; or findings, which get the check's name and part unless they have their own.
 Result = str | None | Finding | Iterable[Finding | Examined]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A row of the list. name, part: as shown.
+    """A row of the list. name, part: as displayed.
 
-    cost: the least depth that runs it. until: the depth from which other rows replace it. run: takes the context; what
-    it raises of PolyrhythmError is a failure. needs: fields of the context without which it is left out.
-    after: of a plugin's row, the row of the core behind which it runs; "": before all; "policies": of
-    `policies TYPE --recipe`; "episode": with a `TriedEpisode` of a text environment (`env_trial_process`) in place of
-    the context; "doctor": the last of `doctor`, with None.
+    cost: lowest depth that runs it. until: depth from which other rows replace it. run: takes the context; a
+    PolyrhythmError is a failed finding. needs: fields of the context that must be known. after: for a plugin's row, the
+    core's row that it follows; "": before all; "policies": in `policies TYPE --recipe`; "episode": in the trial, with a
+    `TriedEpisode` (`env_trial_process`) instead of the context; "doctor": at the end of `doctor`, with None.
     """
 
     name: str
@@ -88,12 +87,11 @@ class Check:
     after: str = ""
 
     def runs_at(self, depth: Cost) -> bool:
-        """Whether it runs at this depth."""
         reached = _COSTS.index(depth)
         return _COSTS.index(self.cost) <= reached and (self.until is None or reached < _COSTS.index(self.until))
 
     def findings(self, context: Any) -> Iterator[Examined]:
-        """Run it; yield what it found."""
+        """Run the check and yield its findings."""
         result = self.run(context)
         if result is None or isinstance(result, str):
             result = Finding(self.name, "ok", result or "")
@@ -102,12 +100,12 @@ class Check:
 
 
 def added(depth: Cost, after: str) -> list[Check]:
-    """The rows of plugins behind this row of the core."""
+    """Rows of plugins that follow this row of the core."""
     return [one for own in load_all("check") for one in own if one.after == after and one.runs_at(depth)]
 
 
 def with_added(checks: Sequence[Check], depth: Cost) -> list[Check]:
-    """The rows of this depth in order, those of plugins among them."""
+    """Rows of this depth in order, including those of plugins."""
     rows = added(depth, "")
     for check in checks:
         if check.runs_at(depth):
@@ -116,7 +114,7 @@ def with_added(checks: Sequence[Check], depth: Cost) -> list[Check]:
 
 
 def examine_all(checks: Iterable[Check], context: CheckContext) -> Iterator[Examined]:
-    """Run checks in order, also after a failure; yield each finding as soon as it is known."""
+    """Run checks in order, even after a failure; yield each finding as soon as it is known."""
     for check in checks:
         if any(getattr(context, name) is None for name in check.needs):
             continue
@@ -127,8 +125,11 @@ def examine_all(checks: Iterable[Check], context: CheckContext) -> Iterator[Exam
 
 
 def examine_one(check: Check, context: CheckContext) -> Iterator[Examined]:
-    """Run one check; yield its findings. Where nothing is built, what this machine lacks (MissingError, StartError) is
-    missing; else it failed."""
+    """Run one check and yield its findings.
+
+    Below the depth `trial`, a lack of this machine (MissingError, StartError) is reported as missing rather than
+    failed.
+    """
     try:
         yield from check.findings(context)
     except ConfigError as error:
@@ -147,35 +148,35 @@ def failed_finding(name: str, error: PolyrhythmError, depth: Cost = "trial") -> 
 
 
 def require_added(context: CheckContext, after: str) -> None:
-    """Run the rows of plugins behind this row of the core, for a run that starts: raise the first failure as it is, and
-    log what is noted."""
+    """Run the rows of plugins that follow this row of the core, at the start of a run: raise the first failure, log
+    notes."""
     for check in added(context.depth, after):
         for found in check.findings(context):
             log_note(found.finding)
 
 
 def log_note(finding: Finding) -> None:
-    """Warn of what a check noted."""
+    """Log a finding if it is a note."""
     if finding.state == "note":
         log.warning("%s; %s", finding.detail, finding.fix)
 
 
 def note_of(name: str, sentence: str) -> Finding:
-    """A note of a sentence `problem; fix`."""
+    """Note from a sentence `problem; fix`."""
     problem, _, fix = sentence.rpartition("; ")
     return Finding(name, "note", problem, fix)
 
 
 def size_of(size: int) -> str:
-    """Bytes in words."""
+    """Bytes in GB or MB."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
 @contextmanager
 def errors_of(what: str, call: str = "") -> Iterator[None]:
-    """Turn a ValueError of this block into a ConfigError; prefix it with `what` unless its text begins so.
+    """Turn a ValueError of this block into a ConfigError, prefixed with `what` unless its text begins so.
 
-    call: of the user's code, if any; then every other exception becomes a ConfigError with the user's line.
+    call: of the user's code; if given, any other exception becomes a ConfigError with the user's source line.
     """
     try:
         yield

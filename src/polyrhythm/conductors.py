@@ -1,11 +1,11 @@
-"""Builds conductors: the scheduler's own, with what the settings ask for of the optional parts.
+"""Builds conductors: the scheduler's own, plus the optional parts that the settings select.
 
-The scheduler imports nothing outside itself, so this module stands beside it. Optional parts are of the kind
-`scheduler` (`polyrhythm.plugin`), by these names:
+The scheduler imports nothing outside itself, so this module is outside of it. Optional parts have the kind `scheduler`
+(`polyrhythm.plugin`) and these names:
 
-    tuner     class whose `begin(settings)` gives the `Tuner` of `batching: auto`
-    scoring   subclass of `SampleScoring`, where `SchedulerSettings.scoring` is set
-    lease     Conductor → `AnyConductor` around it, where `SchedulerSettings.lease` is set
+    tuner     class whose `begin(settings)` returns the `Tuner` of `batching: auto`
+    scoring   subclass of `SampleScoring`, used if `SchedulerSettings.scoring` is set
+    lease     function that wraps a Conductor in an `AnyConductor`, used if `SchedulerSettings.lease` is set
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 def build_conductor(settings: SchedulerSettings) -> AnyConductor:
-    """A fresh conductor. PluginError: the optional part that the settings ask for is not installed."""
+    """A new conductor. PluginError: an optional part that the settings select is not installed."""
     tuner = plugin.load("scheduler", "tuner").begin(settings) if settings.batching == "auto" else None
     scoring = plugin.load("scheduler", "scoring")() if settings.scoring is not None else None
     conductor: AnyConductor = Conductor(settings, tuner, scoring)
@@ -26,7 +26,7 @@ def build_conductor(settings: SchedulerSettings) -> AnyConductor:
 
 
 def restore_conductor(settings: SchedulerSettings, data: dict[str, Any]) -> AnyConductor:
-    """The conductor whose `save` gave this data, under the same settings. ValueError: another version saved it."""
+    """The conductor whose `save` returned this data, under the same settings. ValueError: another version saved it."""
     conductor = build_conductor(settings)
     conductor.load(data)
     return conductor

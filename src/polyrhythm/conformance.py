@@ -1,6 +1,6 @@
 """Findings of conformance checks, and the line of user code at which an exception was raised.
 
-`policies.conformance` and `envs.conformance` hold the checks.
+The checks are in `policies.conformance` and `envs.conformance`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any, Literal, NamedTuple
 
 from polyrhythm.errors import ConfigError
 
-#: Folders of code that is not the user's: this package, the standard library, installed packages.
+#: Folders of foreign code: this package, the standard library, installed packages.
 _FOREIGN = tuple(
     f"{Path(folder)}/"
     for folder in {str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))}
 )
-#: Part of the path of any installed package's file.
+#: Matches the path of a file of any installed package.
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/([^/]+)")
-#: Ends of sources of compiled packages, such as numpy/random/_common.pyx: tracebacks name these, no wheel has them.
+#: Suffixes of sources of compiled packages, such as numpy/random/_common.pyx, which tracebacks name and wheels lack.
 _COMPILED = (".pyx", ".pxd", ".pxi")
-#: Maximum characters quoted of an exception's text.
+#: Maximum number of characters quoted from an exception's text.
 _QUOTED = 300
 
 
@@ -41,14 +41,14 @@ class ContractViolation(Exception):
 
 
 class Note(str):
-    """The result of a passed check, with something that the user should know."""
+    """Detail of a passed check that the user should know."""
 
     __slots__ = ()
 
 
 class Finding(NamedTuple):
-    """The result of one check. note: training works; missing: it works with what this machine lacks; failed: it does
-    not. fix: what to do, "" for none."""
+    """Result of one check. note: training works; missing: it works once this machine has a missing resource; failed: it
+    does not work. fix: remedy, or ""."""
 
     name: str
     state: Literal["ok", "note", "missing", "failed"]
@@ -56,12 +56,12 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-#: A check raises ContractViolation, or returns a detail, "" for none.
+#: A check raises ContractViolation, or returns a detail or "".
 ContractCheck = Callable[[], str]
 
 
 def run_checks(checks: Mapping[str, ContractCheck]) -> Iterator[Finding]:
-    """Run all checks, also after a failure."""
+    """Run all checks, even after a failure."""
     for name, check in checks.items():
         try:
             detail = check()
@@ -72,19 +72,19 @@ def run_checks(checks: Mapping[str, ContractCheck]) -> Iterator[Finding]:
 
 
 def last_line(text: str) -> str:
-    """The last line of what a process printed that is not empty, before Python's messages at exit."""
+    """Last non-empty line of a process's output, before Python's messages at exit."""
     lines = [line.strip() for line in text.partition("Exception ignored")[0].splitlines() if line.strip()]
     return lines[-1] if lines else "it printed nothing"
 
 
 def violation_of(call: str, error: BaseException) -> ContractViolation:
-    """Violation for an exception of a call into user code, with the user's line."""
+    """Violation for an exception of a call into user code, with the user's source line."""
     return ContractViolation(f"{call} {raised(error)}", remedy(error))
 
 
 def remedy(error: BaseException) -> str:
-    """What to do about an exception: `fix it there`; or the installed packages that raised it, if no line of the
-    traceback is the user's."""
+    """Remedy for an exception: `fix it there`, or the installed packages that raised it if no line of the traceback is
+    the user's."""
     found = libraries(error)
     if not found:
         return "fix it there"
@@ -92,8 +92,8 @@ def remedy(error: BaseException) -> str:
 
 
 def libraries(error: BaseException) -> str:
-    """`pymunk 7.0.0, called by gym-pusht 0.1.8`: the installed packages in which an exception was raised; "" if a line
-    of the traceback is the user's, or there is none."""
+    """`pymunk 7.0.0, called by gym-pusht 0.1.8`: installed packages in which an exception was raised; "" if a line of
+    the traceback is the user's, or there is none."""
     frames = _frames(error)
     if any(_is_own(file) for file, _ in frames):
         return ""
@@ -101,7 +101,7 @@ def libraries(error: BaseException) -> str:
 
 
 def _distribution(file: str) -> str:
-    """Name and version of the installed package that has this file; "" if none has, or it is this one."""
+    """Name and version of the installed package that has this file; "" for other files and for this package."""
     found = _INSTALLED.match(file)
     module = found[1].removesuffix(".py") if found else ""
     return "" if module in ("", __name__.partition(".")[0]) else _package(module)
@@ -109,7 +109,7 @@ def _distribution(file: str) -> str:
 
 @cache
 def _package(module: str) -> str:
-    """Name and version of the installed package that has this module; the module's name if none is known."""
+    """Name and version of the installed package that has this module; else the module's name."""
     try:
         name = metadata.packages_distributions()[module][0]
         return f"{name} {metadata.version(name)}"
@@ -124,8 +124,7 @@ def raised(error: BaseException) -> str:
 
 
 def import_function(label: str, path: str) -> Callable[..., Any]:
-    """The function or class that `module:name` names. ConfigError, beginning with `label`: it cannot be imported, or
-    called."""
+    """The function or class `module:name`. ConfigError, beginning with `label`: it cannot be imported or called."""
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -147,7 +146,7 @@ def own_place(error: BaseException) -> str:
 
 
 def own_call(thread: int | None) -> str:
-    """`, in reply (file, line 12)`: the innermost function of user code that a thread is in; "" if it is in none."""
+    """`, in reply (file, line 12)`: the innermost function of user code on a thread's stack; "" without one."""
     frame = sys._current_frames().get(thread or 0)
     while frame is not None and not _is_own(frame.f_code.co_filename):
         frame = frame.f_back
@@ -157,7 +156,7 @@ def own_call(thread: int | None) -> str:
 
 
 def definition_place(function: Any) -> str:
-    """` (file, line 12)` where a function, or `__call__` of an object, is written; "" if that is unknown."""
+    """` (file, line 12)` where a function, or `__call__` of an object, is defined; "" if unknown."""
     function = inspect.unwrap(function)
     if not inspect.isroutine(function):
         function = getattr(type(function), "__call__", None)  # noqa: B004 - where it is written is asked
@@ -177,7 +176,7 @@ def place(frames: Sequence[tuple[str, int]]) -> str:
 
 
 def _frames(error: BaseException) -> list[tuple[str, int]]:
-    """The error's traceback, (file, line), below the function that caught it."""
+    """The error's traceback as (file, line), without the frame that caught it."""
     return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)[1:]]
 
 

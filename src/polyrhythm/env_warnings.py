@@ -1,7 +1,7 @@
 """Warnings of environments: each is logged once in a run, and those of other processes reach main.
 
-Stations' processes send main what is logged below `polyrhythm.envs` as a warning; an environment in a Python of its own
-returns it with its next step.
+Station processes send main the warnings that are logged below `polyrhythm.envs`; an environment in its own Python
+returns them with its next step.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import logging
 
 log = logging.getLogger("polyrhythm.envs")
 
-#: Warnings of the present run of this process by their setting, and the most of them.
+#: Warnings of this process's current run by setting, and their maximum number.
 _told: dict[str, str] = {}
 _MOST_TOLD = 20
 
 
 def forget_warnings() -> None:
-    """At the begin of a run: what an earlier one in this process has warned of is told again."""
+    """Forget the warnings of an earlier run in this process, so that they are logged again."""
     _told.clear()
 
 
 def warn_once(text: str) -> None:
-    """Log a warning that begins with `setting: `, once in a run for each setting, whichever env batch it is of."""
+    """Log a warning that begins with `setting: `, once in a run for each setting."""
     setting = text.partition(":")[0]
     if setting not in _told and len(_told) < _MOST_TOLD:
         _told[setting] = "".join(letter if letter.isprintable() else "?" for letter in text)
@@ -29,12 +29,12 @@ def warn_once(text: str) -> None:
 
 
 def warnings_so_far() -> list[str]:
-    """The warnings of the present run of this process."""
+    """Warnings of this process's current run."""
     return list(_told.values())
 
 
 class EnvWarnings(logging.Handler):
-    """Collects what the modules of environments log as warnings in this process, from its construction to `close`."""
+    """Collects the warnings of environment modules in this process, from its construction to `close`."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -46,7 +46,7 @@ class EnvWarnings(logging.Handler):
         self._texts.append(record.getMessage())
 
     def take(self) -> tuple[str, ...]:
-        """The warnings since the last call."""
+        """Warnings since the last call."""
         taken, self._texts = tuple(self._texts), []
         return taken
 

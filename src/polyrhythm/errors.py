@@ -2,11 +2,11 @@
 
     PolyrhythmError          caught by the command line: printed on stderr, exit status 2
     ├── ConfigError          a recipe, an override, or a combination of settings is wrong
-    │   └── MissingError     what the settings name is not on this machine: a folder, a file, a package, a device
+    │   └── MissingError     a folder, file, package or device named by the settings is not on this machine
     ├── RunFolderError       a run folder or checkpoint is missing, incomplete or of another run
     ├── StartError           this machine lacks a resource of the run: shared memory, an address, a folder
-    └── RunHalted            the run cannot go on (too many failures, for example)
-        ├── HostLost         one of its hosts is lost that it cannot go on without
+    └── RunHalted            the run cannot continue (too many failures, for example)
+        ├── HostLost         a host that the run needs is lost
         └── RunDistrusted    the run violated a guarantee; resuming it would not help
 
 `scheduler` imports nothing of this package and raises `ValueError`.
@@ -20,11 +20,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-#: Most problems that the message of one ConfigError lists.
+#: Maximum number of problems that the message of one ConfigError lists.
 _LISTED = 8
 #: Extras that `make setup` installs.
 _SETUP_EXTRAS = ("metaworld", "vla")
-#: Extras whose own pins contradict constraints.txt.
+#: Extras whose pins contradict constraints.txt.
 _OWN_PINS = ("gem", "vllm")
 
 
@@ -33,7 +33,7 @@ class PolyrhythmError(Exception):
 
 
 class ConfigError(PolyrhythmError, ValueError):
-    """Invalid settings. The message has all `problems`: the only one, or a line for each of the first eight."""
+    """Invalid settings. The message has the only one of `problems`, or a line for each of the first eight."""
 
     def __init__(self, *problems: str, origin: str = "") -> None:
         assert problems, "a ConfigError needs at least one problem"
@@ -50,7 +50,7 @@ class ConfigError(PolyrhythmError, ValueError):
 
 
 class MissingError(ConfigError):
-    """What the settings name is not on this machine; the message says how to get it."""
+    """Something that the settings name is not on this machine; the message says how to get it."""
 
 
 class RunFolderError(PolyrhythmError):
@@ -62,12 +62,15 @@ class StartError(PolyrhythmError):
 
 
 class EnvLost(BaseException):
-    """An env batch that can no longer be used, such as one whose process has ended: its station is replaced, and its
-    samples run again. No Exception, so that it is not taken for the failure of one call."""
+    """An env batch can no longer be used, for instance because its process has ended.
+
+    Its station is replaced and its samples are repeated. It is not an Exception, so that it is not handled as the
+    failure of one call.
+    """
 
 
 class RunHalted(PolyrhythmError):
-    """The run ended early, for the reason in the message. station, reason: whose failure it was and why, if one's."""
+    """The run ended early, for the reason in the message. station, reason: of the failed station, if there is one."""
 
     def __init__(self, message: str, station: str = "", reason: str = "") -> None:
         super().__init__(message)
@@ -75,7 +78,7 @@ class RunHalted(PolyrhythmError):
 
 
 class HostLost(RunHalted):
-    """The run ended because a host is lost that it needs. host: its name; stations: that were there."""
+    """The run ended because it lost a host that it needs. host: its name; stations: those on it."""
 
     def __init__(self, message: str, host: str, stations: Sequence[str]) -> None:
         super().__init__(message)
@@ -83,19 +86,17 @@ class HostLost(RunHalted):
 
 
 class RunDistrusted(RunHalted):
-    """The run violated a guarantee, so its result is not to be trusted."""
+    """The run violated a guarantee, so its result cannot be trusted."""
 
 
 def as_root() -> str:
-    """What a command begins with that only root may run."""
+    """Prefix of a command that only root may run."""
     return "" if os.getuid() == 0 else "sudo "
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra of this package, with the versions that are tested together.
-
-    `make setup` in a checkout, where that installs it.
-    """
+    """Command that installs an extra of this package with the tested versions; `make setup` in a checkout that covers
+    it."""
     package = Path(__file__).parent
     root = package.parents[1] if (package.parents[1] / "Makefile").is_file() else package
     if root != package and extra in _SETUP_EXTRAS:
@@ -106,8 +107,8 @@ def install_command(extra: str) -> str:
 
 
 def pip_install(words: str) -> str:
-    """The command that installs packages for the Python that runs this: `/usr/bin/python3 -m pip install pygame`.
+    """Command that installs packages for this Python: `/usr/bin/python3 -m pip install pygame`.
 
-    words: the packages as pip takes them, quoted for a shell where that is needed.
+    words: pip's arguments, quoted for a shell where needed.
     """
     return f"{shlex.quote(sys.executable)} -m pip install {words}"

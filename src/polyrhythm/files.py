@@ -1,4 +1,4 @@
-"""Atomic writing of files, JSON of others, and messages for file errors."""
+"""Atomic writing of files, checked reading of foreign names and JSON, and messages for file errors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from typing import Any
 
 from polyrhythm.errors import ConfigError
 
-#: What the system says when it has no room: a full disk, a full quota, a limit on the size of files.
+#: Error numbers for lack of room: a full disk, a full quota, a limit on the size of files.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-#: What it says where a process, or all of them together, may open no more files and sockets.
+#: Error numbers for too many open files and sockets, of the process or the system.
 NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
-#: And where it does not let us: no permission, a read-only disk, a folder in a file's place or a file in a folder's.
+#: Error numbers for refused access: no permission, a read-only disk, a folder in a file's place or a file in a
+#: folder's.
 NOT_ALLOWED = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY}
 )
 
-#: Ends of the names of what is being written, and of folders that are being removed.
+#: Suffixes of unfinished files, and of folders that are being removed.
 UNFINISHED, REMOVED = ".part", ".removed"
 
 
@@ -45,7 +46,7 @@ def trouble(error: OSError) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Plain data of a JSON text. ValueError: it is not one, or nested too deeply."""
+    """Plain data of a JSON text. ValueError: it is invalid or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -54,7 +55,7 @@ def parse_json(text: str | bytes) -> Any:
 
 @contextmanager
 def name_in_errors(path: Path) -> Iterator[None]:
-    """An OSError of this block that names no file, as that of a write does not, names `path`."""
+    """Add `path` to an OSError of this block that names no file, such as one of a write."""
     try:
         yield
     except OSError as error:
@@ -80,10 +81,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def inner_path(folder: Path, name: object, *, folders: bool = False) -> Path:
-    """The path in `folder` of a file that another file names, such as an index that was downloaded.
+    """Path in `folder` of a file named by another file, such as a downloaded index.
 
-    folders: whether the name may have folders in it. ValueError: it may lead out of the folder (absolute, `..`, a
-    backslash), it is no name, or it has characters that are not printed.
+    folders: whether the name may contain folders. ValueError: it may lead out of the folder (absolute, `..`, a
+    backslash), is not a name, or has unprintable characters.
     """
     parts = name.split("/") if isinstance(name, str) else [""]
     if not all(part.isprintable() and part.strip(" .") and "\\" not in part for part in parts):
@@ -96,8 +97,8 @@ def inner_path(folder: Path, name: object, *, folders: bool = False) -> Path:
 def check_link(path: Path, inside: Path) -> None:
     """ConfigError: `path` is a link that leads out of the folder `inside`, or to a folder.
 
-    A download cache has links, from its folder `snapshots/REVISION` to the files in `blobs` beside `snapshots`; these
-    are inside.
+    Links of a download cache, from its folder `snapshots/REVISION` to the files in `blobs` beside `snapshots`, are
+    allowed.
     """
     if not path.is_symlink():
         return
@@ -111,7 +112,7 @@ def check_link(path: Path, inside: Path) -> None:
 
 
 def copy_inner(source: Path, target: Path, inside: Path) -> None:
-    """Copy a file of the folder `inside`, or a folder in it with its files. ConfigError: a link as in `check_link`."""
+    """Copy a file of the folder `inside`, or a subfolder with its files. ConfigError: a link as in `check_link`."""
     check_link(source, inside)
     if source.is_dir():
         target.mkdir()
@@ -122,8 +123,10 @@ def copy_inner(source: Path, target: Path, inside: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Make `target` a hard link to `source`, or a copy where the file system has no links; of a folder, of all its
-    files. OSError: neither works."""
+    """Make `target` a hard link to `source`, or a copy if the file system has no links; for a folder, of all its files.
+
+    OSError: neither works.
+    """
     if source.is_dir():
         shutil.copytree(source, target, copy_function=lambda a, b: link_or_copy(Path(a), Path(b)))
         return
@@ -142,8 +145,8 @@ def copy_whole(source: Path, target: Path) -> None:
 
 
 def remove_whole(path: Path) -> None:
-    """Remove a file, or a folder with all its files, that may be absent; a folder loses its name first, so that nobody
-    finds a part of it."""
+    """Remove a file, or a folder with all its files, if it exists. A folder is renamed first, so that no partial one is
+    found."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -159,7 +162,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError(f"out = {out}: it exists; name a new folder, nothing is overwritten")
     unfinished = out.with_name(out.name + ".part")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
     unfinished.mkdir(parents=True)
     try:
         yield unfinished

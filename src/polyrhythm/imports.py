@@ -1,4 +1,4 @@
-"""Lets another process of this Python import what this one can."""
+"""Lets another process of this Python import the same modules as this one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ SOURCE = str(Path(__file__).parents[1])
 
 
 def same_imports() -> dict[str, str]:
-    """The variable of the environment with which a process finds modules where this one does, also where `sys.path` was
-    changed since the start. The current folder, which `python -c` and `-m` put first, is each process's own."""
+    """Environment variable with which another process finds the modules of this one, including changes of `sys.path`.
+
+    The current folder, which `python -c` and `-m` put first, is not included.
+    """
     return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

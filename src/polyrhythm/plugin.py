@@ -1,10 +1,8 @@
-"""What optional parts add to the core: each plugin lists addresses by kind and name, and the core imports one on use.
+"""Registry of optional parts: each plugin lists addresses by kind and name, and the core imports one on use.
 
-A plugin of ours is a package of `polyrhythm/plugins/`, whose `__init__` has `PLUGIN`; one of another distribution is an
-entry point of the group `polyrhythm.plugins` (docs/extending.md). The module of either imports nothing heavy.
-
-Invariant: the core imports no plugin; whatever it needs of one it finds here. Without its folder a plugin's names are
-unknown, and the rest works.
+Our plugins are packages of `polyrhythm/plugins/` with `PLUGIN` in their `__init__`; those of other distributions are
+entry points of the group `polyrhythm.plugins` (docs/extending.md). Plugin modules must import nothing heavy. Invariant:
+the core imports plugins only through this module; without a plugin's folder its names are unknown and the rest works.
 """
 
 from __future__ import annotations
@@ -19,9 +17,10 @@ from typing import Any, Literal
 
 from polyrhythm.errors import PolyrhythmError
 
-#: What can be added; the contract of each kind is in docs/extending.md. An env_key is a key that the section env of
-#: any type may have: its class makes the settings, by `of(section)`. A command `envs NAME` is one of `polyrhythm envs`.
-#: ranks: by `placement.trainer.strategy` what several ranks are (`training.ranks`); checkpoint: reads a state by form.
+#: Kinds of additions; docs/extending.md has their interfaces. env_key: a key that the env section of any type may have;
+#: its class makes the settings, by `of(section)`. command: `envs NAME` is a subcommand of `polyrhythm envs`. ranks:
+#: strategy of several trainer ranks, by `placement.trainer.strategy` (`training.ranks`). checkpoint: reads a state by
+#: form.
 Kind = Literal[
     "env", "env_key", "policy", "engine", "loss", "launcher", "station", "scheduler", "placement", "ranks",
     "checkpoint", "demonstrations", "observer", "check", "command", "report",
@@ -32,13 +31,13 @@ GROUP = "polyrhythm.plugins"
 
 
 class PluginError(PolyrhythmError, ValueError):
-    """A plugin cannot be used: none adds the name, two do, or its module is broken."""
+    """A plugin cannot be used: a name is unknown or added twice, or a module is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """An optional part. needs: the plugins that it imports; adds: kind → name → `module:attribute`; purposes: a line
-    for each command that it adds."""
+    """An optional part. needs: plugins that it imports; adds: kind → name → `module:attribute`; purposes: one line for
+    each command that it adds."""
 
     name: str
     needs: tuple[str, ...] = ()
@@ -48,7 +47,7 @@ class Plugin:
 
 @cache
 def plugins() -> Mapping[str, Plugin]:
-    """All plugins by name, ours first. PluginError: one is broken, or two have one name."""
+    """All plugins by name, ours first. PluginError: one is broken, or two have the same name."""
     found: dict[str, Plugin] = {}
     folder = Path(__file__).with_name("plugins")
     ours = sorted(path.parent.name for path in folder.glob("*/__init__.py"))
@@ -69,7 +68,7 @@ def plugins() -> Mapping[str, Plugin]:
 
 @cache
 def table(kind: Kind) -> Mapping[str, str]:
-    """Name → `module:attribute` of all that plugins add of this kind. PluginError: two add the same name."""
+    """Name → `module:attribute` of all additions of this kind. PluginError: two plugins add the same name."""
     found: dict[str, str] = {}
     for plugin in plugins().values():
         for name, address in plugin.adds.get(kind, {}).items():
@@ -80,19 +79,19 @@ def table(kind: Kind) -> Mapping[str, str]:
 
 
 def load(kind: Kind, name: str) -> Any:
-    """What plugins add under this kind and name. PluginError: nothing."""
+    """Import the addition of this kind and name. PluginError: there is none."""
     if name not in (known := table(kind)):
         raise PluginError(f"{kind} {name}: no plugin that is installed adds it; install the package that does")
     return import_address(known[name])
 
 
 def load_all(kind: Kind) -> list[Any]:
-    """All that plugins add of this kind."""
+    """Import all additions of this kind."""
     return [import_address(address) for address in table(kind).values()]
 
 
 def import_address(address: str) -> Any:
-    """What `module:attribute` names, or the module."""
+    """Import `module:attribute`, or a module."""
     module, _, attribute = address.partition(":")
     imported = importlib.import_module(module)
     return getattr(imported, attribute) if attribute else imported

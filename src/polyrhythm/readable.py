@@ -1,7 +1,7 @@
-"""Makes foreign text safe to show: escapes control characters, which could control a terminal.
+"""Escapes control characters in foreign text, which could otherwise control a terminal.
 
-Foreign text comes from joined simulators, environments and their errors, datasets and models. It is escaped where it is
-shown: in each line of a log (`set_up_logging`), of the status block, of an error and of a summary.
+Foreign text comes from joined simulators, environments and their errors, datasets and models. It is escaped at display:
+in log lines (`set_up_logging`), the status block, errors and summaries.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import re
 import sys
 import unicodedata
 
-#: Control characters that are shown as they are.
+#: Control characters that are displayed unchanged.
 _HARMLESS = frozenset("\n\t\u200d")
 #: Characters that may be control characters; most text has none of them.
 _SUSPECT = re.compile(r"[^\n\t -~]")
 
 
 def visible(text: str) -> str:
-    """The text with control characters in escaped form."""
+    """Escape control characters in the text."""
     return _SUSPECT.sub(lambda found: _visible(found[0]), text)
 
 
 def readable(text: str, most: int) -> str:
-    """The visible text, cut to `most` characters: the first two thirds, the number left out, and the last third."""
+    """The escaped text, shortened to `most` characters: the first two thirds, the number left out, and the last
+    third."""
     if len(text) > most:
         head = most * 2 // 3
         tail = most - head
@@ -38,14 +39,12 @@ def _visible(character: str) -> str:
 
 
 class _Formatter(logging.Formatter):
-    """The time and the message, with a traceback if there is one."""
-
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
 
 
 def set_up_logging(*, anew: bool = False) -> None:
-    """Log to stderr in this process, unless something else was set up before; anew: even then."""
+    """Log to stderr in this process, unless logging is set up already; anew: even then."""
     if logging.getLogger().handlers and not anew:
         return
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=anew)

@@ -1,4 +1,4 @@
-"""Reads and writes files of safetensors; their headers (names, shapes, dtypes, offsets) without any tensor.
+"""Reads and writes safetensors files, and reads their headers (names, shapes, dtypes, offsets) without tensors.
 
 The format: eight bytes with the header's length (little endian), the header as JSON, the tensors' bytes.
 """
@@ -23,15 +23,15 @@ DTYPES |= {f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)} | {"U8": "uint8
 DTYPES |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 #: The format's own limit on the header's length.
 _MOST_BYTES = 100_000_000
-#: How the text file begins that Git LFS leaves in a file's place.
+#: First bytes of the text file that Git LFS leaves in place of a file.
 _LFS = b"version "
 _AGAIN = "copy the file again from where it was released"
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """tensors: in the order of the file; metadata: strings that were saved with them; begins: where each tensor's bytes
-    begin in the file, `data` where the first may."""
+    """tensors: in file order; metadata: strings saved with them; begins: offset of each tensor in the file; data:
+    offset of the data section."""
 
     tensors: dict[str, WeightSpec]
     metadata: dict[str, str]
@@ -40,7 +40,7 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """The header of a safetensors file. ConfigError: not such a file, or bytes are missing at its end."""
+    """The header of a safetensors file. ConfigError: it is not such a file, or is truncated."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         first = stream.read(8)
@@ -77,7 +77,7 @@ def _spec(file: Path, name: str, entry: dict[str, Any]) -> WeightSpec:
 
 
 def read_tensors(file: Path, stored: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of the file by name -> stored name, each mapped from it on the CPU."""
+    """Yield tensors of the file by name -> stored name, each memory-mapped on the CPU."""
     from safetensors import safe_open  # an extra
 
     with safe_open(file, framework="pt", device="cpu") as opened:
@@ -86,12 +86,12 @@ def read_tensors(file: Path, stored: Mapping[str, str]) -> Iterator[tuple[str, T
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write a file of these tensors alone."""
+    """Write a file with these tensors."""
     from safetensors.torch import save_file
 
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with name_in_errors(file):
         file.touch()
-        mode = file.stat().st_mode  # as for any new file; safetensors makes one that only its owner can read
+        mode = file.stat().st_mode  # the default mode; safetensors would restrict it to the owner
         save_file(kept, file, metadata={"format": "pt"})
         file.chmod(mode)

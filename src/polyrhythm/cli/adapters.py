@@ -24,7 +24,7 @@ def add_type(parser: argparse.ArgumentParser) -> None:
 
 
 def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
-    """Print all registered adapters of this kind, or the one that is named."""
+    """Print all registered adapters of this kind, or the named one."""
     from polyrhythm.config.catalog import adapter, adapters
     from polyrhythm.config.registry import expand
     from polyrhythm.specs.plain import as_plain
@@ -46,7 +46,7 @@ def show(kind: Literal["env", "policy"], arguments: argparse.Namespace) -> int:
 
 
 def declared_traits(kind: Literal["env", "policy"], section: dict[str, Any]) -> dict[str, Any]:
-    """The traits of a policy with these settings, without defaults, empty where settings are missing; or those that an
+    """Traits of a policy with these settings, without defaults, {} if settings are missing; or the traits that an
     environment has, each with its meaning."""
     from polyrhythm.config.registry import NestedRefusal, resolve, settings_class
     from polyrhythm.envs.base import EnvTraits, traits_of
@@ -63,7 +63,7 @@ def declared_traits(kind: Literal["env", "policy"], section: dict[str, Any]) -> 
 
 
 def trait_lines(traits: Mapping[str, Any]) -> list[str]:
-    """`  policy.critic: true`, a line for each declared trait."""
+    """`  policy.critic: true`, one line per declared trait."""
     flat: dict[str, Any] = {}
     for name, value in traits.items():
         flat |= {f"{name}.{inner}": x for inner, x in value.items()} if isinstance(value, dict) else {name: value}
@@ -72,7 +72,7 @@ def trait_lines(traits: Mapping[str, Any]) -> list[str]:
 
 
 def offered(kind: Literal["env", "policy"], section: dict[str, Any], one: Adapter) -> EnvSpec | str:
-    """The spec of an environment with these settings, or why it is unknown; "" for a policy."""
+    """Spec of an environment with these settings, or the reason why it is unknown; "" for a policy."""
     from polyrhythm.config.explain import explain
     from polyrhythm.config.registry import NestedRefusal, resolve
     from polyrhythm.conformance import raised
@@ -122,7 +122,7 @@ def _bounds(low: tuple[float, ...], high: tuple[float, ...]) -> str:
 
 
 def brief(one: Adapter) -> str:
-    """`metaworld         Meta-World tasks …` and, below, the packages that it needs."""
+    """`metaworld         Meta-World tasks …` and, below it, the packages that it needs."""
     return f"{one.type:17} {one.summary}\n{'':18}{needs(one)}"
 
 
@@ -156,7 +156,6 @@ def setting_lines(settings: Sequence[Setting]) -> list[str]:
 
 
 def plain(one: Adapter) -> dict[str, object]:
-    """An adapter as JSON takes it."""
     return {
         **one._asdict(),
         "needs": [need._asdict() for need in one.needs],

@@ -1,4 +1,4 @@
-"""Arguments that commands share: RECIPE and section.key=value, and numbers, with error messages for argparse."""
+"""Arguments shared by commands: RECIPE, section.key=value, and numbers with error messages for argparse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from polyrhythm.config.recipes import recipe_names
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunDistrusted, RunFolderError
 from polyrhythm.observe.run_folder import CONFIG_FILE
 
-#: Overrides applied before the user's: a recipe without demonstrations or supervised training gets their defaults.
+#: Overrides that precede the user's, so that a recipe without demonstrations or supervised training gets their
+#: defaults.
 IMITATION = ("demonstrations={}", "supervised={}")
 
 
@@ -30,8 +31,8 @@ def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
 def note_resume_command(folder: Path) -> Iterator[None]:
     """Add the command that resumes the run to an exception of this block.
 
-    Not if resuming would only raise it again: the folder or the settings are refused, the run is distrusted, or it
-    has not begun.
+    Not if resuming would raise it again: a refused folder or refused settings, a distrusted run, or one that has not
+    begun.
     """
     try:
         yield

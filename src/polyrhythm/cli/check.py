@@ -26,7 +26,7 @@ _PLAIN_MARKS = {"ok": "+", "note": "!", "missing": "?", "failed": "x"}
 _COLORS = {"ok": "\033[32m", "note": "\033[33m", "missing": "\033[33m", "failed": "\033[31m"}
 _WIDTH = 110
 _INDENT = 34
-#: Exit status where something is missing and nothing is wrong.
+#: Exit status if something is missing and nothing is wrong.
 MISSING = 3
 
 
@@ -58,7 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _seats(config: RunConfig) -> dict[str, dict[str, str | int]] | None:
-    """Device and threads of every station; None where `placement` asks for what is not there."""
     from polyrhythm.pipeline.placed import place
     from polyrhythm.pipeline.seats import describe_seats
 
@@ -69,7 +68,7 @@ def _seats(config: RunConfig) -> dict[str, dict[str, str | int]] | None:
 
 
 def line(finding: Finding, *, color: bool = False, encoding: str | None = "utf-8") -> str:
-    """`  ✓ act                          actions [2, 1, 4] …`, and below the fix, if any."""
+    """`  ✓ act                          actions [2, 1, 4] …`, and below it the fix, if any."""
     mark = (_MARKS if _shows_marks(encoding) else _PLAIN_MARKS)[finding.state]
     head = f"  {_COLORS[finding.state]}{mark}\033[0m" if color else f"  {mark}"
     text = [visible(finding.detail)] * bool(finding.detail) + [visible(f"fix: {finding.fix}")] * bool(finding.fix)
@@ -96,8 +95,10 @@ def _ready(found: list[Examined]) -> str:
 
 
 def check_unstarted(config: RunConfig, *, as_json: bool) -> int:
-    """`polyrhythm train RECIPE --check`: print the findings and a summary. Returns 0: ready; 1: something is wrong;
-    MISSING: something is missing."""
+    """Implements `polyrhythm train RECIPE --check`: print the findings and a conclusion.
+
+    Returns 0: ready; 1: something is wrong; MISSING: something is missing.
+    """
     from polyrhythm.pipeline.validation.all_checks import examine
 
     found = list(examine(config, "machine"))

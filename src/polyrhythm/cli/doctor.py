@@ -40,6 +40,6 @@ def plain(finding: Finding) -> dict[str, str]:
 
 
 def line(finding: Finding) -> str:
-    """`ok       python            3.11.7, …`, and below the command to run, if any."""
+    """`ok       python            3.11.7, …`, and below it the command to run, if any."""
     fix = f"\n{'':27}run: {finding.fix}" if finding.fix else ""
     return f"{finding.state:9}{finding.name:18}{finding.detail}{fix}"

@@ -28,5 +28,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _subcommands() -> dict[str, str]:
-    """Word → name of the command that plugins add."""
+    """Word after `envs` → name of the plugin command."""
     return {name.partition(" ")[2]: name for name in table("command") if name.startswith("envs ")}

@@ -14,7 +14,7 @@ from polyrhythm.plugin import load
 
 log = logging.getLogger(__name__)
 
-#: Not among the lines of the text: variants and conversations have lines of their own.
+#: Omitted from the lines of the result; variants and conversations are printed separately.
 _LEFT_OUT = frozenset({"per_episode", "conversations", "variants", "kinds"})
 
 

@@ -45,5 +45,4 @@ def export_and_tell(path: Path, out: Path, base: str | None, *, as_json: bool) -
 
 
 def tell(told: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print what was written."""
     print(json.dumps(told, indent=2) if as_json else aligned((key, str(value)) for key, value in told.items()))

@@ -27,7 +27,7 @@ from polyrhythm.plugin import load, plugins
 from polyrhythm.readable import set_up_logging, visible
 from polyrhythm.runtime.memory.allocator import keep_freed_memory
 
-#: Command of the core → its purpose. Its module is polyrhythm.cli.<command>; plugins add others.
+#: Command of the core → its purpose. Its module is polyrhythm.cli.<command>; plugins add more commands.
 CORE = {
     "train": "train a policy with a recipe",
     "resume": "resume a run, or extend a finished one",
@@ -43,7 +43,7 @@ CORE = {
     "doctor": "check whether this machine can run the quickstart",
 }
 
-#: Commands of the distribution polyrhythm-bench, which add to those of plugins.
+#: Commands of the distribution polyrhythm-bench.
 _BENCH = {
     "bench": ("polyrhythm_bench.cli.bench", "measure a part of the system"),
     "chaos": ("polyrhythm_bench.cli.chaos", "run a recipe while its processes are killed, stopped and slowed"),
@@ -64,11 +64,10 @@ def entry() -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run one command; return its exit status."""
-    # A user's `module:Class` is found in the working folder, as with `python -m`.
+    # Lets a user's `module:Class` be found in the working folder, as with `python -m`.
     if os.getcwd() not in sys.path and "" not in sys.path:  # noqa: PTH109 - sys.path holds strings
         sys.path.append(os.getcwd())  # noqa: PTH109
-    # Before torch is imported: small models on shared cores are up to ten times slower with more threads.
+    # Must precede the import of torch: small models on shared cores are up to ten times slower with more threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     keep_freed_memory()
     set_up_logging()
@@ -103,7 +102,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _message(error: PolyrhythmError | EnvLost) -> str:
-    """The error in one line; several problems of the settings, a line for each."""
+    """The error in one line; several problems of the settings have a line each."""
     if isinstance(error, EnvLost):
         return f"{error}; with launcher=local its simulator would be replaced"
     if isinstance(error, ConfigError) and len(error.problems) > 1:
@@ -112,13 +111,12 @@ def _message(error: PolyrhythmError | EnvLost) -> str:
 
 
 def _print_error(what: str, error: BaseException) -> None:
-    """Print one line, and below it the notes that were added to the error."""
     lines = [f"polyrhythm: {what}", *getattr(error, "__notes__", ())]
     print(*map(visible, lines), sep="\n", file=sys.stderr)
 
 
 def _stdout_is_closed() -> bool:
-    """Whether the reader of stdout has closed it, as `head` does; if so, redirect the rest to /dev/null."""
+    """Whether the reader of stdout has closed it, as `head` does; if so, redirect further output to /dev/null."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # no event mask: errors are always reported
     if not poll.poll(0):
@@ -150,7 +148,7 @@ def _dispatch(words: Sequence[str]) -> int:
 
 
 def commands() -> dict[str, str]:
-    """All commands, those of plugins among them, and their purposes."""
+    """Purpose of each command, including those of plugins."""
     added = {
         name: purpose for plugin in plugins().values() for name, purpose in plugin.purposes.items() if " " not in name
     }
@@ -164,7 +162,7 @@ def _module_of(command: str) -> ModuleType:
 
 
 def _settings_hint(option: str) -> str:
-    """How to write as a setting what was given as an option: `--versions` as training.versions=…"""
+    """Hint for a setting that was given as an option: `--versions` is written training.versions=…"""
     from polyrhythm.config.explain import paths_to
     from polyrhythm.config.schema import RunConfig
 
@@ -176,7 +174,7 @@ def _settings_hint(option: str) -> str:
 
 
 def _bench_module(command: str) -> ModuleType:
-    """The module of a benchmark command. Raises ConfigError if polyrhythm-bench is not installed."""
+    """ConfigError: polyrhythm-bench is not installed."""
     if importlib.util.find_spec("polyrhythm_bench") is None:
         raise ConfigError(
             f"polyrhythm {command}: the distribution polyrhythm-bench is not installed; in a checkout of Polyrhythm "

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"example = {arguments.example}: no such example; {near}examples are {', '.join(examples)}")
     source = examples[arguments.example]
     take_folder(arguments.folder)
-    # A recipe that extends another example's needs its files too; here they lie side by side.
+    # A recipe that extends another example's recipe needs its files too; they are copied into the same folder.
     needed = [other for name, other in examples.items() if any(f"../{name}/" in text for text in _recipes(source))]
     for folder in (*needed, source):
         for name in _files(folder):

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _folder_commands() -> dict[str, str]:
-    """Command on folders → how it is written: ours, and `policies NAME` of plugins."""
+    """Usage of each command on folders, including `policies NAME` of plugins."""
     from polyrhythm.plugin import plugins
 
     purposes = [item for plugin in plugins().values() for item in plugin.purposes.items()]
@@ -83,7 +83,7 @@ def _run_on_folder(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_misspelt(word: str) -> None:
-    """ConfigError: no policy's type, but nearly one of the commands on folders."""
+    """ConfigError: the word is not a policy's type, but close to a command on folders."""
     from polyrhythm.config.nearest import nearest
     from polyrhythm.config.registry import known_types
     from polyrhythm.errors import ConfigError
@@ -125,14 +125,13 @@ def _show_form(arguments: argparse.Namespace) -> int:
 
 
 def plain_form(form: PolicyForm) -> dict[str, Any]:
-    """The form as JSON takes it."""
     from dataclasses import asdict
 
     return asdict(form)
 
 
 def form_lines(form: PolicyForm) -> list[str]:
-    """The form in words: a line per array and per published tensor."""
+    """Description of the form: a line per array and per published tensor."""
     from polyrhythm.policies.traits import plain_traits
 
     size = sum(spec.nbytes for spec in form.published.values())
@@ -148,7 +147,7 @@ def form_lines(form: PolicyForm) -> list[str]:
 
 
 def memory_lines(memory: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """`trainer          3.2 MB   weights 0.8 MB, gradients 0.8 MB, optimizer 1.6 MB`, a line per station, if any."""
+    """`trainer          3.2 MB   weights 0.8 MB, gradients 0.8 MB, optimizer 1.6 MB`, one line per station."""
     width = max(map(len, memory), default=0)
     lines = ["memory by station (without activations, simulators and interpreters)"] if memory else []
     for name, parts in memory.items():

@@ -27,6 +27,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _purpose(text: str) -> str:
-    """The first sentence of the comment at the top, up to its colon."""
+    """First sentence of the comment at the top, up to its colon."""
     comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda x: x[:1] == "#", text.splitlines()))
     return re.split(r": |\. |\.$| \(", comment, maxsplit=1)[0]

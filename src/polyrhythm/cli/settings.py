@@ -40,7 +40,7 @@ def _top_level() -> Sequence[Setting]:
 
 
 def _find(path: str) -> Sequence[Setting]:
-    """The settings of the section at this dotted path, or the one setting."""
+    """Settings of the section at this dotted path, or the one setting."""
     from pydantic import BaseModel
 
     from polyrhythm.config.base import models_in
@@ -50,7 +50,7 @@ def _find(path: str) -> Sequence[Setting]:
     from polyrhythm.config.schema import RunConfig
     from polyrhythm.errors import ConfigError
 
-    path = path.removesuffix(".type")  # the types stand at their section
+    path = path.removesuffix(".type")  # types are listed with their section
     models: list[type[BaseModel]] = [RunConfig]
     for key in path.split("."):
         fields = [model.model_fields[key] for model in models if key in model.model_fields]

@@ -47,7 +47,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def imitate_in(folder: Path, config: RunConfig, *, as_json: bool) -> int:
-    """Resume the warm start in the folder."""
     from polyrhythm.pipeline.persistence.resume_rules import naming_where_it_began
     from polyrhythm.pipeline.sft import validate_imitation
 
@@ -57,7 +56,7 @@ def imitate_in(folder: Path, config: RunConfig, *, as_json: bool) -> int:
 
 
 def _imitate(folder: Path, checked: ValidatedRun, demos: Path | None, words: list[str] | None, *, as_json: bool) -> int:
-    """Imitate in the folder and print the result. words: recipe and overrides to train with afterwards."""
+    """Imitate in the folder and print the result. words: recipe and overrides of the training command to suggest."""
     from polyrhythm.pipeline.observers.live import live_terminal
     from polyrhythm.pipeline.sft import imitate
     from polyrhythm.pipeline.validation.learning_checks import learns_from_rewards

@@ -1,4 +1,4 @@
-"""Formats results as text for the terminal; `--json` prints all of them for programs."""
+"""Formats results as text for the terminal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _RATE = {"rate", "low", "high", "successes", "episodes"}
 
 
 def result(found: Mapping[str, Any]) -> str:
-    """A success rate with its interval: `73% [66, 79], 117 of 160 episodes, mean return 0.7`; where the environment
-    reports no success the mean return alone."""
+    """A success rate with its interval: `73% [66, 79], 117 of 160 episodes, mean return 0.7`; without reported success
+    the mean return alone."""
     mean, episodes = found.get("mean_return"), counted(found["episodes"], "episode")
     if found["rate"] is None:
         earned = "" if mean is None else f"mean return {mean:.4g}, "
@@ -25,7 +25,7 @@ def result(found: Mapping[str, Any]) -> str:
 
 
 def lines(found: Mapping[str, Any]) -> str:
-    """One `name: value` line per entry, success rates last. If it is a success rate itself, that comes first."""
+    """One `name: value` line per entry, success rates last. A result that is itself a success rate is printed first."""
     first = [result(found)] if _is_rate(found) else []
     printed = _RATE | {"mean_return", "at"} if first else set()
     rest = [
@@ -37,12 +37,12 @@ def lines(found: Mapping[str, Any]) -> str:
 
 
 def columns(most: int) -> int:
-    """Width of a text: the terminal's, so that it breaks no word, at most `most`."""
+    """Width of the terminal, between 60 and `most` columns."""
     return max(60, min(most, shutil.get_terminal_size((most, 24)).columns))
 
 
 def aligned(rows: Iterable[tuple[str, str]]) -> str:
-    """One line per name and value, with the values aligned."""
+    """One line per name and value, values aligned."""
     listed = list(rows)
     width = max(len(name) for name, _ in listed)
     return "\n".join(visible(f"{name.ljust(width)}  {value}") for name, value in listed)
@@ -63,7 +63,6 @@ def samples(ledger: Mapping[str, Any]) -> str:
 
 
 def lag(summary: Mapping[str, Any]) -> str:
-    """Lag of the samples behind the trainer, in versions."""
     return f"mean {summary['mean']:.2f}, largest {summary['max']}"
 
 
@@ -75,7 +74,7 @@ def shares(parts: Mapping[str, float]) -> str:
 def table(columns: Mapping[str, Mapping[str, Any]]) -> str:
     """A table with one line per metric and a dash for a missing value.
 
-    A metric that is a mapping becomes one line per entry. Lists are printed below the table, by column.
+    A metric that is a mapping has one line per entry. Lists are printed below the table, by column.
     """
     cells = {name: dict(_flat_metrics(own)) for name, own in columns.items()}
     names = dict.fromkeys(name for own in cells.values() for name in own)
@@ -116,13 +115,13 @@ def _plain(value: Any) -> str:
 
 
 def flat(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The result with each of its `suites` and `tasks`, if any, as a top-level entry."""
+    """The result with its `suites` and `tasks`, if any, as top-level entries."""
     whole = {name: value for name, value in found.items() if name not in ("suites", "tasks")}
     return {**whole, **found.get("suites", {}), **found.get("tasks", {})}
 
 
 def variants(found: Mapping[str, Any]) -> str:
-    """A table of the result in the usual environment, in each variant, and by kind of variant."""
+    """A table of the result in the unchanged environment, in each variant, and by kind of variant."""
     cells = [("in distribution", result(found), "as in training")]
     cells += [(f"{one['kind']}: {name}", result(one), one["what"]) for name, one in found["variants"].items()]
     cells += [(f"{kind}, all", result(one), "") for kind, one in found.get("kinds", {}).items()]
@@ -146,7 +145,7 @@ def _value(value: Any) -> str:
 
 # ------------------------------------------------------------ the summary of a run
 
-#: So many of a list are named.
+#: Maximum number of list entries that are named.
 _NAMED = 3
 _EVALUATIONS = {
     "before": "before",
@@ -158,7 +157,7 @@ _EVALUATIONS = {
 
 
 def run_lines(summary: Mapping[str, Any]) -> str:
-    """The content of summary.json in a few aligned lines; phases that did not run are left out."""
+    """The content of summary.json in aligned lines; phases that did not run are left out."""
     return aligned(_rows(summary))
 
 
@@ -201,7 +200,6 @@ def _time(wall_s: Mapping[str, float]) -> str:
 
 
 def _host(name: str, own: Mapping[str, Any]) -> str:
-    """`host-1 45%, 1 fault`."""
     return (
         f"{name} {100 * own['utilisation']:.0f}%, {counted(own['faults'], 'fault') if own['faults'] else 'no faults'}"
     )

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         from polyrhythm.cli.check import check_unstarted
 
         return check_unstarted(config, as_json=arguments.json)
-    # Imported late, so that a wrong key is reported before torch is loaded.
+    # Imported late, so that an invalid key is reported before torch is loaded.
     from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
     from polyrhythm.pipeline.validation.check import validate_run
 
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def train_in(folder: Path, checked: ValidatedRun, *, as_json: bool) -> int:
-    """Train in the folder, which may hold a part of the run already, and print the result."""
+    """Train in the folder, which may hold an earlier part of the run, and print the result."""
     from polyrhythm.observe.run_folder import REPORT_FILE, SUMMARY_FILE
     from polyrhythm.pipeline.observers.live import live_terminal
     from polyrhythm.pipeline.train import train

@@ -26,7 +26,7 @@ class Section(BaseModel):
 
 
 def type_or(default: str) -> Callable[[Any], Any]:
-    """Discriminator of a union of sections by `type`; a section without one is of type `default`."""
+    """Discriminator of a union of sections by `type`; a section without one has the type `default`."""
 
     def type_of(value: Any) -> Any:
         if isinstance(value, BaseModel):
@@ -37,17 +37,17 @@ def type_or(default: str) -> Callable[[Any], Any]:
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The models in an annotation, such as the members of a union."""
+    """Pydantic models in an annotation, such as the members of a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [found for part in get_args(annotation) for found in models_in(part)]
 
 
 class InvalidSetting(ValueError):
-    """Error of a validator: a setting, or a combination of settings, that cannot be run.
+    """A setting, or a combination of settings, that cannot be run; raised by validators.
 
-    path: dotted, relative to the section that raises ("" for the section itself); value: the setting's value;
-    why: completes "<path> = <value>: ..." with the problem and the fix.
+    path: dotted, relative to the section that raises ("" for the section itself); value: the setting's value; why:
+    completes "<path> = <value>: ..." with the problem and the fix.
     """
 
     def __init__(self, path: str, value: object, why: str) -> None:
@@ -56,4 +56,5 @@ class InvalidSetting(ValueError):
 
 
 class NotFound(InvalidSetting):
-    """A setting names a module, or an attribute of one, that does not exist; it may be in another working folder."""
+    """A setting names a module, or an attribute of one, that does not exist here; it may exist in another working
+    folder."""

@@ -1,7 +1,4 @@
-"""Describes the registered adapters: their settings, and the packages that they need.
-
-None of the packages is imported here.
-"""
+"""Describes the registered adapters: their settings and the packages that they need, without importing these."""
 
 from __future__ import annotations
 
@@ -22,12 +19,12 @@ from polyrhythm.errors import ConfigError, MissingError, install_command, pip_in
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Declared:
-    """What an adapter's settings class may declare beside its settings, as attributes of these names.
+    """Optional declarations of an adapter's settings class, as attributes of these names.
 
-    needs: packages to import; extra: that of this package which installs them; pins: the version of a package that the
-    extra can only have, as the beginning of its number. known_tasks: task name → instruction. check: raises a
-    PolyrhythmError with the fix if this machine lacks something else. findings: a class method that yields findings
-    about this machine for `polyrhythm doctor NAME`, the slow ones last; None: there is none.
+    needs: packages to import; extra: extra of this distribution that installs them; pins: the only version prefix of a
+    package that the extra allows. known_tasks: task name → instruction. check: raises a PolyrhythmError with the fix if
+    this machine lacks something else. findings: a class method that yields findings about this machine for `polyrhythm
+    doctor NAME`, the slow ones last, or None.
     """
 
     needs: Sequence[str] = ()
@@ -39,7 +36,7 @@ class Declared:
 
 
 def declared(settings: BaseModel | type[BaseModel]) -> Declared:
-    """What a settings class declares; of settings, `check` can be called."""
+    """Declarations of a settings class or instance; `check` can be called only for an instance."""
     names = (one.name for one in dataclasses.fields(Declared))
     return Declared(**{name: getattr(settings, name) for name in names if hasattr(settings, name)})
 
@@ -63,8 +60,11 @@ class Setting(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """An environment or a policy. install: the command that installs missing packages, "" if none are; clash: why they
-    cannot be installed beside those that are here, "" if they can."""
+    """An environment or a policy.
+
+    install: command that installs missing packages, "" if none are missing; clash: reason why they cannot be installed
+    into this Python, "" if they can.
+    """
 
     type: str
     summary: str
@@ -77,12 +77,11 @@ class Adapter(NamedTuple):
 
 
 def adapters(kind: Kind) -> list[Adapter]:
-    """All registered adapters of a kind."""
     return [adapter(kind, name) for name in known_types(kind)]
 
 
 def adapter(kind: Kind, name: str) -> Adapter:
-    """The adapter with this name or module:Class. Raises ConfigError if there is none."""
+    """The adapter with this name or module:Class. ConfigError: there is none."""
     try:
         model = settings_class(kind, name)
     except InvalidSetting as error:
@@ -108,7 +107,6 @@ def adapter(kind: Kind, name: str) -> Adapter:
 
 
 def _find_clash(needs: Sequence[Need], pins: Mapping[str, str], extra: str) -> str:
-    """`Adapter.clash`."""
     for one in needs:
         pinned = pins.get(one.package, "").split(".")
         if one.version and one.package in pins and one.version.split(".")[: len(pinned)] != pinned:
@@ -120,7 +118,7 @@ def _find_clash(needs: Sequence[Need], pins: Mapping[str, str], extra: str) -> s
 
 
 def check_installed(kind: Kind, settings: BaseModel) -> None:
-    """Raise MissingError if a package that the adapter needs is missing; then call the adapter's own `check`."""
+    """Raise MissingError if a package that the adapter needs is missing; then run the adapter's own `check`."""
     own = declared(settings)
     missing = [package for package in own.needs if not need(package).found]
     if missing:
@@ -134,7 +132,7 @@ def check_installed(kind: Kind, settings: BaseModel) -> None:
 
 
 def need(package: str) -> Need:
-    """Whether the package is installed, found without importing it."""
+    """Look up the package without importing it."""
     found = importlib.util.find_spec(package) is not None
     try:
         return Need(package, found, metadata.version(package) if found else "")
@@ -143,7 +141,7 @@ def need(package: str) -> Need:
 
 
 def settings_of(model: type[BaseModel], within: str = "") -> list[Setting]:
-    """The fields of a settings model, each followed by those of its possible sections: `head[bins].greedy`."""
+    """Fields of a settings model, each followed by those of its possible sections: `head[bins].greedy`."""
     found = []
     for name, field in model.model_fields.items():
         if name == "type":
@@ -164,17 +162,15 @@ def settings_of(model: type[BaseModel], within: str = "") -> list[Setting]:
 
 
 def _plain(default: Any) -> Any:
-    """A default as plain data: a section as the mapping that a recipe writes."""
     return default.model_dump(mode="json") if isinstance(default, BaseModel) else default
 
 
 def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
-    """The settings models of a union, by their type."""
     return {type_of(model): model for model in models_in(annotation) if "type" in model.model_fields}
 
 
 def type_of(model: type[BaseModel]) -> str:
-    """The type of a settings model in a union, such as `gae`; of a function of one's own `module:function`."""
+    """Type of a settings model in a union, such as `gae`; for a user's function `module:function`."""
     field = model.model_fields["type"]
     return (field.description or "").rstrip(".") if field.is_required() else str(field.default)
 

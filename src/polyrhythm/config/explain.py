@@ -65,7 +65,6 @@ def _explain_one(detail: ErrorDetails, model: type[BaseModel], prefix: str) -> l
 
 
 def _instead(path: str, parts: list[str], holder: type[BaseModel] | None, model: type[BaseModel], prefix: str) -> str:
-    """A suggestion for an unknown key."""
     section, _, key = path.rpartition(".")
     keys = list(holder.model_fields) if holder else []
     valid = f"{f'the keys of {section}' if section else 'the sections'} are {', '.join(keys)}"
@@ -81,7 +80,6 @@ def _instead(path: str, parts: list[str], holder: type[BaseModel] | None, model:
 
 
 def _types_with(key: str, parts: Sequence[str], model: type[BaseModel]) -> list[str]:
-    """Those types of the section at this path that have the key."""
     models = [model]
     for part in parts:
         fields = [candidate.model_fields[part] for candidate in models if part in candidate.model_fields]
@@ -128,7 +126,7 @@ def _purpose(holder: type[BaseModel] | None, parts: list[str]) -> str:
 
 
 def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseModel] | None]:
-    """Dotted parts of a location without the tags of unions, and the model that holds its last key."""
+    """Dotted parts of a location without the tags of unions, and the model that has its last key."""
     parts: list[str] = []
     candidates: list[type[BaseModel]] = [model]
     holder: type[BaseModel] | None = model
@@ -150,13 +148,12 @@ def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseMo
 
 
 def _tags_in(annotation: Any) -> set[str]:
-    """The tags that an annotation gives members of a union."""
     own = {part.tag for part in getattr(annotation, "__metadata__", ()) if isinstance(part, Tag)}
     return own.union(*map(_tags_in, get_args(annotation)))
 
 
 def paths_to(key: str | None, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Dotted paths of the model's keys with this name, None: of all of them; those within lists have none."""
+    """Dotted paths of the model's keys with this name (None: of all keys), except those within lists."""
     found = [prefix + name for name in model.model_fields if key in (None, name)]
     for name, field in model.model_fields.items():
         if get_origin(field.annotation) in (tuple, list):
@@ -167,6 +164,6 @@ def paths_to(key: str | None, model: type[BaseModel], prefix: str = "") -> list[
 
 
 def _has_tag(model: type[BaseModel], tag: object) -> bool:
-    """Whether a union's tag is the model's type: that field's literal, or module:function for a custom function."""
+    """Whether a union's tag is the model's type: a literal of that field, or module:function for a custom function."""
     field = model.model_fields.get("type")
     return field is not None and (tag in get_args(field.annotation) or (field.annotation is str and ":" in str(tag)))

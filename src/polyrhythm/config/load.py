@@ -33,14 +33,14 @@ from polyrhythm.files import atomic_write
 log = logging.getLogger(__name__)
 
 Tree = dict[str, Any]
-#: Characters of an override in an error; keys of a path, more than any setting has.
+#: Maximum characters of an override in an error; maximum keys of a path, more than any setting has.
 _SHOWN, _MOST_KEYS = 160, 64
-#: In the parser's words: a section or text has no end.
+#: The parser's messages for an unterminated section or text.
 _ENDS_WITHIN = re.compile("<stream end>|end of stream")
 
 
 def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str | Mapping[str, Any]] = ()) -> RunConfig:
-    """The validated configuration of a recipe with overrides, each of them `section.key=value` or sections.
+    """Validated configuration of a recipe with overrides, each `section.key=value` or sections.
 
     recipe: a name, a path, or the content of a file; sections may be settings objects, and a key may be a dotted path:
     {"training.versions": 3}.
@@ -50,7 +50,7 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str 
         tree = {"name": "script", **_extended(_sections(plain(recipe)), origin, Path(), ())}
     else:
         path = find_recipe(recipe)
-        # Spaces and signs of a file's name are not for a folder's: my recipe (2).yaml runs in runs/my-recipe-2.
+        # Replace spaces and signs: the runs of `my recipe (2).yaml` are in runs/my-recipe-2.
         name = re.sub(r"[^\w.-]+", "-", unicodedata.normalize("NFKC", path.stem)).strip("-.") or "recipe"
         tree = {"name": name, **_read_recipe(path, ())}
     changes: Tree = {}
@@ -67,8 +67,8 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str 
 
 
 def _merge_preset(base: Tree, change: Tree, origin: str) -> Tree:
-    """Merge `base`, scaled to the devices that `change` names, the preset and the objective that it names, if any, and
-    `change`, in this order."""
+    """Merge, in this order: `base`, scaled to the devices of `change`; the preset and the objective of `change`;
+    `change`."""
     devices, row = change.get("devices"), base.get("devices")
     if _is_count(devices) and _is_count(row) and devices != row:
         base, changes = scale(base, devices, origin)
@@ -76,16 +76,14 @@ def _merge_preset(base: Tree, change: Tree, origin: str) -> Tree:
     own = {key: value for key, value in change.items() if key != "preset"}
     if "preset" in change:
         base = merge(base, preset(change["preset"], base, origin))
-    if change.get("objective", "") != "":  # replaces the section: merging would mix two objectives
+    if change.get("objective", "") != "":  # replaces the section, since merging would mix two objectives
         base = base | {"algorithm": objective_preset(change["objective"], origin)}
     return merge(base, own)
 
 
 def validate(tree: Tree, origin: str = "") -> RunConfig:
-    """A `RunConfig` from plain data, with the defaults of training that its policy declares.
-
-    Raises a `ConfigError` that lists every problem.
-    """
+    """A `RunConfig` from plain data, with the training defaults that its policy declares. ConfigError: lists every
+    problem."""
     try:
         return RunConfig.model_validate(_with_policy_defaults(tree))
     except ValidationError as error:
@@ -93,10 +91,10 @@ def validate(tree: Tree, origin: str = "") -> RunConfig:
 
 
 def _with_policy_defaults(tree: Tree) -> Tree:
-    """The tree with `training_defaults` of the policy's settings below what its section `training` sets.
+    """Add the policy's `training_defaults` below the section `training`.
 
-    A learning rate of the value is left out where nothing trains one. A policy or section that cannot be read is left
-    to the schema, which names the problem.
+    A value learning rate is left out if the value loss is off. Invalid policies or sections are left to the schema,
+    which reports them.
     """
     training = tree.get("training")
     try:
@@ -112,12 +110,11 @@ def _with_policy_defaults(tree: Tree) -> Tree:
 
 
 def training_defaults(policy: BaseModel) -> Mapping[str, Any]:
-    """What the policy's settings declare for the section `training`; empty if nothing."""
+    """Defaults that the policy's settings declare for the section `training`; {} without any."""
     return getattr(policy, "training_defaults", {})
 
 
 def _without_value(algorithm: Any) -> bool:
-    """Whether a section `algorithm` sets `value.coef` to 0."""
     value = algorithm.get("value") if isinstance(algorithm, dict) else None
     return isinstance(value, dict) and value.get("coef") == 0
 
@@ -130,8 +127,8 @@ class _EnvAlone(Section):
 
 
 def load_env(name: str, overrides: Sequence[str] = ()) -> BaseModel:
-    """An environment's settings: of a type, `gymnasium:ID`, `module:Class`, or of the env section of a recipe, given by
-    path or name; with `key=value` overrides. Raises a ConfigError that lists every problem."""
+    """Settings of an environment, given as a type, `gymnasium:ID`, `module:Class`, or a recipe (path or name) whose env
+    section is used; with `key=value` overrides. ConfigError: lists every problem."""
     is_type = name.partition(":")[0] in known_types("env") or ":" in name
     tree: Tree = {"env": name} if is_type else {"env": _read_recipe(find_recipe(name), ()).get("env")}
     for place, override in enumerate(overrides):
@@ -150,7 +147,7 @@ def save_config(config: RunConfig, path: Path) -> None:
 
 
 def merge(base: Tree, change: Tree) -> Tree:
-    """`base` overridden by `change`; neither is modified."""
+    """`base` overridden by `change`; both stay unmodified."""
     merged = dict(base)
     for key, value in change.items():
         merged[key] = _merge_value(base.get(key), value)
@@ -171,7 +168,8 @@ def _changes_type(old: Tree, new: Tree) -> bool:
 
 
 def parse_override(text: str, rest: Sequence[object] = ()) -> Tree:
-    """`a.b=1` → {a: {b: 1}}; the value is YAML. rest: overrides that follow, which may be the rest of this one."""
+    """`a.b=1` → {a: {b: 1}}; the value is YAML. rest: following words, which may continue this one after a missing
+    shell quote."""
     path, equals, value = text.partition("=")
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
     keys = path.strip().split(".")
@@ -192,7 +190,7 @@ def parse_override(text: str, rest: Sequence[object] = ()) -> Tree:
 
 
 def _rejoined(text: str, rest: Sequence[object]) -> str:
-    """An override that the shell has split at its spaces; "" if what follows does not complete it."""
+    """An override that the shell has split at its spaces; "" if the following words do not complete it."""
     for more in rest[:_MOST_KEYS]:
         text += f" {more}"
         with suppress(ConfigError):
@@ -210,7 +208,7 @@ def _change(override: str | Mapping[str, Any], rest: Sequence[object]) -> Tree:
 
 
 def _sections(tree: Tree) -> Tree:
-    """The tree with dotted keys expanded to nested sections; later keys override earlier ones."""
+    """Expand dotted keys to nested sections; later keys override earlier ones."""
     if not any("." in str(key) for key in tree):
         return tree
     found: Tree = {}
@@ -223,7 +221,6 @@ def _sections(tree: Tree) -> Tree:
 
 
 def _nested(keys: Sequence[str], value: Any) -> Tree:
-    """The value nested in sections with these keys, the outermost first."""
     if len(keys) > _MOST_KEYS:
         raise ConfigError(f"{'.'.join(keys)[:_SHOWN]} …: {len(keys)} keys; no setting lies deeper than {_MOST_KEYS}")
     for key in reversed(keys):
@@ -233,7 +230,7 @@ def _nested(keys: Sequence[str], value: Any) -> Tree:
 
 
 def _tell_replaced(tree: Tree, changes: Tree) -> None:
-    """Warn of settings of the recipe that go because a section gets another type."""
+    """Warn of settings of the recipe that are dropped because a section changes its type."""
     for name, change in changes.items():
         old = tree.get(name)
         if not (isinstance(old, dict) and isinstance(change, dict) and _changes_type(old, change)):
@@ -263,7 +260,7 @@ def _read_recipe(path: Path, seen: tuple[Path, ...]) -> Tree:
 
 
 def _extended(tree: Tree, origin: str, folder: Path, seen: tuple[Path, ...]) -> Tree:
-    """The recipe merged over the one that it extends, which may be in the same `folder`."""
+    """Merge the recipe over the one that it extends, which may be in the same `folder`."""
     parent = tree.pop("extends", None)
     if parent is None:
         return _merge_preset({}, tree, origin)

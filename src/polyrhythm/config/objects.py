@@ -1,4 +1,4 @@
-"""Converts settings objects given from Python to plain data, with the module:Class by which stations find their class.
+"""Converts settings objects from Python to plain data.
 
 Stations and checkpoints hold plain data only, so a user's class is referenced by module:Class; in a script or notebook
 the module is `__main__`.
@@ -16,12 +16,12 @@ from pydantic import BaseModel
 from polyrhythm.config.registry import CORE, Kind, known_types
 from polyrhythm.errors import ConfigError
 
-#: The module of a script or notebook; no other process can import it.
+#: Module of a script or notebook, which no other process can import.
 MAIN = "__main__"
 
 
 def plain(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe, or part of one, with settings objects and functions converted to the data that YAML would have.
+    """Convert settings objects and functions of a recipe, or part of one, to the data of its YAML form.
 
     `env` and `policy` given as mappings are left unchanged.
     """
@@ -65,7 +65,7 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def _type(kind: Kind, settings: BaseModel) -> str:
-    """The `type` by which the settings' class is found. Raises ConfigError if there is none."""
+    """The `type` by which the settings' class is found. ConfigError: there is none."""
     declared, found = str(getattr(settings, "type", "")), type(settings)
     own = f"{found.__module__}:{found.__qualname__}"
     if known_types(kind).get(declared, declared) == own:
@@ -81,7 +81,7 @@ def _type(kind: Kind, settings: BaseModel) -> str:
 
 
 def _address(thing: type | FunctionType, path: str) -> str:
-    """module:name of a class or function. Raises ConfigError if it is defined inside a function."""
+    """module:name of a class or function. ConfigError: it is defined inside a function."""
     if "<" in thing.__qualname__:
         raise ConfigError(
             f"{path} = {thing.__qualname__}: a lambda, or what is defined inside a function, cannot be found by "

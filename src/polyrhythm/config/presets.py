@@ -1,15 +1,13 @@
 """Presets and objectives: named sets of settings, read from presets.yaml.
 
-`preset: NAME`, a common training mode, in a recipe overrides what the recipe extends and is overridden by the recipe
-itself; `preset=NAME` on the command line overrides the recipe and is overridden by the other options. The resolved
-configuration has no preset. Where a preset has `batching: dynamic`, `streams` serves as well, and a recipe that has it
-keeps it.
+`preset: NAME`, a common training mode, overrides what the recipe extends and is overridden by the recipe; on the
+command line, it overrides the recipe and is overridden by the other options. The resolved configuration has no preset.
+A recipe with `batching: streams` keeps it under a preset with `batching: dynamic`.
 
-`objective: NAME`, the objective of another system, stands for a whole `algorithm` section in place of the inherited
-one, or on the command line of the recipe's; what the recipe or the other overrides say under `algorithm` lies over it.
-The resolved configuration has the settings, and the name as `objective`. What an objective needs of the other sections
-follows from the resolved `algorithm` section, as far as the objective set it: what the recipe says itself under
-`algorithm` is checked, and named, by the schema.
+`objective: NAME`, the objective of another system, replaces the inherited `algorithm` section; keys of the recipe or of
+overrides under `algorithm` are merged over it. The resolved configuration has its settings, and the name as
+`objective`. Requirements of an objective on other sections are checked here if the objective set the cause, else by the
+schema.
 """
 
 from __future__ import annotations
@@ -30,19 +28,18 @@ Tree = dict[str, Any]
 
 
 def _read(kind: str) -> dict[str, tuple[str, Tree]]:
-    """Name → description and settings."""
     text = Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8")
     found: dict[str, Tree] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))[kind]  # noqa: S506 - ours
     return {name: (section.pop("about"), section) for name, section in found.items()}
 
 
 PRESETS = _read("presets")
-#: The settings are the `algorithm` section.
+#: Values are `algorithm` sections.
 OBJECTIVE_PRESETS = _read("objectives")
 
 
 def preset(name: Any, base: Tree, origin: str = "") -> Tree:
-    """The settings of a preset, to lie over `base`. Raises ConfigError if there is none of this name."""
+    """Settings of a preset, to merge over `base`. ConfigError: there is no such preset."""
     settings = _named("preset", name, PRESETS, origin)
     batching = base.get("batching")
     dynamic = settings.get("batching") == {"type": "dynamic"}
@@ -52,7 +49,7 @@ def preset(name: Any, base: Tree, origin: str = "") -> Tree:
 
 
 def objective_preset(name: Any, origin: str = "") -> Tree:
-    """The `algorithm` section of an objective. ConfigError: there is none of this name."""
+    """The `algorithm` section of an objective. ConfigError: there is no such objective."""
     return _named("objective", name, OBJECTIVE_PRESETS, origin)
 
 
@@ -67,7 +64,7 @@ def _named(kind: str, name: Any, known: dict[str, tuple[str, Tree]], origin: str
 
 
 class UnmetNeed(NamedTuple):
-    """A need that the recipe does not meet. fix: the override that meets it."""
+    """A requirement that the recipe does not meet. fix: override that meets it."""
 
     words: str
     fix: str
@@ -76,7 +73,8 @@ class UnmetNeed(NamedTuple):
 def check_objective(
     objective: str, ours: AlgorithmSettings, training: TrainingSettings, *, segment_steps: int, group_size: int
 ) -> None:
-    """Raise InvalidSetting with all needs of the objective that the recipe does not meet, and their overrides."""
+    """Raise InvalidSetting with all requirements of the objective that the recipe does not meet, and the overrides to
+    add."""
     if objective not in OBJECTIVE_PRESETS:
         return
     needs = _unmet(_theirs(objective), ours, training, segment_steps, group_size)
@@ -87,12 +85,11 @@ def check_objective(
 
 
 def sets_reward_level(objective: str, ours: AlgorithmSettings) -> bool:
-    """Whether `algorithm.reward_level` is what the objective set."""
+    """Whether `algorithm.reward_level` has the objective's value."""
     return objective in OBJECTIVE_PRESETS and _theirs(objective).reward_level == ours.reward_level
 
 
 def is_unchanged(objective: str, ours: AlgorithmSettings) -> bool:
-    """Whether `algorithm` equals the objective's section."""
     return ours == _theirs(objective)
 
 
@@ -108,7 +105,7 @@ def describe_objective(name: str) -> str:
 def _unmet(
     theirs: AlgorithmSettings, ours: AlgorithmSettings, training: TrainingSettings, segments: int, group_size: int
 ) -> list[UnmetNeed]:
-    """The unmet needs of the settings that are as the objective set them."""
+    """Unmet requirements that follow from settings which the objective set."""
     name, same_advantage = ours.advantage.type, ours.advantage.type == theirs.advantage.type
     same_value = same_advantage and bool(ours.value.coef) == bool(theirs.value.coef)
     found = []

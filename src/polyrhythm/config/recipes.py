@@ -1,4 +1,4 @@
-"""Finds recipes: by path, beside the recipe that extends them, or by name among the shipped ones; and examples."""
+"""Finds recipes by path, beside the recipe that extends them, or by name among the shipped ones; and examples."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def recipes_folder() -> Path:
-    """The folder of shipped recipes: inside an installed package, at the root of a checkout."""
+    """Folder of shipped recipes: inside an installed package, or at the root of a checkout."""
     inside = _PACKAGE / "recipes"
     return inside if inside.is_dir() else _PACKAGE.parents[1] / "recipes"
 
 
 def examples_folder() -> Path:
-    """The folder of shipped examples, as `recipes_folder`."""
     inside = _PACKAGE / "examples"
     return inside if inside.is_dir() else _PACKAGE.parents[1] / "examples"
 
 
 def recipe_names() -> list[str]:
-    """Names that `polyrhythm train` accepts."""
     return sorted(path.stem for path in recipes_folder().glob("*.yaml"))
 
 
 def find_recipe(recipe: str | Path, beside: Path | None = None) -> Path:
-    """The file of a recipe given by path (relative to `beside`, or to the working folder) or by name."""
+    """File of a recipe given by path (relative to `beside`, or to the working folder) or by name."""
     given = Path(recipe)
     folder = beside or Path()
     is_yaml = given.suffix.lower() in (".yaml", ".yml")

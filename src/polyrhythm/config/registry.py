@@ -16,7 +16,7 @@ from polyrhythm.plugin import load, table
 
 Kind = Literal["env", "policy"]
 
-#: type name → module:Class of the settings of the core's own; plugins add others.
+#: Type name → module:Class of the core's settings; plugins add others.
 CORE: dict[Kind, dict[str, str]] = {
     "env": {
         "gymnasium": "polyrhythm.envs.gymnasium_env:GymnasiumSettings",
@@ -32,12 +32,12 @@ CORE: dict[Kind, dict[str, str]] = {
 
 
 def known_types(kind: Kind) -> dict[str, str]:
-    """type name → module:Class of its settings, the core's own first."""
+    """Type name → module:Class of its settings, the core's first."""
     return {**CORE[kind], **table(kind)}
 
 
 class NestedRefusal(ValueError):
-    """Validation error of an adapter's settings: its model and pydantic's error, for `explain` with the path."""
+    """Validation error of an adapter's settings, with the model that `explain` needs."""
 
     def __init__(self, model: type[BaseModel], error: ValidationError) -> None:
         self.model, self.error = model, error
@@ -53,10 +53,10 @@ def expand(value: Any) -> Any:
 
 
 def resolve(kind: Kind, value: Any) -> BaseModel:
-    """The validated settings of an env or policy, given as their model, a mapping with `type`, or a short form.
+    """Validated settings of an env or policy, given as their model, a mapping with `type`, or a short form.
 
-    Unknown keys are refused in all sections, even if the model would ignore them: a typo would otherwise mean a
-    default. Only a section whose own model has extra="allow" keeps them.
+    Unknown keys are refused in all sections even if the model would ignore them, since a typo would otherwise silently
+    select a default. Only a section whose own model has extra="allow" keeps them.
     """
     if isinstance(value, BaseModel):
         return value
@@ -78,7 +78,7 @@ def resolve(kind: Kind, value: Any) -> BaseModel:
 
 
 def _with_allowed_keys(model: type[BaseModel], given: dict[str, Any], refused: ValidationError) -> BaseModel:
-    """The settings if `refused` names only keys of sections that allow any key. Raises NestedRefusal otherwise."""
+    """The settings if `refused` names only keys of sections that allow any key, else raise NestedRefusal."""
     try:
         found = model.model_validate(given)
     except ValidationError as error:
@@ -98,7 +98,7 @@ def _allows_any_key(section: BaseModel | type[BaseModel]) -> bool:
 
 
 def _section_at(settings: BaseModel, location: Sequence[int | str]) -> BaseModel:
-    """The section at a pydantic location; steps that are not a field, key or index are tags of unions."""
+    """Section at a pydantic location; steps that are not a field, key or index are tags of unions."""
     section, value = settings, settings
     for step in location:
         content: Any = dict(value) if isinstance(value, BaseModel) else value
@@ -112,7 +112,7 @@ def _section_at(settings: BaseModel, location: Sequence[int | str]) -> BaseModel
 
 
 def import_object(address: str, name: str, what: str) -> Any:
-    """Import `module:name`. Raises InvalidSetting for `type` = `name`, which must name `what`, if that fails."""
+    """Import `module:name`, the `type` = `name` that must name `what`. InvalidSetting: that fails."""
     module_name, _, attribute = address.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -138,7 +138,7 @@ def import_object(address: str, name: str, what: str) -> Any:
 
 
 def settings_class(kind: Kind, name: str) -> type[BaseModel]:
-    """The settings model of a type, or of module:Class. Raises InvalidSetting if there is none."""
+    """The settings model of a type, or of module:Class. InvalidSetting: there is none."""
     known = known_types(kind)
     address = known.get(name, name)
     if ":" not in address:

@@ -1,10 +1,9 @@
-"""Scales a row, a recipe whose numbers are for several devices (`devices: 8`), to another number of them.
+"""Scales a row, a recipe whose numbers are for several devices (`devices: 8`), to another number of devices.
 
 Invariant: scaled from d to n devices, a row has exactly n/d of its environments, of the samples of an update and of the
-chunk steps of an optimizer step, so an epoch has as many optimizer steps. Numbers of one device (env batches and their
-rows, micro-batches, the requests of a pass), learning rates, versions and evaluations stay.
-
-On one device `hybrid` and `disaggregated` become `colocated`, with the row's share of environments in one simulator.
+chunk steps of an optimizer step, so an epoch keeps its number of optimizer steps. Numbers per device (env batches and
+their rows, micro-batches, requests of a pass), learning rates, versions and evaluations are unchanged. On one device
+`hybrid` and `disaggregated` become `colocated`, with the row's share of environments in one simulator.
 """
 
 from __future__ import annotations
@@ -16,18 +15,20 @@ from polyrhythm.errors import ConfigError
 
 Tree = dict[str, Any]
 
-#: Numbers that all devices of a row share.
+#: Numbers that count over all devices of a row.
 _SHARED = (
     *("rollout.simulators", "rollout.generators", "training.mini_batch_samples", "training.minibatch_steps"),
     *("groups.extra_groups", "scoring.processes", "placement.trainer.ranks"),
 )
-#: Values of `placement.preset` that need two devices or more.
+#: Values of `placement.preset` that need at least two devices.
 _DIVIDED = ("hybrid", "disaggregated")
 
 
 def scale(row: Tree, devices: int, origin: str = "") -> tuple[Tree, list[str]]:
-    """The row for `devices`, and its changes, each as `rollout.simulators 8 → 1`. ConfigError: it names every number
-    that cannot be scaled, and the devices to which all can be."""
+    """The row for `devices`, and its changes, each as `rollout.simulators 8 → 1`.
+
+    ConfigError: lists the numbers that cannot be scaled, and the numbers of devices for which all can.
+    """
     tree, changes, problems = _scale(row, devices)
     if problems:
         own = row["devices"]
@@ -38,7 +39,7 @@ def scale(row: Tree, devices: int, origin: str = "") -> tuple[Tree, list[str]]:
 
 
 def _scale(row: Tree, devices: int) -> tuple[Tree, list[str], list[str]]:
-    """As `scale`, and the settings that cannot be scaled, which stay as they are."""
+    """Like `scale`, plus the settings that cannot be scaled, which stay unchanged."""
     share, placement = Fraction(devices, row["devices"]), row.get("placement")
     numbers = {path: _get(row, path) for path in _SHARED}
     wanted = {path: number * share for path, number in numbers.items() if isinstance(number, int)}
@@ -49,7 +50,7 @@ def _scale(row: Tree, devices: int) -> tuple[Tree, list[str], list[str]]:
         if isinstance(rows := _get(row, "rollout.rows"), int):
             wanted["rollout.rows"] = (_get(row, "rollout.simulators") or 1) * rows * share
     problems = [f"{path} {_get(row, path)}" for path, value in wanted.items() if value.denominator > 1]
-    problems += [  # they name single devices of the row
+    problems += [  # these name single devices of the row
         f"placement.{kind}.{key} {section[key]}"
         for kind, section in (placement.items() if share != 1 and isinstance(placement, dict) else ())
         for key in (("devices", "device") if isinstance(section, dict) else ())
@@ -79,7 +80,7 @@ def _get(tree: Any, path: str) -> Any:
 
 
 def _set(tree: Any, keys: list[str], value: Any) -> Tree:
-    """The tree with another value there; a preset in its short form becomes a section."""
+    """The tree with the value at these keys; a preset in its short form becomes a section."""
     if not isinstance(tree, dict):
         tree = {}
     inner = value if len(keys) == 1 else _set(tree.get(keys[0]), keys[1:], value)

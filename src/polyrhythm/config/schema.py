@@ -116,17 +116,17 @@ class RunConfig(Section):
 
     @property
     def env_type(self) -> str:
-        """The type of the environment's settings; "" where a class of one's own has none."""
+        """Type of the environment's settings; "" if a user's class has none."""
         return str(getattr(self.env, "type", ""))
 
     @property
     def policy_type(self) -> str:
-        """The type of the policy's settings, likewise."""
+        """Type of the policy's settings; "" if a user's class has none."""
         return str(getattr(self.policy, "type", ""))
 
     @property
     def all_rows(self) -> int:
-        """Rows of training at most, those of simulators that join included."""
+        """Maximum number of training rows, including those of simulators that join."""
         own, join = self.rollout, self.join
         return own.simulators * own.env_batches * own.rows + join.simulators * (join.rows or own.rows)
 

@@ -1,8 +1,8 @@
-"""Whether the trainer may begin an update with a part of its samples (`training.streaming`).
+"""Decides whether the trainer may begin an update with a part of its samples (`training.streaming`).
 
-It may where the gradient of the update's first optimizer step is a sum over groups of samples, each term of which
-depends on its own group alone, up to one factor that is applied once all are there. The policy does not matter, except
-that one with statistics of observations waits in its first update (docs/freshness.md).
+It may if the gradient of the update's first optimizer step is a sum over groups of samples whose terms depend on their
+own group alone, up to one factor that is applied at the end. Policies do not matter, except that observation statistics
+make the first update wait (docs/freshness.md).
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
 
-#: Losses that select entries by comparing all of an optimizer step's (`algorithms.entry_selection.SELECTION_RULES`).
+#: Losses that select entries by comparing all entries of an optimizer step
+#: (`algorithms.entry_selection.SELECTION_RULES`).
 SELECTING = frozenset({"clip_cov", "kl_cov", "m2po"})
-#: Aggregations with one normaliser for policy and value, where `value.aggregation` is `policy`.
+#: Aggregations with one normaliser for policy and value if `value.aggregation` is `policy`.
 _COMMON = frozenset({"trajectory_mean", "episode_mean", "sum_over_constant"})
 
 
 def why_whole_objective(algorithm: AlgorithmSettings, training: TrainingSettings) -> str:
-    """The setting for which an update needs all of its samples from the start, as a clause; "" if there is none."""
+    """Reason, as a clause, why an update needs all of its samples from the start; "" if it does not."""
     loss, several = algorithm.loss.type, training.require_batches > 1
     correction = algorithm.rollout_correction
-    alike = algorithm.aggregation != "trajectory_mean" or correction.count_rejected  # rejection can be of all
+    alike = algorithm.aggregation != "trajectory_mean" or correction.count_rejected  # all entries may be rejected
     common = algorithm.value.aggregation == "policy" and algorithm.aggregation in _COMMON and alike
     reasons = {
         f"training.minibatch_steps = {training.minibatch_steps} draws each step from all samples (0 does not)": bool(
@@ -49,8 +50,10 @@ def why_whole_objective(algorithm: AlgorithmSettings, training: TrainingSettings
 
 
 def why_whole_updates(config: RunConfig, *, ranks: int = 1, leased: bool = False) -> str:
-    """Why a run's updates begin with all of their samples, "" if with a part of them. ranks: of the trainer; leased:
-    stations are on their devices in turn."""
+    """Reason why a run's updates begin with all of their samples; "" if they begin with a part.
+
+    ranks: of the trainer; leased: stations share devices in turns.
+    """
     training = config.training
     if not training.streaming:
         return "training.streaming = false"

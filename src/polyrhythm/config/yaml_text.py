@@ -1,7 +1,7 @@
 """Reads YAML with PyYAML's safe loader, except that 1e-3 is a number and a repeated key is an error.
 
-A file may come from anybody, so what it can cost is bounded: its bytes, its depth, its values once every alias is
-written out, and the length of a number.
+Files are untrusted, so their cost is bounded: bytes, depth, number of values with aliases expanded, and length of a
+number.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import yaml
 
 from polyrhythm.errors import ConfigError
 
-#: Bytes of a text; sections within sections; values of a document with its aliases written out.
+#: Maximum bytes of a text, nesting depth, and values of a document with aliases expanded.
 _LARGEST, _DEPTH, _VALUES = 2**20, 64, 100_000
-#: Characters of a value that is not text: a number, a date.
+#: Maximum characters of a value that is not text, such as a number or a date.
 _NUMBER = 1000
 _TEXT = "tag:yaml.org,2002:str"
 #: A key of {…} without the space that YAML needs before its value.
@@ -24,12 +24,12 @@ _NO_SPACE = re.compile(r"[{,]\s*[\w.]+:[^\s,}]")
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loader without two rules of YAML 1.1: 1e-3 is text, and the last of two equal keys wins."""
+    """Safe loader without two rules of YAML 1.1: that 1e-3 is text, and that the last of two equal keys wins."""
 
     _open = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """A node of the document, once its depth is known to be bounded."""
+        """Compose a node, with bounded depth."""
         self._open += 1
         if self._open > _DEPTH:
             mark: Any = self.get_mark()
@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def get_single_node(self) -> yaml.Node | None:
-        """The document's root, once what it expands to is known to be bounded."""
+        """The document's root, with bounded expansion."""
         root = super().get_single_node()
         if root is not None:
             _measure(root, {})
@@ -65,8 +65,10 @@ _Loader.add_implicit_resolver(
 
 
 def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Values that a node holds with its aliases written out, and its depth. known: of the nodes measured before, by
-    identity. MarkedYAMLError: they are too many, too deep, or a node holds itself."""
+    """Number of values that a node holds with aliases expanded, and its depth. known: results by node identity.
+
+    MarkedYAMLError: there are too many, it is too deep, or a node contains itself.
+    """
     if (found := known.get(id(node))) is not None:
         if not found[0]:
             raise _refusal("it holds itself, by an alias; write the values out", node.start_mark)
@@ -95,7 +97,7 @@ def _refusal(problem: str, mark: Any) -> yaml.MarkedYAMLError:
 
 
 def parse(text: str, origin: str) -> Any:
-    """Plain data of one YAML document; `origin`: its name in errors. ConfigError: it is not one, or too large."""
+    """Plain data of one YAML document; `origin`: its name in errors. ConfigError: it is invalid or too large."""
     if len(text) > _LARGEST:
         raise ConfigError(f"more than {_LARGEST} characters; a recipe states only what differs", origin=origin)
     try:
@@ -110,7 +112,6 @@ def parse(text: str, origin: str) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The sections of a YAML file."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(_LARGEST + 1)

@@ -1,13 +1,10 @@
-"""The interface of an environment adapter: a batch of rows that step together.
+"""Interface of an environment adapter: a batch of rows that step together.
 
-Stepping and observing are separate calls, because rendering often costs more than physics and an action chunk
-needs one observation only. Autoreset is off: a row that ended is unchanged until `reset`.
-An adapter's file declares a frozen pydantic settings model with a `type` literal that is an `EnvSettings`;
-heavy imports happen inside the functions. `config.catalog` describes its optional attributes (`needs`, `extra`,
-`known_tasks`). `envs.conformance` has checks of this interface, for `polyrhythm check`.
-
-What an environment does beyond this is declared: `traits: ClassVar = EnvTraits(...)` of its settings. Without it the
-methods that are there count (`traits_of`, `batch_traits`, the only functions that look for them).
+Stepping and observing are separate calls, because rendering often costs more than physics and an action chunk needs
+only one observation. Autoreset is off: a row that ended is unchanged until `reset`. An adapter's file declares a frozen
+pydantic settings model with a `type` literal that is an `EnvSettings`, and imports heavy packages inside functions.
+`config.catalog` describes its optional attributes (`needs`, `extra`, `known_tasks`). Further abilities are declared by
+`traits: ClassVar = EnvTraits(...)` of the settings, or else inferred from the methods (`traits_of`, `batch_traits`).
 """
 
 from __future__ import annotations
@@ -31,10 +28,10 @@ RowNumbers = Sequence[int] | NDArray[np.intp]
 class StepResult(NamedTuple):
     """Outcome of one primitive env step for n rows, in the requested order: each [n].
 
-    `truncated`: time limit reached; `success`: the task is solved at this step, as bool, or as int8 with -1 where the
-    environment does not say; `metrics`: one array for each name of `spec.metrics`, with NaN where this step has no
-    value; `executed` [n,C], where `spec.chunk`: which actions of the
-    chunk were executed, the first ones of each row and at least one. The reward of such a step is that of the last.
+    truncated: time limit reached; success: the task is solved at this step, as bool, or as int8 with -1 for not
+    reported; metrics: one array for each name of `spec.metrics`, NaN where this step has no value; executed [n,C], with
+    `spec.chunk`: marks the executed actions, at least one, at the start of each row's chunk; the reward then is that of
+    the whole step.
     """
 
     reward: NDArray[np.float32]
@@ -46,23 +43,25 @@ class StepResult(NamedTuple):
 
     @classmethod
     def zeros(cls, rows: int) -> StepResult:
-        """No reward, no end and no success, to be filled in."""
+        """Result without rewards, ends and successes, to be filled in."""
         no = (np.zeros(rows, np.bool_) for _ in range(3))
         return cls(np.zeros(rows, np.float32), next(no), next(no), next(no))
 
 
 class EpisodeRefused(Exception):
-    """An environment does not play an episode, such as one with a prompt that is too long: raised for rows of a `reset`
-    or of `expert_actions` (`RowsFailed`). It is no failure: the task and seed is set aside at once."""
+    """The environment cannot play an episode, for instance because its prompt is too long.
+
+    Raised for rows of a `reset` or of `expert_actions` (`RowsFailed`). It is not a failure: the task and seed is
+    quarantined at once.
+    """
 
 
 class RowsFailed(Exception):
-    """Some rows of a `reset`, `step` or `expert_actions` raised, all others did what was asked: only the samples of the
-    former fail.
+    """Some rows of a `reset`, `step` or `expert_actions` raised; the call succeeded for all others.
 
-    errors: row → its error. result: of the step, or the actions, with anything for rows that failed. These are not used
-    again before their next reset, which makes them anew; but where rows step only together (`step_rows` false) they get
-    no-ops, as rows without an episode do.
+    Only the samples of failed rows fail. errors: row → its error. result: of the step, or the actions, with arbitrary
+    values for failed rows. A failed row is not used before its next reset, which must rebuild it; but if rows step only
+    together (`step_rows` false) it gets no-ops, like a row without an episode.
     """
 
     def __init__(self, errors: Mapping[int, Exception], result: Any = None) -> None:
@@ -71,22 +70,22 @@ class RowsFailed(Exception):
 
 
 def first_cause(error: Exception) -> Exception:
-    """Of `RowsFailed` an error that no retry solves, if there is one, else the first row's; any other error itself."""
+    """For `RowsFailed`, an error that no retry solves, else the first row's error; any other error itself."""
     if not isinstance(error, RowsFailed) or not error.errors:
         return error
     causes = list(error.errors.values())
     return next((cause for cause in causes if isinstance(cause, PolyrhythmError | ImportError)), causes[0])
 
 
-#: Members of an `EnvBatch`.
+#: Required members of an `EnvBatch`.
 REQUIRED = ("spec", "rows", "reset", "step", "observe", "close")
 
 
 class EnvBatch(Protocol):
     """A vector environment of `rows` rows, numbered from zero.
 
-    The station truncates an episode at `spec.max_steps` even if the environment does not. If a call raises, all of its
-    rows have failed, unless it raises `RowsFailed`.
+    The station truncates an episode at `spec.max_steps` even if the environment does not. An exception other than
+    `RowsFailed` fails all rows of the call.
     """
 
     spec: EnvSpec
@@ -100,8 +99,10 @@ class EnvBatch(Protocol):
         ...
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        """One primitive step; actions [n,A] in env units, or [n,C,A] with `spec.chunk` = C. With `spec.step_rows`
-        false, `rows` is every row."""
+        """Take one primitive step; actions [n,A] in env units, or [n,C,A] with `spec.chunk` = C.
+
+        With `spec.step_rows` false, `rows` is every row.
+        """
         ...
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
@@ -121,18 +122,20 @@ class EnvSettings(Protocol):
     """Interface of an environment's settings model."""
 
     def spec(self) -> EnvSpec:
-        """The spec of a batch, without building one. Raises ConfigError if there is no such environment."""
+        """Spec of a batch, without building one. ConfigError: there is no such environment."""
         ...
 
     def build(self, rows: int) -> EnvBatch:
-        """Build a batch of `rows` rows. Raises ImportError or PolyrhythmError if this machine cannot run it."""
+        """Build a batch of `rows` rows. ImportError or PolyrhythmError: this machine cannot run it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EnvTraits:
-    """What an environment does beyond `EnvSettings` and `EnvBatch`. Each trait with methods has them in
-    `FullEnvSettings` or `FullEnvBatch`; `envs.conformance` checks that they are there."""
+    """Abilities of an environment beyond `EnvSettings` and `EnvBatch`.
+
+    Their methods are in `FullEnvSettings` and `FullEnvBatch`; `envs.conformance` checks that they exist.
+    """
 
     resets_ahead: Annotated[
         bool, "one thread may reset a row while another calls any method for other rows (rollout.reset_ahead)"
@@ -157,7 +160,7 @@ class EnvTraits:
     texts: Annotated[bool, "its batches have the texts of an episode that has ended, for evaluations"] = False
 
 
-#: Trait → the methods that come with it.
+#: Methods that a trait requires.
 SETTINGS_METHODS: Mapping[str, tuple[str, ...]] = {
     "variants": ("variants",),
     "rendering": ("rendering",),
@@ -177,21 +180,21 @@ BATCH_METHODS: Mapping[str, tuple[str, ...]] = {
 
 
 class FullEnvSettings(EnvSettings, Protocol):
-    """Settings with all optional members; which are there, `traits_of` says."""
+    """Settings with all optional members; `traits_of` tells which ones exist."""
 
     wrappers: Sequence[Any]
     """The user's wrappers, applied to every environment in order; each has its address in `apply`."""
 
     def model_copy(self, *, update: Mapping[str, Any]) -> EnvSettings:
-        """The same settings with other values; that of pydantic."""
+        """Pydantic's: the same settings with other values."""
         ...
 
     def variants(self) -> Mapping[str, Variant]:
-        """The variants that these settings allow, by name."""
+        """Variants that these settings allow, by name."""
         ...
 
     def rendering(self) -> EnvSettings | None:
-        """The same settings, but with batches that draw their rows; None if they do not allow it."""
+        """The same settings with batches that draw their rows; None if that is impossible."""
         ...
 
     def transcribe(self, trajectory: Trajectory) -> Transcript:
@@ -199,23 +202,23 @@ class FullEnvSettings(EnvSettings, Protocol):
         ...
 
     def reference(self, seed: int) -> Any:
-        """The answer to the prompt of an episode with this seed."""
+        """Reference answer to the prompt of an episode with this seed."""
         ...
 
     def check_expert(self, episodes: Sequence[tuple[int, int]]) -> None:
-        """Raise ConfigError if the expert can act in none of these episodes, each a task and a seed."""
+        """Raise ConfigError if the expert can act in none of these episodes, each (task, seed)."""
         ...
 
 
 class FullEnvBatch(EnvBatch, Protocol):
-    """An env batch with all optional methods; which are there, `batch_traits` says."""
+    """An env batch with all optional methods; `batch_traits` tells which ones exist."""
 
     def suspend(self) -> int:
-        """Move what it keeps on its device to the host; returns the bytes freed. Called between two other calls."""
+        """Move the state on its device to the host; returns the bytes freed. Called between two other calls."""
         ...
 
     def resume(self) -> None:
-        """Bring it back unchanged."""
+        """Move the suspended state back to the device, unchanged."""
         ...
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.generic]:
@@ -224,47 +227,59 @@ class FullEnvBatch(EnvBatch, Protocol):
         ...
 
     def render(self, row: int) -> NDArray[np.uint8]:
-        """Render the current state of the row: [H,W,3]. Raises ConfigError if this machine cannot."""
+        """Render the current state of the row: [H,W,3]. ConfigError: this machine cannot."""
         ...
 
     def discard(self, row: int) -> None:
-        """Give up what is kept of the row from episode to episode, such as a simulator: its numbers are not finite. It
-        is not used again before its next reset, which makes it anew, as after `RowsFailed`."""
+        """Drop state of the row that outlives episodes, such as a simulator, because its numbers are not finite.
+
+        The row is not used before its next reset, which must rebuild it, as after `RowsFailed`.
+        """
         ...
 
     def prepare_observation(self, row: int) -> None:
-        """Do for the row what its next `observe` would do first. Called by the thread that reset it ahead, which is not
-        the one that observes it."""
+        """Do the first part of the row's next `observe` ahead of time, in the thread that reset the row, not the
+        observing one."""
         ...
 
     def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
-        """Begin what `step` of these rows with these actions will wait for, and return at once. Each row is stepped
-        with them, dropped or reset afterwards, perhaps not all together. What fails is raised by `step`."""
+        """Start the part of `step` that waits, and return at once.
+
+        Each row is later stepped with these actions, dropped or reset, possibly not all together. Failures are raised
+        by `step`.
+        """
         ...
 
     def drop_step(self, rows: RowNumbers) -> None:
-        """End what was begun for these rows: they were cancelled, or `begin_step` or `step` has raised. They are reset
-        next."""
+        """Abandon the begun steps of these rows: they were cancelled, or `begin_step` or `step` has raised. A reset
+        follows."""
         ...
 
     def waits(self, rows: RowNumbers) -> bool:
-        """Whether `step` of these rows would wait now. False once it has waited too long: `step` says so then. Asked of
-        no rows too: that alone has to make the descriptor unreadable."""
+        """Whether `step` of these rows would block now.
+
+        False once the wait has timed out, which `step` then reports. A call, even for no rows, must make the descriptor
+        unreadable.
+        """
         ...
 
     def fileno(self) -> int:
-        """A descriptor that can be read when `waits` may have changed since it was asked last."""
+        """A descriptor that becomes readable when `waits` may have changed since its last call."""
         ...
 
     def texts(self, row: int) -> Sequence[str]:
-        """The prompt of the row's episode, then the policy's messages and the environment's replies in turn. Asked once
-        the episode has ended, before the row's next reset."""
+        """Prompt of the row's episode, then the policy's messages and the environment's replies in turn.
+
+        Called after the episode has ended, before the row's next reset.
+        """
         ...
 
 
 def traits_of(settings: object) -> EnvTraits:
-    """The traits of an environment's settings, or of their class: those that `traits` declares, and those of the
-    methods that it has; `resets_beside` and `leaves_device` of a class count as declared."""
+    """Traits of an environment's settings or settings class: the declared ones and those of existing methods.
+
+    The class attributes `resets_beside` and `leaves_device` count as declared traits.
+    """
     declared = getattr(settings, "traits", None)
     found = {name for name, methods in SETTINGS_METHODS.items() if _has(settings, methods)}
     found |= {"resets_ahead"} if getattr(settings, "resets_beside", False) else set()
@@ -273,7 +288,7 @@ def traits_of(settings: object) -> EnvTraits:
 
 
 def batch_traits(batch: object) -> EnvTraits:
-    """The traits of an env batch: its own `traits`, else those of the methods that it has."""
+    """Traits of an env batch: its own `traits`, else those of its methods."""
     declared = getattr(batch, "traits", None)
     if isinstance(declared, EnvTraits):
         return declared

@@ -1,4 +1,4 @@
-"""Wraps an environment: announces its calls and checks the form of their results."""
+"""Wraps an environment to announce its calls and check the form of their results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from polyrhythm.envs.base import (
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs import EnvSpec
 
-#: Seeds that are tried for an episode, as some may be refused.
+#: Maximum number of seeds tried for an episode, since some may be refused.
 _SEEDS = 32
 
 Arrays = dict[str, NDArray[Any]]
@@ -46,7 +46,6 @@ class CheckedEnv:
         self.traits = batch_traits(self.inner)
 
     def _check_built(self) -> None:
-        """Check the batch's methods, rows and spec."""
         missing = [name for name in REQUIRED if not hasattr(self.inner, name)]
         if missing:
             raise ContractViolation(
@@ -64,7 +63,7 @@ class CheckedEnv:
             )
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
-        """Begin episodes; of rows whose episode is refused (`EpisodeRefused`) those of the next seeds."""
+        """Begin episodes; for refused ones (`EpisodeRefused`) the next seeds are tried."""
         self._call("reset", self._reset, rows, tasks, seeds)
 
     def _reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
@@ -81,7 +80,7 @@ class CheckedEnv:
                 return
 
     def step(self, rows: RowNumbers, actions: NDArray[Any]) -> StepResult:
-        """Do one step. Raises ContractViolation unless the result is [n] finite numbers and flags."""
+        """Take one step. ContractViolation: the result does not consist of [n] finite numbers and flags."""
         result: StepResult = self._call("step", self.inner.step, rows, actions)
         check_form(result, len(rows), self.spec.metrics, self.spec.chunk)
         if not np.isfinite(result.reward).all():
@@ -89,7 +88,7 @@ class CheckedEnv:
         return result
 
     def observe(self, rows: RowNumbers) -> Arrays:
-        """The rows' observation. Raises ContractViolation if entries are not finite, unwritten, or `out` is rebound."""
+        """Observe the rows. ContractViolation: entries are not finite or unwritten, or `out` is rebound."""
         first, second = (self._observe_over(rows, fill) for fill in (0, 1))
         for name, array in first.items():
             if bool((_is_fill(array, 0) & _is_fill(second[name], 1)).any()):
@@ -103,18 +102,17 @@ class CheckedEnv:
         return first
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[Any] | None:
-        """Those of the scripted expert; None without one."""
+        """Actions of the scripted expert; None without one."""
         if not self.traits.expert:
             return None
         return np.asarray(self._call("expert", self.inner.expert_actions, rows))
 
     def discard(self, row: int) -> None:
-        """Have the batch give up what it keeps of the row."""
         self._call("reset", self.inner.discard, row)
 
     @contextmanager
     def resetting(self, row: int, seed: int) -> Iterator[None]:
-        """Meanwhile a thread resets the row, and prepares its observation where the batch does that."""
+        """During this block a thread resets the row, and prepares its observation if the batch supports that."""
         errors: list[Exception] = []
 
         def reset() -> None:
@@ -135,7 +133,6 @@ class CheckedEnv:
             raise ContractViolation(f"reset in a thread raised {errors[0]!r}", "leave the trait resets_ahead out")
 
     def _observe_over(self, rows: RowNumbers, turn: int) -> Arrays:
-        """Observe into arrays that are filled with this turn's fill value."""
         out = {
             name: np.full((len(rows), *array.shape), _fill(np.dtype(array.dtype), turn), array.dtype)
             for name, array in self.spec.observation.items()
@@ -151,7 +148,7 @@ class CheckedEnv:
 
 
 def read_spec(settings: EnvSettings, about_to: Callable[[str], None]) -> EnvSpec:
-    """The environment's spec. Raises ContractViolation if spec() raises or returns something else."""
+    """The environment's spec. ContractViolation: spec() raises or returns another type."""
     spec = _call(about_to, "spec", settings.spec)
     if not isinstance(spec, EnvSpec):
         raise ContractViolation(f"spec returned {type(spec).__name__}", "return an EnvSpec")
@@ -159,7 +156,7 @@ def read_spec(settings: EnvSettings, about_to: Callable[[str], None]) -> EnvSpec
 
 
 def _call(about_to: Callable[[str], None], call: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Announce and make a call into user code. Raises ContractViolation, with the user's line, for an exception."""
+    """Announce and make a call into user code. An exception becomes a ContractViolation with the user's source line."""
     about_to(call)
     try:
         return function(*arguments)
@@ -178,7 +175,7 @@ def _call(about_to: Callable[[str], None], call: str, function: Callable[..., An
 
 
 def _fill(dtype: np.dtype[Any], turn: int) -> Any:
-    """A fill value that is unlikely as an observation, different for each turn."""
+    """A fill value that is unlikely as an observation and differs by turn."""
     if dtype.kind == "f":
         return -1.2345e4 * (turn + 1)
     return bool(turn) if dtype.kind == "b" else (85, 42)[turn]
@@ -190,13 +187,13 @@ def _is_fill(array: NDArray[Any], turn: int) -> NDArray[np.bool_]:
 
 
 def as_utf8(text: str) -> str:
-    """The text without lone surrogates, which no message can carry."""
+    """Replace lone surrogates, which no message can carry."""
     return text.encode(errors="replace").decode()
 
 
 def check_form(result: object, rows: int, metrics: Collection[str], chunk: int = 0) -> None:
-    """Raise ContractViolation unless this is a StepResult of [rows] numbers and flags, with [rows] numbers for each
-    of these metrics, and with `executed` [rows,chunk] where a step takes a chunk."""
+    """Raise ContractViolation unless this is a StepResult of [rows] numbers and flags, with [rows] numbers for each of
+    these metrics, and `executed` [rows,chunk] if a step takes a chunk."""
     if not isinstance(result, StepResult):
         raise ContractViolation(
             f"step returned a {type(result).__name__}", "return StepResult(reward, terminated, truncated, success)"

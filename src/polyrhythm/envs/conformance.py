@@ -1,7 +1,7 @@
 """Checks of the environment contract, and the single reset that precedes every training.
 
-All calls go through `CheckedEnv`, which announces each call before it begins, so that the caller can apply a timeout,
-and turns exceptions into a ContractViolation with the user's line.
+All calls go through `CheckedEnv`, which announces each call, so that the caller can apply a timeout, and turns
+exceptions into a ContractViolation with the user's source line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polyrhythm.specs.hashing import mix
 
 #: Rows of a checked batch: one to act on, one that must stay unchanged.
 ROWS = 2
-#: Seconds after which running an episode to its end is given up.
+#: Seconds after which an episode is not run to its end.
 _EPISODE_S = 60.0
 #: Steps over which equal seeds are compared.
 _REPLAYED = 5
@@ -50,7 +50,7 @@ def observe_reset(
         first = {name: np.concatenate([part[name] for part in seen])[:ROWS] for name in env.spec.observation}
         then(env, first)
     except BaseException:
-        with suppress(ContractViolation, PolyrhythmError):  # the first error is told
+        with suppress(ContractViolation, PolyrhythmError):  # the first error is reported
             env.close()
         raise
     env.close()
@@ -58,18 +58,19 @@ def observe_reset(
 
 
 def trial_seed(number: int) -> int:
-    """A seed as training has them, of 62 bits, so that an environment that takes fewer is found before the run."""
+    """A 62-bit seed like those of training, so that an environment that accepts only smaller ones is found before the
+    run."""
     return split_seed(mix(number), held_out=False)
 
 
 def find_memory(
     settings: EnvSettings, env: CheckedEnv, first: Arrays, about_to: Callable[[str], None]
 ) -> tuple[str, str]:
-    """Where a reset with equal task and seed shows something else than before: a setting, "" for the environment as
-    such, and the problem with its fix; ("", "") if that was not seen.
+    """Find a reset whose result depends on earlier episodes.
 
-    first: observation of `observe_reset`. The environment is not stepped: that may break what a robot moves. So a
-    wrapper that remembers rewards is known by its name alone.
+    Returns the responsible setting ("" for the environment itself) and the problem with its fix, or ("", ""). first:
+    observation of `observe_reset`. The environment is not stepped, since that could break what a robot moves; a wrapper
+    that remembers rewards is therefore recognized by its name.
     """
     full = cast(FullEnvSettings, settings)
     wrappers = full.wrappers if traits_of(settings).wraps else ()
@@ -105,8 +106,8 @@ def _remembers(settings: EnvSettings, rows: int, about_to: Callable[[str], None]
 
 
 def _remembered(env: CheckedEnv, first: Arrays) -> str:
-    """Name of the array of row 0, begun with `trial_seed(1)`, that the last row shows otherwise, beyond rounding, when
-    it begins so next; "" for none."""
+    """Name of the array in which the last row, reset like row 0 was (`trial_seed(1)`), differs beyond rounding; "" for
+    none."""
     last = env.rows - 1
     env.reset(range(env.rows), [0] * env.rows, [trial_seed(1 + last - row) for row in range(env.rows)])
     again = _row(env.observe(range(env.rows)), last)
@@ -142,7 +143,7 @@ def _build(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) ->
 
 
 def env_checks(env: CheckedEnv) -> dict[str, ContractCheck]:
-    """The checks of a batch by name; each begins with a reset."""
+    """Checks of a batch by name; each begins with a reset."""
     checks = {
         "observe": lambda: check_observe(env),
         "step": lambda: check_step(env),
@@ -160,7 +161,7 @@ def env_checks(env: CheckedEnv) -> dict[str, ContractCheck]:
 
 
 def check_observe(env: CheckedEnv) -> str:
-    """Check that `observe` writes every entry of `out` in place with finite numbers, and repeats them."""
+    """Check that `observe` writes every entry of `out` in place with finite numbers, and repeatably."""
     first = _begin(env)
     again = env.observe(range(env.rows))
     for name, array in first.items():
@@ -172,7 +173,7 @@ def check_observe(env: CheckedEnv) -> str:
 
 
 def check_step(env: CheckedEnv) -> str:
-    """Check that actions at both bounds and between give finite rewards and flags."""
+    """Check that actions at both bounds and between them give finite rewards and flags."""
     _begin(env)
     every = range(env.rows)
     rewards = []
@@ -191,7 +192,7 @@ def check_seeds(env: CheckedEnv) -> str:
     first, last = range(env.rows), env.rows - 1
     env.reset(first, [0] * env.rows, [seed + row - last for row in first])  # the last row has `seed`
     initial, rewards = _row(env.observe(first), last), _replay(env, last)
-    env.reset(first, [0] * env.rows, [seed - row for row in first])  # now the first row has it
+    env.reset(first, [0] * env.rows, [seed - row for row in first])  # now the first row has `seed`
     again = _row(env.observe(first), 0)
     if name := _differing(initial, again):
         raise ContractViolation(
@@ -291,13 +292,11 @@ def _check_stays(env: CheckedEnv, final: Arrays) -> None:
 
 
 def _reset_first(env: CheckedEnv) -> Arrays:
-    """Reset row 0 alone, with the seed of `_begin`; return the observation of all rows."""
     env.reset([0], [0], [trial_seed(1)])
     return env.observe(range(env.rows))
 
 
 def _moves(env: CheckedEnv) -> bool:
-    """Whether a step changes the observation of row 0."""
     before = _row(_begin(env), 0)
     env.step(range(env.rows), _actions(env, env.rows))
     return bool(_differing(before, _row(env.observe(range(env.rows)), 0)))
@@ -316,7 +315,7 @@ def check_tasks(env: CheckedEnv) -> str:
 
 
 def check_traits(env: CheckedEnv) -> str:
-    """Check that what the settings and the batch declare is there, and does what it says."""
+    """Check that the declared methods of settings and batch exist, and that their traits hold."""
     declared, has = asdict(env.declared), asdict(env.traits)
     for what, methods in ((env.settings, SETTINGS_METHODS), (env.inner, BATCH_METHODS)):
         for trait, names in methods.items():
@@ -343,7 +342,7 @@ def check_traits(env: CheckedEnv) -> str:
 
 
 def _check_resets_ahead(env: CheckedEnv) -> None:
-    """Check that a row shows the same while a thread resets another one as without that."""
+    """Check that a row is not affected by a thread that resets another row."""
     if env.rows < 2:
         return
     if not (env.spec.step_rows and env.spec.reset_rows):
@@ -358,7 +357,7 @@ def _check_resets_ahead(env: CheckedEnv) -> None:
                 if result.terminated[0] or result.truncated[0]:
                     break
         shown.append(env.observe([0]))
-    repeatable = not _differing(*shown[:2])  # else nothing can be told
+    repeatable = not _differing(*shown[:2])  # otherwise the comparison means nothing
     if repeatable and (name := _differing(*shown[1:])):
         raise ContractViolation(
             f"row 0 shows another {name!r} while a thread resets row 1", "leave the trait resets_ahead out"
@@ -373,7 +372,6 @@ def _count(number: int, what: str) -> str:
 
 
 def _begin(env: CheckedEnv, *, seed: int = 1, task: int = 0) -> Arrays:
-    """Reset all rows; return their observation."""
     every = range(env.rows)
     env.reset(every, [task] * env.rows, [trial_seed(seed + row) for row in every])
     return env.observe(every)
@@ -391,7 +389,6 @@ def _replay(env: CheckedEnv, row: int) -> list[float]:
 
 
 def _actions(env: CheckedEnv, rows: int, rng: np.random.Generator | None = None) -> NDArray[Any]:
-    """Random actions within the bounds."""
     rng, action = rng or np.random.default_rng(0), env.spec.action
     if action.kind == "discrete":
         return rng.integers(action.counts, size=_shape(env, rows))
@@ -400,13 +397,12 @@ def _actions(env: CheckedEnv, rows: int, rng: np.random.Generator | None = None)
 
 
 def _shape(env: CheckedEnv, rows: int) -> tuple[int, ...]:
-    """Shape of the actions of one step: [rows,A], or [rows,C,A]."""
+    """[rows,A], or [rows,C,A] if a step takes a chunk."""
     chunk, dim = env.spec.chunk, env.spec.action.dim
     return (rows, chunk, dim) if chunk else (rows, dim)
 
 
 def _bounding_actions(env: CheckedEnv) -> Iterator[NDArray[Any]]:
-    """Actions at the lower bounds, at the upper bounds, and between, for all rows."""
     shape = _shape(env, env.rows)
     if env.spec.action.kind == "discrete":
         yield from (np.broadcast_to(last, shape).astype(np.int64) for last in (0, np.array(env.spec.action.counts) - 1))
@@ -426,5 +422,5 @@ def _row(arrays: Arrays, row: int) -> Arrays:
 
 
 def _differing(left: Mapping[str, NDArray[Any]], right: Mapping[str, NDArray[Any]]) -> str:
-    """Name of the first arrays that differ, "" if none do."""
+    """Name of the first array that differs, or ""."""
     return next((name for name, array in left.items() if not np.array_equal(array, right[name])), "")

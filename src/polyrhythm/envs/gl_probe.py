@@ -1,8 +1,8 @@
-"""Measures what several processes draw at once with one of MuJoCo's GL backends; each of them is
-`MUJOCO_GL=egl python -m polyrhythm.envs.gl_probe`.
+"""Measures the drawing rate of several concurrent processes with one of MuJoCo's GL backends.
 
-They are processes because simulators are, because MuJoCo takes its backend at import, and because a broken driver can
-hang or crash. One process alone would tell too little: a GPU may draw the frames of several one after another.
+Each process runs `MUJOCO_GL=egl python -m polyrhythm.envs.gl_probe`. They are processes because simulators are, because
+MuJoCo binds its backend at import, and because a broken driver can hang or crash. A single process would not be
+representative: a GPU may draw the frames of several one after another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import IO
 
 from polyrhythm.imports import same_imports
 
-#: Longest time of one backend's measurement with the start of its processes, and how long they draw, in seconds.
+#: Time limit of one backend's measurement including process start, and drawing time, in seconds.
 _LIMIT_S, _DRAW_S = 60.0, 1.0
 #: Shapes in the probe's scene, edge of its picture in pixels.
 _SHAPES, _SIZE = 150, 128
@@ -26,13 +26,15 @@ _READY = b"ready\n"
 
 
 def frames_per_s(backend: str, processes: int) -> float:
-    """Frames per second that so many processes draw together: all their frames, by the time from the first one's
-    beginning to the last one's end. 0 if one of them cannot start or draw, crashes, or is not done in time."""
+    """Total frames per second of concurrent processes, from the first one's start to the last one's end.
+
+    0 if one of them cannot start or draw, crashes, or exceeds the time limit.
+    """
     until = time.monotonic() + _LIMIT_S
     drawers: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(processes):
-            drawers.append(_start(backend))  # noqa: PERF401 - if one cannot start, those before it are ended below
+            drawers.append(_start(backend))  # noqa: PERF401 - if one cannot start, the earlier ones are ended below
         if not all(_line(drawer, until) == _READY for drawer in drawers):
             return 0.0
         for drawer in drawers:
@@ -40,7 +42,7 @@ def frames_per_s(backend: str, processes: int) -> float:
         drawn = [json.loads(_line(drawer, until)) for drawer in drawers]
         began, ended = min(one["began"] for one in drawn), max(one["ended"] for one in drawn)
         return float(sum(one["frames"] for one in drawn) / (ended - began))
-    except (ValueError, OSError):  # no JSON, as from a process that has crashed; no reader; no start
+    except (ValueError, OSError):  # no JSON after a crash; no reader; no start
         return 0.0
     finally:
         for drawer in drawers:
@@ -64,7 +66,7 @@ def _start(backend: str) -> subprocess.Popen[bytes]:
 
 
 def _line(drawer: subprocess.Popen[bytes], until: float) -> bytes:
-    """The next line, which is written at once; b"" if the process ends or the time is over before it."""
+    """The next line; b"" if the process ends or the time limit passes first."""
     pipe = _pipe(drawer.stdout)
     ready, _, _ = select.select([pipe], [], [], max(0.0, until - time.monotonic()))
     return pipe.readline() if ready else b""
@@ -76,8 +78,10 @@ def _pipe(end: IO[bytes] | None) -> IO[bytes]:
 
 
 def _draw() -> None:
-    """Say that the first frame is there, wait for a line, draw, and say how many frames there were and when. Raises
-    whatever MuJoCo raises if it cannot render."""
+    """Report the first frame, wait for a line, draw, and report the frame count with its times.
+
+    Raises what MuJoCo raises if it cannot render.
+    """
     line = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # for what a driver may print
     import mujoco

@@ -1,7 +1,7 @@
 """Adapter for Gymnasium environments: an env batch of `rows` separate instances, stepped in a loop.
 
-It uses no Gymnasium vector environment: rows reset and step individually, and there is no autoreset. The time limit is
-where `gymnasium.make` has it, inside the user's wrappers; steps are counted here too, should a wrapper hide it.
+Rows reset and step individually, without autoreset. `gymnasium.make` applies the time limit inside the user's wrappers;
+steps are counted here too, in case a wrapper hides it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,6 @@ class GymnasiumSettings(_Settings):
                 env.close()
 
     def build(self, rows: int) -> GymnasiumBatch:
-        """A batch of `rows` environments."""
         return GymnasiumBatch(self, rows)
 
     @property
@@ -132,7 +131,7 @@ class GymnasiumSettings(_Settings):
         return self.model_copy(update={"kwargs": {**self.kwargs, "render_mode": "rgb_array"}})
 
     def make(self, task: int = 0) -> gymnasium.Env[Any, Any]:
-        """Make one wrapped environment, without Gymnasium's checks. Raises ConfigError if it fails."""
+        """Make one wrapped environment, without Gymnasium's checks. ConfigError: it fails."""
         from polyrhythm.envs.gymnasium_forms import CheckedForms
 
         given, where = self.task_list[task], self.where(task)
@@ -151,7 +150,7 @@ class GymnasiumSettings(_Settings):
         return limit
 
     def spec_of(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> EnvSpec:
-        """The spec of environments from `make`, one per task."""
+        """Spec of environments from `make`, one per task."""
         spaces = [self._spaces(env, self.where(task)) for task, env in enumerate(envs)]
         for task, other in enumerate(spaces):
             for what, here, first in zip(("observations", "actions"), other, spaces[0], strict=True):
@@ -175,19 +174,18 @@ class GymnasiumSettings(_Settings):
         )
 
     def _spaces(self, env: gymnasium.Env[Any, Any], where: str) -> tuple[object, object]:
-        """Observation and action spaces, which must be equal for all tasks."""
         return Observations(env.observation_space, where, self.rename, drop=self.drop).spec, env.action_space
 
     def where(self, task: int) -> str:
-        """The setting of this task's environment, `name = value`, for errors."""
+        """Setting of this task's environment, `name = value`, for errors."""
         return f"env.tasks.{task}.id = {self.tasks[task].id}" if self.tasks else f"env.id = {self.id}"
 
 
 class GymnasiumBatch:
     """`rows` environments, and their last observations in one array per key, so that observing is one copy.
 
-    With several tasks a row has one instance per task, from the task's first reset on. made: by row and task; envs:
-    that of each row's current task.
+    With several tasks a row has one instance per task, made at the task's first reset. made: instances by row and task;
+    envs: that of each row's current task.
     """
 
     def __init__(self, settings: GymnasiumSettings, rows: int) -> None:
@@ -261,7 +259,7 @@ class GymnasiumBatch:
         self._seen.write(rows, out)
 
     def render(self, row: int) -> NDArray[np.uint8]:
-        """Render the row with `render_mode: rgb_array`: [H,W,3]. Raises ConfigError if a package is missing."""
+        """Render the row with `render_mode: rgb_array`: [H,W,3]. ConfigError: a package is missing."""
         import gymnasium
 
         try:
@@ -271,7 +269,7 @@ class GymnasiumBatch:
             raise ConfigError(f"rendering: {advice}") from error
 
     def discard(self, row: int) -> None:
-        """Give up the row's instance; its next reset makes another."""
+        """Drop the row's instance; its next reset makes another."""
         self._discard(row, self._task[row])
 
     def close(self) -> None:
@@ -285,7 +283,6 @@ class GymnasiumBatch:
         return found
 
     def _discard(self, row: int, task: int) -> None:
-        """Drop the row's instance of the task, which failed; its next reset makes another."""
         env = self.made.pop((row, task), None)
         if env is not None:
             with suppress(Exception):

@@ -17,10 +17,11 @@ _QUOTED = 80
 
 
 class CheckedForms(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
-    """Raises ConfigError, which begins with the setting `where`, for what does not follow Gymnasium's interface.
+    """Wrapper that raises ConfigError for results that violate Gymnasium's interface.
 
-    A reward is one number, a flag one bool or 0 or 1; each may be a numpy scalar, or an array of shape () or (1,).
-    observations: compare them with the observation space, but for those of `drop`, and convert them to its dtypes.
+    where: setting that begins the error. A reward is one number, a flag one bool or 0 or 1; each may be a numpy scalar,
+    or an array of shape () or (1,). observations: compare them with the observation space, except those of `drop`, and
+    convert them to its dtypes.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class CheckedForms(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
                 "seed=None, options=None) and seed its random numbers there"
             ) from None
         except ValueError:
-            pass  # of compiled code, whose signature is not known
+            pass  # compiled code has no signature
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         found = self.env.reset(seed=seed, options=options)
@@ -64,7 +65,6 @@ class CheckedForms(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
         return observation, reward, terminated, truncated, info or {}
 
     def _one(self, name: str, value: Any, kinds: str) -> Any:
-        """The single number or bool that `value` is."""
         if isinstance(value, np.floating):
             return float(value)
         try:
@@ -91,7 +91,7 @@ class CheckedForms(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
 
 
 def checked_inside(env: gymnasium.Env[Any, Any], where: str) -> gymnasium.Env[Any, Any]:
-    """What `gymnasium.make` gave, checked below the wrappers that it adds: these fail on other forms by themselves."""
+    """Insert `CheckedForms` below the wrappers of `gymnasium.make`, which would themselves fail on other forms."""
     layer = env
     while isinstance(layer, gymnasium.Wrapper) and not isinstance(layer, gymnasium.wrappers.OrderEnforcing):
         layer = layer.env
@@ -106,6 +106,5 @@ def _is_info(value: Any) -> bool:
 
 
 def _quoted(value: Any) -> str:
-    """The value in one line, cut at a length."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"

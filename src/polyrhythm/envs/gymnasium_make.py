@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import gymnasium
 
 
-#: Least likeness of a name that is proposed, 0..1.
+#: Minimum similarity of a suggested name, 0..1.
 _NEAR = 0.7
-#: Modules that register ids without a namespace, by how these begin, and the packages that have them.
+#: Module → its package, and the prefixes of the ids that it registers without a namespace.
 _HOMES = {
     "minigrid": ("minigrid", ("MiniGrid-", "BabyAI-")),
     "panda_gym": ("panda-gym", ("Panda",)),
@@ -32,7 +32,7 @@ _HOMES = {
 
 
 def find_registered(env_id: str, where: str) -> gymnasium.envs.registration.EnvSpec:
-    """Gymnasium's spec of an id. Raises ConfigError, beginning with the setting `where`, if there is none."""
+    """Gymnasium's spec of an id. ConfigError, beginning with the setting `where`: there is none."""
     import gymnasium
 
     offer_gl_backend()  # before a module imports MuJoCo
@@ -50,7 +50,7 @@ def find_registered(env_id: str, where: str) -> gymnasium.envs.registration.EnvS
 
 
 def _near(module: str, name: str) -> str:
-    """What to write instead of an id that is not registered: the nearest of the same name, or its module."""
+    """Remedy for an unregistered id: the nearest registered one, or the module to import."""
     import gymnasium
 
     names = {
@@ -75,8 +75,10 @@ def _near(module: str, name: str) -> str:
 
 
 def make_registered(env_id: str, kwargs: Mapping[str, Any], max_steps: int, where: str) -> gymnasium.Env[Any, Any]:
-    """Make one environment, truncated after `max_steps`, the registered limit if 0, and checked (`CheckedForms`).
-    Raises ConfigError, beginning with the setting `where`, for an unknown id or bad kwargs."""
+    """Make one environment, truncated after `max_steps` (0: the registered limit) and checked (`CheckedForms`).
+
+    ConfigError, beginning with the setting `where`: the id is unknown, or kwargs do not fit.
+    """
     import gymnasium
 
     from polyrhythm.envs.gymnasium_forms import checked_inside
@@ -94,7 +96,7 @@ def make_registered(env_id: str, kwargs: Mapping[str, Any], max_steps: int, wher
 def apply_wrapper(
     env: gymnasium.Env[Any, Any], address: str, kwargs: Mapping[str, Any], where: str
 ) -> gymnasium.Env[Any, Any]:
-    """Apply the wrapper `module:function` or `module:Class` to `env`. Raises ConfigError, beginning with `where`."""
+    """Apply the wrapper `module:function` or `module:Class` to `env`. ConfigError, beginning with `where`: it fails."""
     import gymnasium
 
     module, _, name = address.partition(":")

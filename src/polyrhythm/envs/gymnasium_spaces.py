@@ -1,8 +1,8 @@
-"""Gymnasium's spaces: actions as specs, observations checked, kept, and written as policies see them.
+"""Gymnasium's spaces: actions as specs; observations checked, stored, and written in the form for policies.
 
-A policy sees a Box or MultiBinary as it is (float64 as float32), and a Discrete or MultiDiscrete as its one-hot vector:
-a bool for each value of each entry. Arrays of Dict and Tuple spaces are named by their keys and positions, joined by a
-dot. `where`: the environment's setting, which begins every error.
+A policy gets Box and MultiBinary as they are (float64 as float32), and Discrete and MultiDiscrete as one-hot vectors: a
+bool for each value of each entry. Arrays of Dict and Tuple spaces are named by their keys and positions, joined by a
+dot. `where` is the environment's setting, which begins every error.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from polyrhythm.specs import ActionSpec, ArraySpec
 if TYPE_CHECKING:
     import gymnasium
 
-#: Observation key of an environment whose observation is one array.
+#: Name of the observation of an environment with a single array.
 STATE = "state"
-#: Most entries of a one-hot vector.
+#: Maximum number of entries of a one-hot vector.
 _MOST_VALUES = 2**14
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedArray:
-    """One array of an observation space. name: of its path; shape, dtype: as declared. counts, start: of a Discrete or
-    MultiDiscrete, how many values each entry has (flat, empty for other spaces) and the least of them."""
+    """One array of an observation space.
+
+    name: path in the space; shape, dtype: as declared; counts, start: of a Discrete or MultiDiscrete, the number of
+    values of each entry (flat, empty for other spaces) and its lowest value.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -40,13 +43,13 @@ class ObservedArray:
 
     @property
     def spec(self) -> ArraySpec:
-        """What policies see."""
+        """Spec of the array for policies."""
         if len(self.counts):
             return ArraySpec((int(self.counts.sum()),), "bool")
         return ArraySpec(self.shape, "float32" if self.dtype == np.float64 else str(self.dtype))
 
     def check(self, value: Any, shape: tuple[int, ...], where: str) -> NDArray[Any]:
-        """The value as an array of this shape. ConfigError, which begins with `where`: it is unlike the space."""
+        """The value as an array of this shape. ConfigError, beginning with `where`: it does not match the space."""
         if type(value) is np.ndarray and value.shape == shape and value.dtype == self.dtype:
             return value  # nearly always
         try:
@@ -60,7 +63,7 @@ class ObservedArray:
         return array
 
     def _check_dtype(self, array: NDArray[Any], where: str) -> None:
-        """Whole numbers may come in any type that holds them, and for floats; floats only for floats."""
+        """Integers may have any type that holds them, and may stand for floats; floats may not stand for integers."""
         allowed = "biuf" if self.dtype.kind == "f" else "biu"
         if array.dtype.kind not in allowed:
             raise self._unlike(where, f"is {array.dtype}")
@@ -73,7 +76,7 @@ class ObservedArray:
             raise self._unlike(where, f"is {array.dtype} with other numbers than 0 and 1")
 
     def write(self, values: NDArray[Any], out: NDArray[Any], where: str) -> None:
-        """Write checked values [n, *shape] as policies see them: [n, *spec.shape]."""
+        """Write checked values [n, *shape] in the form for policies: [n, *spec.shape]."""
         if not len(self.counts):
             out[:] = values
             return
@@ -85,7 +88,6 @@ class ObservedArray:
         out[np.arange(len(values))[:, None], chosen + np.cumsum(self.counts) - self.counts] = True
 
     def _values(self) -> str:
-        """The values that the space has, in words."""
         if len(self.counts) == 1:
             return f"{self.start[0]} to {self.start[0] + self.counts[0] - 1}"
         return f"{self.counts.tolist()} values from {self.start.tolist()} on"
@@ -99,8 +101,10 @@ class ObservedArray:
 
 
 class Observations:
-    """The last observation of each of `rows` rows. `where`: the environment's setting, which begins every error; drop:
-    names of arrays that are left out, whatever their space."""
+    """The last observation of each of `rows` rows.
+
+    `where`: the environment's setting, which begins every error; drop: names of arrays to leave out, of any space.
+    """
 
     def __init__(
         self,
@@ -120,7 +124,7 @@ class Observations:
         self._kept = [np.zeros((rows, *array.shape), array.dtype) for array in self._arrays]
 
     def keep(self, row: int, observation: Any, where: str = "") -> None:
-        """Keep the observation of a row. where: instead of the general one. ConfigError: it is unlike the space."""
+        """Store the observation of a row. where: replaces the general one. ConfigError: it does not match the space."""
         where = where or self._where
         if self._only is not None:
             self._kept[0][row] = self._only.check(observation, self._only.shape, where)
@@ -129,12 +133,12 @@ class Observations:
             kept[row] = array.check(value, array.shape, where)
 
     def keep_rows(self, rows: NDArray[np.bool_], observation: Any) -> None:
-        """Keep the observations of these rows out of a batch of all rows."""
+        """Store the observations of these rows from a batch of all rows."""
         for array, kept, value in zip(self._arrays, self._kept, self._leaves(observation, self._where), strict=True):
             kept[rows] = array.check(value, kept.shape, self._where)[rows]
 
     def declared(self, observation: Any) -> Any:
-        """The observation of one row, in the dtypes of the space. ConfigError: it is unlike the space."""
+        """The observation of one row, in the dtypes of the space. ConfigError: it does not match the space."""
         if self._only is not None:
             return self._only.check(observation, self._only.shape, self._where).astype(self._only.dtype, copy=False)
         pairs = zip(self._arrays, self._leaves(observation, self._where), strict=True)
@@ -142,14 +146,15 @@ class Observations:
         return _nested(self._root, observation, arrays)
 
     def write(self, rows: RowNumbers, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write what policies see of these rows into `out[name][:n]`. ConfigError: a Discrete has another value."""
+        """Write the stored observations of these rows, in the form for policies, into `out[name][:n]`. ConfigError: a
+        Discrete has an undeclared value."""
         picked = np.asarray(rows)
         for name, array, kept in zip(self._names, self._arrays, self._kept, strict=True):
             array.write(kept[picked], out[name][: len(picked)], self._where)
 
     def _node(self, space: gymnasium.Space[Any], path: tuple[str, ...]) -> Any:
-        """The space as a tree: an array, None where it is dropped, a dict for a Dict, a list for a Tuple. `_arrays` has
-        all arrays."""
+        """Convert a space to a tree: an array, None if dropped, a dict for a Dict, a list for a Tuple. Appends to
+        `_arrays`."""
         from gymnasium.spaces import Dict, Tuple
 
         if isinstance(space, Dict):
@@ -167,7 +172,7 @@ class Observations:
         return array
 
     def _refuse_drop(self, drop: Sequence[str]) -> None:
-        """ConfigError: a name to drop is not there, or nothing is left."""
+        """ConfigError: a name to drop does not exist, or no array is left."""
         names = [array.name for array in self._arrays]
         if self._drop:
             raise ConfigError(
@@ -178,7 +183,6 @@ class Observations:
             raise ConfigError(f"{where}: no observation is left; policies need one")
 
     def _renamed(self, rename: Mapping[str, str]) -> list[str]:
-        """The arrays' names for policies."""
         names = [array.name for array in self._arrays]
         for old in rename:
             if old not in names:
@@ -194,14 +198,13 @@ class Observations:
         return renamed
 
     def _leaves(self, observation: Any, where: str) -> list[Any]:
-        """The values of the arrays, in their order."""
         found: list[Any] = []
         _collect(self._root, observation, "", where, found)
         return found
 
 
 def _collect(node: Any, value: Any, path: str, where: str, found: list[Any]) -> None:
-    """Append the values of all arrays below a node. ConfigError: the value has other parts than the node."""
+    """Append the values of all arrays below a node. ConfigError: the value has another structure."""
     if node is None:
         return
     if isinstance(node, ObservedArray):
@@ -224,7 +227,6 @@ def _collect(node: Any, value: Any, path: str, where: str, found: list[Any]) -> 
 
 
 def _nested(node: Any, value: Any, arrays: Iterator[NDArray[Any]]) -> Any:
-    """The value with these arrays, in their order, in place of its own."""
     if node is None:
         return value
     if isinstance(node, ObservedArray):
@@ -241,7 +243,7 @@ def _other_parts(where: str, found: str, declared: str) -> ConfigError:
 
 
 def _array(space: gymnasium.Space[Any], name: str, where: str) -> ObservedArray:
-    """The array of a space that is not nested. ConfigError: no policy can see it."""
+    """The array of a space that is not nested. ConfigError: policies do not support the space."""
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
     counts = start = np.zeros(0, np.int64)
@@ -264,7 +266,6 @@ def _array(space: gymnasium.Space[Any], name: str, where: str) -> ObservedArray:
 
 
 def action_spec(space: gymnasium.Space[Any], where: str) -> ActionSpec:
-    """Spec of an action space."""
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):

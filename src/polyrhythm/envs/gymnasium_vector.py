@@ -1,9 +1,9 @@
-"""Adapter for Gymnasium vector environments as they are: an env batch is one vector environment.
+"""Adapter for Gymnasium vector environments: an env batch is one vector environment.
 
-Whatever its autoreset mode, what is seen of a row is one episode: from a reset with its seed to its last observation,
-which stays until the next reset. What the vector environment does with the row in between is discarded.
+With any autoreset mode, a row shows one episode: from a reset with its seed to its last observation, which stays until
+the next reset. What the vector environment does with the row in between is discarded.
 
-    DISABLED    rows are reset on their own, by `reset_mask`; rows that ended are reset unseen, as stepping needs it
+    DISABLED    rows reset individually, by `reset_mask`; ended rows are also reset unseen, as stepping requires
     SAME_STEP   all rows begin together; a row's last observation and info are `final_obs` and `final_info`
     NEXT_STEP   all rows begin together; the action after a row's last step is ignored
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import gymnasium
 
 Autoreset = Literal["disabled", "same_step", "next_step"]
-#: Values of `metadata["autoreset_mode"]`, which is an enumeration or its name.
+#: Names of the values of `metadata["autoreset_mode"]`, an enumeration or its name.
 _MODES: dict[str, Autoreset] = {"Disabled": "disabled", "SameStep": "same_step", "NextStep": "next_step"}
 
 
@@ -96,11 +96,10 @@ class GymnasiumVectorSettings(BaseModel):
             env.close()
 
     def build(self, rows: int) -> GymnasiumVectorBatch:
-        """A batch of `rows` rows."""
         return GymnasiumVectorBatch(self, rows)
 
     def made(self, rows: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-        """The vector environment. ConfigError: it cannot be made."""
+        """Make the vector environment. ConfigError: that fails."""
         import gymnasium
 
         try:
@@ -142,11 +141,11 @@ class GymnasiumVectorSettings(BaseModel):
 
     @property
     def where(self) -> str:
-        """The setting that names it, `env.id = …`, for errors."""
+        """The setting that names the environment, `env.id = …`, for errors."""
         return f"env.id = {self.id}" if self.id else f"env.make = {self.make}"
 
     def autoreset_of(self, env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> Autoreset:
-        """Its autoreset mode. ConfigError: neither the environment nor the settings declare it."""
+        """Autoreset mode. ConfigError: neither the environment nor the settings declare it."""
         said = env.metadata.get("autoreset_mode")
         if said is not None:
             mode = _MODES.get(getattr(said, "value", said))
@@ -164,7 +163,7 @@ class GymnasiumVectorSettings(BaseModel):
         return self.autoreset
 
     def spec_of(self, env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> EnvSpec:
-        """The spec of a vector environment from `made`."""
+        """Spec of a vector environment from `made`."""
         limit = self.max_steps
         if not limit and env.spec is not None:
             limit = env.spec.max_episode_steps or 0
@@ -196,7 +195,7 @@ class GymnasiumVectorBatch:
         self._steps = np.zeros(rows, np.int64)
         self._ended = np.ones(rows, np.bool_)
         self._done_inside = np.zeros(rows, np.bool_)  # to be reset before the next step
-        self._begun = False  # whether all rows were reset once, as its first reset has to
+        self._begun = False  # whether all rows were reset once, which the first reset must do
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:  # noqa: ARG002 - one task
         chosen = np.zeros(self.rows, np.bool_)
@@ -252,7 +251,7 @@ class GymnasiumVectorBatch:
         self._env.close()
 
     def _parts(self, call: str, found: Any, count: int) -> Any:
-        """What a call returned. ConfigError: it is not a tuple of `count` values."""
+        """ConfigError: the call did not return a tuple of `count` values."""
         if not isinstance(found, tuple) or len(found) != count:
             size = f" of {len(found)}" if isinstance(found, tuple) else ""
             raise ConfigError(
@@ -262,7 +261,7 @@ class GymnasiumVectorBatch:
         return found
 
     def _per_row(self, name: str, value: Any) -> NDArray[Any]:
-        """[rows]. ConfigError: there is not one number for each row."""
+        """One number per row, [rows]. ConfigError: there are others."""
         array = np.asarray(value)
         if array.shape not in ((self.rows,), (self.rows, 1)) or array.dtype.kind not in "biuf":
             raise ConfigError(
@@ -272,7 +271,7 @@ class GymnasiumVectorBatch:
         return array.reshape(self.rows)
 
     def _flags(self, name: str, value: Any) -> NDArray[np.bool_]:
-        """[rows], copied. ConfigError: there is not one flag, or 0 or 1, for each row."""
+        """One flag per row, [rows], copied. ConfigError: there are others."""
         numbers = self._per_row(name, value)
         flags = numbers.astype(np.bool_)
         if (flags != numbers).any():
@@ -284,7 +283,8 @@ class GymnasiumVectorBatch:
 
 @contextmanager
 def _lost_with_its_processes() -> Iterator[None]:
-    """An exception within one of several processes ends it, and with it the vector environment."""
+    """Turn an exception into EnvLost: it may have ended one of several processes, and with it the vector
+    environment."""
     try:
         yield
     except PolyrhythmError:

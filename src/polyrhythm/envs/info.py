@@ -1,8 +1,7 @@
-"""Reads success and metrics out of the `info` of Gymnasium environments, single ones and vector ones.
+"""Reads success and metrics from the `info` of Gymnasium environments, single and vector ones.
 
 A name is a key of the info, or `a.b` for key `b` of the mapping under `a`. Only a bool or one number counts, such as a
-numpy scalar or an array of size 1; None counts as absent. Anything else is refused with a ConfigError that names the
-setting.
+numpy scalar or an array of size 1; None counts as absent. Anything else raises a ConfigError that names the setting.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from numpy.typing import NDArray
 from polyrhythm.env_warnings import warn_once
 from polyrhythm.errors import ConfigError
 
-#: Keys of success if the setting `env.success` names none, in the order in which they are tried.
+#: Keys of success if `env.success` is empty, in the order in which they are tried.
 SUCCESS_KEYS = ("success", "is_success", "succeed")
-#: Key of the last info of a row whose info is already that of its next episode, and keys that hold observations.
+#: Key of a row's last info when its info is already that of the next episode, and keys that hold observations.
 _FINAL, _OBSERVATIONS = "final_info", ("final_obs", "final_observation", "terminal_observation")
-#: Most keys that a warning lists.
+#: Maximum number of keys that a warning lists.
 _LISTED = 24
-#: Numbers that need no explanation as success, and what stands for success among the names of metrics.
+#: Numbers that are plain flags of success, and the stand-in for success among the names of metrics.
 _FLAGS, _OF_SUCCESS = (0.0, 1.0), ""
 
 
@@ -36,9 +35,9 @@ def as_aggregates(value: Any) -> Any:
 
 
 class InfoReader:
-    """Reads the infos of one env batch, and warns at the end of its first episode of keys that were never there.
+    """Reads the infos of one env batch, and warns at the end of its first episode about keys that never appeared.
 
-    success: the setting `env.success`, "" for the first present of SUCCESS_KEYS; metrics: the names of `env.metrics`.
+    success: the setting `env.success`, "" for the first present key of SUCCESS_KEYS; metrics: names of `env.metrics`.
     """
 
     def __init__(self, success: str, metrics: Collection[str]) -> None:
@@ -48,7 +47,7 @@ class InfoReader:
         self._keys: dict[str, None] | None = {}  # of the first episode; None after it
 
     def read(self, info: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
-        """Success of a step (1, 0, or -1 if its info has none), and its metrics (NaN if absent), of a single row."""
+        """Success of one row's step (1, 0, or -1 if not reported), and its metrics (NaN if absent)."""
         number = math.nan
         for key, setting in self._candidates.items():
             number = _single(info, key, setting, finite=True)
@@ -65,8 +64,8 @@ class InfoReader:
     def read_rows(
         self, info: Infos, done: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int8], dict[str, NDArray[np.float64]]]:
-        """`read` of all rows of a vector environment: each [rows]. done [rows]: their last info is in `final_info`,
-        where there is one."""
+        """`read` of all rows of a vector environment, each [rows]. done [rows]: rows whose last info is in
+        `final_info`, if present."""
         if isinstance(info, Mapping) and not info:
             return np.full(len(done), -1, np.int8), {name: np.full(len(done), np.nan) for name in self._metrics}
         numbers = np.full(len(done), np.nan)
@@ -83,7 +82,7 @@ class InfoReader:
         return np.where(given, numbers > 0, -1).astype(np.int8), metrics
 
     def end_episode(self) -> None:
-        """After a row's last step: warn of the keys that the first episode did not have."""
+        """Called after a row's last step: warn about keys that the first episode did not have."""
         keys, self._keys = self._keys, None
         if keys is None or not self._absent:
             return
@@ -121,7 +120,7 @@ def _listed(keys: list[str]) -> str:
 
 
 def _names(info: Infos, prefix: str = "") -> Iterator[str]:
-    """The keys that a setting can name, nested ones joined by a dot."""
+    """Keys that a setting can name, nested ones joined by a dot."""
     if not isinstance(info, Mapping):
         for one in info:
             if isinstance(one, Mapping):
@@ -137,13 +136,13 @@ def _names(info: Infos, prefix: str = "") -> Iterator[str]:
 
 
 def _is_mask(key: str, info: Mapping[str, Any]) -> bool:
-    """Whether a key, `_a`, says which rows of a vector environment have a value under `a`."""
+    """Whether the key `_a` marks the rows of a vector environment that have a value under `a`."""
     return key.startswith("_") and key[1:] in info
 
 
 def _column(info: Infos, name: str, setting: str, done: NDArray[np.bool_], *, finite: bool) -> NDArray[np.float64]:
-    """The number of each row under this name, NaN where there is none: [rows]. setting: `name = value`, for errors;
-    finite: no other number is accepted."""
+    """The number of each row under this name, NaN if absent: [rows]. setting: `name = value`, for errors; finite:
+    refuse other numbers."""
     if not isinstance(info, Mapping):
         return np.array([_single(one, name, setting, finite=finite) for one in info], np.float64)
     found = _present(info, name, setting, len(done), finite=finite)
@@ -154,7 +153,7 @@ def _column(info: Infos, name: str, setting: str, done: NDArray[np.bool_], *, fi
 
 
 def _present(info: Mapping[str, Any], name: str, setting: str, rows: int, *, finite: bool) -> NDArray[np.float64]:
-    """`_column` of a mapping of columns, without `final_info`; the mask `_NAME` says which rows have a value."""
+    """`_column` of a mapping of columns, without `final_info`; the mask `_NAME` marks rows with a value."""
     inner, key = _find(info, name)
     value = inner.get(key)
     if value is None:
@@ -172,7 +171,6 @@ def _present(info: Mapping[str, Any], name: str, setting: str, rows: int, *, fin
 
 
 def _single(info: Any, name: str, setting: str, *, finite: bool) -> float:
-    """`_column` of one row's info."""
     if not isinstance(info, Mapping):
         return math.nan
     inner, key = _find(info, name)
@@ -183,7 +181,7 @@ def _single(info: Any, name: str, setting: str, *, finite: bool) -> float:
 
 
 def _find(info: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], str]:
-    """The mapping that may hold the name, and its key there."""
+    """The mapping that may hold the name, and the key within it."""
     while name not in info and "." in name:
         parent, _, name = name.partition(".")
         inner = info.get(parent)
@@ -192,7 +190,6 @@ def _find(info: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], str]:
 
 
 def _number(value: Any, setting: str, *, finite: bool) -> float:
-    """The value as a number; NaN for None."""
     if value is None:
         return math.nan
     if isinstance(value, bool | int | float):
@@ -211,7 +208,6 @@ def _number(value: Any, setting: str, *, finite: bool) -> float:
 
 
 def _refusal(setting: str, value: Any) -> ConfigError:
-    """The error for a value that is neither a bool nor one number."""
     name = setting.removeprefix("env.metrics.").rpartition(" = ")[2]
     inner = next(iter(_names(value)), "") if isinstance(value, Mapping) else ""
     such_as = f", such as {name}.{inner}" if inner else ""

@@ -56,7 +56,6 @@ class LatencySettings(BaseModel):
         return text
 
     def spec(self) -> EnvSpec:
-        """The spec of a batch."""
         dim = self.action_dim
         return EnvSpec(
             observation={"state": ArraySpec(self.observation_shape, "float32")},
@@ -68,16 +67,14 @@ class LatencySettings(BaseModel):
         )
 
     def build(self, rows: int) -> LatencyBatch:
-        """A batch of `rows` rows that sleeps on the real clock."""
         return LatencyBatch(self, rows, time.sleep)
 
 
 class LatencyBatch:
     """Rows that reset individually and step together.
 
-    The sleep times are a function of the seeds of all resets so far, in order: equal calls sleep equally, and batches
-    with different tickets are independent (with times_by chance all batches are). `sleep` is a parameter so that tests
-    need no real time.
+    Sleep times are a function of the seeds of all resets so far, in order: equal calls sleep equally, and batches with
+    different tickets are independent (with times_by chance all batches are). `sleep` is a parameter for tests.
     """
 
     def __init__(self, settings: LatencySettings, rows: int, sleep: Callable[[float], None]) -> None:
@@ -89,7 +86,7 @@ class LatencyBatch:
         self._seeds = [0] * rows
         self._reward, self._no = np.ones(rows, np.float32), np.zeros(rows, np.bool_)
         self._steps = np.zeros(rows, np.int64)
-        # Observations are windows of this array, so that observing is only a copy.
+        # Observations are windows of this array, so observing is only a copy.
         shape = settings.observation_shape
         self._noise = np.random.default_rng(0).random(_WINDOWS + math.prod(shape), dtype=np.float32)
 

@@ -1,11 +1,10 @@
-"""What environments with MuJoCo share: its GL backend is chosen, and states that it finds unstable are noticed.
+"""Shared parts of MuJoCo environments: the choice of the GL backend, and the detection of unstable states.
 
-MuJoCo takes its backend (MUJOCO_GL) at import, so `choose_gl_backend` or `offer_gl_backend` comes before. Where the
-faster one is measured, it is by what as many processes draw at once as a run has simulators. Main chooses before it
-starts anything, and what it starts gets its choice in MUJOCO_GL. Where main's choice does not reach, as on a cluster's
-nodes, a host's simulators share one choice by a file in the run's folder there. So a run measures once on each of its
-hosts, with two exceptions: main's own host, if it is a node of a cluster that `ray start` has begun, is measured twice,
-since that cluster's actors do not get main's variables, and simulators that join measure each for itself.
+MuJoCo binds its backend (MUJOCO_GL) at import, so `choose_gl_backend` or `offer_gl_backend` must run first. Speed is
+measured with as many concurrent processes as the run has simulators. Main chooses before it starts processes, which
+inherit MUJOCO_GL. Beyond main's reach, as on cluster nodes, the simulators of a host share one choice by a file in the
+run's folder there. Each host of a run thus measures once, except that main's own host is measured twice if it is a node
+of a cluster started by `ray start`, and that joining simulators measure for themselves.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Variable that names the run's folder on this host, where simulators share a choice.
+#: Environment variable with the run's folder on this host, through which simulators share a choice.
 RUN_FOLDER = "POLYRHYTHM_RUN_FOLDER"
-#: Most processes that draw at once in a measurement.
+#: Maximum number of processes that draw concurrently in a measurement.
 _MOST = 16
 _SHARED = "gl_backend"
 
@@ -41,9 +40,9 @@ _simulators: ContextVar[int] = ContextVar("simulators", default=0)
 
 _VARIABLE = "MUJOCO_GL"
 _LIBRARIES = {"osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"), "egl": ("libEGL.so.1", "libEGL.so")}
-#: Values of the variable with which MuJoCo draws: backends, and those that leave the choice to it.
+#: Values of MUJOCO_GL with which MuJoCo draws: backends, and values that leave the choice to it.
 _DRAWING = frozenset({"osmesa", "egl", "glfw", "glx", "cgl", "wgl", "enable", "enabled", "on", "true", "1"})
-#: GL backends that need no screen, the preferred one first.
+#: GL backends that need no screen, in order of preference.
 BACKENDS = tuple(_LIBRARIES)
 _INSTALL = {
     "osmesa": "apt-get install -y libosmesa6",
@@ -56,11 +55,11 @@ class RenderingUnavailable(StartError):
 
 
 def choose_gl_backend() -> None:
-    """Set `MUJOCO_GL` if it is not set (Linux): osmesa, else egl, whichever library loads; with an NVIDIA GPU and both
-    libraries the faster one, measured once.
+    """Set `MUJOCO_GL` if it is not set (Linux).
 
-    The window backend is never chosen, even with a display, since it does not allow rendering from other threads.
-    Raises RenderingUnavailable with the missing library and the command that installs it.
+    osmesa, else egl, by which library loads; with an NVIDIA GPU and both libraries, the measured faster one. The window
+    backend is never chosen, even with a display, since it does not allow rendering from other threads.
+    RenderingUnavailable: a library is missing; names the command that installs it.
     """
     logging.getLogger("OpenGL.acceleratesupport").setLevel(logging.WARNING)  # logs an optional package at INFO
     chosen = os.environ.get(_VARIABLE, "").lower().strip()
@@ -84,9 +83,11 @@ def choose_gl_backend() -> None:
 
 
 def offer_gl_backend() -> None:
-    """Set `MUJOCO_GL` for environments that may be of MuJoCo and may render, without measuring and without an error:
-    egl with an NVIDIA GPU, else osmesa, whichever library loads (Linux). It stays as it is if it is set, or MuJoCo is
-    not installed, or imported already."""
+    """Set `MUJOCO_GL` for environments that may use MuJoCo and render, without measuring and without an error.
+
+    egl with an NVIDIA GPU, else osmesa, by which library loads (Linux). It stays unchanged if it is set, or if MuJoCo
+    is missing or already imported.
+    """
     if _VARIABLE in os.environ or "mujoco" in sys.modules or not sys.platform.startswith("linux"):
         return
     if importlib.util.find_spec("mujoco") is None:
@@ -97,13 +98,12 @@ def offer_gl_backend() -> None:
 
 
 def preferred(able: tuple[str, ...]) -> str:
-    """Of the backends whose library loads the first one; with an NVIDIA GPU the faster one, which is measured."""
+    """The first of these backends; with an NVIDIA GPU the measured faster one."""
     measured = len(able) > 1 and count_gpus() > 0 and "mujoco" not in sys.modules
     return fastest(able) if measured else able[0]
 
 
 def is_loadable(backend: str) -> bool:
-    """Whether the library of one of `BACKENDS` can be loaded."""
     for library in _LIBRARIES[backend]:
         try:
             ctypes.CDLL(library)
@@ -114,7 +114,7 @@ def is_loadable(backend: str) -> bool:
 
 
 def count_gpus() -> int:
-    """NVIDIA GPUs that this process may use, counted without loading CUDA."""
+    """Number of NVIDIA GPUs that this process may use, counted without loading CUDA."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
@@ -124,7 +124,8 @@ def count_gpus() -> int:
 
 @contextmanager
 def set_simulator_count(count: int) -> Iterator[None]:
-    """Set for a block how many simulator processes of this machine a backend is chosen for; 0: that is not known."""
+    """Set, within this block, the number of simulator processes of this machine for which a backend is chosen; 0:
+    unknown."""
     token = _simulators.set(count)
     try:
         yield
@@ -133,20 +134,22 @@ def set_simulator_count(count: int) -> Iterator[None]:
 
 
 def simulator_count() -> int:
-    """The number that `set_simulator_count` has set; 0 without it."""
+    """Number set by `set_simulator_count`; 0 without one."""
     return _simulators.get()
 
 
 def processes_at_once() -> int:
-    """Processes of a measurement: one for each core that this process may use, at most 16 and at most one for each
-    simulator, where their number is known."""
+    """Number of processes of a measurement: the usable cores, at most 16, and at most the number of simulators if
+    known."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, _MOST, simulator_count() or _MOST)
 
 
 def fastest(backends: tuple[str, ...]) -> str:
-    """The backend that draws the most frames per second; the first one if none can draw. In a run's simulator it is
-    what another one of this host has measured, if any has."""
+    """The backend that draws the most frames per second; the first one if none draws.
+
+    A run's simulator uses the result of another simulator on its host, if there is one.
+    """
     folder = os.environ.get(RUN_FOLDER)
     if not folder or not Path(folder).is_dir():
         return _measure(backends)
@@ -174,7 +177,7 @@ class UnstableSimulationError(Exception):
 
 
 def instabilities(data: mujoco.MjData) -> int:
-    """How often MuJoCo found this state unstable since the last reset that was not its own."""
+    """Number of times that MuJoCo found this state unstable since the last reset by the environment."""
     return int(data.warning.number[_kinds()].sum())
 
 
@@ -185,7 +188,7 @@ def refuse_unstable(data: mujoco.MjData, when: str, known: int = 0) -> None:
 
 
 def mujoco_data(env: Any) -> mujoco.MjData | None:
-    """The state `env.data` of an environment whose simulator is MuJoCo."""
+    """`env.data` if it is a MuJoCo state."""
     data, found = getattr(env, "data", None), sys.modules.get("mujoco")
     return data if found is not None and isinstance(data, found.MjData) else None
 

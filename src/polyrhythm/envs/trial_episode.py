@@ -1,6 +1,6 @@
-"""An episode of a text environment before a run, for what is only called once one has been played.
+"""Plays an episode of a text environment before a run, for checks of code that is called only after one.
 
-Other environments are not stepped: random actions may break what they move.
+Other environments are not stepped, since random actions may break what they move.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ from polyrhythm.specs import EnvSpec, Trajectory
 
 #: Seed of the episode.
 SEED = trial_seed(1)
-#: Most messages of an expert; a longer episode counts as cut.
+#: Maximum number of expert messages; a longer episode is cut.
 _MESSAGES = 8
-#: Most tokens of a message that is none of an expert's: short, so that it overflows no context.
+#: Maximum tokens of a message without an expert: short, so that it overflows no context.
 _WORDS = 4
 
 
 class TrialEpisode(NamedTuple):
-    """The sample, and what it is, in words."""
+    """The sample, and a description of it."""
 
     sample: Trajectory
     said: str
 
 
 def is_text(spec: EnvSpec) -> bool:
-    """Whether its actions are messages that answer a prompt of tokens."""
+    """Whether actions are messages that answer a prompt of tokens."""
     return bool(spec.action.stops) and {"tokens", "length"} <= spec.observation.keys()
 
 
 def play_episode(env: CheckedEnv, *, expert: bool) -> TrialEpisode:
-    """A training episode of row 0, of its first task, with what a policy would add left at 0: of the expert's messages,
-    or else of a single one, a few words of the prompt. Raises ContractViolation, with the user's line, or
-    PolyrhythmError. expert: whether it is asked."""
+    """Play a training episode of row 0 and the first task; the fields that a policy would add are 0.
+
+    expert: use the expert's messages, if there is one; otherwise a single message of a few words of the prompt.
+    ContractViolation, with the user's source line, or PolyrhythmError: the environment fails.
+    """
     every = range(env.rows)
     env.reset(every, [0] * env.rows, [trial_seed(1 + row) for row in every])
     rows = [0] if env.spec.step_rows else list(every)
@@ -61,7 +63,7 @@ def play_episode(env: CheckedEnv, *, expert: bool) -> TrialEpisode:
 
 
 def _expert_messages(env: CheckedEnv, rows: Sequence[int]) -> NDArray[np.int64] | None:
-    """[n,C,1]; None where there is no expert, or it raises, which is told when demonstrations are recorded."""
+    """[n,C,1]; None if there is no expert, or it raises, which the recording of demonstrations reports."""
     try:
         found = env.expert_actions(rows)
     except (ContractViolation, PolyrhythmError):
@@ -83,7 +85,6 @@ def _words_of_prompts(env: CheckedEnv, rows: Sequence[int], seen: Arrays) -> NDA
 def _sample(
     env: CheckedEnv, seen: Sequence[Arrays], actions: NDArray[np.generic], results: Sequence[StepResult]
 ) -> Trajectory:
-    """actions: [T,C,1] of row 0."""
     steps, last = len(results), results[-1]
     valid = np.ones((steps, env.spec.chunk), bool)
     rewards = np.zeros((steps, env.spec.chunk), np.float32)

@@ -1,7 +1,7 @@
-"""Variants of an environment on which a policy was not trained: what `polyrhythm eval RUN --variants NAME` plays.
+"""Variants of an environment on which a policy was not trained, for `polyrhythm eval RUN --variants NAME`.
 
-An environment's settings declare theirs by a method `variants()`, from name to `Variant`. A variant is a change of
-these settings and nothing else, so that whatever it does can be written into a recipe too.
+An environment's settings declare theirs by a method `variants()`, from name to `Variant`. A variant is only a change of
+these settings, so a recipe can contain it too.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-#: What is new to the policy, as in RLinf's table of results out of distribution.
+#: Aspect that is new to the policy, as in RLinf's table of results out of distribution.
 Kind = Literal["vision", "semantic", "position"]
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """kind: what is new to the policy; what: how it differs, in words; settings: the changes of the section `env`."""
+    """kind: aspect that is new to the policy; what: the difference, in words; settings: changes of the section
+    `env`."""
 
     kind: Kind
     what: str

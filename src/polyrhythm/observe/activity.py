@@ -1,5 +1,5 @@
-"""Recent utilisation and rates of stations from their cumulative counters, and the utilisation of one over its whole
-time: ∫min(active, slots)dt / ∫slots dt (guarantee 9)."""
+"""Utilisation and rates of stations: recent ones from cumulative counters, and of one station over its whole time,
+∫min(active, slots)dt / ∫slots dt (guarantee 9)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 class Activity:
-    """A sliding window over cumulative counters; it reads no clock, each snapshot comes with its time.
+    """A sliding window over cumulative counters; it reads no clock, each snapshot has its time.
 
     Example: a station with `busy_s` 3.0 at 10 s and 7.5 at 16 s was busy for 75% of the time between.
     """
@@ -18,15 +18,15 @@ class Activity:
         self._snapshots: deque[tuple[float, dict[str, dict[str, float]]]] = deque()
 
     def take(self, now: float, counters: Mapping[str, Mapping[str, float]]) -> None:
-        """Add a snapshot of each station's counters; drop all but the latest snapshot that is older than the window."""
+        """Add a snapshot of each station's counters; of those older than the window keep only the latest."""
         self._snapshots.append((now, {station: dict(counts) for station, counts in counters.items()}))
         while len(self._snapshots) > 2 and self._snapshots[1][0] <= now - self._window_s:
             self._snapshots.popleft()
 
     def utilisation(self) -> dict[str, float]:
-        """The share of the window in which each station was busy, 0..1; empty before the second snapshot.
+        """Share of the window in which each station was busy, 0..1; empty before the second snapshot.
 
-        Busy time is counted when a unit of work ends, so a long one that began before the window is cut at 1.
+        Busy time is counted when a unit of work ends, so a long unit that began before the window is clipped to 1.
         """
         return {station: min(1.0, gain) for station, gain in self._per_s("busy_s").items()}
 
@@ -48,7 +48,7 @@ class Activity:
 
 
 def by_kind(shares: Mapping[str, float], most: int) -> dict[str, float]:
-    """The shares by station, or, of more than `most` stations, the mean of each kind: `simulator ×8`."""
+    """Shares by station or, for more than `most` stations, the mean of each kind: `simulator ×8`."""
     if len(shares) <= most:
         return dict(shares)
     kinds: dict[str, list[float]] = {}
@@ -58,10 +58,10 @@ def by_kind(shares: Mapping[str, float], most: int) -> dict[str, float]:
 
 
 class Utilisation:
-    """An accumulator of busy time; it reads no clock, each change comes with its time, which never decreases.
+    """An accumulator of busy time; it reads no clock, each change has its time, which never decreases.
 
-    slots: work items that the station can process at once (0 while it is away); active: items that it has.
-    Example: one slot, one piece from 0 s to 3 s, read at 4 s: 3/4.
+    slots: work items that the station can process at once (0 while it is away); active: items that it has. Example: one
+    slot, one item from 0 s to 3 s, read at 4 s: 3/4.
     """
 
     __slots__ = ("_active", "_busy_s", "_now", "_offered_s", "_slots")
@@ -75,22 +75,20 @@ class Utilisation:
 
     @property
     def active(self) -> int:
-        """Work items of the station, some of which may be waiting for a slot."""
+        """Number of work items of the station, some of which may wait for a slot."""
         return self._active
 
     def begin(self, now: float, pieces: int = 1) -> None:
-        """Record that work arrived."""
         self._advance(now)
         self._active += pieces
 
     def end(self, now: float, pieces: int = 1) -> None:
-        """Record that work is done."""
         self._advance(now)
         assert self._active >= pieces, f"{pieces} pieces ended, {self._active} were active"
         self._active -= pieces
 
     def offer(self, now: float, slots: int) -> None:
-        """Change the number of slots; 0 when the station is lost, and its active work with it."""
+        """Change the number of slots; 0 when the station is lost, together with its active work."""
         self._advance(now)
         self._slots = slots
         if slots == 0:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: Share of the time from which a side that has nothing to do counts as waiting, and a part that works as busy.
+#: Share of the time from which an idle side counts as waiting, and a working part as busy.
 _WAITS, _BUSY = 0.15, 0.6
 
 
@@ -15,10 +15,9 @@ class Load:
     """Measured shares of training's time, 0..1, and the settings that the sentence names.
 
     busy: mean share of each kind of station (simulator, generator, scorer, trainer); count: stations of each kind.
-    rows_idle: rows that had no ticket; trainer_idle: the trainer neither trained nor published. one_thread: all
-    stations share a thread (`launcher: inline`); one_slot: all rows step together; rows: of each env batch.
-    batch_wait: a pass waited out batching.max_wait_ms; all_rows: of all env batches, fewer than max_rows if no pass is
-    ever full.
+    rows_idle: rows without a ticket; trainer_idle: the trainer neither trained nor published. one_thread: all stations
+    share a thread (`launcher: inline`); one_slot: all rows step together; rows: of each env batch. batch_wait: a pass
+    waited out batching.max_wait_ms; all_rows: of all env batches; below max_rows if no pass is ever full.
     """
 
     busy: Mapping[str, float]
@@ -99,8 +98,8 @@ def _percent(share: float) -> str:
 
 
 def idle_shares(updates: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """`rows_idle`, `trainer_idle` and `batch_wait` over all lines of metrics.jsonl that have the first two, each
-    weighted by the seconds since the line before; empty if there are none."""
+    """`rows_idle`, `trainer_idle` and `batch_wait` over all lines of metrics.jsonl that have the first two, weighted by
+    the seconds since the line before; empty if there are none."""
     rows = trainer = waits = total = before = 0.0
     for line in updates:
         if "rollouter/idle_ratio" in line and "trainer/idle_ratio" in line:

@@ -1,4 +1,4 @@
-"""Computes confidence intervals of success rates, mean@n and pass@k, and formats results of episodes."""
+"""Confidence intervals of success rates, mean@n and pass@k, and formatted results of episodes."""
 
 from __future__ import annotations
 
@@ -39,15 +39,19 @@ def _bounds(rate: float, episodes: float, z: float = 1.959963984540054) -> tuple
 
 
 def pass_at(k: int, samples: int, successes: int) -> float:
-    """Probability that one of k samples, drawn from these without replacement, is a success: 1 - C(n-c,k) / C(n,k), the
-    unbiased estimate of pass@k (Chen et al. 2021, arXiv 2107.03374)."""
+    """Probability that one of k samples, drawn from these without replacement, is a success: 1 - C(n-c,k) / C(n,k).
+
+    The unbiased estimate of pass@k (Chen et al. 2021, arXiv 2107.03374).
+    """
     return 1 - math.comb(samples - successes, k) / math.comb(samples, k)
 
 
 def of_samples(successes: Sequence[Sequence[bool]]) -> dict[str, dict[str, float]]:
-    """mean@n, and pass@k for k = 1, 2, 4, … up to n: each with rate, low, high, and `starts`, its number of initial
-    states. successes: of each state's samples; n: the most samples of a state. A state with fewer than k samples, since
-    some were dropped, is left out of pass@k."""
+    """mean@n, and pass@k for k = 1, 2, 4, … up to n, each with rate, low, high and starts.
+
+    successes: of each state's samples; n: largest number of samples of a state; starts: number of initial states. A
+    state with fewer than k samples, because some were dropped, is left out of pass@k.
+    """
     counts = [(len(own), sum(own)) for own in successes]
     most = max(n for n, _ in counts)
     shares = {f"mean@{most}": [c / n for n, c in counts]}
@@ -58,8 +62,10 @@ def of_samples(successes: Sequence[Sequence[bool]]) -> dict[str, dict[str, float
 
 
 def _mean_share(shares: Sequence[float], episodes: int) -> dict[str, float]:
-    """The mean share of independent states. Its 95% interval is Wilson's of the effective number of episodes,
-    rate · (1 - rate) / (variance of the mean), which is at least the states and at most the episodes."""
+    """Mean share of independent states, with Wilson's 95% interval for the effective number of episodes.
+
+    That number is rate · (1 - rate) / (variance of the mean), at least the states and at most the episodes.
+    """
     rate, effective = fmean(shares), float(len(shares))
     if 0 < rate < 1 and len(shares) > 1:
         spread = variance(shares) / len(shares)
@@ -69,7 +75,7 @@ def _mean_share(shares: Sequence[float], episodes: int) -> dict[str, float]:
 
 
 def at_in_words(found: Mapping[str, Any]) -> str:
-    """`, pass@4 62% [58, 66]` for each of `at` but pass@1, which is the mean; "" if there are none."""
+    """`, pass@4 62% [58, 66]` for each entry of `at` except pass@1, which equals the mean."""
     own = {name: value for name, value in found.get("at", {}).items() if name != "pass@1"}
     return "".join(f", {name} {rate_in_words(one)}" for name, one in own.items())
 
@@ -80,8 +86,10 @@ def rate_in_words(found: Mapping[str, Any]) -> str:
 
 
 def success_rate(successes: Sequence[bool | None]) -> dict[str, Any]:
-    """`Interval` of these episodes, by name. None: the episode reported no success, so it did not succeed; but if none
-    of them reported any, all entries but `episodes` are None."""
+    """`Interval` of these episodes, by name.
+
+    None counts as a failure; but if all are None, all entries except `episodes` are None.
+    """
     found = wilson(sum(map(bool, successes)), len(successes))._asdict()
     if all(success is None for success in successes):
         return {name: value if name == "episodes" else None for name, value in found.items()}
@@ -94,13 +102,13 @@ def success_in_words(found: Mapping[str, Any], of: str = "") -> str:
 
 
 def percent(share: float) -> str:
-    """In per cent: `73`; `99.6` where `100` would say that all are, `0.4` where `0` would say that none is."""
+    """Per cent: `73`; with a decimal where rounding would give a false `100` or `0`."""
     rounded = f"{100 * share:.0f}"
     return f"{100 * share:.1f}" if rounded in ("0", "100") and 0 < share < 1 else rounded
 
 
 def return_in_words(returns: Sequence[float]) -> str:
-    """`return 0.31`: the mean of the finite returns, with the number of the others if there are any."""
+    """`return 0.31`: mean of the finite returns, with the number of the others."""
     finite = [earned for earned in returns if math.isfinite(earned)]
     if not finite:
         return "return not finite"
@@ -110,12 +118,12 @@ def return_in_words(returns: Sequence[float]) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """The count with its noun: `1 episode`, `2 episodes`."""
+    """`1 episode`, `2 episodes`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def is_told(count: int) -> bool:
-    """Whether what happens often is told this time: the 1st, the 10th, the 100th, and so on."""
+    """Whether the count is 1, 10, 100, …: the occurrences of a frequent event that are logged."""
     return str(count).strip("0") == "1"
 
 
@@ -125,6 +133,6 @@ def times_so_far(count: int) -> str:
 
 
 def deciding(evaluated: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The tally that ranks an entry {version, way: tally, …} of evaluations.json: its first, greedy if measured."""
+    """The tally that ranks an entry {version, mode: tally, …} of evaluations.json: its first, greedy if measured."""
     tally: Mapping[str, Any] = next(value for name, value in evaluated.items() if name != "version")
     return tally

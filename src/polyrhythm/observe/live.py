@@ -1,8 +1,8 @@
-"""The live status block of a running command: its lines, a pure function of the status, and the terminal at whose end
-it is drawn while other text scrolls above it.
+"""Live status block of a running command, and the terminal that draws it below scrolling text.
 
-Log handlers and warnings write to the terminal as to a file: one write erases the block, prints the text and redraws
-the block. An unfinished line is held back until its end, so that the block never splits it.
+The lines of the block are a pure function of the status. Log handlers and warnings write to the terminal as to a file:
+one write erases the block, prints the text and redraws the block. An unfinished line is held back until its end, so
+that the block never splits it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from polyrhythm.observe.activity import by_kind
 from polyrhythm.observe.intervals import return_in_words, success_in_words, success_rate
 from polyrhythm.readable import visible
 
-#: More stations than this are shown by kind, with the mean of their shares.
+#: More stations than this are displayed by kind, with the mean of their shares.
 _STATIONS = 6
-#: The same of hosts.
+#: More hosts than this are displayed by kind.
 _HOSTS = 6
 _BAR = 10
 #: Replacements for terminals that show ASCII only.
@@ -30,13 +30,13 @@ _PLAIN = str.maketrans({"─": "-", "█": "#", "░": ".", "·": "|", "×": "x"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of a run at one moment. None or empty: not known yet.
+    """State of a run at one moment. None or empty: not known yet.
 
     done, of: units of the phase (updates, or episodes of an evaluation); left_s: estimated time to the end of the run,
     or of `left_of`; recent: success (None if not reported) and return of the last training episodes; lag: mean of the
-    last update, largest of all; buffer: finished samples that wait for the trainer; utilisation: share of the last
-    seconds, by station; hosts: where there are several, the mean share of the stations of each, None if it has none,
-    and how many were lost there.
+    last update, maximum of all; buffer: finished samples that wait for the trainer; utilisation: share of the last
+    seconds, by station; hosts: if there are several, the mean share of each one's stations (None without stations) and
+    its number of lost stations.
     """
 
     phase: str
@@ -56,7 +56,7 @@ class Status:
 
 
 def block(status: Status, width: int, *, plain: bool = False) -> list[str]:
-    """The lines of the block, none longer than `width`. plain: ASCII only."""
+    """Lines of the block, none longer than `width`. plain: ASCII only."""
     lines = [_heading(status, width), *_wrapped(_metrics(status), " · ", width)]
     lines += _wrapped(_stations(status.utilisation), "   ", width) + _wrapped(_hosts(status.hosts), "   ", width)
     cut = [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
@@ -103,7 +103,7 @@ def _stations(utilisation: Mapping[str, float]) -> list[str]:
 
 
 def _hosts(hosts: Mapping[str, tuple[float | None, int]]) -> list[str]:
-    """Each host with its faults; of many those others than main's together, with the names of those that had faults."""
+    """Each host with its faults. Many hosts are merged, except main, and those with faults are named."""
     shares = by_kind({host: share for host, (share, _) in hosts.items() if share is not None}, _HOSTS)
     told = [f"{name} {bar(share)} {100 * share:3.0f}%{_faults(name, shares, hosts)}" for name, share in shares.items()]
     return told + [
@@ -112,7 +112,7 @@ def _hosts(hosts: Mapping[str, tuple[float | None, int]]) -> list[str]:
 
 
 def _faults(name: str, shares: Mapping[str, float], hosts: Mapping[str, tuple[float | None, int]]) -> str:
-    """Of one host, or of all that are shown together under this name."""
+    """Faults of one host, or of all hosts merged under this name."""
     if name in hosts:
         return f", {_counted(hosts[name][1], 'fault')}"
     own = {
@@ -123,7 +123,6 @@ def _faults(name: str, shares: Mapping[str, float], hosts: Mapping[str, tuple[fl
 
 
 def bar(share: float, length: int = _BAR) -> str:
-    """A text bar filled to `share`, 0..1."""
     filled = round(max(0.0, min(1.0, share)) * length)
     return "█" * filled + "░" * (length - filled)
 
@@ -140,7 +139,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _wrapped(parts: Sequence[str], between: str, width: int) -> list[str]:
-    """The parts joined into as few lines of `width` as possible; a part is never split."""
+    """Join the parts into as few lines of `width` as possible; a part is never split."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + len(between) + len(part) <= width:
@@ -158,7 +157,7 @@ class Terminal(io.TextIOBase):
     """A text stream that draws a status block on the terminal `stream`; thread-safe."""
 
     def __init__(self, stream: TextIO, columns: Callable[[], int] | None = None) -> None:
-        """columns: returns the current width; by default the operating system is asked."""
+        """columns: returns the current width; None: query the operating system."""
         self._stream, self._columns = stream, columns
         self._lock = threading.RLock()
         self._lines: list[str] = []
@@ -206,7 +205,7 @@ class Terminal(io.TextIOBase):
             self._put("")
 
     def end(self) -> None:
-        """Remove the block, and write the unfinished line."""
+        """Remove the block and write the unfinished line."""
         with self._lock:
             rest, self._unfinished, self._lines = self._unfinished, "", []
             self._put(rest)

@@ -1,6 +1,6 @@
 """Appends text, or records, to a file of a running run; a write error is logged and does not end the run.
 
-Invariant: the file holds whole pieces of text only. A partly written piece is truncated away.
+Invariant: the file holds whole pieces of text only; a partly written piece is truncated away.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from polyrhythm.files import trouble
 
 log = logging.getLogger(__name__)
 
-#: Bytes that a buffered file collects before it writes them.
+#: Bytes that a buffered file collects before a write.
 _BUFFER = 64 * 1024
 
 
 class LogFile:
     """An append-only text file. `failed`: a write has failed, which is logged once.
 
-    buffered: collect pieces and write them together, when there are enough of them or at `flush`. OSError: the file
-    cannot be opened; later calls raise none.
+    buffered: collect pieces and write them together, at a size or at `flush`. OSError: the file cannot be opened; later
+    calls raise none.
     """
 
     def __init__(self, path: Path, *, anew: bool = False, buffered: bool = False) -> None:
@@ -66,7 +66,8 @@ class LogFile:
 
 
 def warn_of_loss(path: Path, error: OSError, *, again: bool = False) -> None:
-    """Log once that the run continues although `path` cannot be written. again: it was logged before."""
+    """Log that the run continues although `path` cannot be written. again: it was logged before, so it is not
+    repeated."""
     if not again:
         error.filename = error.filename or str(path)
         problem = trouble(error) or f"{error.filename} could not be written ({error.strerror})"

@@ -1,4 +1,4 @@
-"""Writes the scalars of a run to `metrics.jsonl`, one JSON object a line, and to TensorBoard.
+"""Writes the scalars of a run to `metrics.jsonl`, one JSON object per line, and to TensorBoard.
 
 A name is `group/name`, in one of the documented `GROUPS`; other groups are rejected, so that the first run finds the
 mistake. docs/metrics.md has every name. Step is the trainer's update (evaluation: the version).
@@ -84,9 +84,8 @@ class MetricsWriter:
     """Writer of `<folder>/metrics.jsonl` and, optionally, of `<folder>/tensorboard`.
 
     Each line is written at once: updates are seconds apart, and a killed run keeps its last one. TensorBoard's file is
-    written when `flush_s` seconds of the given times have passed. A resumed run appends. What cannot be written, as on
-    a full disk, is lost with one warning for each file. endpoint: gets the newest numbers too. OSError: the files
-    cannot be opened.
+    flushed every `flush_s` seconds of the given times. A resumed run appends. Failed writes, as on a full disk, lose
+    data with one warning per file. endpoint: also receives the newest numbers. OSError: the files cannot be opened.
     """
 
     def __init__(
@@ -102,8 +101,10 @@ class MetricsWriter:
         self._lines, self._endpoint = LogFile(folder / METRICS_FILE), endpoint
 
     def log(self, step: int, values: Mapping[str, float | None], time_s: float) -> None:
-        """Record scalars of one step. time_s: seconds since the run began. A number that is not finite becomes null; so
-        does None, of which TensorBoard and the endpoint get nothing."""
+        """Record scalars of one step. time_s: seconds since the run began.
+
+        Numbers that are not finite, and None, become null; TensorBoard and the endpoint do not receive None.
+        """
         check_names(values)
         numbers = {name: float(value) for name, value in values.items() if value is not None}
         finite = {name: number if math.isfinite(number := numbers.get(name, math.nan)) else None for name in values}
@@ -118,7 +119,7 @@ class MetricsWriter:
                 self._flushed_s = time_s
 
     def rewind(self, step: int) -> None:
-        """Remove the lines of updates from `step` on, which are redone after the trainer was lost."""
+        """Remove the lines of updates from `step` on, which are repeated after the trainer was lost."""
         self._lines.close()
         path, failed = self._folder / METRICS_FILE, self._lines.failed
         try:
@@ -145,9 +146,9 @@ class MetricsWriter:
 
 
 class _EventFile:
-    """A file that TensorBoard reads, in its folder.
+    """An event file for TensorBoard.
 
-    TensorBoard's own writer has a thread, whose traceback nobody can keep from the terminal when the disk is full.
+    TensorBoard's own writer has a thread whose traceback would reach the terminal when the disk is full.
     """
 
     _number = itertools.count()
@@ -166,7 +167,6 @@ class _EventFile:
         self.lines.flush()
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """The numbers of a step."""
         for name, value in numbers.items():
             event = self._event(wall_time=time.time(), step=step, summary=self._scalar(name, value))
             self._records.write(event.SerializeToString())
@@ -189,7 +189,6 @@ def last_time_s(folder: Path) -> float:
 
 
 def _time_s(line: str) -> float:
-    """The line's time; 0 for a truncated line."""
     try:
         time_s = float(json.loads(line)["time_s"])
     except (ValueError, TypeError, KeyError):
@@ -198,7 +197,7 @@ def _time_s(line: str) -> float:
 
 
 def has_updates(folder: Path) -> bool:
-    """Whether a line, even a truncated one, is of an update of reinforcement learning."""
+    """Whether a line, even a truncated one, belongs to an update of reinforcement learning."""
     try:
         return any('"throughput/' in line for line in _lines(folder))
     except OSError:
@@ -206,7 +205,7 @@ def has_updates(folder: Path) -> bool:
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:
-    """The lines of the run's metrics; damaged ones are left out, and all if the file cannot be read."""
+    """Undamaged lines of the run's metrics; empty if the file cannot be read."""
     try:
         return [content for line in _lines(folder) if (content := _content(line)) is not None]
     except OSError:
@@ -214,15 +213,15 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def _lines(folder: Path) -> list[str]:
-    """The lines of metrics.jsonl, if there is one; a byte that is not UTF-8 damages its own line only."""
+    """Lines of metrics.jsonl, if it exists; a byte that is not UTF-8 damages only its own line."""
     path = folder / METRICS_FILE
     return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
 
 
 def rewind(folder: Path, step: int, version: int | None = None) -> None:
-    """Remove the lines of updates from `step` on, before they are written again; keep those of phases.
+    """Remove the lines of updates from `step` on, before they are repeated; lines of phases are kept.
 
-    version: also remove the evaluations of later versions, whose weights are trained again.
+    version: also remove the evaluations of later versions, which are trained again.
     """
     path = folder / METRICS_FILE
     if not path.is_file():
@@ -247,7 +246,6 @@ def _is_kept(line: str, step: int, version: int | None) -> bool:
 
 
 def _content(line: str) -> dict[str, Any] | None:
-    """The parsed line; None if it is truncated or damaged."""
     try:
         content = json.loads(line)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Serves a run's present numbers to Prometheus over HTTP.
+"""Serves a run's current numbers to Prometheus over HTTP.
 
-A name is `polyrhythm_` and the metric's name (docs/metrics.md) with `_` between its parts. Parts that differ from run
-to run, such as a station, a task or a reason, are labels. Nothing is kept but the newest numbers: Prometheus asks and
-stores.
+A name is `polyrhythm_` and the metric's name (docs/metrics.md) with `_` between its parts. Parts that vary between
+runs, such as a station, a task or a reason, are labels. Only the newest numbers are kept; Prometheus polls and stores
+them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds that the end of a run waits for an answer under way.
+#: Seconds that the end of a run waits for a running response.
 _CLOSE_S = 5.0
-#: Connections at a time, and seconds that each may be silent.
+#: Maximum number of connections, and seconds that each may be silent.
 _CONNECTIONS, _ASK_S = 32, 5.0
 _PREFIX = "polyrhythm"
 _STATION = ("station", "host")
 _OTHER = re.compile(r"[^a-zA-Z0-9_]")
 
-#: Which parts of a name are labels: pattern → name and labels, in the pattern's order. The first that fits counts.
+#: Label rules: pattern → name and labels, in the pattern's order; the first match counts.
 _LABELLED: tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...] = (
     (re.compile(r"samples/dropped/(.+)"), "samples_dropped", ("reason",)),
     (re.compile(r"samples/(.+)"), "samples", ("state",)),
@@ -43,7 +43,7 @@ _LABELLED: tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...] = (
     (re.compile(r"evaluation/([^/]+)/task_([^/]+)/(.+)"), "evaluation_task", ("way", "task", "metric")),
     (re.compile(r"evaluation/([^/]+)/([^/]+)"), "evaluation_{}", ("way",)),
 )
-#: Told by station and host instead (`StationSample`).
+#: Exported by station and host instead (`StationSample`).
 _BY_STATION = "stations/utilisation/"
 
 
@@ -59,7 +59,7 @@ class EndpointSettings(Protocol):
 
 
 class Labelled(NamedTuple):
-    """A number as Prometheus gets it. labels: (label, value) pairs."""
+    """A sample of Prometheus. labels: (label, value) pairs."""
 
     name: str
     labels: tuple[tuple[str, str], ...]
@@ -67,8 +67,11 @@ class Labelled(NamedTuple):
 
 
 class StationSample(NamedTuple):
-    """One station's numbers. host: "main" where the run has one host; utilisation: share of the last ten seconds, 0..1,
-    None if it is not known yet; counts: cumulative counters by name (`busy_s`, `env_steps`, `faults`, …)."""
+    """One station's numbers.
+
+    host: "main" in runs of one host; utilisation: share of the last ten seconds, 0..1, None if unknown; counts:
+    cumulative counters by name (`busy_s`, `env_steps`, `faults`, …).
+    """
 
     station: str
     host: str
@@ -77,7 +80,7 @@ class StationSample(NamedTuple):
 
 
 def labelled(metric: str, value: float) -> Labelled:
-    """A metric of docs/metrics.md by its Prometheus name. `samples/dropped/filtered` is
+    """Convert a metric of docs/metrics.md: `samples/dropped/filtered` is
     `polyrhythm_samples_dropped{reason="filtered"}`."""
     for pattern, name, labels in _LABELLED:
         if found := pattern.fullmatch(metric):
@@ -92,16 +95,16 @@ def _plain(name: str) -> str:
 
 
 def _family(metric: str) -> str:
-    """What is replaced as a whole: an evaluation's way, else the first part of the name."""
+    """Key of the metrics that are replaced together: an evaluation's mode, else the first part of the name."""
     return "/".join(metric.split("/")[: 2 if metric.startswith("evaluation/") else 1])
 
 
 class PrometheusEndpoint:
     """`http://ADDRESS:PORT/metrics`, from its construction to `close`.
 
-    tls: certificate, key and the authority of clients, as files: then https, for clients with a certificate of that
-    authority alone. MissingError: prometheus_client is not installed; StartError: the address cannot be had, or the
-    files cannot be used.
+    tls: files of the certificate, the key and the clients' authority; then https, only for clients with a certificate
+    of that authority. MissingError: prometheus_client is not installed; StartError: the address or the files cannot be
+    used.
     """
 
     def __init__(self, address: str, port: int, tls: tuple[str, str, str] | None = None) -> None:
@@ -125,8 +128,8 @@ class PrometheusEndpoint:
         self.port = int(self._server.server_port)
 
     def take(self, step: int, values: Mapping[str, float]) -> None:
-        """The newest numbers: those of an update, or an evaluation of version `step`. Those of the same groups that are
-        missing are gone."""
+        """Store the newest numbers of an update, or of an evaluation of version `step`. They replace all of the same
+        groups."""
         groups = {_family(name) for name in values}
         kept = {name: value for name, value in self._latest.items() if _family(name) not in groups}
         if "throughput" in groups:
@@ -135,11 +138,10 @@ class PrometheusEndpoint:
         self._latest = kept | own  # replaced as a whole: the server's threads read it
 
     def take_stations(self, stations: Iterable[StationSample]) -> None:
-        """What the stations did up to now."""
         self._stations = tuple(stations)
 
     def collect(self) -> Iterable[Metric]:
-        """All families, for a scrape. In a thread of the server."""
+        """All metric families, for a scrape; called in a thread of the server."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         by_name: dict[str, list[Labelled]] = {}
@@ -167,7 +169,7 @@ class PrometheusEndpoint:
             yield counted
 
     def close(self) -> None:
-        """End the server and give the port back; a second call does nothing."""
+        """End the server and free the port; a second call does nothing."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(_CLOSE_S)
@@ -175,7 +177,7 @@ class PrometheusEndpoint:
 
 @contextlib.contextmanager
 def open_endpoint(settings: EndpointSettings) -> Iterator[PrometheusEndpoint | None]:
-    """The endpoint for as long as this lasts; None if no port is set. Errors: see `PrometheusEndpoint`."""
+    """The endpoint, open within this block; None if no port is set. Errors: see `PrometheusEndpoint`."""
     if settings.port is None:
         yield None
         return
@@ -189,7 +191,7 @@ def open_endpoint(settings: EndpointSettings) -> Iterator[PrometheusEndpoint | N
 
 
 def check_endpoint(settings: EndpointSettings) -> None:
-    """Raise what opening the endpoint would, before anything starts; nothing stays open."""
+    """Open and close the endpoint, to raise its errors before anything starts."""
     if settings.port is not None:
         PrometheusEndpoint(settings.address, settings.port, settings.tls).close()
 
@@ -204,11 +206,11 @@ def check_installed() -> None:
 
 
 def _bound_connections(server: Any) -> None:
-    """Bound a server of prometheus_client, which has a thread for each connection: at most `_CONNECTIONS`, those beyond
-    are closed; one that is silent for `_ASK_S` is closed too."""
+    """Limit a server of prometheus_client, which has a thread per connection: connections beyond `_CONNECTIONS` are
+    closed, and so are those silent for `_ASK_S`."""
     places, finish = threading.BoundedSemaphore(_CONNECTIONS), server.finish_request
     if isinstance(server.socket, ssl.SSLSocket):
-        # Else one that is silent keeps out all others.
+        # Otherwise a silent connection blocks all others.
         server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
 
     def may_come(request: Any, _address: Any) -> bool:
@@ -226,14 +228,13 @@ def _bound_connections(server: Any) -> None:
 
 
 def _check_files(certificate: str, key: str, client_ca: str) -> None:
-    """OSError: they cannot be used. A server that finds out itself leaves its port open."""
+    """OSError: the files cannot be used. Checked first, because a server that fails on them leaves its port open."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     context.load_verify_locations(client_ca)
 
 
 def unusable(address: str, port: int, error: OSError) -> StartError:
-    """The error of an endpoint that cannot be opened."""
     return StartError(
         f"prometheus.port = {port}: {address}:{port} cannot be opened ({error.strerror or error}); choose another "
         "port, or end what has it"

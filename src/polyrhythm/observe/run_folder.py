@@ -1,10 +1,9 @@
 """Creates and locks the folder of a run: <root>/<recipe>/<time>, never shared and never overwritten.
 
-Settings that were changed when a run was resumed are in `settings_changes.jsonl`, one object a line:
+Settings that changed when a run was resumed are in `settings_changes.jsonl`, one object per line; updates from `update`
+on, counted from 0, were trained under the new settings:
 
     {"time": ISO 8601, "update": 40, "changes": {"training.versions": [120, 200]}}
-
-The updates from `update` on, counted from 0, were trained under the new settings.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from polyrhythm.files import atomic_write
 
 log = logging.getLogger(__name__)
 
-#: Held by the process whose run the folder is.
+#: Lock file, held by the process of the run.
 LOCK_FILE = ".lock"
-#: In every run's folder.
+#: Settings, in every run folder.
 CONFIG_FILE = "config.yaml"
-#: In a finished run's folder.
+#: Files of a finished run.
 SUMMARY_FILE, REPORT_FILE = "summary.json", "report.html"
-#: In the folder of a run that trains: a line for each update.
+#: Metrics of a run that trains, one line per update.
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -63,9 +62,9 @@ def _claim(parent: Path, stamp: str) -> Path:
 
 
 def find_run(folder: Path) -> Path:
-    """The folder itself if it is a run's; of a folder of runs, the one that was begun last, which the log names.
+    """The folder itself if it is a run's; for a folder of runs, the newest run, which is logged.
 
-    A folder of runs has them by time, or by name and time, as `out_dir` has.
+    A folder of runs contains them by time, or by name and time as in `out_dir`.
     """
     if folder.is_dir() and not (folder / CONFIG_FILE).is_file():
         found = (file for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{CONFIG_FILE}"))
@@ -91,7 +90,7 @@ def take_file(file: Path) -> Path:
 
 @contextmanager
 def lock_run_folder(folder: Path) -> Iterator[None]:
-    """Lock the folder for this process; the kernel releases the lock when the process ends, however it ends.
+    """Lock the folder for this process; the kernel releases the lock at the process's end.
 
     RunFolderError: another process holds the lock.
     """
@@ -142,7 +141,7 @@ class Change(NamedTuple):
 
 
 def read_changes(folder: Path) -> list[Change]:
-    """All changes of the run in `folder`, oldest first; damaged lines are left out."""
+    """All changes of the run in `folder`, oldest first, without damaged lines."""
     return [
         Change(str(entry["time"]), entry["update"], setting, *values)
         for entry in _entries(folder / CHANGES_FILE)
@@ -151,9 +150,9 @@ def read_changes(folder: Path) -> list[Change]:
 
 
 def note_changes(folder: Path, update: int, changes: Mapping[str, tuple[Any, Any]], now: datetime) -> None:
-    """Append changes {setting: (before, after)}, if there are any, to those of the run in `folder`.
+    """Append changes {setting: (before, after)} to those of the run in `folder`.
 
-    The run resumes at `update`: earlier changes recorded after it are moved to `update`.
+    The run resumes at `update`: changes recorded after it are moved to `update`.
     """
     path = folder / CHANGES_FILE
     noted = [{**entry, "update": min(entry["update"], update)} for entry in _entries(path)]
@@ -165,7 +164,6 @@ def note_changes(folder: Path, update: int, changes: Mapping[str, tuple[Any, Any
 
 
 def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines that are not damaged."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     for line in lines:
         try:

@@ -1,6 +1,6 @@
 """Training alarms: conditions on a run's metrics; each fires once per occurrence.
 
-A watch takes the lines of `metrics.jsonl` in their order, while the run writes them or afterwards.
+A watch takes the lines of `metrics.jsonl` in order, during the run or afterwards.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from polyrhythm.observe.intervals import is_told, times_so_far
 
-#: Share of an update's samples whose advantages are all 0, where groups are compared.
+#: Metric: share of an update's samples whose advantages are all 0; reported if groups are compared.
 ZERO_ADVANTAGE = "train/actor/zero_advantage_fraction"
 _WAYS = ("greedy", "sampled")
 
@@ -31,24 +31,23 @@ class Rate(NamedTuple):
 
 
 def has_collapsed(best: Rate, newest: Rate) -> bool:
-    """Whether the newest interval lies wholly below that of the best."""
+    """Whether the newest interval is entirely below that of the best."""
     return newest.high < best.low
 
 
 def better(one: Rate, other: Rate) -> Rate:
-    """The one that is better for certain: of the higher lower bound."""
+    """The one with the higher lower bound."""
     return other if other.low > one.low else one
 
 
 class SetbackWatch:
-    """Sentences about collapsed evaluations, and about updates that teach nothing.
+    """Sentences about collapsed evaluations, and about updates without a learning signal.
 
-    A collapse lasts until an evaluation is not below the best earlier one any more; updates that teach nothing until
-    one that does. Of the latter the first time is told, the tenth, and so on.
+    A collapse lasts until an evaluation is no longer below the best earlier one; updates without a signal, until one
+    that has it. Of the latter the 1st, 10th, 100th, … occurrence is reported.
     """
 
     def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
-        """lines: those that the run has already."""
         self._best: dict[str, Rate] = {}
         self._collapsed: set[str] = set()
         self._taught, self._stretches = True, 0
@@ -57,18 +56,18 @@ class SetbackWatch:
             self.take(line)
 
     def take(self, line: Mapping[str, Any]) -> list[str]:
-        """What to say about one line of metrics: `step` and values by name."""
+        """Sentences about one line of metrics: `step` and values by name."""
         said = [self._evaluated(way, line) for way in _WAYS] + [self._updated(line)]
         alarms = self._alarms.take(line)
         self._raised += alarms
         return [sentence for sentence in said if sentence] + alarms
 
     def overcome(self) -> list[str]:
-        """The training alarms so far that no longer hold, since episodes have clearly become better."""
+        """Training alarms that no longer hold, since episodes have clearly improved."""
         return self._raised if self._alarms.overcome else []
 
     def conclusion(self) -> str:
-        """What to say of the whole run at its end, "" for nothing."""
+        """Sentence about the whole run at its end, or ""."""
         return self._alarms.conclusion()
 
     def _evaluated(self, way: str, line: Mapping[str, Any]) -> str:
@@ -110,7 +109,7 @@ class SetbackWatch:
 
 
 def setbacks(lines: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The sentences about all lines of a run, and its conclusion; without alarms that the run has overcome."""
+    """Sentences about all lines of a run, and its conclusion; without alarms that no longer hold."""
     watch = SetbackWatch()
     said = [sentence for line in lines for sentence in watch.take(line)]
     overcome = watch.overcome()
@@ -119,48 +118,46 @@ def setbacks(lines: Iterable[Mapping[str, Any]]) -> list[str]:
 
 Line = Mapping[str, Any]
 
-#: Optimizer steps of an update.
+#: Metric: optimizer steps of an update.
 STEPS = "train/actor/optimizer_steps"
 _ENTROPY, _CLIPPED = "train/actor/entropy_loss", "train/actor/clip_fraction"
 _BEHIND = "staleness/updates_mean"
 _EXPLAINED = "train/critic/explained_variance"
-#: KL from the policy that the ratio is taken to.
+#: KL from the policy in the ratio's denominator.
 _KLS = ("train/actor/proximal_approx_kl", "train/actor/approx_kl")
 _MEASURES = _SUCCESS, _RETURN = "env/success_once", "env/return"
 
-#: Updates at the beginning, and those that are compared with them.
+#: Numbers of first and of newest updates that are compared.
 _FIRST, _NEWEST = 5, 10
 #: KL in nats below which an update of several steps changes nothing.
 _STILL_KL = 1e-4
-#: Share of the first entropy that is left of a collapsed one; and nats that a density has lost by then.
+#: Remaining share of the first entropy at a collapse, and loss in nats at the collapse of a density.
 _ENTROPY_LEFT, _NATS_LOST = 0.05, 2.0
-#: Success rate at which a policy counts as good, whatever it began with.
+#: Success rate at which a policy counts as good, regardless of its start.
 _GOOD = 0.9
-#: Standard errors of a change that is taken for progress, and of one by which a run clearly learns.
+#: Standard errors of a change that counts as progress, and of one that clearly shows learning.
 _PROGRESS, _CLEAR = 2.0, 4.0
-#: Lag in updates, and share of clipped entries beside it, from which samples are too old for the loss.
+#: Lag in updates, and share of clipped entries, from which samples are too old for the loss.
 _OLD, _MOSTLY_CLIPPED = 1.0, 0.5
 #: Explained variance below which values are worse than noise makes them.
 _MISLED = -0.05
 
 
 class _Updates(NamedTuple):
-    """The first updates and the newest ones."""
-
     first: Sequence[Line]
     newest: Sequence[Line]
 
     def means(self, name: str) -> tuple[float, float] | None:
-        """Means of a metric over both; None where one of them lacks it."""
+        """Means of a metric over both; None if one of them lacks it."""
         both = [_values(name, part) for part in self]
         return (fmean(both[0]), fmean(both[1])) if all(both) else None
 
 
 class TrainingAlarms:
-    """Alarms about a run's updates, in the order of their metrics.
+    """Alarms about a run's updates, from their metrics in order.
 
-    An alarm lasts as long as its condition holds and episodes are hardly better than at first. Its first occurrence is
-    reported, the tenth, and so on.
+    An alarm lasts as long as its condition holds and episodes are hardly better than at first. The 1st, 10th, 100th, …
+    occurrence is reported.
     """
 
     def __init__(self) -> None:
@@ -170,7 +167,7 @@ class TrainingAlarms:
         self._times: dict[str, int] = {}
 
     def take(self, line: Line) -> list[str]:
-        """Sentences about an update; none for a line that is not one."""
+        """Sentences about an update; empty for other lines."""
         if _ENTROPY not in line:
             return []
         if len(self._first) < _FIRST:
@@ -189,13 +186,14 @@ class TrainingAlarms:
 
     @property
     def overcome(self) -> bool:
-        """Whether episodes have clearly become better by now, so that earlier alarms no longer hold."""
+        """Whether episodes have clearly improved, so that earlier alarms no longer hold."""
         return bool(self._newest) and self._learns(_Updates(self._first, self._newest), _CLEAR)
 
     def conclusion(self) -> str:
-        """What to say at the end of a run whose episodes have not become better; "" where they have, or it is short."""
+        """Sentence for the end of a run whose episodes have not improved; "" if they have, or it is too short to
+        tell."""
         updates = _Updates(self._first, self._newest)
-        if self._learns(updates, _PROGRESS) or "same" in self._present:  # of equal returns the alarm says what to do
+        if self._learns(updates, _PROGRESS) or "same" in self._present:  # the alarm about equal returns has the remedy
             return ""
         name = _SUCCESS if any(updates.means(_SUCCESS) or ()) else _RETURN
         before, after = updates.means(name) or (0.0, 0.0)
@@ -206,7 +204,7 @@ class TrainingAlarms:
         )
 
     def _learns(self, updates: _Updates, errors: float) -> bool:
-        """Whether episodes get better by this number of standard errors, or too few have ended to tell."""
+        """Whether episodes improve by this number of standard errors, or too few have ended to tell."""
         if len(self._newest) < _NEWEST:
             return True
         judged = [_is_better(updates, name, errors) for name in _MEASURES]
@@ -226,7 +224,7 @@ def _values(name: str, lines: Sequence[Line]) -> list[float]:
 
 
 def _is_better(updates: _Updates, name: str, errors: float) -> bool | None:
-    """Whether the newest episodes are better than the first ones, or good; None where too few have ended to tell."""
+    """Whether the newest episodes are better than the first ones, or good; None if too few have ended to tell."""
     first, newest = (_values(name, part) for part in updates)
     if min(len(first), len(newest)) < 2:
         return None

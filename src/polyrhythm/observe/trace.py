@@ -1,8 +1,8 @@
 """Writes a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing, from times that the caller gives.
 
-The times may be real or simulated: seconds in, microseconds in the file. Processes and threads are given by name and
-numbered in the order of appearance. The file is a JSON array with one event a line, so viewers still open the file of
-a killed run.
+Times may be real or simulated: seconds in, microseconds in the file. Processes and threads are given by name and
+numbered in order of appearance. The file is a JSON array with one event per line, so viewers can open the file of a
+killed run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 class TraceWriter:
     """Writer of a trace file; `close` ends the array. Events may come in any order.
 
-    When the file cannot be written, as on a full disk, the timeline ends with one warning.
+    A write error, as on a full disk, ends the timeline with one warning.
     """
 
     def __init__(self, path: Path) -> None:

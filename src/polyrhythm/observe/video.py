@@ -1,4 +1,4 @@
-"""Writes a video of a grid of episodes, each marked when it has ended, as GIF or MP4."""
+"""Writes a video of a grid of episodes, each marked at its end, as GIF or MP4."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from polyrhythm.errors import ConfigError, install_command
 from polyrhythm.files import atomic_write
 
-#: Most and least frames a second; target length of the video; how long the last frame stays.
+#: Maximum and minimum frames per second; target length of the video; time that the last frame stays.
 _MOST_RATE, _LEAST_RATE, _SECONDS, _HOLD_S = 10, 4, 4.0, 1.5
 #: Longer edge of an episode's picture, its border, and the height of a text line below it, in pixels.
 _EDGE, _FRAME, _LINE = 192, 4, 15
@@ -26,8 +26,11 @@ _FAILED = (245, 158, 11)
 
 
 class Clip(NamedTuple):
-    """An episode. pictures: uint8 [H,W,3], one or more; caption: the task; outcome: the result as text; success: None
-    if not measured; failed: it did not come to its end."""
+    """An episode of a video.
+
+    pictures: uint8 [H,W,3], one or more; caption: the task; outcome: the result as text; success: None if not measured;
+    failed: it ended by a failure.
+    """
 
     pictures: Sequence[NDArray[np.uint8]]
     caption: str
@@ -37,7 +40,7 @@ class Clip(NamedTuple):
 
 
 def check_format(path: Path) -> None:
-    """Raise ConfigError unless this machine can write a video of this suffix."""
+    """Raise ConfigError unless this machine can write a video with this suffix."""
     if path.suffix not in (".gif", ".mp4"):
         raise ConfigError(f"video = {path}: its name must end with .gif or .mp4; rename it")
     if path.suffix == ".mp4" and importlib.util.find_spec("av") is None:
@@ -64,7 +67,7 @@ def write_video(path: Path, clips: Sequence[Clip]) -> None:
 
 
 def grids(clips: Sequence[Clip]) -> Iterator[Image.Image]:
-    """The frames of the video, nearly square grids of tiles; an ended episode keeps its last picture and its mark."""
+    """Frames of the video, nearly square grids of tiles; an ended episode keeps its last picture and its mark."""
     columns = math.ceil(math.sqrt(len(clips)))
     rows = math.ceil(len(clips) / columns)
     longest = max(len(clip.pictures) for clip in clips)
@@ -77,13 +80,11 @@ def grids(clips: Sequence[Clip]) -> Iterator[Image.Image]:
 
 
 def _rate(clips: Sequence[Clip]) -> int:
-    """Frames a second."""
     longest = max(len(clip.pictures) for clip in clips)
     return min(_MOST_RATE, max(_LEAST_RATE, round(longest / _SECONDS)))
 
 
 def _tile(clip: Clip, moment: int) -> Image.Image:
-    """One episode in one frame: its picture with a coloured border, and two lines of text below."""
     last = len(clip.pictures) - 1
     picture = Image.fromarray(reduced(clip.pictures[min(moment, last)]))
     ended = moment >= last
@@ -105,7 +106,6 @@ def _tile(clip: Clip, moment: int) -> Image.Image:
 
 
 def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
-    """The text, truncated to the width."""
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(f"{text}...") > width:
@@ -137,7 +137,6 @@ def _write_mp4(path: Path, clips: Sequence[Clip]) -> None:
 
 
 def _with_hold(grids: Iterator[Image.Image], held: int) -> Iterator[Image.Image]:
-    """The frames, and the last one `held` more times."""
     for grid in grids:
         yield grid
     yield from repeat(grid, held)

@@ -1,7 +1,5 @@
-"""Computes the specs of the arrays that stations exchange: observations, policy answers, and the arena for both.
-
-They follow from the configuration, the environment's spec and the policy's form; no policy is built.
-"""
+"""Computes the specs of the arrays that stations exchange, and the arena's layout, from the configuration, the
+environment's spec and the policy's form. No policy is built."""
 
 from __future__ import annotations
 
@@ -31,9 +29,9 @@ def arena_layout(
     *,
     trainer: bool = True,
 ) -> ArenaLayout:
-    """The layout of the arena; without a trainer it has no blocks for waiting samples.
+    """Returns the arena's layout; without a trainer it has no blocks for waiting samples.
 
-    Redundant tickets need extra blocks: samples of spare groups wait besides those that admission counts.
+    Redundant tickets need extra blocks: spare samples are stored in addition to the admitted ones.
     """
     slots = {slot.slot: slot.rows for batches in infos for info in batches for slot in info.slots}
     rows = sum(slots.values())
@@ -63,28 +61,29 @@ def arena_layout(
 
 
 def scored_evaluations(rows: int) -> int:
-    """Samples of evaluations that run or wait for their scores at a time: as many as rows again may wait."""
+    """Maximum number of evaluation samples that run or wait for a score: twice the rows, since finished ones wait
+    too."""
     return 2 * rows
 
 
 def _scored_samples(config: RunConfig, rows: int) -> int:
-    """Blocks that scorers need: for what they read although nobody waits for it any more, and for evaluations."""
+    """Blocks for samples that scorers still read after their release elsewhere, and for scored evaluations."""
     scoring = config.scoring
     return 0 if scoring is None else scoring.processes * scoring.at_a_time + scored_evaluations(rows)
 
 
 def shown(spec: EnvSpec) -> dict[str, ArraySpec]:
-    """The inputs of a policy: the environment's observation, and the arrays that the simulator station adds."""
+    """Specs of a policy's inputs: the environment's observation, the instruction index and the progress (0..1)."""
     return {**spec.observation, INSTRUCTION: ArraySpec((), "int64"), PROGRESS: ArraySpec((), "float32")}
 
 
 def blank(spec: EnvSpec) -> dict[str, torch.Tensor]:
-    """One row of zeros as input, for checking a policy."""
+    """Policy input of one row of zeros, for checks of a policy."""
     return {name: torch.from_numpy(np.zeros((1, *a.shape), a.dtype)) for name, a in shown(spec).items()}
 
 
 def answer_specs(form: PolicyForm, spec: EnvSpec) -> dict[str, ArraySpec]:
-    """The arrays of one row's answer, by the names of `runtime.messages`."""
+    """Specs of one row's answer, by the array names of `runtime.messages`."""
     shape = (form.chunk, form.action_dim)
     fixed = {
         ACTIONS: ArraySpec(shape, spec.action.dtype),
@@ -95,7 +94,7 @@ def answer_specs(form: PolicyForm, spec: EnvSpec) -> dict[str, ArraySpec]:
 
 
 def step_settings(config: RunConfig, chunk: int, *, whole: bool = False) -> StepSettings:
-    """How slots do chunk steps. whole: an env step takes a chunk."""
+    """Settings of a slot's chunk steps. whole: the environment steps a whole chunk at a time."""
     rollout = config.rollout
     join = rollout.join == "all"
     return StepSettings(chunk, rollout.action_repeat, rollout.segment_steps, join, whole)
@@ -104,10 +103,9 @@ def step_settings(config: RunConfig, chunk: int, *, whole: bool = False) -> Step
 def bucket_sizes(
     config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]], *, on_device: bool = False
 ) -> tuple[int, ...]:
-    """The row counts that forward passes are padded to, ascending; empty without padding. on_device: generators are on
-    CUDA devices.
+    """Row counts that forward passes are padded to, ascending; empty without padding.
 
-    ConfigError: a batch may be larger than the largest bucket.
+    on_device: generators are on CUDA devices. ConfigError: a batch may be larger than the largest bucket.
     """
     buckets = config.rollout.buckets
     if buckets == "auto":
@@ -127,7 +125,7 @@ def bucket_sizes(
 
 
 def largest_batch(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> int:
-    """The most rows that one forward pass may have, by `max_rows` and the sizes of the slots."""
+    """Maximum number of rows of one forward pass."""
     batches = [info for own in infos for info in own]
     slots = [slot.rows for info in batches for slot in info.slots]
     reserved = sum(slot.rows for info in batches if info.reserved for slot in info.slots)

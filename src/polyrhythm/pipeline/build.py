@@ -67,9 +67,12 @@ LOGS, TOKEN_FILE = "logs", "join.token"
 
 @dataclass(slots=True)
 class Pipeline:
-    """The connected parts of a run. weights: the published ones; states: the trainer's, if there is a folder; failures:
-    of samples; spec: of the environments; placed: its stations; hosts: where they
-    are; undo: closed by `close`, the launcher first."""
+    """The connected parts of a run.
+
+    weights: the published versions; states: the trainer's saved states, None without a run folder; failures: log of
+    failed samples; spec: of the environment; placed: devices of the stations; hosts: host of each station; undo:
+    clean-up that `close` runs, the launcher's first.
+    """
 
     loop: RunLoop
     launcher: Launcher
@@ -82,7 +85,8 @@ class Pipeline:
     undo: ExitStack
 
     def evaluate(self, name: str, episodes: Sequence[Episode]) -> list[SampleEvaluated]:
-        """Run these episodes and return their results in the order of finishing. RunHalted: all were dropped."""
+        """Run these episodes and return their results in the order of completion. RunHalted: every episode was
+        dropped."""
         results = self.loop.evaluate(name, episodes)
         if not results:
             raise RunHalted(
@@ -105,7 +109,7 @@ def env_settings(config: RunConfig) -> EnvSettings:
 
 
 def policy_settings(config: RunConfig) -> PolicySettings:
-    """The policy's settings. ConfigError if a user-defined class does not fulfil the contract."""
+    """The policy's settings. ConfigError if a user-defined class does not implement `PolicySettings`."""
     try:
         return as_settings(config.policy)
     except ValueError as error:
@@ -115,8 +119,8 @@ def policy_settings(config: RunConfig) -> PolicySettings:
 def scheduler_settings(
     config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = (), lease: LeaseSettings | None = None
 ) -> SchedulerSettings:
-    """The conductor's settings. buckets: row counts that passes are padded to; lease: stations that are on their
-    devices in turn."""
+    """The conductor's settings. buckets: row counts that passes are padded to; lease: stations that share devices in
+    turns."""
     rollout, freshness, batching, groups = config.rollout, config.freshness, config.batching, config.groups
     limits: dict[str, Any] = {}
     if isinstance(batching, LimitedBatching):
@@ -223,7 +227,7 @@ def build_pipeline(context: RunContext, *, start: bool = True, record: bool = Fa
 
 
 def _conductor(context: RunContext, settings: SchedulerSettings, launcher: Launcher) -> AnyConductor:
-    """A new conductor, or the saved run's, whose samples and weights are put into the launcher's memory."""
+    """A new conductor, or the saved run's with its samples and weights loaded into the launcher's memory."""
     if (saved := context.saved) is None:
         return build_conductor(settings)
     conductor = restore_run(saved, settings, launcher, context.config.training.versions)
@@ -232,7 +236,7 @@ def _conductor(context: RunContext, settings: SchedulerSettings, launcher: Launc
 
 
 def _added_stations(plan: StationPlan) -> list[AddedStations]:
-    """The stations that plugins add. A plugin whose section of the recipe is not used is not loaded."""
+    """Stations of plugins. `join` and `scoring` are loaded only if the configuration uses them."""
     config = plan.context.config
     used = {"join": config.join.simulators > 0, "scoring": config.scoring is not None}
     names = dict.fromkeys([name for name, is_used in used.items() if is_used])
@@ -241,8 +245,7 @@ def _added_stations(plan: StationPlan) -> list[AddedStations]:
 
 
 def _in_order(factories: Sequence[StationFactory], placed: Placed) -> StationList:
-    """Each factory with the seat of its process, the trainer's with one for each rank: simulators, generators, the
-    trainer, scorers, others. The log says which."""
+    """Pair each factory with its seats (the trainer: one per rank) in start order, and log the placement."""
     for name, seat in placed.seats.items():
         log.info("%s: %s", name, describe_seat(seat))
     for sentence in placed.warnings:
@@ -254,7 +257,6 @@ def _in_order(factories: Sequence[StationFactory], placed: Placed) -> StationLis
 
 
 def _trainer_states(config: RunConfig, folder: Path | None) -> TrainerStates | None:
-    """The states that the trainer saves in the run's folder, if it has one."""
     if folder is None:
         return None
     kept = config.checkpoint
@@ -269,13 +271,11 @@ def _trainer_states(config: RunConfig, folder: Path | None) -> TrainerStates | N
 
 
 def _failure_log(config: RunConfig, spec: EnvSpec, folder: Path | None) -> SampleFailureLog:
-    """Of the run's samples that fail, by task."""
     logs = folder / LOGS if folder and config.launcher != "inline" else None
     return SampleFailureLog(logs, _sources_of_numbers(config), [task.name for task in spec.tasks])
 
 
 def _state(initial: Policy | Path | None, settings: PolicySettings, spec: EnvSpec, seed: int) -> Mapping[str, Tensor]:
-    """The weights that the main process publishes in a run without a trainer."""
     if isinstance(initial, Path):
         state: Mapping[str, Tensor] = load_state(initial)["policy"]
         return state
@@ -284,7 +284,7 @@ def _state(initial: Policy | Path | None, settings: PolicySettings, spec: EnvSpe
 
 
 def _sources_of_numbers(config: RunConfig) -> dict[str, str]:
-    """The settings that name the policy and the environment, for reports of NaN or inf."""
+    """Setting that names the policy or the environment, by culprit, for reports of NaN or inf."""
     return {POLICY: f"policy.type = {config.policy_type}", ENVIRONMENT: f"env.type = {config.env_type}"}
 
 
@@ -295,7 +295,6 @@ def _own_factories(
     step: StepSettings,
     buckets: tuple[int, ...],
 ) -> list[StationFactory]:
-    """The factories of the run's own simulators and of its generators, in this order."""
     config = context.config
     env, joined = config.env.model_dump(mode="json"), joined_names(config)
     own = _policy_factory(config, spec)
@@ -316,7 +315,6 @@ def _own_factories(
 def _generator_factory(
     config: RunConfig, name: str, policy: PolicyFactory, evaluates: Evaluates, buckets: tuple[int, ...]
 ) -> StationFactory:
-    """The factory of a generator of the form that `batching` asks for."""
     if isinstance(config.batching, StreamsBatching):
         resumes = config.freshness.on_update == "abort"
         return GeneratorFactory(name, policy, evaluates, places=config.batching.max_rows, resumes=resumes)
@@ -324,7 +322,7 @@ def _generator_factory(
 
 
 def _trainer_factory(context: RunContext, spec: EnvSpec, states: TrainerStates | None) -> StationFactory:
-    """The factory of the trainer: it loads the policy file `initial` (none: the seed's weights) and publishes it."""
+    """Its trainer loads the file `initial` if given, else initializes from the seed, and publishes the weights."""
     config, initial = context.config, context.initial
     assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
     return TrainerFactory(

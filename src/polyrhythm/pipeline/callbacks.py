@@ -1,7 +1,7 @@
-"""Calls user functions during a run: between two events, in the thread that runs it.
+"""Calls user functions during a run, in the run's thread, between two events.
 
-Observers queue the calls, and the loop delivers them when it checks whether to stop. A function that raises ends the
-run cleanly, saved so that it can resume: StopTraining without an error, any other exception is raised again.
+Observers queue the calls, and the run loop makes them. A function that raises ends the run after a save that allows to
+resume; StopTraining is not passed on, any other exception is raised again at the end.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class StopTraining(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """The result of an evaluation.
+    """Result of an evaluation in one action mode.
 
-    name: before, during or after training (with _sampled if the policy acted with noise), swapped, or evaluation;
-    version: of the weights; rate: of success, low and high its Wilson 95% interval, successes of `episodes`: these four
-    are None if no episode reported success; mean_return; metrics: means of the environment's own metrics; tasks,
-    suites: the same by task and by suite, if there are several; at: mean@n and pass@k, each with rate, low, high and
-    starts, if initial states have several samples; variants, kinds: by variant of the environment that was
-    asked for, and by kind of variant; dropped: episodes that failed and are missing; greedy: without noise; sampling:
-    the settings by which the tokens of a language model were drawn otherwise (of `evaluate`); env: the environment's
-    settings that differed from the run's; video: its file,
-    episodes, successes and failed ones, if one was requested; conversations: what was said in the first episodes of a
-    text environment, each with prompt, turns (message, reply), success and return.
+    name: before, during or after training (with _sampled if the policy acted with noise), swapped, or evaluation.
+    version: of the weights. greedy: without noise. rate, low, high: success rate with its Wilson 95% interval;
+    successes: number of successful `episodes`; these four are None if no episode reported success. mean_return: mean
+    episode return. metrics: means of the environment's own metrics. tasks, suites: the same fields by task and by
+    suite, if there are several. variants, kinds: the same by requested variant of the environment and by kind of
+    variant. at: mean@n and pass@k, each with rate, low, high and starts, if initial states have several samples.
+    dropped: episodes that failed and are missing. sampling: sampling settings of a language model, if not greedy
+    (`evaluate` only). env: overridden settings of the environment. video: file, episodes, successes and failed
+    episodes, if requested. conversations: transcripts of the first episodes of a text environment, each with prompt,
+    turns (message, reply), success and return.
     """
 
     name: str
@@ -59,18 +59,20 @@ class EvaluationResult:
 
     @classmethod
     def of(cls, name: str, found: Mapping[str, Any]) -> EvaluationResult:
-        """found: the other fields by name; unknown names are ignored."""
+        """Build a result from `found`, the other fields by name; unknown names are ignored."""
         own = {field.name: found[field.name] for field in fields(cls) if field.name in found}
         return cls(**{**own, "name": name})
 
 
 class Callback(Protocol):
-    """Element of `callbacks`; either method may be missing. A plain function counts as an `on_update`."""
+    """An element of `callbacks`; either method may be missing. A plain function counts as `on_update`."""
 
     def on_update(self, metrics: Mapping[str, float | None]) -> None:
-        """Called after each update with the content of its line in metrics.jsonl (env/success_once: None if no episode
-        reported success); called again if the update is
-        redone after a loss of the trainer."""
+        """Called after each update with its line of metrics.jsonl.
+
+        env/success_once is None if no episode reported success. An update that is repeated after the trainer was lost
+        is reported again.
+        """
         ...
 
     def on_evaluation(self, result: EvaluationResult) -> None:
@@ -79,10 +81,10 @@ class Callback(Protocol):
 
 
 class Callbacks:
-    """The callbacks of one run. ended: the exception of one of them, after which none is called."""
+    """The callbacks of one run. ended: the exception that one of them raised; after it none is called."""
 
     def __init__(self, given: object = ()) -> None:
-        """given: a callback, a function of an update's metrics, or a list of them. Raises ValueError for others."""
+        """given: a callback, a function of an update's metrics, or a list of these. ValueError: anything else."""
         listed = list(given) if isinstance(given, list | tuple) else [given]
         self._updates = [found for one in listed if (found := _function(one, "on_update"))]
         self._evaluations = [found for one in listed if (found := _function(one, "on_evaluation"))]
@@ -96,15 +98,13 @@ class Callbacks:
         self._queue: deque[tuple[Callable[[Any], object], Any]] = deque()
 
     def on_update(self, metrics: Mapping[str, float | None]) -> None:
-        """Queue the calls for an update."""
         self._queue += ((function, metrics) for function in self._updates)
 
     def on_evaluation(self, result: EvaluationResult) -> None:
-        """Queue the calls for an evaluation."""
         self._queue += ((function, result) for function in self._evaluations)
 
     def deliver(self) -> bool:
-        """Make the queued calls; return whether one of them has ended the run."""
+        """Make the queued calls and return whether a callback has ended the run."""
         while self._queue and self.ended is None:
             function, content = self._queue.popleft()
             try:

@@ -1,4 +1,4 @@
-"""What a run is built from, what a launcher hosts, and what plugins add to a run's stations (docs/extending.md)."""
+"""Inputs from which a run, its launcher and the stations of plugins are built (docs/extending.md)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from polyrhythm.stations.simulator.slot import StepSettings
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """What a launcher hosts.
+    """Input of a launcher.
 
-    stations: the factory and the seats of each, in the order in which they start; layout: of the arena; weights: of
-    the published ones; logs: folder for the stations' logs, None if the run has no folder; joining: the stations that
-    somebody has yet to join. check_report raises ValueError for metrics that the observers do not know.
+    stations: factory and seats of each, in start order; layout: of the arena; weights: layout of the published weights;
+    logs: folder of the stations' logs, None without a run folder; joining: stations that remote simulators provide.
+    check_report raises ValueError for metrics that the observers do not know.
     """
 
     config: RunConfig
@@ -44,11 +44,11 @@ Launch = Callable[[LaunchPlan], Launcher]
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What a run is built from. The configuration has passed `pipeline.validation.check`.
+    """Input of `build_pipeline`. The configuration has passed `pipeline.validation.check`.
 
-    initial: the first weights, published as `version`, instead of those of the seed; with a trainer a policy file,
-    which the trainer reads and publishes. folder: for logs and the trainer's states; any launcher but inline needs one.
-    saved: the run to resume. trainer: whether there is one. launch: in place of the launcher that `config` names.
+    initial: first weights, published as `version`; None: from the seed. With a trainer it is a policy file, which the
+    trainer reads and publishes. folder: for logs and trainer states; required by every launcher except inline. saved:
+    the run to resume. trainer: whether there is one. launch: replaces the launcher that `config` names.
     """
 
     config: RunConfig
@@ -62,7 +62,7 @@ class RunContext:
 
 @dataclass(frozen=True, slots=True)
 class StationPlan:
-    """What a plugin's stations are made for. infos: the env batches of each simulator; step: how slots step."""
+    """Input of a plugin's stations. infos: env batches of each simulator; step: how slots step."""
 
     context: RunContext
     spec: EnvSpec
@@ -72,10 +72,10 @@ class StationPlan:
 
 @dataclass(frozen=True, slots=True)
 class AddedStations:
-    """Stations that a plugin adds to a run, under kind `station`: a function of a `StationPlan` gives them.
+    """Stations that a plugin adds; a function registered under kind `station` returns them for a `StationPlan`.
 
-    joining: those of them that somebody has yet to join; announce: called before the stations start; undo: closed
-    after they have ended.
+    joining: those that remote simulators provide; announce: called before the stations start; undo: closed after they
+    have ended.
     """
 
     factories: Sequence[StationFactory]

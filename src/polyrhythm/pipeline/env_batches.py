@@ -1,4 +1,4 @@
-"""The env batches of a run and their slots: which rows ask for actions together."""
+"""Shards the env batches of a run into slots, the groups of rows that request actions together."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from polyrhythm.specs import EnvSpec
 
 
 def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> list[list[EnvBatchInfo]]:
-    """The env batches of each simulator, sharded into slots; with a trainer the rows reserved for evaluation are last.
+    """Env batches of each simulator, sharded into slots; with a trainer, rows reserved for evaluation come last.
 
-    ConfigError: `rollout.sharding` cannot shard them, or the environment cannot be reset ahead.
+    ConfigError: `rollout.sharding` fails, or the environment cannot be reset ahead.
     """
     rollout = config.rollout
     try:
@@ -53,7 +53,7 @@ def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
 
 
 def _check_reset_ahead(config: RunConfig, spec: EnvSpec) -> None:
-    """Whether the environment allows a reset in another thread while its other rows step."""
+    """ConfigError: the environment cannot reset a row in another thread while other rows step."""
     prefix = f"rollout.reset_ahead = {config.rollout.reset_ahead}: "
     if not (spec.step_rows and spec.reset_rows):
         raise ConfigError(f"{prefix}the environment steps or resets only whole batches; set it to 0")
@@ -70,7 +70,7 @@ def _check_reset_ahead(config: RunConfig, spec: EnvSpec) -> None:
 
 
 def _check_join(config: RunConfig, spec: EnvSpec) -> None:
-    """Whether an env batch of several slots can step as it is told to."""
+    """ConfigError: `rollout.join` does not work with an env batch of several slots."""
     rollout = config.rollout
     if rollout.join == "none" and not spec.step_rows:
         raise ConfigError(

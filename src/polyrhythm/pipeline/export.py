@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 
 def export(path: Path, out: Path, base: str | None = None) -> dict[str, Any]:
-    """Write the policy that `path` names into the new folder `out`; what was written, by name. base: the released
-    folder that it was trained from, in place of the one in its settings. ConfigError: it cannot be written so."""
+    """Write the policy at `path` into the new folder `out`; returns a summary for display.
+
+    base: released folder that the policy was trained from, in place of the one in its settings. ConfigError: the policy
+    has no released layout for that base.
+    """
     from polyrhythm.config.registry import known_types, resolve
     from polyrhythm.pipeline.persistence.checkpoints import read_policy
     from polyrhythm.plugin import import_address
@@ -45,7 +48,7 @@ def export(path: Path, out: Path, base: str | None = None) -> dict[str, Any]:
 
 
 def _folder_format(kind: str) -> str:
-    """`SettingsTraits.folders` of a policy's type; "" of one that is in no table, or has settings without a default."""
+    """`SettingsTraits.folders` of a policy type; "" for a type outside the registry or with required settings."""
     from polyrhythm.config.registry import NestedRefusal, known_types, resolve
     from polyrhythm.policies.traits import settings_traits
 
@@ -56,7 +59,6 @@ def _folder_format(kind: str) -> str:
 
 
 def _write_plain(saved: SavedPolicy, out: Path) -> None:
-    """A policy of ours: its tensors and its settings."""
     from polyrhythm.files import name_in_errors, new_folder
     from polyrhythm.pipeline.persistence.checkpoints import EXPORTED_MODEL, EXPORTED_SETTINGS
     from polyrhythm.safetensors_files import write_tensors
@@ -68,5 +70,5 @@ def _write_plain(saved: SavedPolicy, out: Path) -> None:
     with new_folder(out) as unfinished:
         with name_in_errors(unfinished / EXPORTED_SETTINGS):
             (unfinished / EXPORTED_SETTINGS).write_text(json.dumps(content, indent=1), encoding="utf-8")
-        # Tensors that share memory, which safetensors does not write, are written each.
+        # safetensors refuses tensors that share memory.
         write_tensors({name: tensor.clone() for name, tensor in saved.weights.items()}, unfinished / EXPORTED_MODEL)

@@ -1,4 +1,4 @@
-"""What plugins do beside every run: kind `observer` has addresses of instances of `RunHooks`."""
+"""Hooks by which plugins take part in every run: kind `observer` registers addresses of `RunHooks` instances."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class RunHooks:
-    """A plugin's part in a run; subclass it. The module is imported for every run, so it imports nothing heavy itself.
+    """A plugin's part in a run; subclass it. Its module is imported for every run, so it must import nothing heavy.
 
-    files: names of files that it writes to a run's folder.
+    files: names of the files that it writes to a run's folder.
     """
 
     files: ClassVar[tuple[str, ...]] = ()
@@ -26,15 +26,15 @@ class RunHooks:
         return ()
 
     def on_evaluation(self, folder: Path, name: str, result: Mapping[str, Any]) -> None:
-        """An evaluation of the run is done. result: its tally, with `version` and `conversations`."""
+        """Called after each evaluation. result: its tally, with `version` and `conversations`."""
 
     def rewind(self, folder: Path, version: int) -> None:
-        """The run goes on from this version: what is of later ones is done again."""
+        """Called when the run resumes from this version: results of later versions will be recomputed."""
 
     def finish(self, folder: Path) -> None:
-        """The run is complete, and its summary is written. An error is logged and changes nothing."""
+        """Called when the run is complete and its summary is written. An error is logged and changes nothing."""
 
 
 def run_hooks() -> list[RunHooks]:
-    """Those of all plugins."""
+    """Hooks of all plugins."""
     return load_all("observer")

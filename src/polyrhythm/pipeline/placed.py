@@ -1,7 +1,6 @@
-"""Which stations a run has and where each of them is, found once: settings and a number of devices in, `Placed` out.
+"""Computes once which stations a run has and where each is: settings and a number of devices in, `Placed` out.
 
-Whoever asks where a station is (building, checks, plans of memory, logs, the summary) asks this, so that all of them
-have the same answer.
+Every user of placements (building, checks, memory plans, logs, the summary) calls this module, so that they agree.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from polyrhythm.runtime.messages import rank_name
 from polyrhythm.scheduler.settings import LeaseSettings
 
 TRAINER = "trainer"
-#: How the names of simulators that join begin.
+#: Prefix of the names of simulators that join.
 JOINED = "simulator-joined-"
 #: Stations for evaluation during training.
 EVALUATION_SIMULATOR, EVALUATION_GENERATOR = f"simulator{EVALUATION}", f"generator{EVALUATION}"
@@ -38,8 +37,8 @@ EVALUATION_SIMULATOR, EVALUATION_GENERATOR = f"simulator{EVALUATION}", f"generat
 
 @dataclass(frozen=True, slots=True)
 class SharedSeats:
-    """What a plugin of kind `placement`, by the name that `placement.sharing` has, makes of the seats: these seats, who
-    is on its device in turn, and a sentence for each setting that wastes devices."""
+    """Result of a plugin of kind `placement`, which is named by `placement.sharing`: changed seats, the lease of shared
+    devices, and a sentence for each setting that wastes devices."""
 
     seats: Mapping[str, Resources]
     lease: LeaseSettings | None = None
@@ -48,9 +47,12 @@ class SharedSeats:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The stations of a run. names: by kind, those for background evaluation last; of the trainer, those of its ranks.
-    seats: the resources of each. ends: where published weights come from and go to. lease: who is on its devices in
-    turn, if anybody is. warnings: a sentence for each setting that wastes devices or cores."""
+    """The stations of a run.
+
+    names: by kind, those for background evaluation last; of the trainer, its ranks. seats: resources of each. ends:
+    devices where weights are published and used. lease: stations that share devices in turns, or None. warnings: a
+    sentence for each setting that wastes devices or cores.
+    """
 
     names: dict[Kind, list[str]]
     seats: dict[str, Resources]
@@ -64,19 +66,22 @@ class Placed:
         return any(self.seats[name].device != CPU for name in self.names["generators"])
 
     def seats_of(self, station: str) -> list[Resources]:
-        """The seat of the station's process, of the trainer one for each rank; a default for plugins' own."""
+        """Seats of the station's processes: the trainer has one per rank; stations of plugins get a default."""
         names = self.names["trainer"] if station == TRAINER else [station]
         return [self.seats.get(name, Resources()) for name in names]
 
 
 def place(config: RunConfig, *, trainer: bool = True, folder: Path | None = None, devices: int | None = None) -> Placed:
-    """Place the stations on a machine with so many CUDA devices (None: this one). folder: of the run, for what leaves a
-    leased host; trainer: whether there is one. ConfigError: `placement` names a device that does not exist."""
+    """Place the stations on a machine with this number of CUDA devices (None: count them).
+
+    folder: of the run, for state that leases move from the host to disk; trainer: whether there is one. ConfigError:
+    `placement` names a device that does not exist.
+    """
     devices = count_devices() if devices is None else devices
     placement, names = config.placement, station_names(config, trainer=trainer, devices=devices)
     seats = assign_seats(placement, names, devices, os.environ, inline=config.launcher == "inline", row=config.devices)
     leaves = traits_of(config.env).leaves_device
-    joined = {name: Resources("cpu", 1) for name in joined_names(config)}  # they only pass on what comes
+    joined = {name: Resources("cpu", 1) for name in joined_names(config)}  # they only forward messages
     own = {name: seat for name, seat in seats.items() if name not in joined}
     shared = SharedSeats(own)
     if placement.sharing != "share":
@@ -91,7 +96,7 @@ def place(config: RunConfig, *, trainer: bool = True, folder: Path | None = None
 
 
 def list_seat_warnings(config: RunConfig, *, trainer: bool = True) -> list[str]:
-    """Those of `Placed.warnings` that need no seats, as not every station may have one on this machine."""
+    """The `Placed.warnings` that need no seats, for machines on which not every station has one."""
     return _list_warnings(config, station_names(config, trainer=trainer), count_devices())
 
 
@@ -105,7 +110,7 @@ def _list_warnings(config: RunConfig, names: dict[Kind, list[str]], devices: int
 
 
 def station_names(config: RunConfig, *, trainer: bool = True, devices: int | None = None) -> dict[Kind, list[str]]:
-    """`Placed.names`, also where not every station has a seat on the machine."""
+    """`Placed.names`, which needs no seats."""
     simulators, generators = (
         [f"simulator-{index}" for index in range(config.rollout.simulators)] + joined_names(config),
         generator_names(config),
@@ -121,27 +126,25 @@ def station_names(config: RunConfig, *, trainer: bool = True, devices: int | Non
 
 
 def trainer_ranks(config: RunConfig, devices: int | None = None) -> int:
-    """Processes of the trainer on a machine with so many CUDA devices (None: this one)."""
+    """Number of trainer processes on a machine with this number of CUDA devices (None: count them)."""
     return count_ranks(config.placement, count_devices() if devices is None else devices)
 
 
 def joined_names(config: RunConfig) -> list[str]:
-    """The simulators that join."""
     return [f"{JOINED}{index}" for index in range(config.join.simulators)]
 
 
 def generator_names(config: RunConfig) -> list[str]:
-    """The generators, without one for evaluation alone."""
+    """Generators, without one for evaluation alone."""
     return [f"generator-{index}" for index in range(config.rollout.generators)]
 
 
 def scorer_names(config: RunConfig) -> list[str]:
-    """The scorers, if there are any."""
     return [f"scorer-{index}" for index in range(config.scoring.processes)] if config.scoring is not None else []
 
 
 def evaluator_name(config: RunConfig) -> str:
-    """The generator that has the weights for background evaluation; "" for none."""
+    """Generator that holds the weights for background evaluation; "" for none."""
     if not config.evaluation.reserved_rows:
         return ""
     return EVALUATION_GENERATOR if config.evaluation.weights == "own_generator" else generator_names(config)[0]

@@ -1,11 +1,11 @@
-"""The live loop: hear an event, ask the conductor, send its commands.
+"""The run loop: receive an event, let the conductor decide, send its commands.
 
     while not done:
         event    ← launcher.receive(until the conductor's deadline)   # or Wake, when the deadline passed
         commands ← conductor.handle(event, now)
         launcher.send(each command)                                   # those for stations
 
-One wait, one owner. Everything that decides is in the conductor, everything that works is in a station.
+Only this loop waits for events. Decisions are made in the conductor, work is done in stations.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from polyrhythm.scheduler.conductor import AnyConductor
 log = logging.getLogger(__name__)
 
 
-#: Longest wait for an event, after which `RunLoop.stop` is asked again.
+#: Longest wait for an event, and so between two calls of `RunLoop.stop`.
 _PATIENCE_S = 0.5
-#: A stop that takes longer says what it waits for.
+#: Seconds after which a pending stop logs what it waits for.
 _SAID_S = 1.0
-#: So many events go before a deadline that has passed.
+#: Maximum number of events that are handled before an expired deadline.
 _MOST_LATE = 10_000
-#: Files that are kept open while the loop runs.
+#: Spare file descriptors that are held while the loop runs, and freed on an error.
 _SPARE = 32
 
 _FOR_THE_RUN = (
@@ -45,19 +45,19 @@ _FOR_THE_RUN = (
 
 
 class OrderlyHalt(RunHalted):
-    """The conductor says that the run must not go on; it stands between two events and can be saved as it is."""
+    """The conductor ended the run, between two events; the run can be saved."""
 
 
 class Interrupted(Exception):
-    """Someone asked the run to stop; it stands between two events."""
+    """A stop was requested; the run is between two events and can be saved."""
 
 
 class RunLoop:
     """Drives one conductor and one launcher.
 
-    observers: called in this order, with reports and with the decisions that they hear. stall_s: seconds without any
-    event, report or unit of work, and without a deadline to wait for, after which the run is declared stuck. stop:
-    asked between two events; true ends what the loop is at with `Interrupted`. trace: every decision, if `record`.
+    observers: called in this order, with reports and with the decisions that they handle. stall_s: seconds without an
+    event, report, unit of work or pending deadline after which the run counts as stuck. stop: called between two
+    events; true ends the loop with `Interrupted`. trace: every decision, if `record`.
     """
 
     def __init__(
@@ -81,41 +81,40 @@ class RunLoop:
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """Those that watch, in the order in which they are called."""
+        """Observers in the order of their calls."""
         return self._observers.observers
 
     def add_observers(self, *observers: Observer) -> None:
-        """Have these watch from now on, after those that do already."""
         self._observers.add(*observers)
 
     def remove_observers(self, *observers: Observer) -> None:
-        """Have these watch no more."""
         self._observers.remove(*observers)
 
     def start(self) -> None:
-        """Start all stations and let them join. A resumed run goes on at once, so observers are there before.
+        """Start all stations and let them join. A resumed run continues at once, so attach observers before.
 
-        A trainer that leases its device publishes its first weights once it is on it: that is waited for."""
+        Waits for the first weights of a trainer that leases its device, which it publishes once it is on the device.
+        """
         for event in self.launcher.start():
             self.submit(event)
         if self.conductor.settings.lease is not None:
             self._run(lambda _: False, lambda: self.conductor.versions.published >= 0)
 
     def submit(self, event: records.Event) -> None:
-        """Give the conductor an operator's event, or a station's joining, now."""
+        """Let the conductor handle an operator's event, or the joining of a station, now."""
         self._decide(event)
 
     def submit_later(self, event: records.Event) -> None:
-        """The same, but after the decision under way: for observers."""
+        """Queue an event until the current decision is done, for observers."""
         self._asked.append(event)
 
     def train_until(self, version: int) -> None:
-        """Go on until `version` versions are trained, published and applied."""
+        """Run until `version` versions are trained, published and applied."""
         self.submit(records.TrainUntil(version))
         self._run(lambda command: isinstance(command, records.TargetReached) and command.version >= version)
 
     def evaluate(self, name: str, episodes: Sequence[records.Episode]) -> list[records.SampleEvaluated]:
-        """Run these episodes; their results in the order in which they finished."""
+        """Run these episodes and return their results in the order of completion."""
         results: list[records.SampleEvaluated] = []
 
         def done(command: records.Command) -> bool:
@@ -128,15 +127,15 @@ class RunLoop:
         return results
 
     def await_evaluation(self, name: str) -> None:
-        """Go on until the evaluation that was asked for is done."""
+        """Run until the requested evaluation is done."""
         self._run(lambda command: isinstance(command, records.EvaluationDone) and command.name == name)
 
     def wind_down(self, seconds: float) -> bool:
-        """Finish the update under way and save the trainer's state; False if that takes longer than `seconds`.
+        """Finish the current update and save the trainer's state; False if that takes longer than `seconds`.
 
-        Nothing new is started meanwhile: the commands that would are not sent, and what they were for counts as lost
-        when the run is resumed. Of an update that lacks samples the trainer saves the state before it. If it has
-        stepped by some mini-batches already, it saves the state after it, once the episodes that run have the rest.
+        Commands that start new work are withheld, and their samples count as lost when the run is resumed. If the
+        current update lacks samples, the trainer saves the state before it. If it has already trained on some
+        mini-batches, running episodes supply the rest, and the trainer saves the state after it.
         """
         begin, updates = self.clock(), self.conductor.updates
         until, say_at = begin + seconds, begin + _SAID_S
@@ -151,7 +150,7 @@ class RunLoop:
             if not asked and updates.trainer and self.conductor.versions.updates >= update:
                 self._decide(records.SaveRequested())
                 asked = True
-            if self.conductor.deadline() <= self.clock():  # a station that holds a device which the trainer waits for
+            if self.conductor.deadline() <= self.clock():  # e.g. to free a device for the trainer
                 self._decide(records.Wake())
             due = min(until, say_at, self.conductor.deadline())
             event = self.launcher.receive(max(0.0, due - self.clock()))
@@ -166,22 +165,21 @@ class RunLoop:
         return False
 
     def _last_work(self) -> str:
-        """What a run that winds down waits for."""
         updates = self.conductor.updates
         what = "the update under way" if updates.is_complete else "the trainer's state to be saved"
         call = self.launcher.hosting.station(updates.trainer).current_call() if updates.trainer else "being started"
         return f"{what} (trainer: {call})" if call else what
 
     def _run(self, done: Callable[[records.Command], bool], reached: Callable[[], bool] = lambda: False) -> None:
-        """Go on until a command to the run satisfies `done`, or the run has `reached` a state.
+        """Run until a command to the run satisfies `done`, or `reached` is true.
 
         Consumes: events. Waits for: the launcher's next event or the conductor's deadline. Unblocked by: either.
-        Produces: commands to stations, decisions and reports to observers. Raises OrderlyHalt when the conductor gives
-        up, or this process may open no more files; RunHalted when no station has worked for `stall_s`, nothing has come
-        from one, and no timer is set; Interrupted when `stop` says so.
+        Produces: commands to stations, decisions and reports to observers. OrderlyHalt: the conductor ends the run, or
+        the process is out of file descriptors; RunHalted: no event, report or unit of work for `stall_s`, and no timer
+        is set; Interrupted: `stop` is true.
         """
         try:
-            with ExitStack() as spare:  # closed on an error, so that the run can be saved
+            with ExitStack() as spare:  # freed on an error, so that the run can be saved
                 for _ in range(_SPARE):
                     spare.enter_context(Path(os.devnull).open())
                 self._drive(done, reached)
@@ -198,7 +196,7 @@ class RunLoop:
             while self._asked:
                 self._decide(self._asked.popleft())
             due, now = self.conductor.deadline(), self.clock()
-            # What came before a deadline goes first, however late we listen.
+            # Events that arrived before a deadline are handled first, however late this loop is.
             event = self.launcher.receive(0.0) if due <= now and late < _MOST_LATE else None
             late = 0 if event is None else late + 1
             if event is None and due <= now:
@@ -235,7 +233,7 @@ class RunLoop:
         return finished
 
     def _decide(self, event: records.Event) -> bool:
-        """Ask the conductor and do as it says; True if it says anything."""
+        """Let the conductor handle an event, and carry out its commands; whether there are any."""
         now = self.clock()
         commands = self.conductor.handle(event, now)
         if self._record:
@@ -258,7 +256,8 @@ class RunLoop:
 
 
 def describe_stall(conductor: AnyConductor, stall_s: float, slots: Sequence[str]) -> str:
-    """One sentence. stall_s: seconds in which nothing happened; slots: what the stations have not finished."""
+    """One sentence on the state of a stuck run. stall_s: seconds without activity; slots: unfinished work of the
+    stations."""
     generators = [
         f"{state.name} (weights {state.version}, {'busy' if state.busy else 'idle'})"
         for state in conductor.serving.generators.present.values()

@@ -1,10 +1,8 @@
-"""Which device and how many threads each station has: settings and stations in, one seat per station out; for the
-trainer, one per rank.
+"""Assigns devices and threads: settings and stations in, one seat per station (one per rank of the trainer) out.
 
-Instance i of a kind, or rank i of the trainer, works on the i-th device of its list, counted round (round robin).
-Device ids are those that torch counts on this machine; several stations may share a device.
-
-Invariant: every process has exactly one seat, and within a kind two devices differ by at most one process.
+Instance i of a kind, or rank i of the trainer, gets the i-th device of its list, round robin. Device ids are torch's on
+this machine; several stations may share a device. Invariant: every process has exactly one seat, and within a kind two
+devices differ by at most one process.
 """
 
 from __future__ import annotations
@@ -23,10 +21,10 @@ _BOUND: tuple[Kind, ...] = ("simulators", "scorers")
 #: Ids of the devices of each kind; none for the CPU.
 DeviceIds = dict[Kind, tuple[int, ...]]
 
-#: hybrid: one device in so many generates, the others simulate (RL-VLA³, A.1: 6 and 2 of 8). disaggregated: one in so
-#: many trains (A.2, at 3:1).
+#: hybrid: one device in this many generates, the others simulate (RL-VLA³, A.1: 6 and 2 of 8). disaggregated: one in
+#: this many trains (A.2, at 3:1).
 _DEVICES_PER_OTHER = 4
-#: What there are fewer of than devices, and the setting that says how many; of other kinds in `rollout`.
+#: Name of the instances of a kind, and the setting that counts them; other kinds: `rollout.<kind>`.
 _NUMBERS: dict[Kind, tuple[str, str]] = {
     "trainer": ("ranks", "placement.trainer.ranks"),
     "scorers": ("scorers", "scoring.processes"),
@@ -35,7 +33,7 @@ _INLINE = (
     "placement.simulators.devices: with launcher = inline a simulator has no process of its own that could be "
     "bound to a device; set placement.simulators.devices to cpu, or launcher to local"
 )
-#: Most stations of a kind that are listed by name.
+#: Maximum number of stations of a kind that are listed by name.
 _LISTED = 3
 
 
@@ -48,12 +46,12 @@ def assign_seats(
     inline: bool = False,
     row: int | None = None,
 ) -> dict[str, Resources]:
-    """The seat of every station, and of every further rank of the trainer, by name.
+    """Seat of every station, and of every further rank of the trainer, by name.
 
-    stations: names by kind, the evaluation's own last; of the trainer, its ranks. devices: number of devices of this
-    machine. environment: that of this process; a simulator's seat says what its own process gets in addition.
-    MissingError: devices are not there; it has a problem for each kind, and one for simulators on devices if the run
-    is `inline`, in one process. row: devices that the recipe's numbers are for (`devices`), for the message.
+    stations: names by kind, evaluation's own last; of the trainer, its ranks. devices: number of devices of this
+    machine. environment: variables of this process; a simulator's seat has the additional ones of its process. row:
+    number of devices that the recipe is made for (`devices`), for the message. MissingError: devices are missing, with
+    a problem for each kind. ConfigError: simulators are bound to devices in an `inline` run, which has one process.
     """
     ids = _list_ids(placement, [kind for kind, names in stations.items() if names], devices, inline=inline, row=row)
     seats: dict[str, Resources] = {}
@@ -72,7 +70,7 @@ def assign_seats(
 def find_ends(
     placement: PlacementSettings, stations: Mapping[Kind, Sequence[str]], seats: Mapping[str, Resources]
 ) -> Ends:
-    """Where weights are published, by the first rank of the trainer or else by main, and where they are used."""
+    """Devices where weights are published (by the trainer's first rank, or else by main) and used."""
     ranks = stations["trainer"]
     why = ""
     if placement.trainer.strategy == "shard" and len(ranks) > 1:
@@ -84,8 +82,8 @@ def find_ends(
 
 
 def count_ranks(placement: PlacementSettings, devices: int) -> int:
-    """Processes of the trainer: as many as are set, else one for each of its devices, else one. Devices that are not
-    there are refused elsewhere."""
+    """Number of trainer processes: as set, else one per device of the trainer, else one. Missing devices are reported
+    elsewhere."""
     trainer, preset = placement.trainer, placement.preset
     if trainer.ranks is not None:
         return trainer.ranks
@@ -113,7 +111,7 @@ def list_unused_devices(placement: PlacementSettings, stations: Mapping[Kind, Se
 
 
 def list_excess_threads(placement: PlacementSettings, stations: Mapping[Kind, Sequence[str]], cores: int) -> list[str]:
-    """A sentence for each kind that has stations and more threads in each of them than this machine has cores."""
+    """A sentence for each kind whose stations have more threads than this machine has cores."""
     return [
         f"placement.{kind}.threads = {threads}: this machine has {cores} core{'s' * (cores > 1)}, and more threads "
         f"than cores are many times slower; set it to {cores} or less"
@@ -123,9 +121,9 @@ def list_excess_threads(placement: PlacementSettings, stations: Mapping[Kind, Se
 
 
 def bind_environment(device: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that bind a simulator's process to one device; inside, CUDA calls it device 0.
+    """Environment variables that bind a simulator's process to one device, which CUDA numbers 0 inside.
 
-    MUJOCO_EGL_DEVICE_ID is left as the user has set it, because EGL may count devices in another order.
+    MUJOCO_EGL_DEVICE_ID is left as the user has set it, because EGL may number devices in another order.
     """
     visible = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     name = visible[device] if device < len(visible) else str(device)
@@ -135,17 +133,17 @@ def bind_environment(device: int, environment: Mapping[str, str]) -> dict[str, s
 
 
 def describe_seat(seat: Resources) -> str:
-    """`cuda:1, 2 threads, in turn`: it leases its device."""
+    """`cuda:1, 2 threads, in turn`; "in turn" marks a leased device."""
     return f"{seat.device}, {seat.threads} thread{'s' * (seat.threads > 1)}{', in turn' * bool(seat.leases)}"
 
 
 def describe_seats(seats: Mapping[str, Resources]) -> dict[str, dict[str, str | int]]:
-    """By station, as plain data: `{"generator-0": {"device": "cuda:1", "threads": 2}}`."""
+    """Seats as plain data by station: `{"generator-0": {"device": "cuda:1", "threads": 2}}`."""
     return {name: {"device": seat.device, "threads": seat.threads} for name, seat in seats.items()}
 
 
 def group_seats(seats: Mapping[str, Resources]) -> str:
-    """All seats in one line, equal ones together: `simulator-0, simulator-1: cpu, 1 thread; trainer: cuda:0, …`."""
+    """All seats in one line, equal ones merged: `simulator-0, simulator-1: cpu, 1 thread; trainer: cuda:0, …`."""
     names: dict[str, list[str]] = {}
     for name, seat in seats.items():
         names.setdefault(describe_seat(seat), []).append(name)
@@ -153,7 +151,7 @@ def group_seats(seats: Mapping[str, Resources]) -> str:
 
 
 def _list_names(names: Sequence[str]) -> str:
-    """`simulator-0 to simulator-119, trainer`: of more than three of a kind the first and the last."""
+    """`simulator-0 to simulator-119, trainer`: more than three of a kind are abbreviated."""
     kinds: dict[str, list[str]] = {}
     for name in names:
         kinds.setdefault(name.rpartition("-")[0] or name, []).append(name)
@@ -161,7 +159,7 @@ def _list_names(names: Sequence[str]) -> str:
 
 
 def _first_and_last(names: Sequence[str]) -> str:
-    """`simulator-0 to simulator-119`, or, where some between them are not meant, `simulator-0, … simulator-6 (4)`."""
+    """`simulator-0 to simulator-119`, or with gaps between them `simulator-0, … simulator-6 (4)`."""
     numbers = [name.rpartition("-")[2] for name in names]
     if all(map(str.isdecimal, numbers)) and int(numbers[-1]) - int(numbers[0]) == len(names) - 1:
         return f"{names[0]} to {names[-1]}"
@@ -176,7 +174,6 @@ def _settings(placement: PlacementSettings, kind: Kind) -> SeatSettings:
 def _list_ids(
     placement: PlacementSettings, kinds: Sequence[Kind], devices: int, *, inline: bool, row: int | None
 ) -> DeviceIds:
-    """The device ids of the kinds that have stations: those they name, else the preset's."""
     found: DeviceIds = {}
     problems = [_INLINE] * (inline and _binds_simulators(placement))
     kind_of_error: type[ConfigError] = ConfigError if problems else MissingError
@@ -197,7 +194,7 @@ def _list_ids(
 
 
 def _binds_simulators(placement: PlacementSettings) -> bool:
-    """Whether simulators are bound to devices, each by the environment of its process."""
+    """Whether simulators are bound to devices by the environment variables of their processes."""
     asked = placement.simulators.devices
     return asked != "cpu" if asked is not None else placement.preset is not None
 
@@ -216,11 +213,11 @@ def _check_ids(kind: Kind, asked: str, devices: int) -> tuple[int, ...]:
 
 
 def divide_devices(preset: str, devices: int, row: int | None = None) -> DeviceIds:
-    """The devices of each kind under a preset (RL-VLA³, section 4 and A.2), on a machine with devices 0 to n-1.
+    """Device ids of each kind under a preset (RL-VLA³, section 4 and A.2), on a machine with devices 0 to n-1.
 
-    colocated: every device simulates, generates and trains.
-    hybrid: a device simulates (three in four) or generates (one in four, at least one); every device trains.
-    disaggregated: one device in four, at least one, only trains; every other one simulates and generates.
+    colocated: every device simulates, generates and trains. hybrid: a device simulates (three in four) or generates
+    (one in four, at least one); every device trains. disaggregated: one device in four, at least one, only trains;
+    every other one simulates and generates.
     """
     least = _least_devices(preset)
     if devices < least:

@@ -1,4 +1,4 @@
-"""Runs the warm start alone: a run that ends before RL and whose weights other runs can use (`init_from`)."""
+"""Runs the warm start alone: a run without RL whose weights other runs can use (`init_from`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from polyrhythm.training.sft import Demonstrations
 
 
 def settings_of(path: Path, config: RunConfig) -> DatasetSettings:
-    """The settings of a dataset's folder that was named on the command line; filters as the recipe says."""
+    """Settings of a dataset folder named on the command line, with the recipe's filters."""
     given = config.demonstrations.dataset if config.demonstrations else None
     found = given.model_dump() if given else {}
     return DatasetSettings.model_validate({**found, "folder": str(path)})
@@ -44,7 +44,7 @@ def validate_imitation(config: RunConfig) -> ValidatedRun:
 
 def check_demonstrations(file: Path | None, checked: ValidatedRun) -> None:
     """Raise ConfigError or RunFolderError unless there are demonstrations: a fitting file or folder, the recipe's
-    dataset, or an expert. Of a dataset only its small files are read."""
+    dataset, or an expert. Only a dataset's small files are read."""
     config = checked.config
     dataset = config.demonstrations.dataset if config.demonstrations else None
     if file is not None and file.is_dir():
@@ -70,7 +70,6 @@ def refuse_without_expert(config: RunConfig) -> None:
 
 
 def _refuse_absent(path: Path) -> None:
-    """RunFolderError: there is no such file or folder; a name that ends in .npz is a file's."""
     if not path.exists():
         kind = "file" if path.suffix == ".npz" else "folder"
         raise RunFolderError(
@@ -80,7 +79,8 @@ def _refuse_absent(path: Path) -> None:
 
 
 def fitting_demonstrations(file: Path, checked: ValidatedRun) -> Demonstrations:
-    """The file's demonstrations. Raises RunFolderError if it holds none, ConfigError if they do not fit this run."""
+    """Demonstrations of a file or dataset folder. RunFolderError: there are none; ConfigError: they do not fit this
+    run."""
     _refuse_absent(file)
     if file.is_dir():
         dataset = settings_of(file, checked.config)
@@ -95,8 +95,7 @@ def fitting_demonstrations(file: Path, checked: ValidatedRun) -> Demonstrations:
 def imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: LiveDisplay | None = None) -> dict[str, Any]:
     """Record demonstrations, or load those in `file`, and imitate them; return the content of summary.json.
 
-    Finished phases of an earlier part of the run are not repeated. live: progress display. Raises RunFolderError if
-    another process uses the folder.
+    Finished phases are not repeated. live: progress display. RunFolderError: another process uses the folder.
     """
     refuse_misplaced(folder)
     with lock_run_folder(folder):
@@ -109,7 +108,7 @@ def _imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: LiveD
         found = fitting_demonstrations(file, checked)
         found.save(folder / DEMONSTRATIONS_FILE)
         progress.commit("demonstrations", {"file": str(file), "decisions": len(found)})
-    save_settings(checked.config, folder)  # from here on it can be resumed without the file
+    save_settings(checked.config, folder)  # from here on the run can be resumed without the file
     with MetricsWriter(folder) as metrics:
         prepare_initial_policy(checked, folder, progress, metrics)
     results = [progress.result(phase) or {} for phase in ("warm_start", "demonstrations")]

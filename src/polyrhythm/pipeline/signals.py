@@ -1,9 +1,9 @@
-"""Ctrl-C (SIGINT), SIGTERM and a closed terminal (SIGHUP): the first ends the run in order, the second ends it at once.
+"""SIGINT, SIGTERM and SIGHUP: the first signal ends the run in order, the second one ends it at once.
 
-The exit status is the shell's for that signal: 130, 143 and 129.
-Only the main process handles them; stations ignore them, though a terminal sends them to all. A signal that was
-ignored when the program was started stays ignored: a script's shell starts `polyrhythm train … &` without SIGINT, so
-that Ctrl-C ends only what runs in front, and `nohup` starts it without SIGHUP. SIGTERM still ends such a run in order.
+The exit status is the shell's for that signal: 130, 143 and 129. Only the main process handles them; stations ignore
+them, though a terminal sends them to all. A signal that was ignored at program start stays ignored: a shell script
+starts `polyrhythm train … &` without SIGINT, and `nohup` starts it without SIGHUP. SIGTERM still ends such a run in
+order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalInterrupt(KeyboardInterrupt):
-    """This signal ends the command. status: with which it ends."""
+    """A signal ends the command. status: exit status."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -29,12 +29,13 @@ class SignalInterrupt(KeyboardInterrupt):
 
 
 def exit_status(number: int) -> int:
-    """As a shell has it for a command that the signal ended."""
+    """Exit status that a shell reports for a command ended by this signal."""
     return 128 + number
 
 
 class Interrupts:
-    """Handles the signals that stop a run. `deferring`: the run asks `requested` soon, so the first is only noted."""
+    """Handles the signals that stop a run. deferring: the run polls `requested`, so the first signal is only
+    recorded."""
 
     def __init__(self) -> None:
         self.deferring = False
@@ -43,17 +44,17 @@ class Interrupts:
         self._late: int | None = None
 
     def requested(self) -> bool:
-        """Whether the run is asked to stop."""
+        """Whether a signal has requested a stop."""
         return self._noted is not None
 
     def interruption(self) -> SignalInterrupt:
-        """What ends the command, once the run has stopped as `requested`."""
+        """The exception that ends the command after a requested stop."""
         assert self._noted is not None, "nobody asked it to stop"
         return SignalInterrupt(self._noted)
 
     @contextmanager
     def handle_signals(self) -> Iterator[Interrupts]:
-        """Handle them within this block, if this is the main thread: no other one can."""
+        """Handle the signals within this block, if this is the main thread; Python allows no other."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -76,7 +77,7 @@ class Interrupts:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """A signal within this block, which takes seconds at most, ends the run at the block's end."""
+        """Delay a signal until the end of this block, which takes seconds at most."""
         self._held = True
         try:
             yield

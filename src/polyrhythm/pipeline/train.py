@@ -2,11 +2,11 @@
 
     demonstrations → supervised warm start → evaluation → reinforcement learning → the same evaluation
 
-All files are written to the run's folder: config.yaml, progress.json, metrics.jsonl, tensorboard/, trace.json, logs/,
+All files are in the run's folder: config.yaml, progress.json, metrics.jsonl, tensorboard/, trace.json, logs/,
 demonstrations.npz, checkpoints/, policy.pt, evaluations.json and best.pt (evaluation during training),
-conversations.jsonl (of text environments), settings_changes.jsonl (resumed with other settings), ledger.json and, last,
-summary.json and report.html.
-Each phase commits its result, so an interrupted run resumes where it stopped, and a finished one can be extended.
+conversations.jsonl (text environments), settings_changes.jsonl (resumed with other settings), ledger.json and, last,
+summary.json and report.html. Each phase commits its result, so an interrupted run resumes where it stopped, and a
+finished one can be extended.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def train(
     callbacks: Callbacks | None = None,
     launch: Launch | None = None,
 ) -> dict[str, Any]:
-    """Run all phases of the configuration that the folder does not have yet; return the content of summary.json.
+    """Run all phases that the folder does not have yet; return the content of summary.json.
 
-    checked: from `pipeline.validation.check`; its policy is trained in place. live: progress display. launch: as of
-    `RunContext`. Raises StartError if it cannot start (then nothing of it is left in the folder), RunHalted if it
-    cannot go on, KeyboardInterrupt if it was interrupted, and any exception of a callback.
+    checked: from `pipeline.validation.check`; its policy is trained in place. live: progress display. launch: see
+    `RunContext`. StartError: it cannot start (a new run's files are then removed); RunHalted: it cannot continue;
+    KeyboardInterrupt: it was interrupted; and any exception of a callback.
     """
     refuse_misplaced(folder)
     callbacks = callbacks or Callbacks()
@@ -118,14 +118,14 @@ def train(
 
 
 def _deliver_remaining(callbacks: Callbacks) -> None:
-    """Deliver updates that ended during shutdown; log a callback's exception, so that it does not hide the run's."""
+    """Make queued callback calls at shutdown; log an exception of theirs, so that it does not hide the run's own."""
     if callbacks.ended is None and callbacks.deliver() and not isinstance(callbacks.ended, StopTraining):
         log.error("a callback failed while the run ended", exc_info=callbacks.ended)
 
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """One part of a run, from its start or resume to its end or interruption: what its phases share."""
+    """State shared by the phases of one part of a run, from its start or resume to its end or interruption."""
 
     checked: ValidatedRun
     folder: Path
@@ -141,7 +141,6 @@ class _Session:
 
 
 def _phases(session: _Session) -> None:
-    """Run the configured phases that are not done."""
     config, _, policy = session.checked
     saved, progress, folder = session.saved, session.progress, session.folder
     version = saved.version if saved else prepare_initial_policy(session.checked, folder, progress, session.metrics)
@@ -159,7 +158,7 @@ def _phases(session: _Session) -> None:
         pipeline.loop.stop = lambda: session.interrupts.requested() or session.callbacks.deliver()
         if saved is None:
             run.start()
-        if saved is None and progress.result("rl") is None:  # else the weights before training are gone
+        if saved is None and progress.result("rl") is None:  # otherwise the weights before training are gone
             with session.interrupts.defer_first():
                 run.evaluations.evaluate(pipeline, "before")
         if training:
@@ -174,8 +173,6 @@ def _phases(session: _Session) -> None:
 
 
 class _TrainingObservers(NamedTuple):
-    """Observers of training whose results are read afterwards."""
-
     episodes: EpisodeTracker
     lags: LagHistogram
     saver: RunCheckpointer
@@ -185,8 +182,6 @@ class _TrainingObservers(NamedTuple):
 
 
 class _Run:
-    """The phases that need stations."""
-
     def __init__(self, session: _Session, pipeline: Pipeline) -> None:
         self._session, self._pipeline = session, pipeline
         self._config, self._folder, self._callbacks = session.checked.config, session.folder, session.callbacks
@@ -197,12 +192,11 @@ class _Run:
         )
 
     def start(self) -> None:
-        """Start the stations."""
         with self._progress.phase("start"):
             self._pipeline.loop.start()
 
     def learn(self) -> None:
-        """Train up to the last version. A saved run is started here, with observers attached.
+        """Train up to the last version. A resumed run's stations are started here, with observers attached.
 
         If the user or the conductor ends it between two events, the run is saved and can be resumed.
         """
@@ -211,7 +205,7 @@ class _Run:
         whole = False
         episodes, lags, saver, timeline, traffic, evaluator = self._observe()
         if session.saved is None:
-            saver.save()  # from here on policy.pt changes, so an interrupted run needs a saved state
+            saver.save()  # from here on policy.pt changes, so an interrupted run needs a saved run
         else:
             self.start()
             saver.start(loop.clock())
@@ -253,7 +247,7 @@ class _Run:
 
     @contextmanager
     def _faults_kept(self, totals: RunTotals) -> Iterator[None]:
-        """Keep the faults where the loss of a host ends the run: it cannot be saved then."""
+        """Keep the faults in the journal if the loss of a host ends the run, which then cannot be saved."""
         try:
             yield
         except HostLost as lost:
@@ -262,7 +256,8 @@ class _Run:
             raise
 
     def _observe(self) -> _TrainingObservers:
-        """Attach the observers of training, each before those that read it; return those that are read afterwards."""
+        """Attach the observers of training, each before those that read it; return those that are read after
+        training."""
         config, pipeline, loop = self._config, self._pipeline, self._pipeline.loop
         saved, trace = self._session.saved, self._session.trace
         began, launcher = loop.clock(), pipeline.launcher
@@ -291,11 +286,10 @@ class _Run:
 
     @property
     def _updates(self) -> int:
-        """Updates of the whole run."""
         return self._config.training.versions * self._config.freshness.sync_interval
 
     def _balanced(self) -> SampleLedger:
-        """The ledger. Raises RunDistrusted if a sample is missing or counted twice, or a block was never released."""
+        """The ledger. RunDistrusted: a sample is missing or counted twice, or a block was never released."""
         conductor = self._pipeline.loop.conductor
         ledger = conductor.ledger
         # A trainer restored from an older state may leave samples that are no longer needed.
@@ -309,8 +303,10 @@ class _Run:
         return ledger
 
     def _save_published(self, *, needed: bool) -> None:
-        """Save the newest published weights; they are complete even if an update was interrupted or failed. needed:
-        nothing else has ended the run."""
+        """Save the newest published weights, which are complete even if an update was interrupted or failed.
+
+        needed: nothing else has ended the run.
+        """
         read = read_newest(self._pipeline.weights, POLICY_FILE, needed=needed)
         if read is not None:
             version, weights = read
@@ -318,8 +314,8 @@ class _Run:
 
 
 def _warn_at_end(ledger: SampleLedger, conclusion: str) -> None:
-    """Log the training alarms' conclusion, if any, and whether many samples failed: the policy was then trained on a
-    biased remainder."""
+    """Log the training alarms' conclusion, and warn if many samples failed: the policy was trained on a biased
+    remainder."""
     if conclusion:
         log.warning("%s", conclusion)
     if ledger.dropped_by_faults > _MANY_DROPPED * ledger.started:
@@ -333,7 +329,7 @@ def _warn_at_end(ledger: SampleLedger, conclusion: str) -> None:
 
 
 def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> dict[str, Any]:
-    """Combine the phases' results into ledger.json and summary.json; return the summary."""
+    """Merge the phases' results into ledger.json and summary.json; return the summary."""
     rl = progress.result("rl") or {}
     summary: dict[str, Any] = {}
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
@@ -351,7 +347,7 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
 
 
 def _finish(folder: Path) -> None:
-    """Let plugins do what belongs to a run that is complete, such as its report."""
+    """Run the plugins' hooks for complete runs, such as the report."""
     for hooks in run_hooks():
         try:
             hooks.finish(folder)
@@ -360,7 +356,6 @@ def _finish(folder: Path) -> None:
 
 
 def _unused_path(path: Path) -> Path:
-    """The path, with a number if the run's earlier part has written there."""
     number = 2
     found = path
     while found.exists():
@@ -375,7 +370,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def wind_down(loop: RunLoop, seconds: float) -> str:
-    """Let the update under way end and the trainer's state be saved; return a sentence on the outcome."""
+    """Finish the current update and save the trainer's state; return a sentence on the outcome."""
     under_way, before = bool(loop.conductor.updates.in_training), loop.conductor.versions.updates
     try:
         saved = loop.wind_down(seconds)

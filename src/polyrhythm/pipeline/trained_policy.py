@@ -35,8 +35,8 @@ class StandalonePolicy:
     """A trained policy that maps observations to actions.
 
     spec: of its training environment (observation, action, tasks with their instructions, max_steps); chunk: actions
-    per call (C); action_repeat: env steps per action in training; version: of the weights;
-    reads_instruction, reads_progress: whether it uses the instruction, and the fraction of the episode that is over.
+    per call (C); action_repeat: env steps per action in training; version: of the weights; reads_instruction,
+    reads_progress: whether it uses the instruction, and the elapsed fraction of the episode.
     """
 
     def __init__(self, policy: Policy, spec: EnvSpec, action_repeat: int, version: int, device: str = "cpu") -> None:
@@ -56,11 +56,11 @@ class StandalonePolicy:
     ) -> NDArray[Any]:
         """The next actions [C,A] in the environment's units; [B,C,A] if the arrays of `obs` have B rows.
 
-        obs: every array of `spec.observation`; others are ignored. instruction: one of `spec.tasks`' sentences, or the
-        task's name, for all rows or for each; required if there are several tasks and the policy uses it.
-        step: env steps since the episode began, for all rows or for each; required if the policy uses it.
-        seed: sample as in training, with noise from (seed, step, row), which requires `step`; None: act without noise.
-        Raises ValueError if an argument does not fit.
+        obs: every array of `spec.observation`; others are ignored. instruction: an instruction or a name of one of
+        `spec.tasks`, for all rows or for each; required if there are several tasks and the policy uses it. step: env
+        steps since the episode began, for all rows or for each; required if the policy uses it. seed: sample as in
+        training, with noise from (seed, step, row), which requires `step`; None: act without noise. ValueError: an
+        argument does not fit.
         """
         arrays, batched = self._checked(obs)
         rows = len(next(iter(arrays.values()))) if arrays else 1
@@ -80,7 +80,7 @@ class StandalonePolicy:
         return actions if batched else actions[0]
 
     def _checked(self, obs: Mapping[str, ArrayLike]) -> tuple[dict[str, NDArray[Any]], bool]:
-        """Copies of the arrays, each with a row dimension, and whether the input had one."""
+        """Copies of the arrays with a row dimension, and whether the input had one."""
         arrays, sizes = {}, {}
         for name, spec in self.spec.observation.items():
             if name not in obs:
@@ -121,7 +121,6 @@ class StandalonePolicy:
         return np.array([self._index(sentence) for sentence in given], np.int64)
 
     def _index(self, sentence: str) -> int:
-        """The task with this instruction or name."""
         for index, task in enumerate(self.spec.tasks):
             if _normalize(sentence) in (_normalize(task.instruction), _normalize(task.name)):
                 return index
@@ -133,9 +132,9 @@ class StandalonePolicy:
 
 
 def load_standalone(path: Path, device: str = "cpu") -> StandalonePolicy:
-    """The policy of a run folder, a checkpoint or a policy file, on `device`.
+    """Load the policy of a run folder, a checkpoint or a policy file to `device`.
 
-    Raises RunFolderError if there is none, ConfigError if its class cannot be found or does not fit its spec.
+    RunFolderError: there is none; ConfigError: its class cannot be found or does not fit its spec.
     """
     saved = read_policy(path)
     spec = saved.spec or _spec_of_env(saved)
@@ -169,12 +168,11 @@ def _settings(saved: SavedPolicy) -> PolicySettings:
 
 
 def _spec_of_env(saved: SavedPolicy) -> EnvSpec:
-    """The environment's spec, for a file that does not contain it."""
     return env_settings(validate(saved.config, origin=str(saved.file))).spec()
 
 
 def _of_dtype(name: str, array: NDArray[Any], spec: ArraySpec) -> NDArray[Any]:
-    """A copy with the spec's dtype. Raises ValueError if the kind of number differs or a value does not fit."""
+    """A copy with the spec's dtype. ValueError: the kind of number differs, or a value does not fit."""
     dtype = np.dtype(spec.dtype)
     if array.dtype.kind != dtype.kind:
         raise ValueError(f"obs[{name!r}] is {array.dtype}: the policy needs {dtype}; convert it as in training")
@@ -191,14 +189,12 @@ def _normalize(sentence: str) -> str:
 
 
 class _ReadTracker(Mapping[str, Tensor]):
-    """Observations that record which of them are read."""
-
     def __init__(self, obs: Mapping[str, Tensor]) -> None:
         self.read: set[str] = set()
         self._obs = obs
 
     def __getitem__(self, name: str) -> Tensor:
-        found = self._obs[name]  # before `add`: a missing name, as `in` tries, is not a read
+        found = self._obs[name]  # before `add`: a failed lookup, as by `in`, is not a read
         self.read.add(name)
         return found
 
@@ -211,7 +207,6 @@ class _ReadTracker(Mapping[str, Tensor]):
 
 
 def _used_observations(policy: Policy, spec: EnvSpec, device: torch.device) -> set[str]:
-    """Names of the observations that `act` reads, found with one blank row."""
     obs = _ReadTracker({name: tensor.to(device) for name, tensor in blank(spec).items()})
     greedy, noise_key = torch.ones(1, dtype=torch.bool, device=device), torch.zeros(1, dtype=torch.int64, device=device)
     with torch.inference_mode():

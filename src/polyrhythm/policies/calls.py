@@ -1,4 +1,4 @@
-"""Calls a policy and compares its results; errors and wrong results become ContractViolation."""
+"""Calls a policy and compares its results; errors and wrong results raise ContractViolation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from polyrhythm.specs import EnvSpec
 
 Build = Callable[[int], Policy]
 
-#: Share of the action range by which rounding may leave the bounds.
+#: Tolerated rounding beyond the action bounds, as a share of the range.
 _ROUNDING = 1e-5
 
 
 def called(call: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of the user's function. ContractViolation with the failing line if it raises."""
+    """Call the user's function. An exception becomes a ContractViolation with the failing line."""
     try:
         return function(*arguments)
     except (Exception, SystemExit) as error:
@@ -30,14 +30,13 @@ def called(call: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def built(build: Build, seed: int = 0) -> Policy:
-    """Build a policy. ContractViolation if that raises, or does not return a torch module."""
+    """Build a policy. ContractViolation: that raises, or does not return a torch module."""
     policy: Policy = called("build", build, seed)
     check_module(policy)
     return policy
 
 
 def check_module(policy: object) -> None:
-    """Raise ContractViolation unless the policy is a torch module."""
     if not isinstance(policy, nn.Module):
         raise ContractViolation(
             f"build gave a {type(policy).__name__}", "return a torch.nn.Module with act, evaluate, value"
@@ -46,8 +45,7 @@ def check_module(policy: object) -> None:
 
 @contextmanager
 def in_trial(policy: Policy) -> Iterator[None]:
-    """Run in eval mode and restore the global random generators. ContractViolation if a weight or buffer was
-    written."""
+    """Run in eval mode and restore the global random generators. ContractViolation: a weight or buffer was written."""
     module = as_module(policy)
     modes = {part: part.training for part in module.modules()}
     before, python, array = _writes(module), random.getstate(), np.random.get_state()
@@ -67,13 +65,12 @@ def in_trial(policy: Policy) -> Iterator[None]:
 
 
 def _writes(module: nn.Module) -> dict[str, tuple[int, int]]:
-    """Address and write count of each tensor of the state."""
     state: Mapping[str, Tensor] = module.state_dict(keep_vars=True)
     return {name: (tensor.data_ptr(), tensor._version) for name, tensor in state.items()}
 
 
 def sample(policy: Policy, obs: Observations, first_key: int = 0, *, greedy: bool = False) -> Act:
-    """One `act` call with a different noise key for each row."""
+    """Call `act` once with a different noise key for each row."""
     return act_with(policy, obs, torch.full((row_count(obs),), greedy), row_keys(obs, first_key))
 
 
@@ -108,7 +105,7 @@ def logprob_limit(policy: Policy) -> float:
 
 
 def value_limit(policy: Policy, act: Act) -> float:
-    """Largest allowed difference from act's values, relative if they are above 1."""
+    """Maximum difference from act's values, relative for values above 1."""
     return logprob_limit(policy) * max(1.0, act.value.abs().max().item())
 
 
@@ -162,7 +159,7 @@ def check_close(what: str, found: Tensor, than: str, wanted: Tensor, limit: floa
 
 
 def first_unlike(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> str:
-    """The first name whose tensors differ; "" if all are equal."""
+    """First name whose tensors differ; "" if all are equal."""
     return next((name for name in left if name not in right or not torch.equal(left[name], right[name])), "")
 
 

@@ -1,4 +1,4 @@
-"""Implements an MLP policy with a categorical distribution over discrete actions, on flat observations."""
+"""MLP policy with a categorical distribution over discrete actions, on flat observations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CategoricalSettings(BaseModel):
         return describe(lambda _role: CategoricalPolicy(self, env_spec), answers)
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> CategoricalPolicy:  # noqa: ARG002
-        """The same module for both roles, initialised on the CPU so that the seed decides on every device."""
+        """The same module for both roles, initialised on the CPU so that the weights are equal on every device."""
         with seeded(seed):
             return CategoricalPolicy(self, env_spec).to(device)
 
@@ -53,8 +53,8 @@ class CategoricalSettings(BaseModel):
 class CategoricalPolicy(nn.Module):
     """An MLP policy whose C·A entries are drawn independently from softmax(logits(obs)).
 
-    Where the entries of an action have different counts of choices, each has logits for the largest, and those beyond
-    its own are masked. forward_inputs = {"tokens": int64 [B,C,A]}.
+    Each entry has logits for the largest number of choices of any entry; the surplus ones are masked. forward_inputs =
+    {"tokens": int64 [B,C,A]}.
     """
 
     def __init__(self, settings: CategoricalSettings, env_spec: EnvSpec) -> None:
@@ -107,5 +107,4 @@ class CategoricalPolicy(nn.Module):
 
 @kept
 def _counts(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """[A] int64."""
     return torch.tensor(counts, device=device)

@@ -43,19 +43,18 @@ from polyrhythm.policies.form_checks import check_form, check_traits
 from polyrhythm.policies.traits import has_methods, plain_traits, policy_traits, settings_traits
 from polyrhythm.specs import EnvSpec
 
-#: Calls with other keys after which a policy with equal actions counts as ignoring its key.
+#: Number of calls with other keys after which a policy with equal actions counts as ignoring its key.
 _OTHER_KEYS = 64
-#: Entropy in nats of a batch's discrete actions above which some of these calls must give other actions.
+#: Entropy in nats of a batch's discrete actions above which some of these calls must give different actions.
 _RANDOM_NATS = 1.0
 _VALUE_FIX = "compute it from the observation alone, by the same network as in act (or set exact to False)"
 
 
 def try_policy(policy: Policy, obs: Observations, spec: EnvSpec, *, learns: bool = True) -> None:
-    """Run the checks that need only forward passes; raise ContractViolation for the first that fails.
+    """Run the checks that need only forward passes; raise ContractViolation for the first failure.
 
-    learns: the policy is trained by RL; one that only acts needs no `evaluate`.
-
-    Restores the weights, the module's mode and torch's generator.
+    learns: the policy is trained by RL, and so needs `evaluate`. Restores the weights, the module's mode and torch's
+    generator.
     """
     with in_trial(policy):
         check_attributes(policy, spec)
@@ -82,7 +81,7 @@ def policy_checks(
 
     policy = built(build)
     as_module(policy).eval()
-    plain = plain_tensors(as_module(policy))  # before calls, which may keep some for a while
+    plain = plain_tensors(as_module(policy))  # before calls, which may cache some
     checks: dict[str, ContractCheck] = {
         "attributes": lambda: check_attributes(policy, spec),
         "act": lambda: check_act(policy, obs, spec),
@@ -105,7 +104,7 @@ def policy_checks(
 
 
 def _check_declared(settings: PolicySettings, policy: Policy, obs: Observations) -> str:
-    """The traits of the settings are those of the policy that they build, and the settings have their methods."""
+    """The traits of the settings equal those of the policy, and the settings have the declared methods."""
     traits = settings_traits(settings)
     wanted = {"outline": traits.outlines, "build_in_parts": traits.builds_in_parts, "miniature": traits.has_miniature}
     if lacking := [name for name, has in wanted.items() if has and not has_methods(settings, (name,))]:
@@ -121,7 +120,7 @@ def _alone(policy: Policy, check: ContractCheck) -> str:
 
 
 def check_attributes(policy: Policy, spec: EnvSpec) -> str:
-    """The policy is a module, and chunk, action_dim, exact and tolerance fit the environment."""
+    """The policy is a module whose chunk, action_dim, exact and tolerance fit the environment."""
     check_module(policy)
     for name in ("chunk", "action_dim", "exact", "tolerance"):
         if not hasattr(policy, name):
@@ -148,7 +147,8 @@ def check_attributes(policy: Policy, spec: EnvSpec) -> str:
 
 
 def check_act(policy: Policy, obs: Observations, spec: EnvSpec) -> str:
-    """Types, shapes, dtypes, no gradient, finite; actions within the bounds; forward_inputs by rows."""
+    """Results have the right types, shapes and dtypes and no gradient, are finite, and actions are within the
+    bounds."""
     rows = row_count(obs)
     shape = (rows, policy.chunk, policy.action_dim)
     act = sample(policy, obs)
@@ -174,7 +174,7 @@ def check_act(policy: Policy, obs: Observations, spec: EnvSpec) -> str:
 
 
 def check_evaluate(policy: Policy, obs: Observations) -> str:
-    """Log-probs recomputed from act's forward_inputs are act's own, whatever other rows are in the batch."""
+    """Log-probs recomputed from act's forward_inputs equal act's own, independent of the other rows in the batch."""
     act = sample(policy, obs)
     shape = tuple(act.logprob.shape)
     found = evaluate_act(policy, obs, act)
@@ -209,7 +209,7 @@ def check_evaluate(policy: Policy, obs: Observations) -> str:
 
 
 def check_value(policy: Policy, obs: Observations) -> str:
-    """`value(obs)` is act's value; of one that is computed late, its first entry is the first of `evaluate`."""
+    """`value(obs)` equals act's value; if values are late, its first entry equals the first of `evaluate`."""
     act = sample(policy, obs)
     value = called("value", policy.value, obs)
     check_tensor("value()", value, [tuple(act.value.shape)], torch.float32)
@@ -247,7 +247,7 @@ def check_noise(policy: Policy, obs: Observations) -> str:
 
 
 def check_key_matters(policy: Policy, obs: Observations) -> str:
-    """Other keys give other actions, if the policy is random enough to tell."""
+    """Different keys give different actions, if the policy is random enough to tell."""
     actions = sample(policy, obs).actions
     never = torch.zeros(row_count(obs), dtype=torch.bool)
     for turn in range(1, _OTHER_KEYS + 1):
@@ -304,7 +304,7 @@ def check_gradient(policy: Policy, obs: Observations) -> str:
 
 
 def idle_parameters(module: nn.Module) -> list[str]:
-    """Names of the trainable parameters whose gradient is missing or zero."""
+    """Trainable parameters whose gradient is missing or zero."""
     return [
         name
         for name, p in module.named_parameters()
@@ -313,7 +313,7 @@ def idle_parameters(module: nn.Module) -> list[str]:
 
 
 def value_gradient_reach(policy: Policy, obs: Observations) -> set[str]:
-    """Names of the parameters that get a gradient from the value loss alone."""
+    """Parameters that get a gradient from the value loss alone."""
     module = as_module(policy)
     module.zero_grad()
     policy.value(obs).square().sum().backward()
@@ -324,7 +324,7 @@ def value_gradient_reach(policy: Policy, obs: Observations) -> set[str]:
 
 
 def check_seed(build: Build) -> str:
-    """Equal seeds build equal weights, and building leaves torch's generator alone."""
+    """Equal seeds build equal weights, and building leaves torch's generator unchanged."""
     before = torch.get_rng_state()
     first, again, other = (as_module(built(build, seed)).state_dict() for seed in (3, 3, 4))
     moved = not torch.equal(torch.get_rng_state(), before)
@@ -340,7 +340,7 @@ def check_seed(build: Build) -> str:
 
 
 def check_state_round_trip(build: Build, obs: Observations) -> str:
-    """Loading the state_dict of one policy into another makes them equal, as generators need it."""
+    """Loading the state_dict of one policy into another makes them equal, as generators require."""
     first, second = built(build, 0), built(build, 1)
     for policy in (first, second):
         as_module(policy).eval()
@@ -356,8 +356,7 @@ def check_state_round_trip(build: Build, obs: Observations) -> str:
 
 
 def check_registered(plain: Mapping[str, Tensor]) -> str:
-    """A policy that is built on the host or without memory takes all its tensors to its device. plain: its tensors that
-    are neither parameters nor buffers."""
+    """Every tensor moves with the module. plain: tensors of the policy that are neither parameters nor buffers."""
     if plain:
         raise ContractViolation(
             f"{next(iter(plain))} is a tensor, but neither parameter nor buffer, so it does not move with the policy",

@@ -1,4 +1,4 @@
-"""Tensors of a policy that are neither parameters nor buffers: constants by device, and how any other is found."""
+"""Constant tensors of a policy, cached by device, and a search for tensors that are neither parameters nor buffers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
-#: What a module keeps its registered parts in.
+#: Attributes in which a module keeps its registered parts.
 _REGISTERED = ("_parameters", "_buffers", "_modules")
-#: Attributes of attributes that are looked into.
+#: Maximum depth of the search in nested attributes.
 _DEPTH = 3
 
-#: What to write instead, for an error.
+#: Remedy, for the error message.
 FIX = "give it to self.register_buffer(name, tensor, persistent=False) of its module"
 
 
 def plain_tensors(policy: nn.Module) -> dict[str, Tensor]:
-    """By path, those in attributes of all modules, and in lists, dicts and objects there."""
+    """Unregistered tensors by path, in attributes of all modules, and in lists, dicts and objects there."""
     registered = {id(x) for x in (*policy.parameters(), *policy.buffers())}
     found: dict[str, Tensor] = {}
     for path, module in policy.named_modules():
@@ -60,7 +60,7 @@ _KEEPS = ContextVar("_KEEPS", default=True)
 
 @contextmanager
 def nothing_kept() -> Iterator[None]:
-    """Within it nothing is kept, and nothing is met that was: for passes on tensors that are of use there alone."""
+    """Disable caching and ignore cached values in this block, for passes on temporary tensors."""
     before = _KEEPS.set(False)
     try:
         yield
@@ -69,7 +69,7 @@ def nothing_kept() -> Iterator[None]:
 
 
 def kept(make: Callable[P, T]) -> Callable[P, T]:
-    """`make`, called once for the same arguments; what it returns is never freed, since a captured pass reads it."""
+    """Cache `make` by its arguments; results are never freed, since a captured pass reads them."""
     remembered = cache(make)
 
     @wraps(make)

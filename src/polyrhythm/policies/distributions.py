@@ -1,6 +1,6 @@
-"""Computes log-prob, entropy, mode and sample of the two action distributions, in float32 for any backbone dtype.
+"""Log-prob, entropy, mode and sample of the two action distributions, in float32 for any backbone dtype.
 
-Pure functions of tensors. Noise comes in as an argument (`polyrhythm.policies.noise`).
+Pure functions of tensors; noise is an argument (`polyrhythm.policies.noise`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-#: Logit of a choice that does not exist: its probability is exactly 0, and so is its part of the entropy.
+#: Logit of a choice that does not exist: its probability, and so its share of the entropy, is exactly 0.
 _NEVER = -1e9
 
 
 def log_probs(logits: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """Normalised log-probabilities over the last axis: [..., K] -> [..., K] float32. allowed: the choices that exist,
-    bool, broadcast; None for all."""
+    """Normalised log-probabilities over the last axis: [..., K] -> [..., K] float32. allowed: bool mask of existing
+    choices, broadcast; None for all."""
     if allowed is not None:
         logits = logits.float().masked_fill(~allowed, _NEVER)
     return torch.log_softmax(logits, dim=-1, dtype=torch.float32)
@@ -45,9 +45,8 @@ def categorical_sample(
 ) -> Tensor:
     """Token by inverse CDF, or `best` where `greedy`.
 
-    log_p [B,...,K] float32, uniform [B,...] in (0,1), greedy [B] bool, best [B,...] int64 -> [B,...] int64.
-    last: the last choice that exists, broadcast; None for K - 1. Needs one uniform number per token; the Gumbel trick
-    needs K.
+    log_p [B,...,K] float32, uniform [B,...] in (0,1), greedy [B] bool, best [B,...] int64 -> [B,...] int64. last: last
+    existing choice, broadcast; None for K - 1. It needs one uniform number per token; the Gumbel trick needs K.
     """
     cdf = log_p.exp().cumsum(-1)
     drawn = (cdf <= uniform.unsqueeze(-1) * cdf[..., -1:]).sum(-1)

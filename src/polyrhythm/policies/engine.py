@@ -1,10 +1,9 @@
-"""Defines the interface of an engine: it generates tokens for many requests, one decode step of all of them at a time.
+"""Interface of an engine, which generates tokens for many requests, one decode step of all of them at a time.
 
-A policy that generates by streams (`Streams`) makes the engine of its generator and translates between rows of
-observations and requests. Requests join and leave between two decode steps, and so do weights, in place.
-
-Sampling noise is counter-based, keyed by (noise_key, index of the token in the answer): a token depends neither on who
-else is in the batch nor on where its generation was cut.
+A streaming policy (`Streams`) makes its generator's engine and translates between rows of observations and requests.
+Requests join and leave between two decode steps; weights change there too, in place. Sampling noise is counter-based,
+keyed by (noise_key, index of the token in the answer): a token depends neither on the other requests nor on where its
+generation was cut.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from polyrhythm.policies.base import Act, Observations, Policy
 
 
 class Generated(NamedTuple):
-    """What an engine has generated for one request so far, including the prefix that it resumed from.
+    """Tokens generated for one request so far, including the prefix that it resumed from.
 
     tokens [T] int32; logprobs [T] float32: behaviour log-probs, after temperature, top-k and top-p as in training;
     versions [T] int32: of the weights that sampled each token. finished: it ended by itself or at the length limit.
@@ -34,9 +33,9 @@ class Generated(NamedTuple):
 
 
 class EngineRequest(NamedTuple):
-    """A prompt [P] int32, to be continued by 1 to `max_new_tokens` tokens, the prefix's included.
+    """A prompt [P] int32, to be continued by 1 to `max_new_tokens` tokens, including those of the prefix.
 
-    prefix: what was generated before the request was aborted; those tokens are kept as they are.
+    prefix: tokens generated before the request was aborted; they are kept unchanged.
     """
 
     request_id: int
@@ -49,7 +48,7 @@ class EngineRequest(NamedTuple):
 
 @dataclass(slots=True)
 class Progress:
-    """A request under way, and what was sampled for it so far, the prefix included."""
+    """A running request and its sampled tokens so far, including the prefix."""
 
     request: EngineRequest
     tokens: list[int] = field(default_factory=list)
@@ -75,7 +74,7 @@ class Progress:
 
 
 def refuse_unfit(request: EngineRequest, running: Collection[int], capacity: int, length: int) -> None:
-    """ValueError: an engine that runs these has no room for it, in rows or in length, or it would generate nothing."""
+    """ValueError: the engine has no free row, the request exceeds its length, or there is nothing to generate."""
     prompt, most = len(request.prompt), request.max_new_tokens
     done = 0 if request.prefix is None else len(request.prefix.tokens)
     if prompt < 1 or prompt + most > length or done >= most:
@@ -90,55 +89,64 @@ def refuse_unfit(request: EngineRequest, running: Collection[int], capacity: int
 
 
 class Engine(Protocol):
-    """Continuous batching over the weights of one policy. capacity: the most requests at a time."""
+    """Continuous batching over the weights of one policy. capacity: maximum number of concurrent requests."""
 
     capacity: int
 
     def add(self, request: EngineRequest) -> None:
-        """The request runs from the next step on. There are fewer than `capacity`, and none of its id."""
+        """Run the request from the next step on. There must be fewer than `capacity` requests, and none with its id."""
         ...
 
     def abort(self, request_id: int) -> Generated:
-        """What was generated; the request is gone."""
+        """Remove a request and return its tokens so far."""
         ...
 
     def step(self) -> list[Generated]:
-        """One decode step of all running requests; those that finished, which are gone."""
+        """Run one decode step of all requests; return the finished ones, which are removed."""
         ...
 
     def weights_changed(self, version: int) -> None:
-        """Called between two steps, after the policy's weights were written in place: tokens from here on carry this
-        version, and what was cached of the old weights may be kept or made anew (`Streams.make_engine`)."""
+        """Called between two steps, after the policy's weights were written in place.
+
+        Later tokens carry this version; caches of the old weights may be kept or rebuilt (`Streams.make_engine`).
+        """
         ...
 
     def statistics(self) -> dict[str, int | float]:
-        """Counts since its start. prompt_tokens: of prompts; shared_tokens: those of them whose keys and values were
-        there already. checks, check_difference: comparisons of its log-probs with the module's, and the sum of the
-        largest difference of each; an engine that runs the module itself has none."""
+        """Counts since its start.
+
+        prompt_tokens: of prompts; shared_tokens: those whose keys and values were cached. checks, check_difference:
+        number of comparisons of its log-probs with the module's, and the sum of their largest differences; missing for
+        an engine that runs the module itself.
+        """
         ...
 
 
 class Streams(Protocol):
-    """A policy with the trait streams: beside the methods of `Policy`, where `act` is the same in one pass."""
+    """Methods of a policy with the trait streams, in addition to `Policy`, whose `act` gives the same in one pass."""
 
     def make_engine(self, capacity: int) -> Engine:
         """An engine over this module's own weights, on its device."""
         ...
 
     def prompt_of(self, obs: Observations) -> tuple[NDArray[np.int32], int]:
-        """Prompt and the most new tokens for one row of observations (arrays [1, ...])."""
+        """Prompt and maximum number of new tokens for one row of observations (arrays [1, ...])."""
         ...
 
     def act_of(self, obs: Observations, generated: Generated) -> Act:
-        """What `act` would have returned for this row (arrays [1, ...]) had it sampled these tokens. Each step
-        of the action has the version of its token; where tokens are more than steps, the last step has the last's."""
+        """The result of `act` for this row (arrays [1, ...]) had it sampled these tokens.
+
+        Each step of the action has the version of its token; if there are more tokens than steps, the last step has the
+        last token's.
+        """
         ...
 
     def ask_server(self) -> None:
-        """Of a policy with the trait asks_server: RunHalted if the server is not there, or not the one it needs."""
+        """For a policy with the trait asks_server. RunHalted: the server does not answer, or is not the required
+        one."""
         ...
 
 
 def streaming(policy: Policy) -> Streams:
-    """The policy, which has the trait streams, by the methods of `Streams`."""
+    """The policy, typed with the methods of `Streams`; it must have the trait streams."""
     return cast(Streams, policy)

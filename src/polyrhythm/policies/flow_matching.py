@@ -37,7 +37,7 @@ Kind = Literal["sde", "cps"]
 
 
 class Normal(NamedTuple):
-    """The distribution of a step: mean [B,C,A], std [B,C,A] or broadcast; std 0 for a step without noise."""
+    """Distribution of a step: mean [B,C,A], std [B,C,A] or broadcast; std 0 for a step without noise."""
 
     mean: Tensor
     std: Tensor
@@ -67,20 +67,20 @@ def step_coefficients(steps: int, noise: float, kind: Kind = "sde") -> list[list
 
 @kept
 def coefficient_table(steps: int, noise: float, kind: Kind, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`step_coefficients` as a tensor [K,4], to be indexed by each row's step."""
+    """`step_coefficients` as a tensor [K,4], indexed by each row's step."""
     with torch.inference_mode(False):
         return torch.tensor(step_coefficients(steps, noise, kind), dtype=dtype, device=device)
 
 
 def step(x: Tensor, v: Tensor, coefficients: Tensor) -> Normal:
-    """The distribution of the next state: x, v [B,C,A], coefficients [B,4] (rows of `step_coefficients`)."""
+    """Distribution of the next state: x, v [B,C,A], coefficients [B,4] (rows of `step_coefficients`)."""
     v = v.to(x.dtype)
     t, w0, w1, std = coefficients.reshape(-1, 4, 1, 1).unbind(1)
     return Normal(w0 * (x - v * t) + w1 * (x + v * (1.0 - t)), std)
 
 
 def squashed(raw: Tensor, smallest: float, largest: float) -> Tensor:
-    """std between its bounds: tanh(raw) interpolates the log-variance between theirs. Any shape."""
+    """A std within bounds: tanh(raw) interpolates the log-variance between its bounds. Any shape."""
     low, high = 2.0 * math.log(smallest), 2.0 * math.log(largest)
     return torch.exp(0.5 * (low + (high - low) * 0.5 * (torch.tanh(raw) + 1.0)))
 

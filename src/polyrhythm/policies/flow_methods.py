@@ -1,11 +1,10 @@
 """Samples actions by flow matching and computes their log-probs: ode, flow_sde, flow_cps, flow_noise.
 
-All start from N(0,1) noise and take K steps (`flow_matching`); they differ in which steps add noise, which states
-are stored (`forward_inputs`), and which steps' log-probs count. A greedy row follows the ode without draws from where
-its policy starts it: the tiny VLA's head from zero, the mean of the noise (for normal data exactly the mean of the
-samples), the published policies from noise (`vla.flow_policy`).
-
-Draws depend on a row's key alone (`noise`), with a separate stream for each purpose.
+All start from N(0,1) noise and take K steps (`flow_matching`); they differ in which steps add noise, which states are
+stored (`forward_inputs`), and which steps' log-probs count. A greedy row follows the ode without draws. Its start
+depends on the policy: zero for the tiny VLA's head (the mean of the noise; for normal data exactly the mean of the
+samples), noise for the published policies (`vla.flow_policy`). Draws depend on a row's key alone (`noise`), with a
+separate stream for each purpose.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from polyrhythm.policies.base import SETTINGS
 from polyrhythm.specs import ArraySpec
 
 _START, _STEPS, _INDEX = 1, 2, 3
-#: Fitted noise without error, as a multiple of min_std.
+#: Fitted std of a step without residual error, as a multiple of min_std.
 _ROOM = 1.2
 
 
@@ -36,8 +35,8 @@ class Method(Protocol):
     """A sampling method. A sample's log-prob is computed by `evaluate` from the kept tensors, so both are bit-equal."""
 
     def sample(self, network: Network, start: Tensor, greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
-        """start x_1 [B,C,A] (`start_noise`), greedy [B] bool, key [B] int64 -> data [B,C,A], unclipped, and the inputs
-        of `evaluate`."""
+        """Sample from x_1 = start [B,C,A] (`start_noise`), with greedy [B] bool and key [B] int64; returns data
+        [B,C,A], unclipped, and the inputs of `evaluate`."""
         ...
 
     def evaluate(self, network: Network, kept: Mapping[str, Tensor], /) -> tuple[Tensor, Tensor]:
@@ -63,7 +62,6 @@ class OdeSettings(BaseModel):
         return {"start": ArraySpec(shape, "float32")}
 
     def build(self, steps: int) -> Ode:
-        """The method with K steps."""
         return Ode(steps)
 
 
@@ -78,11 +76,9 @@ class FlowSdeSettings(BaseModel):
     """Strength a: the noisy step from time t has a std of a·√(t/(1 − t)/K), in units of half the action range."""
 
     def answers(self, steps: int, shape: tuple[int, int]) -> dict[str, ArraySpec]:  # noqa: ARG002
-        """forward_inputs of one row, for actions of this shape (C, A)."""
         return {"step": ArraySpec((), "int64"), **dict.fromkeys(("before", "after"), ArraySpec(shape, "float32"))}
 
     def build(self, steps: int) -> OneNoisyStep:
-        """The method with K steps."""
         return OneNoisyStep(steps, self.noise)
 
 
@@ -99,11 +95,9 @@ class FlowCpsSettings(BaseModel):
     the noise is new."""
 
     def answers(self, steps: int, shape: tuple[int, int]) -> dict[str, ArraySpec]:
-        """forward_inputs of one row, for actions of this shape (C, A)."""
         return FlowSdeSettings().answers(steps, shape)
 
     def build(self, steps: int) -> OneNoisyStep:
-        """The method with K steps."""
         return OneNoisyStep(steps, self.noise, "cps")
 
 
@@ -128,16 +122,14 @@ class FlowNoiseSettings(BaseModel):
         return self
 
     def answers(self, steps: int, shape: tuple[int, int]) -> dict[str, ArraySpec]:
-        """forward_inputs of one row, for actions of this shape (C, A)."""
         return {"chain": ArraySpec((steps + 1, *shape), "float32")}
 
     def build(self, steps: int) -> FlowNoise:
-        """The method with K steps."""
         return FlowNoise(steps, self.min_std, self.max_std, mean=self.logprob == "mean")
 
 
 def check_steps(method: BaseModel, steps: int) -> None:
-    """ValueError: the method has no noisy step among so many."""
+    """ValueError: the method has no noisy step among these."""
     if isinstance(method, FlowCpsSettings) and steps < 2:
         raise ValueError(
             f"steps = {steps}: the last step of flow_cps has no noise, so it needs another one; set it to 2 or more, "
@@ -146,7 +138,8 @@ def check_steps(method: BaseModel, steps: int) -> None:
 
 
 class Ode:
-    """The ode. kept = {"start": x_1 [B,C,A]}; only its log-prob counts, which has no gradient: RL cannot train it."""
+    """The ode. kept = {"start": x_1 [B,C,A]}; only the start's log-prob counts, without gradient: RL cannot train
+    it."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -167,9 +160,9 @@ class Ode:
 class OneNoisyStep:
     """One noisy step per row: flow_sde and flow_cps.
 
-    kept = {"step": k int64 [B], "before": x_k, "after": x_k+1 [B,C,A]}; that step's log-prob counts. Each row
-    draws k uniformly, so that every batch trains all steps; the others follow the ode. flow_cps never draws the last
-    one, which has no noise.
+    kept = {"step": k int64 [B], "before": x_k, "after": x_k+1 [B,C,A]}; the log-prob is that of step k. Each row draws
+    k uniformly, so that every batch trains all steps; the other steps follow the ode. flow_cps never draws the last
+    step, which has no noise.
     """
 
     def __init__(self, steps: int, noise: float, kind: flow_matching.Kind = "sde") -> None:
@@ -227,14 +220,14 @@ class FlowNoise:
         return logprob, entropy
 
     def times(self, like: Tensor) -> Tensor:
-        """Start times of the steps [K], beginning with 1."""
+        """Start times of the steps [K]; the first is 1."""
         return _table(self.steps, 0.0, like)[:, 0]
 
     def misfit(self, error: Tensor, t: Tensor, raw: Tensor) -> Tensor:
-        """Negative log-likelihood, averaged over entries, of a step's residual: the error of the predicted data times
-        the step's share 1/(tK) of the way there. t broadcasts against the others.
+        """Negative log-likelihood, averaged over entries, of a step's residual, which is error / (tK).
 
-        Without error the minimum is at 1.2 min_std: at the bound itself the gradient would vanish.
+        error: of the predicted data; t broadcasts against the others. Without error the minimum is at 1.2 min_std: at
+        the bound itself the gradient would vanish.
         """
         residual = error / (t * self.steps)
         variance = residual.square() + (_ROOM * self.min_std) ** 2

@@ -1,7 +1,7 @@
-"""What a policy is like, declared before any weight exists: shapes, dtypes and sizes.
+"""The form of a policy, declared before any weight exists: shapes, dtypes and sizes.
 
 Arena, weights channel, batch buffers and memory estimates are made from a form, in processes that never build the
-policy. `policies.conformance.check_form` compares a form with the module that is built.
+policy. `policies.conformance.check_form` compares a form with the built module.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ ValueKind = Literal["chunk", "action"]
 
 @dataclass(frozen=True, slots=True)
 class PolicyForm:
-    """The declared form of a policy for one environment.
+    """Declared form of a policy for one environment.
 
     chunk: C, primitive actions per forward pass. action_dim: A. value: one value per chunk ([B]) or action ([B,C]).
-    answers: name → array of one row, of `Act.forward_inputs`; a bfloat16 tensor is declared (and kept) as float32.
-    published: name → tensor that generators take from the trainer, in the dtype in which generators hold it.
-    parameters, trainable: how many numbers; act_bytes, train_bytes: parameters and buffers of the module by role;
-    trainable_bytes: the part of train_bytes that an optimizer changes; block_bytes: the largest piece that ranks which
-    divide the weights gather whole (a member of a module list, or all that is in none), 0 where it is not declared.
-    row_tokens: tokens of the longest row in training, 0 where rows do not differ (`traits.counts_tokens`); row_cache:
-    bytes of keys and values that a streaming generator keeps for each row under way. engine: of an engine that keeps
-    something else, whatever runs, purpose → bytes; None: it keeps `row_cache`. traits: what else the policy can do.
+    answers: name → spec of one row of `Act.forward_inputs`; bfloat16 is declared (and stored) as float32. published:
+    name → tensor that generators receive from the trainer, in the generators' dtype. parameters, trainable: numbers of
+    entries. act_bytes, train_bytes: parameters and buffers of the module by role. trainable_bytes: part of train_bytes
+    that an optimizer changes. block_bytes: largest unit that sharded ranks gather whole (a member of a module list, or
+    everything outside of these); 0: not declared. row_tokens: tokens of the longest row in training; 0: rows have equal
+    length (`traits.counts_tokens`). row_cache: bytes of keys and values that a streaming generator keeps for each
+    running row. engine: purpose → bytes of an engine with other caches, independent of running rows; None: it keeps
+    `row_cache`. traits: optional abilities.
     """
 
     chunk: int
@@ -56,7 +56,7 @@ class PolicyForm:
     traits: PolicyTraits = field(default_factory=PolicyTraits)
 
 
-#: Methods that write values into a tensor and keep its shape.
+#: Methods that overwrite a tensor's values and keep its shape.
 _FILLS = frozenset(
     getattr(Tensor, f"{name}_")
     for name in (
@@ -64,7 +64,7 @@ _FILLS = frozenset(
         *("zero", "fill", "copy", "add", "sub", "mul", "div"),
     )
 )
-#: Elementwise operations with two operands, by whether the result is of the operands' type, a float, or a bool.
+#: Binary elementwise operations whose result has the operands' type, a float type, or bool.
 _SAME = frozenset(
     getattr(Tensor, name)
     for name in ("add", "sub", "mul", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__")
@@ -77,7 +77,7 @@ def _empty(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-#: Tensors of given shapes, by the numbers that they are called with.
+#: Factory functions of tensors, by shape arguments.
 _FACTORIES: dict[Any, Callable[..., Tensor]] = {
     torch.rand: _empty,
     torch.randn: _empty,
@@ -87,10 +87,10 @@ _FACTORIES: dict[Any, Callable[..., Tensor]] = {
 
 
 class _ShapesOnly(TorchFunctionMode):
-    """Does the arithmetic of constructors on the meta device by shapes and dtypes alone.
+    """Runs the arithmetic of constructors on the meta device, by shapes and dtypes alone.
 
-    Torch's own meta kernels give the same, but the first of them imports the compiler: 2 to 9 s. Other operations than
-    these still work, only slower.
+    Torch's own meta kernels give the same results, but the first call of one imports the compiler, which takes 2 to 9
+    s. Other operations still work, only slower.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -107,12 +107,10 @@ class _ShapesOnly(TorchFunctionMode):
 
 
 def _only_fills(func: Any) -> bool:
-    """Whether it writes values into its first argument and returns that."""
     return func in _FILLS or getattr(func, "__module__", "") == "torch.nn.init"
 
 
 def _takes(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the factory's arguments are of the plain kind that `_FACTORIES` knows."""
     kinds = (int, float) if func is torch.linspace else (int,)
     return all(type(x) in kinds for x in args) and (func is not torch.linspace or len(args) == 3)
 
@@ -126,7 +124,6 @@ def _elementwise(func: Any, left: Tensor, right: Any) -> Tensor:
 
 
 def _is_plain_stack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether it stacks tensors of one dtype on the meta device."""
     alike = bool(args) and len({(x.dtype, x.is_meta) for x in args[0]}) == 1
     return alike and args[0][0].is_meta and kwargs.keys() <= {"dim"}
 
@@ -138,7 +135,7 @@ def _stacked(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def outlined(make: Callable[[], T]) -> T:
-    """What `make` builds on torch's meta device, by shapes and dtypes alone; random state is left as it is."""
+    """Build `make()` on torch's meta device, by shapes and dtypes alone; random state is unchanged."""
     with torch.device("meta"), _ShapesOnly(), torch.random.fork_rng(devices=[]):
         return make()
 
@@ -146,10 +143,11 @@ def outlined(make: Callable[[], T]) -> T:
 def describe(
     make: Callable[[Role], nn.Module], answers: Mapping[str, ArraySpec], value: ValueKind = "chunk"
 ) -> PolicyForm:
-    """The form of what `make` builds for each role.
+    """Form of the modules that `make` builds for each role.
 
     `make` runs on torch's meta device: tensors have shapes and dtypes, but no memory, so the largest model takes
-    milliseconds. `published_state` of the acting module is published. ValueError: `make` needs the values of a tensor.
+    milliseconds. The form publishes `published_state` of the acting module. ValueError: `make` needs the values of a
+    tensor.
     """
     try:
         acting, training = outlined(lambda: make("act")), outlined(lambda: make("train"))
@@ -178,7 +176,8 @@ def describe(
 
 
 def published_state(module: nn.Module) -> dict[str, Tensor]:
-    """What generators take and files of weights hold: `published()` of a policy that has it, else the state_dict."""
+    """Tensors that generators receive and weight files hold: `published()` of a policy that has it, else the
+    state_dict."""
     state: dict[str, Tensor] = module.state_dict()
     return (
         cast("Callable[[], dict[str, Tensor]]", module.published)() if policy_traits(module).publishes_part else state
@@ -187,7 +186,8 @@ def published_state(module: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_published(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Overwrite what `published_state` gave, in place. ValueError: names or shapes differ; then nothing is changed."""
+    """Overwrite the tensors of `published_state` in place. ValueError: names or shapes differ; then nothing is
+    changed."""
     own = published_state(module)
     if odd := sorted(own.keys() ^ state.keys()):
         raise ValueError(f"weights do not fit the policy: {odd[0]} (and {len(odd) - 1} more) is on one side only")
@@ -206,7 +206,8 @@ def module_bytes(module: nn.Module) -> int:
 
 
 def largest_block(module: nn.Module) -> int:
-    """Bytes of the largest member of a module list within it, or of all parameters and buffers that are in none."""
+    """Bytes of the largest member of any module list, or of all parameters and buffers outside of these if that is
+    more."""
     blocks = [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]
     inner = {id(x) for block in blocks for x in (*block.parameters(), *block.buffers())}
     rest = sum(x.nbytes for x in (*module.parameters(), *module.buffers()) if id(x) not in inner)

@@ -1,4 +1,4 @@
-"""Checks that a policy's declared form matches the modules that it builds; raises ContractViolation if not."""
+"""Checks that a policy's declared form matches the modules that it builds; a mismatch raises ContractViolation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polyrhythm.specs.weights import first_misfit, weight_specs
 
 
 def check_form(form: PolicyForm, build: Callable[[int, Role], Policy], obs: Observations) -> str:
-    """Check answers, published tensors and counts of the form against the modules built for both roles."""
+    """Check answers, published tensors and counts of the form against the modules of both roles."""
     acting, training = called("build", build, 0, "act"), called("build", build, 0, "train")
     for policy in (acting, training):
         check_module(policy)
@@ -44,7 +44,7 @@ def check_form(form: PolicyForm, build: Callable[[int, Role], Policy], obs: Obse
 
 
 def check_traits(declared: PolicyTraits, source: str, policy: Policy, obs: Observations) -> None:
-    """Check that the declared traits are the policy's own, and that the policy does what they declare."""
+    """Check that the declared traits equal the policy's own, and that the policy behaves accordingly."""
     traits, module = policy_traits(policy), as_module(policy)
     for one in fields(traits):
         theirs, own = getattr(declared, one.name), getattr(traits, one.name)
@@ -108,13 +108,14 @@ def check_answers(form: PolicyForm, policy: Policy, obs: Observations) -> None:
 
 
 def _array_spec(tensor: Tensor) -> ArraySpec:
-    """The spec of one row as stored, where bfloat16 becomes float32."""
+    """Spec of one row as stored, where bfloat16 becomes float32."""
     dtype = torch.float32 if tensor.dtype is torch.bfloat16 else tensor.dtype
     return ArraySpec(tuple(tensor.shape[1:]), str(dtype).removeprefix("torch."))
 
 
 def check_published(form: PolicyForm, module: nn.Module, role: Role) -> None:
-    """Check that the module has the published tensors: the same dtype for "act", a convertible one for "train"."""
+    """Check that the module has the published tensors: of the same dtype for "act", of a convertible one for
+    "train"."""
     found = weight_specs(module.state_dict())
     if name := first_misfit(form.published, found, convertible=role == "train"):
         raise ContractViolation(

@@ -1,4 +1,4 @@
-"""Implements an MLP policy with a diagonal normal of state-independent std over continuous actions."""
+"""MLP policy with a diagonal normal of state-independent std over continuous actions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class GaussianSettings(BaseModel):
         return describe(lambda _role: GaussianPolicy(self, env_spec), answers)
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> GaussianPolicy:  # noqa: ARG002
-        """The same module for both roles, initialised on the CPU so that the seed decides on every device."""
+        """The same module for both roles, initialised on the CPU so that the weights are equal on every device."""
         with seeded(seed):
             return GaussianPolicy(self, env_spec).to(device)
 
@@ -55,8 +55,8 @@ class GaussianSettings(BaseModel):
 class GaussianPolicy(nn.Module):
     """A Gaussian MLP policy: u ~ N(mean(obs), std) in normalised units, action = middle + half-range · clip(u, -1, 1).
 
-    The log-prob is that of u before clipping, a density in normalised units.
-    forward_inputs = {"raw": u [B,C,A] float32}.
+    The log-prob is that of u before clipping, a density in normalised units. forward_inputs = {"raw": u [B,C,A]
+    float32}.
     """
 
     middle: Tensor
@@ -107,7 +107,8 @@ class GaussianPolicy(nn.Module):
 
 
 def continuous_bounds(action: ActionSpec, policy: str) -> tuple[Tensor, Tensor]:
-    """`low`, `high` [A] float32 of a bounded continuous action. ValueError for any other action."""
+    """`low`, `high` [A] float32 of a bounded continuous action. ValueError: the action has another kind or no finite
+    bounds."""
     if action.kind != "continuous":
         raise ValueError(
             f"policy.type = {policy!r} needs continuous actions, the environment's are {action.kind!r}: "

@@ -1,4 +1,4 @@
-"""Provides the parts of the MLP policies: flat observations, an orthogonally initialised MLP, seeded construction."""
+"""Parts of the MLP policies: flat observations, an orthogonally initialised MLP, seeded construction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FUNCTIONS = {"tanh": torch.tanh, "relu": torch.relu, "silu": functional.silu}
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Initialise parameters from `seed`, leaving the global random state as it was (only the CPU's is used)."""
+    """Initialise parameters from `seed`; the global random state is restored (only the CPU's is used)."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -31,8 +31,8 @@ def seeded(seed: int) -> Iterator[None]:
 class FlatObservation(nn.Module):
     """The observation arrays of an env spec, concatenated by name as float32 [B,size]; uint8 is scaled to 0..1.
 
-    `progress` adds `PROGRESS` as the last entry; normalize: see `ObservationNormalizer`. `INSTRUCTION` is left out: it
-    is an index, not a quantity.
+    `progress` adds `PROGRESS` as the last entry; normalize: see `ObservationNormalizer`. `INSTRUCTION` is left out,
+    since it is an index.
     """
 
     def __init__(self, env_spec: EnvSpec, progress: bool, normalize: bool = False) -> None:
@@ -61,8 +61,8 @@ def _flat(array: Tensor, scale: float | None) -> Tensor:
 class Mlp(nn.Module):
     """An MLP with `layers` hidden layers of `hidden` units: [B,inputs] -> [B,outputs].
 
-    Orthogonal weights, gain √2 in hidden layers and `output_gain` in the last (small for a policy, so that
-    it starts nearly uniform).
+    Weights are orthogonal, with gain √2 in hidden layers and `output_gain` in the last (small for a policy, so that it
+    starts nearly uniform).
     """
 
     def __init__(

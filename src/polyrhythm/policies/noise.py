@@ -1,11 +1,11 @@
-"""Generates counter-based noise: a row's draws depend on its key alone, not on other rows or the global generator.
+"""Counter-based noise: a row's draws depend on its key alone, not on other rows or the global generator.
 
     word[b, i] = mix(key[b] xor mix(stream, i))      (`polyrhythm.specs.hashing.mix`, the same bits in int64 torch)
     uniform    = (top 23 bits of the word + ½) / 2^23, exact in float32, never 0 or 1
 
-Words and uniforms have the same bits on CPU and GPU. `normal` goes through log, cos and sin, whose last bits
-may differ between devices and torch versions: equal to about 1e-6, not bit-equal.
-Draw i of a stream does not depend on how many are drawn.
+Words and uniforms have the same bits on CPU and GPU. `normal` uses log, cos and sin, whose last bits differ between
+devices and torch versions: equal to about 1e-6, not bit-equal. Draw i of a stream does not depend on the number of
+draws.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SCALE = 2.0**-_UNIFORM_BITS
 
 
 def _signed(word: int) -> int:
-    """The 64 bits as a two's complement integer, because torch has no uint64 arithmetic."""
+    """64 bits as a two's complement integer, because torch has no uint64 arithmetic."""
     return word - (1 << 64) if word >> 63 else word
 
 
@@ -46,7 +46,7 @@ def _counters(n: int, stream: int, device: torch.device) -> Tensor:
 
 
 def words(keys: Tensor, n: int, stream: int = 0) -> Tensor:
-    """n hash words per key: keys [B] int64 -> [B,n] int64 in 0..2^63-1. Streams are independent draws of one key."""
+    """n hash words per key: keys [B] int64 -> [B,n] int64 in 0..2^63-1. Streams of one key are independent."""
     return mix_tensor(keys.unsqueeze(1) ^ _counters(n, stream, keys.device))
 
 
@@ -56,13 +56,13 @@ def uniform(keys: Tensor, n: int, stream: int = 0) -> Tensor:
 
 
 def uniform_at(keys: Tensor, draws: Tensor, n: int, stream: int = 0) -> Tensor:
-    """Of `uniform(keys, n, stream)` one draw per key, at the place `draws` [B] int64 below n: [B] float32."""
+    """One draw of `uniform(keys, n, stream)` per key, at index `draws` [B] int64 below n: [B] float32."""
     word = mix_tensor(keys ^ _counters(n, stream, keys.device)[draws])
     return (word >> (63 - _UNIFORM_BITS)).to(torch.float32).add_(0.5).mul_(_SCALE)
 
 
 class UniformStream:
-    """The numbers of `uniform` of one key one at a time, computed on the CPU some at a time."""
+    """The draws of `uniform` for one key, one at a time, computed on the CPU in blocks."""
 
     __slots__ = ("_first", "_key", "_values")
     _AHEAD = 64
@@ -72,12 +72,11 @@ class UniformStream:
         self._values: list[float] = []
 
     def at(self, draw: int) -> float:
-        """Draw number `draw`, exact in float32."""
         place = draw - self._first
         if not 0 <= place < len(self._values):
             self._first, place = draw - draw % self._AHEAD, draw % self._AHEAD
             draws = torch.arange(self._first, self._first + self._AHEAD)
-            few = 1 << (self._first + self._AHEAD).bit_length()  # a table of counters is kept for each size
+            few = 1 << (self._first + self._AHEAD).bit_length()  # bounds the number of cached tables
             self._values = uniform_at(torch.full_like(draws, self._key), draws, few).tolist()
         return self._values[place]
 

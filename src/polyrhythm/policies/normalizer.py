@@ -1,7 +1,7 @@
 """Normalises observations by a running mean and variance that are part of the policy's weights.
 
-Invariant: `training.moments` alone changes them, at the end of an update and before the next publication. So they are
-constant within a version, every process has those of the version that it acts with, and evaluation changes nothing
+Invariant: only `training.moments` changes them, at the end of an update and before the next publication. So they are
+constant within a version, every process has those of its version, and evaluation changes nothing
 (docs/design/training-and-objectives.md).
 """
 
@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from polyrhythm.specs import ArraySpec
 
-#: Added to the variance, and the largest magnitude of a normalised entry, as in Gymnasium and Stable-Baselines3.
+#: Addend to the variance, and maximum magnitude of a normalised entry, as in Gymnasium and Stable-Baselines3.
 EPSILON, LIMIT = 1e-8, 10.0
 
 
 class ObservationNormalizer(nn.Module):
     """Maps observations to observations whose floating-point arrays are (x − mean)/√(variance + 1e-8), within ±10.
 
-    observation: arrays of the environment's spec by name; integers, and so pictures, stay as they are. Buffers,
-    float64: count [1], the observations in the statistics; mean, variance and scale [entries], of all floating-point
-    arrays by name; scale is 1/√(variance + 1e-8). Before the first statistics they are 0, 0, 1 and 1.
+    observation: specs of the environment's arrays by name; integer arrays, and so images, are unchanged. Buffers,
+    float64: count [1], number of observations in the statistics; mean, variance and scale = 1/√(variance + 1e-8)
+    [entries], of all floating-point arrays by name. Initially 0, 0, 1 and 1.
     """
 
     count: Tensor
@@ -57,16 +57,15 @@ class ObservationNormalizer(nn.Module):
         return ChainMap(normalized, obs)  # type: ignore[arg-type] # nobody writes to it
 
     def entries(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """What the statistics are of: the floating-point arrays [N,...] as float64 [N,entries]."""
+        """Input of the statistics: the floating-point arrays [N,...] as float64 [N,entries]."""
         return torch.cat([obs[name].double().flatten(1) for name in self.names], dim=1)
 
     def set(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
-        """Replace the statistics."""
         scale = (variance + EPSILON).rsqrt()
         for buffer, value in zip(self.buffers(), (count, mean, variance, scale), strict=True):
             buffer.copy_(value)
 
 
 def normalizers_of(module: nn.Module) -> list[ObservationNormalizer]:
-    """Those within a policy that have anything to normalise."""
+    """Normalizers within a policy that have an array to normalise."""
     return [part for part in module.modules() if isinstance(part, ObservationNormalizer) and part.names]

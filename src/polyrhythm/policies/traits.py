@@ -1,7 +1,7 @@
-"""Declares what a policy, its settings and its engine can do beyond what every one must.
+"""Declares the optional abilities of a policy, its settings and its engine. Imports no torch.
 
-An object of ours has an attribute `traits`. Of a class that declares none, `policy_traits` and `settings_traits` read
-the same from its methods and attributes; no other code looks at an object to learn what it can do. Imports no torch.
+Our classes have an attribute `traits`. For a class without one, `policy_traits` and `settings_traits` infer it from
+methods and attributes; no other code inspects objects for abilities.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-#: Settings by which the policies that draw tokens draw them (`SettingsTraits.sampling`).
+#: Sampling settings of the policies that draw tokens (`SettingsTraits.sampling`).
 SAMPLING = ("temperature", "top_k", "top_p")
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyTraits:
-    """What a policy has beyond the methods of `policies.base.Policy`; `OptionalMethods` documents the methods.
+    """Abilities of a policy beyond `policies.base.Policy`; `OptionalMethods` documents the methods.
 
-    value: False where `value` is a constant, which algorithms that use a value refuse. critic: a submodule of that name
-    that only the value uses, for `training.optimizer.value_lr`. values_late: `act` gives zeros for the value; the
-    trainer computes it before an update, by late_values where that is True. publishes_part, shares_reference,
-    precomputes, counts_tokens, loads_in_parts, names_blocks, keeps_prefix: its optional methods. streams: the methods
-    of `policies.engine.Streams`. asks_server: its engine is at a server, which a run asks before it begins. dtype: what
-    its linear layers, convolutions and embeddings compute in, which ranks that divide the weights gather.
+    value: False if `value` is a constant; algorithms that use a value then refuse the policy. critic: a submodule of
+    that name is used only by the value, for `training.optimizer.value_lr`. values_late: `act` returns zeros as values;
+    the trainer computes them before an update, by late_values if that is True. publishes_part, shares_reference,
+    precomputes, counts_tokens, loads_in_parts, names_blocks, keeps_prefix: its optional methods. streams: it has the
+    methods of `policies.engine.Streams`. asks_server: its engine is on a server, which is checked before a run. dtype:
+    compute dtype of its linear layers, convolutions and embeddings, which sharded ranks gather.
     """
 
     value: bool = True
@@ -44,12 +44,12 @@ class PolicyTraits:
 
 @dataclass(frozen=True, slots=True)
 class EngineTraits:
-    """What the engine of a policy's settings restricts.
+    """Restrictions by the engine of a policy's settings.
 
-    Texts name the setting that restricts, and are empty where nothing does. streams_only: it answers streams, not
-    passes. single: the run has one generator and one version of the weights. keeps_device: a generator cannot give its
-    device up. fixed_weights: it cannot get new weights. cache: the purpose, among `PolicyForm.engine`, of the memory
-    that `policy.engine.cache_gib` sets. fresh_cache: a token's log-prob depends on no weights older than those that
+    Texts name the restricting setting and are empty without a restriction. streams_only: it serves streams, not passes.
+    single: the run has one generator and one version of the weights. keeps_device: a generator cannot release its
+    device. fixed_weights: it cannot receive new weights. cache: purpose in `PolicyForm.engine` of the memory that
+    `policy.engine.cache_gib` sets. fresh_cache: a token's log-prob does not depend on older weights than those that
     sampled it.
     """
 
@@ -63,13 +63,12 @@ class EngineTraits:
 
 @dataclass(frozen=True, slots=True)
 class SettingsTraits:
-    """What a policy's settings declare beyond `form` and `build`, known before anything is built.
+    """Declarations of a policy's settings beyond `form` and `build`, known before anything is built.
 
-    preload: modules that its processes import anyway and that take long. sampling: the settings by which tokens are
-    drawn. outlines, builds_in_parts, has_miniature: the methods of `policies.base.OptionalSettings`. adapts: has the
-    settings `train`, `lora` and `gradient_checkpointing`. folders: `module:attribute` of the
-    `policies.base.FolderFormat` of its released folders. policy: its policy's traits, None where they are known only
-    once it is built.
+    preload: slow modules that its processes import in any case. sampling: settings by which tokens are drawn. outlines,
+    builds_in_parts, has_miniature: methods of `policies.base.OptionalSettings`. adapts: it has the settings `train`,
+    `lora` and `gradient_checkpointing`. folders: `module:attribute` of the `policies.base.FolderFormat` of its released
+    folders. policy: traits of its policy, None if they are known only after building.
     """
 
     preload: tuple[str, ...] = ()
@@ -83,7 +82,7 @@ class SettingsTraits:
     policy: PolicyTraits | None = None
 
 
-#: Trait → the methods that a policy with it has.
+#: Methods that a trait requires of the policy.
 POLICY_METHODS: Mapping[str, tuple[str, ...]] = {
     "late_values": ("late_values",),
     "publishes_part": ("published",),
@@ -99,8 +98,8 @@ POLICY_METHODS: Mapping[str, tuple[str, ...]] = {
 
 
 def policy_traits(policy: object) -> PolicyTraits:
-    """The traits that a policy declares, else those of its methods and of its attributes has_value, values_late and
-    critic."""
+    """The declared traits of a policy, else traits inferred from its methods and its attributes has_value, values_late
+    and critic."""
     declared = getattr(policy, "traits", None)
     if isinstance(declared, PolicyTraits):
         return declared
@@ -114,7 +113,8 @@ def policy_traits(policy: object) -> PolicyTraits:
 
 
 def settings_traits(settings: object) -> SettingsTraits:
-    """The traits that a policy's settings declare, else those of their methods and of their attribute preload."""
+    """The declared traits of a policy's settings, else traits inferred from their methods and their attribute
+    preload."""
     declared = getattr(settings, "traits", None)
     if isinstance(declared, SettingsTraits):
         return declared
@@ -126,12 +126,11 @@ def settings_traits(settings: object) -> SettingsTraits:
 
 
 def has_methods(owner: object, names: tuple[str, ...]) -> bool:
-    """Whether the object has all these methods."""
     return all(callable(getattr(owner, name, None)) for name in names)
 
 
 def missing_methods(policy: object, traits: PolicyTraits) -> list[str]:
-    """Methods that the policy lacks although its traits declare them."""
+    """Methods that the traits declare and the policy lacks."""
     return [
         name
         for trait, methods in POLICY_METHODS.items()

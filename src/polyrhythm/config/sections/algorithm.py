@@ -117,7 +117,7 @@ class RolloutCorrectionSettings(Section):
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Of `algorithms.rollout_correction.correct`."""
+        """Arguments of `algorithms.rollout_correction.correct`."""
         return self.model_dump(exclude={"count_rejected"})
 
     @model_validator(mode="after")
@@ -191,15 +191,19 @@ class AlgorithmSettings(Section):
 
     @property
     def whitens(self) -> bool:
-        """Whether advantages are whitened. By default not where groups are compared: a group of equal returns carries
-        no signal, and whitening would give it the update's mean."""
+        """Whether advantages are whitened.
+
+        The default is no for algorithms that compare groups: a group of equal returns has no signal, and whitening
+        would assign it the update's mean.
+        """
         if self.normalize_advantage is None:
             return not isinstance(self.advantage, GrpoAdvantage | RlooAdvantage | MaxRlAdvantage)
         return self.normalize_advantage
 
     @property
     def scales_rewards(self) -> bool:
-        """Whether rewards are normalised. By default where values learn them: large ones take over the gradient."""
+        """Whether rewards are normalised. The default is yes if a value function learns them, since large rewards would
+        dominate its gradient."""
         if self.normalize_rewards is None:
             return isinstance(self.advantage, GaeAdvantage | VTraceAdvantage)
         return self.normalize_rewards
@@ -211,7 +215,7 @@ class AlgorithmSettings(Section):
 
     @property
     def clips_around_behavior(self) -> bool:
-        """Whether the loss keeps the policy near the one that acted, however old that is."""
+        """Whether the loss keeps the policy near the one that acted, regardless of its age."""
         clips = self.loss.type in ("ppo", "clip_cov", "gspo", "sapo")
         return clips and (self.loss.corrects_staleness or self.proximal == "behavior")  # type: ignore[union-attr]
 
@@ -241,7 +245,7 @@ class AlgorithmSettings(Section):
 
     @property
     def needs_value(self) -> bool:
-        """Whether the advantage is taken against the value function."""
+        """Whether the advantage uses the value function."""
         return isinstance(self.advantage, GaeAdvantage | VTraceAdvantage | OwnFunction)
 
     @property
@@ -251,7 +255,7 @@ class AlgorithmSettings(Section):
 
     @property
     def own_functions(self) -> list[str]:
-        """The user's functions in it."""
+        """The user's functions in this section."""
         return [part.type for part in (self.loss, self.advantage) if isinstance(part, OwnFunction)]
 
     @model_validator(mode="after")

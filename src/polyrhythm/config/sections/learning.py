@@ -101,7 +101,7 @@ class TrainingSettings(Section):
 
     @property
     def step_samples(self) -> int:
-        """Samples to which an optimizer step is confined; 0 where that is the whole update, however many it has."""
+        """Number of samples that an optimizer step is limited to; 0: the whole update."""
         return self.mini_batch_samples if self.require_batches > 1 else 0
 
     @model_validator(mode="after")
@@ -180,7 +180,7 @@ class EvaluationSettings(Section):
 
     @property
     def reserved_rows(self) -> int:
-        """Rows that training does not get."""
+        """Number of rows that are reserved for evaluation."""
         return self.rows if self.every and self.weights != "pause" else 0
 
 

@@ -41,7 +41,7 @@ class OwnFunction(Section):
     """Whether it reads entries.proximal or samples.log_ratio, which costs a forward pass."""
 
     def function(self) -> Callable[..., Any]:
-        """The function that `type` names. Raises InvalidSetting if there is none, it is not a function, or it does not
+        """Import the function named by `type`. InvalidSetting: there is none, it is not a function, or it does not
         accept its settings."""
         found = import_object(self.type, self.type, "a function")
         if not callable(found):
@@ -178,7 +178,7 @@ class DecoupledPpoLoss(LossSection):
 
     @property
     def corrects_staleness(self) -> bool:
-        """Its weight is π_prox/π_b."""
+        """True: its weight is π_prox/π_b."""
         return True
 
 
@@ -270,7 +270,7 @@ class M2poLoss(LossSection):
 
     @property
     def uses_proximal(self) -> bool:
-        """The second moment is of π_prox/π_b."""
+        """True: the second moment is of π_prox/π_b."""
         return True
 
 
@@ -282,7 +282,7 @@ class VanillaLoss(LossSection):
 
     @property
     def uses_proximal(self) -> bool:
-        """It has no ratio."""
+        """False: it has no ratio."""
         return False
 
 
@@ -342,7 +342,7 @@ class ToprLoss(LossSection):
 
 
 def _named(value: Any) -> Any:
-    """A name alone stands for its section with all defaults."""
+    """Expand a name to its section with all defaults."""
     if isinstance(value, str):
         return {"type": value}
     if not isinstance(value, BaseModel) and not (isinstance(value, dict) and isinstance(value.get("type", ""), str)):
@@ -351,7 +351,7 @@ def _named(value: Any) -> Any:
 
 
 def _with_address(value: Any) -> Any:
-    """The section, in which the name of a loss that a plugin adds has become its address."""
+    """Replace the name of a plugin's loss by its address."""
     section = _named(value)
     address = table("loss").get(section.get("type", "")) if isinstance(section, dict) else None
     return section if address is None else {**section, "type": address}

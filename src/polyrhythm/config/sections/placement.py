@@ -19,7 +19,7 @@ Preset = Literal["colocated", "hybrid", "disaggregated"]
 
 
 def parse_devices(value: Any) -> str | None:
-    """`cpu`, `all`, or device ids as text: 2 → "2", [0, 2] → "0,2". InvalidSetting for anything else."""
+    """`cpu`, `all`, or device ids as text: 2 → "2", [0, 2] → "0,2". InvalidSetting: anything else."""
     if value is None or value in ("cpu", "all"):
         return value  # type: ignore[no-any-return]
     numbers = value if isinstance(value, list | tuple) else [value]
@@ -37,7 +37,7 @@ def parse_devices(value: Any) -> str | None:
 
 
 def list_device_ids(devices: str) -> tuple[int, ...]:
-    """The ids of a list of devices in their order: "0-2,6" → (0, 1, 2, 6); none for a range that goes down."""
+    """Ids of a list of devices in order: "0-2,6" → (0, 1, 2, 6); a descending range has none."""
     ids: list[int] = []
     for part in devices.split(","):
         first, _, last = part.partition("-")
@@ -62,7 +62,7 @@ class SeatSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_device(cls, value: Any) -> Any:
-        """`device: cuda:1`, the key for a single device, means `devices: 1`."""
+        """Expand `device: cuda:1`, the key for a single device, to `devices: 1`."""
         if not isinstance(value, dict) or "device" not in value:
             return value
         device = value["device"]
@@ -146,9 +146,9 @@ class PlacementSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, value: Any) -> Any:
-        """`hybrid`, and `{type: hybrid, …}` as merging writes it, mean `{preset: hybrid, …}`; null means none.
+        """Expand `hybrid`, and `{type: hybrid, …}` as merging writes it, to `{preset: hybrid, …}`; null means none.
 
-        With both keys a `preset` was merged over the short form, so it wins.
+        If both keys are present, a `preset` was merged over the short form, so it wins.
         """
         if value is None or isinstance(value, str):
             return {"preset": value}

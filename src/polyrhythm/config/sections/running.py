@@ -50,7 +50,7 @@ class PrometheusSettings(Section):
 
     @property
     def tls(self) -> tuple[str, str, str] | None:
-        """The three files; None for plain http."""
+        """The three files for TLS; None for plain http."""
         return (self.certificate, self.key, self.client_ca) if self.certificate else None
 
     @model_validator(mode="after")
@@ -70,7 +70,7 @@ class PrometheusSettings(Section):
 
 
 def is_loopback(address: str) -> bool:
-    """Whether no other machine reaches this address."""
+    """Whether the address is unreachable from other machines."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

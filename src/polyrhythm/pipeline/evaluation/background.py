@@ -22,13 +22,13 @@ OnResults = Callable[[int, Sequence[records.SampleEvaluated]], None]
 
 
 class BackgroundEvaluator(Observer):
-    """An observer that requests an evaluation every `evaluation.every` versions (0: never), one at a time.
+    """Observer that requests an evaluation every `evaluation.every` versions (0: never), one at a time.
 
-    episodes: of each; on_results: called after a complete evaluation, once its weights are in `best.path(version)`.
+    episodes: of each evaluation; on_results: called after a complete one, once its weights are in `best.path(version)`.
     """
 
     hears: ClassVar[tuple[type, ...]] = (
-        # Those that can raise the applied version, the first of a run or of a part of it included.
+        # These can raise the applied version, including the first one of a run or of a resumed part.
         *(records.WeightsApplied, records.GeneratorJoined, records.StationLost, records.TrainUntil),
         *(records.StartRows, records.SampleEvaluated, records.EvaluationDone),
     )
@@ -63,15 +63,14 @@ class BackgroundEvaluator(Observer):
 
     @property
     def under_way(self) -> bool:
-        """Whether an evaluation was requested and is not done."""
         return bool(self._name)
 
     def finish(self) -> None:
-        """Wait for the evaluation under way."""
+        """Wait for the current evaluation."""
         self._pipeline.loop.await_evaluation(self._name)
 
     def close(self) -> None:
-        """Abandon the evaluation under way, if any, and wait until its weights are written."""
+        """Abandon the current evaluation, if any, and wait until its weights are written."""
         if self._name:
             log.info("the evaluation under way is abandoned; a resumed run starts another")
         if self._saving is not None:
@@ -106,7 +105,7 @@ class BackgroundEvaluator(Observer):
         self._pipeline.loop.submit_later(records.Evaluate(self._name, self._episodes, background))
 
     def _begin(self, version: int) -> None:
-        """Save the weights of the version that the evaluation is pinned to while the weights bus has them."""
+        """Start to save the pinned version's weights while the weights bus still has them."""
         if self._version < 0:
             self._version, self._next = version, version + self._every
             self._saving = threading.Thread(target=self._save, args=(version,), name="evaluated weights")

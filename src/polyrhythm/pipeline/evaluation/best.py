@@ -1,11 +1,10 @@
 """Lists a run's evaluations and keeps the weights of the best policies.
 
     evaluations.json                    every evaluation during training, and the one after it
-    checkpoints/policy-<version>.pt     the weights of the best `keep` of them
-    best.pt                             the weights of the best one
+    checkpoints/policy-<version>.pt     the weights of the best `keep` versions
+    best.pt                             the weights of the best version
 
-The best has the highest lower end of its success interval, then the highest mean return; of equals the older. Where
-no success was reported, the lower end counts as 0, as without a success.
+Rank: lower end of the success interval (0 if no success was reported), then mean return, then age, older first.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ EVALUATIONS_FILE = "evaluations.json"
 
 
 class BestCheckpoints:
-    """Best checkpoints of the run in `folder`; continues the list of the run's earlier part."""
+    """Best checkpoints of the run in `folder`; extends the list of a resumed run."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder, self._keep = folder, keep
@@ -43,18 +42,19 @@ class BestCheckpoints:
         return max((entry["version"] for entry in self.listed), default=0)
 
     def path(self, version: int) -> Path:
-        """File of a version's weights, before and after it is listed."""
+        """File of a version's weights, whether or not the version is listed."""
         return self._folder / STATES / f"policy-{version:06d}.pt"
 
     def rewind(self, version: int) -> None:
-        """Drop entries newer than `version`, from which the run resumes."""
+        """Remove entries newer than `version`, from which the run resumes."""
         self.listed = [entry for entry in self.listed if entry["version"] <= version]
         self._write()
 
     def add(self, version: int, tallies: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """List an evaluation and return its entry. The weights are in `path(version)`, unless they could not be saved.
+        """List an evaluation and return its entry. The weights are in `path(version)`, unless saving them failed.
 
-        tallies: by action mode, greedy or sampled; the first ranks. Raises OSError if the list cannot be written.
+        tallies: by action mode, greedy or sampled; the first one determines the rank. OSError: the list cannot be
+        written.
         """
         entry = {"version": version, **tallies}
         self.listed = [*(other for other in self.listed if other["version"] != version), entry]
@@ -67,7 +67,7 @@ class BestCheckpoints:
             self.path(version).unlink(missing_ok=True)
 
     def best(self) -> dict[str, Any] | None:
-        """The entry of `best.pt`."""
+        """Entry of the policy in `best.pt`; None before the first."""
         ranked = self._ranked()
         return ranked[0] if ranked else None
 
@@ -76,7 +76,6 @@ class BestCheckpoints:
         return sorted(present, key=_rank_key, reverse=True)
 
     def _write(self) -> None:
-        """Write the list, and delete all weights but the best."""
         with atomic_write(self._file) as unfinished:
             unfinished.write_text(json.dumps(self.listed, indent=2) + "\n", encoding="utf-8")
         ranked = self._ranked()
@@ -94,7 +93,7 @@ class BestCheckpoints:
 
 
 def _entries(content: Any) -> list[dict[str, Any]]:
-    """Parse the list that `BestCheckpoints` writes. Raises ValueError if it is something else."""
+    """Parse the content of evaluations.json. ValueError: it has another form."""
     try:
         entries = [{**entry, "version": int(entry["version"])} for entry in content]
         sum(sum(_rank_key(entry)) for entry in entries)

@@ -30,12 +30,12 @@ def held_out(
     shown: int = 0,
     samples: int = 1,
 ) -> list[Episode]:
-    """`count` initial states distributed over the tasks, the same ones for the same seed, each in `samples` episodes.
+    """`samples` episodes of each of `count` initial states, which are spread over the tasks and determined by the seed.
 
-    The initial state of episode i is a hash of (seed, i) in a separate domain: training never sees it. With
-    `initial_states` fixed ones (`EnvSpec.initial_states`) each task takes them in turn, as benchmarks prescribe: tasks
-    × initial_states episodes take each once. swap: show each task the next one's instruction; a policy that follows
-    instructions then fails. shown: number of first states whose first sample records its conversation.
+    The initial state of episode i is a hash of (seed, i) in a domain that training does not use. With `initial_states`
+    fixed ones (`EnvSpec.initial_states`) each task takes them in turn, as benchmarks prescribe: tasks × initial_states
+    episodes take each once. swap: show each task the next one's instruction; a policy that follows instructions then
+    fails. shown: number of first states whose first sample records its conversation.
     """
     return [
         Episode(
@@ -52,19 +52,20 @@ def held_out(
 
 
 def _beginning_in(seed: int, state: int, initial_states: int) -> int:
-    """A seed of evaluations; with fixed initial states, one that begins in number `state` modulo their number."""
+    """A held-out seed; with fixed initial states, one that selects state `state` modulo their number."""
     held_out = split_seed(seed, held_out=True)
     return seed_in_state(held_out, state, initial_states) if initial_states else held_out
 
 
 def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: int = 0) -> dict[str, Any]:
-    """successes, episodes, rate, low, high (Wilson 95%), mean_return, those of success None if no episode reported it
-    (else one that reports none did not succeed); `metrics`: means of the environment's own metrics, if any; `at`:
-    mean@n and pass@k (`observe.intervals.of_samples`), if initial states have several samples, and low and high are
-    then of mean@n; `tasks`, `suites`: the same by task name and by `Task.suite`, if there are several; `dropped`: how
-    many of the `requested` episodes failed and are missing, if any.
+    """Summarize the results of one action mode.
 
-    Raises RunHalted if every episode was dropped, or a return is not finite.
+    successes, episodes, rate, low, high (Wilson 95%), mean_return. If no episode reported success, the success fields
+    are None; otherwise an episode without a report counts as a failure. `metrics`: means of the environment's own
+    metrics, if any. `at`: mean@n and pass@k (`observe.intervals.of_samples`), if initial states have several samples;
+    low and high are then those of mean@n. `tasks`, `suites`: the same by task name and by `Task.suite`, if there are
+    several. `dropped`: number of `requested` episodes that failed and are missing, if any. RunHalted: every episode was
+    dropped, or a return is not finite.
     """
     listed = list(results)
     if not listed:
@@ -90,9 +91,11 @@ def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: 
 def per_episode(
     episodes: Sequence[Episode], results: Iterable[SampleEvaluated], tasks: Sequence[Task]
 ) -> list[dict[str, Any]]:
-    """One entry for each episode that ended, in the order of `episodes`, which are of one mode: index of its held-out
-    initial state, number of its sample, seed, task, greedy, success (None if it reported none), return, steps
-    (primitive env steps). Dropped episodes are missing."""
+    """One entry for each completed episode, in the order of `episodes` (all of one action mode).
+
+    index: of the held-out initial state; sample: number of the state's sample; seed; task; greedy; success: None if not
+    reported; return; steps: primitive env steps. Dropped episodes are missing.
+    """
     return [
         {
             "index": index,
@@ -111,7 +114,7 @@ def per_episode(
 def _ended(
     episodes: Sequence[Episode], results: Iterable[SampleEvaluated]
 ) -> Iterator[tuple[int, Episode, SampleEvaluated]]:
-    """Each episode that ended, with the index of its initial state and its result, in the order of `episodes`."""
+    """Each completed episode with the index of its initial state and its result, in the order of `episodes`."""
     found, index = {result.noise: result for result in results}, -1
     for episode in episodes:
         index += episode.sample == 0
@@ -122,9 +125,11 @@ def _ended(
 def conversations(
     episodes: Sequence[Episode], results: Iterable[SampleEvaluated], spec: EnvSpec
 ) -> list[dict[str, Any]]:
-    """The recorded conversations, in the order of `episodes`, which are of one mode: index, task and
-    seed as in `per_episode`; prompt; turns, each with the policy's message and the environment's reply to it; success
-    (None if it reported none), return, and the environment's own metrics."""
+    """Recorded conversations, in the order of `episodes` (all of one action mode).
+
+    index, task, seed: as in `per_episode`; prompt; turns: each the policy's message and the environment's reply;
+    success: None if not reported; return; metrics: the environment's own.
+    """
     return [
         {
             "index": index,
@@ -145,7 +150,6 @@ def conversations(
 
 
 def _with_samples(results: Sequence[SampleEvaluated]) -> dict[str, Any]:
-    """`tally_all`, with mean@n and pass@k where initial states have several samples."""
     found = tally_all(results)
     by_start: dict[tuple[int, int], list[bool]] = {}
     for result in results:
@@ -158,7 +162,7 @@ def _with_samples(results: Sequence[SampleEvaluated]) -> dict[str, Any]:
 
 
 def tally_all(results: Sequence[SampleEvaluated]) -> dict[str, Any]:
-    """The result of one or more episodes, without parts of it."""
+    """Summary of at least one episode, without a breakdown by task."""
     interval = success_rate([result.success for result in results])
     mean_return = sum(result.episode_return for result in results) / len(results)
     means = mean_metrics(result.metrics for result in results)
@@ -166,7 +170,7 @@ def tally_all(results: Sequence[SampleEvaluated]) -> dict[str, Any]:
 
 
 def mean_metrics(episodes: Iterable[Sequence[tuple[str, float]]]) -> dict[str, float]:
-    """The mean of each of the environment's own metrics over the episodes that have it, by name."""
+    """Mean of each of the environment's own metrics over the episodes that report it, by name."""
     found: dict[str, list[float]] = {}
     for metrics in episodes:
         for name, number in metrics:
@@ -175,7 +179,7 @@ def mean_metrics(episodes: Iterable[Sequence[tuple[str, float]]]) -> dict[str, f
 
 
 def _mean(numbers: Sequence[float]) -> float:
-    """Rounded once: the mean of equal numbers is that number."""
+    """Mean that is exact for equal numbers and does not overflow."""
     try:
         return fmean(numbers)
     except OverflowError:  # of the sum, not of the mean

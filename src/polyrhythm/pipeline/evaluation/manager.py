@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 #: Fields of an evaluation's tally that go to the metrics.
 _MEASURED = ("rate", "low", "high", "mean_return")
-#: Action mode: (greedy, swapped: each task is shown another's instruction); and its name.
+#: An action mode is (greedy, swapped); swapped shows each task another task's instruction.
 Mode = tuple[bool, bool]
 _MODE_NAMES: dict[Mode, str] = {(True, False): "greedy", (False, False): "sampled", (True, True): "swapped"}
 
@@ -53,10 +53,10 @@ class EvaluationManager:
         self._best = BestCheckpoints(folder, config.checkpoint.keep_best)
 
     def evaluate(self, pipeline: Pipeline, name: str) -> None:
-        """Evaluate the policy `before` or `after` training, unless that is done.
+        """Evaluate the policy `before` or `after` training, unless that is done already.
 
-        The phase's result is {name: greedy tally, name_sampled: sampled tally, swapped: …}, of those requested; they
-        are also logged as metrics at the evaluated version. Raises RunHalted if no episode ended.
+        Commits {name: greedy tally, name_sampled: sampled tally, swapped: …} for the requested modes, and logs the same
+        as metrics at the evaluated version. RunHalted: every episode was dropped.
         """
         settings, progress = self._config.evaluation, self._progress
         if not settings.episodes or progress.result(f"evaluation_{name}") is not None:
@@ -70,7 +70,7 @@ class EvaluationManager:
         progress.commit(f"evaluation_{name}", tallies)
 
     def background(self, pipeline: Pipeline, resumed: int | None) -> BackgroundEvaluator:
-        """The evaluator during training. resumed: the version from which the run resumes, if it does."""
+        """Evaluator for the training phase. resumed: version from which the run resumes, else None."""
         evaluation = self._config.evaluation
         episodes = self._episodes(evaluation.episodes_beside, self._modes("during"))
         if self._best.listed or (evaluation.every and resumed is not None):
@@ -83,19 +83,19 @@ class EvaluationManager:
         return evaluator
 
     def finish(self, evaluator: BackgroundEvaluator) -> None:
-        """Wait for the evaluation under way, if there is one."""
+        """Wait for the current evaluation, if any."""
         if evaluator.under_way:
             with self._progress.phase("evaluation_during"):
                 evaluator.finish()
 
     def after_s(self) -> float:
-        """Estimated seconds of the evaluation after training, from the one before."""
+        """Estimated seconds of the evaluation after training, from the duration of the one before."""
         count = self._config.evaluation.episodes
         before, after = (len(self._episodes(count, self._modes(name))) for name in ("before", "after"))
         return self._progress.wall_s.get("evaluation_before", 0.0) * after / max(1, before)
 
     def best(self) -> dict[str, Any]:
-        """{best: the evaluation of the policy in best.pt}; empty if there is none."""
+        """{best: evaluation of the policy in best.pt}; empty if there is none."""
         found = self._best.best()
         return {} if found is None else {"best": found}
 
@@ -104,7 +104,6 @@ class EvaluationManager:
         self._list(version, modes, self._record(modes, results, self._config.evaluation.episodes_beside))
 
     def _list_trained(self, version: int, tallies: Mapping[str, dict[str, Any]]) -> None:
-        """Add the trained policy to the candidates for the best."""
         try:
             with atomic_write(self._best.path(version)) as unfinished:
                 shutil.copyfile(self._folder / POLICY_FILE, unfinished)
@@ -113,7 +112,7 @@ class EvaluationManager:
         self._list(version, self._modes("after"), tallies)
 
     def _list(self, version: int, modes: Mapping[str, Mode], tallies: Mapping[str, dict[str, Any]]) -> None:
-        """Add to the candidates for the best; if the disk cannot be written, log an error and go on."""
+        """Add to the candidates for the best; a write error is logged and does not end the run."""
         try:
             self._best.add(version, {_MODE_NAMES[mode]: tallies[key] for key, mode in modes.items() if not mode[1]})
         except OSError as error:
@@ -121,7 +120,7 @@ class EvaluationManager:
             log.error("the evaluation of version %d cannot be listed: %s", version, why)
 
     def _modes(self, name: str) -> dict[str, Mode]:
-        """Name of the tally → action mode; greedy first, if requested."""
+        """Action mode by name of its tally; greedy first, if requested."""
         settings = self._config.evaluation
         candidates = (
             (name, True, False, settings.greedy),
@@ -131,7 +130,6 @@ class EvaluationManager:
         return {key: (greedy, swap) for key, greedy, swap, requested in candidates if requested}
 
     def _episodes(self, count: int, modes: Mapping[str, Mode]) -> list[Episode]:
-        """`count` held-out initial states in each mode."""
         return [episode for mode in modes.values() for episode in self._of_mode(count, mode)]
 
     def _of_mode(self, count: int, mode: Mode) -> list[Episode]:
@@ -151,8 +149,10 @@ class EvaluationManager:
     def _record(
         self, modes: Mapping[str, Mode], results: Sequence[SampleEvaluated], episodes: int
     ) -> dict[str, dict[str, Any]]:
-        """Tallies of an evaluation by the names of `modes`, of `episodes` initial states requested in each; also sent
-        to metrics, callbacks and log, with what was said to the run's folder and callbacks."""
+        """Tally an evaluation of `episodes` initial states in each mode, by the names of `modes`.
+
+        Tallies go to the metrics, hooks, callbacks and the log; transcripts go to hooks and callbacks.
+        """
         tallies = {}
         for key, (greedy, swap) in modes.items():
             own = [r for r in results if r.greedy == greedy and (r.instruction != r.task) == swap]

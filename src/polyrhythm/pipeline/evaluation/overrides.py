@@ -1,5 +1,5 @@
-"""What an evaluation of a saved run may have otherwise than the run: its environment's settings, where its released
-folders are now, the engine that generates its tokens, and how these are sampled. None changes the policy's weights."""
+"""Settings that an evaluation of a saved run may override: the environment's, the locations of released folders, the
+engine that generates tokens, and the sampling settings. None of them changes the policy's weights."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ _SAMPLING = tuple(f"policy.{name}" for name in SAMPLING)
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """A saved run's settings with these overrides. ConfigError: one of another setting, or an engine that cannot have
-    the run's weights or its batches."""
+    """A saved run's settings with these overrides.
+
+    ConfigError: an override of another setting, or an engine that cannot load the run's weights or serve its batches.
+    """
     if not overrides:
         return config
     saved = config.model_dump(mode="json")
     changes: dict[str, Any] = {}
-    for text in overrides:  # together first: an engine's type replaces the run's section, not what is said beside it
+    for text in overrides:  # merged first: an engine's type replaces the run's section, but not other overrides
         changes = merge(changes, parse_override(text))
     tree = merge(saved, changes)
     allowed = movable(saved["policy"], tree["policy"]) if isinstance(tree["policy"], dict) else frozenset()
@@ -47,14 +49,17 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def changed_env(overrides: Sequence[str]) -> dict[str, Any]:
-    """{env: the overrides of the environment}, so that a result shows that it is of another one; empty if none."""
+    """{env: overrides of the environment}, to label the result; empty if there are none."""
     env = [text.strip() for text in overrides if text.strip().startswith("env.")]
     return {"env": env} if env else {}
 
 
 def acts_greedily(greedy: bool | None, overrides: Sequence[str], samples: int | None) -> bool:
-    """Whether the policy acts without noise. greedy: as asked; None: without, unless a setting of sampling, or several
-    samples, are given. ConfigError: one is given that then means nothing."""
+    """Whether the policy acts without noise.
+
+    greedy: the caller's choice; None: greedy, unless a sampling setting or several samples are given. ConfigError: a
+    given setting has no effect in the chosen mode.
+    """
     given = [text for text in overrides if text.partition("=")[0].strip() in _SAMPLING]
     if samples is not None and samples > 1:
         if greedy:
@@ -69,7 +74,7 @@ def acts_greedily(greedy: bool | None, overrides: Sequence[str], samples: int | 
 
 
 def sampling_of(config: RunConfig, *, greedy: bool) -> dict[str, Any]:
-    """{sampling: the settings by which the tokens of a language model are drawn}; empty for others, and greedily."""
+    """{sampling: sampling settings of a language model}; empty for other policies and for greedy evaluations."""
     found = {name: getattr(config.policy, name) for name in _sampling_settings(config)}
     return {"sampling": found} if found and not greedy else {}
 
@@ -79,8 +84,7 @@ def _sampling_settings(config: RunConfig) -> tuple[str, ...]:
 
 
 def _with_engine(run: RunConfig, found: RunConfig, text: str) -> RunConfig:
-    """With what an evaluation by this engine needs: a server serves one generator, and training's own evaluations have
-    no part in this one."""
+    """Adapt the settings to the engine: a server serves one generator, and the evaluations of training are disabled."""
     engine = settings_traits(found.policy).engine
     if engine.fixed_weights and not settings_traits(run.policy).engine.fixed_weights:
         raise ConfigError(
@@ -98,14 +102,14 @@ def _with_engine(run: RunConfig, found: RunConfig, text: str) -> RunConfig:
     return found.model_copy(update={"evaluation": evaluation, "rollout": rollout})
 
 
-#: Stands for every variant.
+#: Name that selects every variant.
 ALL = "all"
 
 
 def with_variants(config: RunConfig, names: Sequence[str]) -> dict[str, tuple[Variant, RunConfig]]:
-    """The variants of these names, or `all`, each with the run's settings changed by it, in the order asked for.
+    """The named variants, or all for `all`, each with the run's settings changed by it, in the order of `names`.
 
-    ConfigError: the environment has no variants, or not this one.
+    ConfigError: the environment has no variants, or lacks a named one.
     """
     if not names:
         return {}

@@ -1,9 +1,8 @@
-"""Replays some of an evaluation's episodes for a video: one env batch, one row per episode, in this process.
+"""Replays some of an evaluation's episodes for a video: one env batch in this process, one row per episode.
 
-An evaluation's stations store no episodes, so that thousands need no memory. The replay has the same seeds, noise and
-order of calls, so it shows the first evaluated episodes; they differ only if the environment or the policy's
-arithmetic depends on the other rows of the batch. An episode that fails here is shown up to there: the evaluation plays
-it by itself, and again as often as a run would.
+The evaluation's stations store no pictures, so memory does not grow with the number of episodes. The replay uses the
+same seeds, noise and order of calls; it differs only if the environment or the policy's arithmetic depends on the other
+rows of the batch. An episode that fails here is shown up to the failure, whereas the evaluation retries it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from polyrhythm.stations.simulator.slot import StepSettings
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two lines of the log on how far a video is.
+#: Seconds between two log lines on the progress of a video.
 _TELL_S = 10.0
 
 #: uint8 [H,W,3].
@@ -46,9 +45,11 @@ Picture = NDArray[np.uint8]
 
 @dataclass(slots=True)
 class PlayedEpisode:
-    """A replayed episode: its outcome (success: None if it reported none), and pictures of its first state, some states
-    in between, and its last. failure: why it did not come to its end, "" if it did; it has no pictures
-    if that was at its reset."""
+    """A replayed episode: its outcome and its pictures (first state, some in between, last state).
+
+    success: None if not reported. failure: why it ended early, else ""; an episode that failed at its reset has no
+    pictures.
+    """
 
     episode: Episode
     pictures: list[Picture] = field(default_factory=list)
@@ -61,9 +62,9 @@ class PlayedEpisode:
 def play(
     settings: EnvSettings, policy: Policy, episodes: Sequence[Episode], step: StepSettings, pictures: int, rows: int
 ) -> list[PlayedEpisode]:
-    """Play these episodes in parallel with at most `pictures` pictures each, plus the last. rows: of a run's batch.
+    """Play these episodes in parallel with at most `pictures` pictures each, plus the last. rows: batch size of a run.
 
-    Raises ConfigError if the environment has no pictures or cannot be built, RunHalted if it cannot draw its rows.
+    ConfigError: the environment has no pictures or cannot be built. RunHalted: it fails while it draws.
     """
     kind = getattr(settings, "type", "")
     batch = _build_visible(settings, kind, len(episodes), rows)
@@ -80,7 +81,7 @@ def play(
 
 
 def _build_visible(settings: EnvSettings, kind: str, wanted: int, rows: int) -> EnvBatch:
-    """Build a batch with pictures, of `wanted` rows, or of `rows` as in a run if the environment refuses that."""
+    """Build a batch with pictures, of `wanted` rows, or of `rows` if the environment refuses that number."""
     drawn, call, batch = picture_of(settings.spec()) is None, "rendering", None
     try:
         changes = drawn and traits_of(settings).rendering
@@ -116,8 +117,7 @@ def picture_of(spec: EnvSpec) -> str | None:
 
 
 class _Playback:
-    """Replay of episode i in row i; rows that ended or have no episode are not stepped. every: chunk steps between
-    pictures."""
+    """Replays episode i in row i; rows whose episode has ended are not stepped. every: chunk steps between pictures."""
 
     def __init__(
         self, batch: EnvBatch, policy: Policy, episodes: Sequence[Episode], step: StepSettings, every: int
@@ -160,7 +160,7 @@ class _Playback:
 
     @contextmanager
     def _failing(self, rows: NDArray[np.intp]) -> Iterator[None]:
-        """Fail these rows' episodes if a call of the environment raises: which row it was is unknown."""
+        """Fail the episodes of all these rows if an environment call raises, since the call does not name the row."""
         try:
             yield
         except EnvFault as fault:
@@ -173,7 +173,7 @@ class _Playback:
         log.warning("video: the episode of task %d, seed %d failed: %s", episode.task, episode.seed, failure)
 
     def _fail_rows(self, rows: NDArray[np.intp]) -> None:
-        """Fail the episodes of those of these rows that have failed alone; forget the failures of idle rows."""
+        """Fail the episodes of those rows that the guard isolated as failed; failures of idle rows are discarded."""
         for row, fault in self._env.take_failed(rows).items():
             self._fail(row, f"{fault}{fault.place}")
 
@@ -188,7 +188,7 @@ class _Playback:
         return rows[np.array([not self._played[row].failure for row in rows], np.bool_)]
 
     def _act(self, rows: NDArray[np.intp], steps: int) -> NDArray[np.bool_]:
-        """Do one chunk step of these rows, which have done `steps` before; which of them are over [n]."""
+        """Do one chunk step of these rows; return which of them are over, [n]. steps: chunk steps done before."""
         cpu = torch.device("cpu")
         obs = as_tensors({name: array[rows] for name, array in self._obs.items()}, cpu)
         keys = as_tensors({"greedy": self._greedy[rows], "noise_key": mix_array(self._noise[rows], steps)}, cpu)
@@ -215,7 +215,7 @@ class _Playback:
         played.env_steps += int(result.steps[place])
 
     def _observe(self, rows: NDArray[np.intp]) -> None:
-        """Observe these rows but for the failed ones, as the simulator station does after each chunk step."""
+        """Observe the rows that have not failed, as the simulator station does after each chunk step."""
         if not (rows := self._unfailed(rows)).size:
             return
         seen = {name: np.empty((len(rows), *a.shape), a.dtype) for name, a in self._spec.observation.items()}
@@ -232,7 +232,6 @@ class _Playback:
 
 
 def _picture_function(batch: EnvBatch) -> Callable[[dict[str, NDArray[Any]], int], Picture]:
-    """Function from (observations, row) to the row's picture: an image observation, else the env's rendering."""
     name = picture_of(batch.spec)
     if name is not None:
         rgb = _as_rgb(batch.spec.observation[name])
@@ -242,7 +241,7 @@ def _picture_function(batch: EnvBatch) -> Callable[[dict[str, NDArray[Any]], int
 
 
 def _rendered(batch: FullEnvBatch, row: int) -> Picture:
-    """The environment's rendering. Raises EnvFault if it raises or returns another form."""
+    """The environment's rendering. EnvFault: it raises or returns another form."""
     try:
         picture = batch.render(row)
     except (PolyrhythmError, ImportError):
@@ -256,7 +255,8 @@ def _rendered(batch: FullEnvBatch, row: int) -> Picture:
 
 
 def _as_rgb(array: ArraySpec) -> Callable[[NDArray[Any]], Picture] | None:
-    """Function from one row of an image array to RGB: grey or colour, channels last or first; None if not an image."""
+    """Function that converts one row of an image array (grey or colour, channels last or first) to RGB; None if not an
+    image."""
     shape = array.shape
     if array.dtype != "uint8" or len(shape) not in (2, 3) or min(sorted(shape)[-2:]) < 8:
         return None

@@ -44,26 +44,29 @@ log = logging.getLogger(__name__)
 
 #: Maximum number of pictures of an episode in a video, not counting the last.
 _PICTURES = 200
-#: Number of episodes if neither the caller nor the run's configuration sets it.
+#: Default number of episodes, if neither the caller nor the run's configuration sets it.
 EPISODES = 128
 
 
 class Video(NamedTuple):
-    """A video to write. file: a new .gif or .mp4; episodes: how many, the first of the evaluation."""
+    """A video to write. file: a new .gif or .mp4; episodes: number of first episodes to show."""
 
     file: Path
     episodes: int = 9
 
     def of_variant(self, name: str | None) -> Video:
-        """That of a variant: its name is added to the file's; None for the usual environment."""
+        """The video of a variant, whose name is appended to the file's stem; None: the environment without a
+        variant."""
         return self if name is None else self._replace(file=self.file.with_stem(f"{self.file.stem}-{name}"))
 
 
 class Conditions(NamedTuple):
-    """swap_instructions: show each task the next one's sentence; a policy that follows instructions then fails.
-    variants: names of the environment's, or `all`; the same episodes are played in each of them too. conversations:
-    number of first episodes whose conversation is in the result; samples: sampled episodes of each initial state. Each
-    is the run's own if None."""
+    """Conditions of an evaluation; None takes the run's own setting.
+
+    swap_instructions: show each task the next one's instruction; a policy that follows instructions then fails.
+    variants: names of environment variants, or `all`; each plays the same episodes in addition. conversations: number
+    of first episodes whose transcript is in the result. samples: sampled episodes of each initial state.
+    """
 
     swap_instructions: bool = False
     variants: tuple[str, ...] = ()
@@ -81,19 +84,17 @@ def evaluate(
     video: Video | None = None,
     overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Success rate with its Wilson 95% interval, and the mean return, of the policy in a run folder or checkpoint.
+    """Evaluate the policy of a run folder or checkpoint: success rate with its Wilson 95% interval, and mean return.
 
-    episodes: initial states, distributed over the tasks, derived from `seed` and never seen in training; both default
-    to the run's own evaluation, which reproduces a finished run's `after`. greedy: act without noise; None: do,
-    unless overrides have a setting of sampling. `sampling`: those settings, where tokens are sampled.
-    conditions: under which else it is evaluated. `variants` then has a result for each variant, with its kind and what
-    differs; `kinds` the results by kind, where one has several variants.
-    `per_episode`: each episode's outcome (`episodes.per_episode`). `conversations`, in a text environment: what was
-    said in the first ones. Success is None in all of them if no episode reported it.
-    live: progress display; video: of the first episodes, each variant's in a file of its own. overrides: where the
-    run's checkpoint and tokenizer are now, `policy.checkpoint=FOLDER`, other settings of the environment, which the
-    result lists as `env`, and of a language model the engine and how tokens are sampled (`evaluation.overrides`).
-    RunFolderError: there is no such policy.
+    episodes: initial states, spread over the tasks, derived from `seed` and never seen in training; both default to the
+    run's own evaluation, which reproduces a finished run's `after`. greedy: act without noise; None: yes, unless
+    overrides have a sampling setting or there are several samples. live: progress display. video: shows the first
+    episodes; each variant has its own file. overrides: `policy.checkpoint=FOLDER` where the released folder has moved,
+    settings of the environment, and of a language model the engine and the sampling (`evaluation.overrides`).
+
+    The result has the fields of `episodes.tally`, `per_episode`, and where they apply: `variants` (each with kind, what
+    differs and its result), `kinds` (results by kind, if one has several variants), `conversations`, `sampling`, `env`.
+    Success is None if no episode reported it. RunFolderError: there is no policy at `path`.
     """
     config, weights, version = load_policy(path)
     conditions = conditions or Conditions()
@@ -152,8 +153,11 @@ def evaluate(
 
 
 def _tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:
-    """The result over variants that play the same episodes. They are not independent, nor are samples of one initial
-    state, so the interval is that of the mean rate over as many episodes as one variant has initial states."""
+    """Pooled result over variants that play the same episodes.
+
+    Episodes of different variants, and samples of one initial state, are not independent; the interval is therefore
+    computed for as many episodes as one variant has initial states.
+    """
     pooled = tally_all([result for results in variants for result in results])
     if pooled["rate"] is None:
         return pooled
@@ -163,7 +167,7 @@ def _tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]
 
 
 def without_joining(config: RunConfig) -> RunConfig:
-    """The configuration with simulators of its own alone: an evaluation opens no ports and waits for nobody."""
+    """The configuration without joining simulators: an evaluation opens no ports and waits for no remote simulator."""
     rollout = config.rollout.model_copy(update={"simulators": max(1, config.rollout.simulators)})
     return config.model_copy(update={"join": JoinSettings(), "rollout": rollout})
 
@@ -176,7 +180,6 @@ def _measure(
     live: LiveDisplay | None,
     video: Video | None,
 ) -> tuple[dict[str, Any], list[SampleEvaluated]]:
-    """The result of the chosen episodes in this environment, and each episode's. path: of the weights, for errors."""
     config = without_joining(config)
     _, spec, policy = validate_run(config, trainer=False, begun=True)
     wanted = choose(spec)
@@ -210,14 +213,14 @@ def _measure(
 
 
 def _play(config: RunConfig, policy: Policy, episodes: Sequence[Episode]) -> list[PlayedEpisode]:
-    """Play the episodes for the video, before the evaluation, so that what cannot be drawn is known at once."""
+    """Play the video's episodes. Done before the evaluation, so that a drawing failure surfaces early."""
     return play(
         env_settings(config), policy, episodes, step_settings(config, policy.chunk), _PICTURES, config.rollout.rows
     )
 
 
 def _clips(played: Sequence[PlayedEpisode], spec: EnvSpec, *, measured: bool) -> list[Clip]:
-    """Captioned clips. measured: episodes report success; else the caption shows the return."""
+    """Captioned clips. measured: the caption shows success instead of the return."""
     blank = next((np.zeros_like(one.pictures[0]) for one in played if one.pictures), np.zeros((64, 64, 3), np.uint8))
     clips = []
     for one in played:
@@ -234,7 +237,7 @@ def _clips(played: Sequence[PlayedEpisode], spec: EnvSpec, *, measured: bool) ->
 
 @contextmanager
 def _log_folder() -> Iterator[Path]:
-    """A temporary folder for the stations' logs; it is kept only if the error that ends the block names it."""
+    """A temporary folder for the stations' logs; kept only if the error that ends the block names it."""
     folder, named = Path(mkdtemp(prefix="polyrhythm-")), False
     try:
         yield folder

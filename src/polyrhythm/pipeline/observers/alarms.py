@@ -1,5 +1,5 @@
-"""Observers that warn: of samples that failed, tasks and seeds set aside, optimizer steps that were skipped, generators
-that disagree with the trainer, and training alarms."""
+"""Observers that log warnings: failed samples, quarantined tasks and seeds, skipped optimizer steps, generators that
+disagree with the trainer, and training alarms."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ from polyrhythm.scheduler import records
 
 log = logging.getLogger(__name__)
 
-#: Metric of the optimizer steps of an update that were skipped.
+#: Metric: number of skipped optimizer steps of an update.
 _SKIPPED = "train/actor/skipped_steps"
-#: Reasons of failed samples that are no failures. A refusal is told once for its whole group.
+#: Drop reasons that are not failures. A refusal is logged once for its whole group.
 _NO_FAILURES = (records.DropReason.CANCELLED, records.DropReason.EPISODE_REFUSED)
-#: Kinds of failures that are counted apart.
+#: Maximum number of failure kinds that are counted separately.
 _KINDS = 200
-#: Tasks and seeds set aside of which each is told.
+#: Number of quarantined seeds that are logged one by one.
 _FIRST_SET_ASIDE = 10
 
 
 class SampleFailureLog(Observer):
-    """Warns at the first failure of each kind (who and what, or call and error's type), the tenth, and so on; likewise
-    at refused episodes.
+    """Warns at the 1st, 10th, 100th, … failure of each kind, and likewise at refused episodes.
 
-    logs: where the stations' logs with the tracebacks are; None where the stations log here. types: the setting that
-    names a culprit (`specs.finite`), by culprit. tasks: their names. counts: failures by kind; last: the last one, in
-    words.
+    A kind is culprit and problem, or call and error type. logs: folder of the stations' logs with the tracebacks; None
+    if stations log to this process. types: the setting that names a culprit (`specs.finite`), by culprit. tasks: their
+    names. counts: failures by kind. last: description of the last failure.
     """
 
     hears: ClassVar[tuple[type, ...]] = (records.SampleFailed, records.ScoringFailed, records.EpisodeSetAside)
@@ -95,25 +94,25 @@ class SampleFailureLog(Observer):
                 log.warning(said, report.step, skipped, times_so_far(self._skipped), why)
 
 
-#: Difference of log-probs that is allowed whatever the policy promises: batches of other sizes round otherwise.
+#: Minimum tolerance of log-prob differences: batches of different sizes round differently.
 _ROUNDING = 0.01
 _METRIC = "train/actor/mismatch_kl"
 
 
 def mismatch_limit(algorithm: AlgorithmSettings, policy: Policy) -> float:
-    """The approximate KL divergence, d²/2, of log-probs that differ by d.
+    """Approximate KL divergence, d²/2, of log-probs that differ by d.
 
-    d: the policy's tolerance for each of the entries that one log-prob sums, 0.01 at least.
+    d: the policy's tolerance times the number of entries that one log-prob sums, at least 0.01.
     """
     summed = {"token": 1, "action": policy.action_dim, "chunk": policy.chunk * policy.action_dim}
     return max(_ROUNDING, policy.tolerance * summed[algorithm.logprob_level]) ** 2 / 2
 
 
 class MismatchWarning(Observer):
-    """Warns once, at the first update whose mismatch_kl is above the limit.
+    """Warns once, at the first update whose mismatch_kl exceeds the limit.
 
-    The trial before the start compares two rows on this machine's CPU. What only a run shows is found here: a policy
-    that keeps state between calls, another device or precision, weights that did not arrive.
+    The trial before the start compares two rows on this machine's CPU. Only a run reveals a policy that keeps state
+    between calls, effects of another device or precision, or weights that did not arrive.
     """
 
     def __init__(self, limit: float) -> None:
@@ -137,13 +136,13 @@ class MismatchWarning(Observer):
 
 
 def warn_of_setbacks(watch: SetbackWatch, line: Mapping[str, Any]) -> None:
-    """Log what there is to say about a line of metrics."""
+    """Log the alarms that a line of metrics raises."""
     for sentence in watch.take(line):
         log.warning("%s", sentence)
 
 
 class SetbackWarning(Observer):
-    """Logs the alarms of each update's line of metrics; attach it after `metrics`."""
+    """Logs the alarms of each update's metrics; attach it after `metrics`."""
 
     def __init__(self, watch: SetbackWatch, metrics: UpdateMetrics) -> None:
         self._watch, self._metrics = watch, metrics

@@ -1,6 +1,6 @@
-"""What an observer of a run is, and how the loop finds those that a decision concerns.
+"""Base class of a run's observers, and the table that finds the observers concerned by a decision.
 
-Invariant: a decision that no observer hears costs one dictionary lookup for its event and one for each command.
+Invariant: a decision that no observer handles costs one dictionary lookup for its event and one for each command.
 """
 
 from __future__ import annotations
@@ -12,34 +12,36 @@ from typing import ClassVar, get_args
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 
-#: Every type of event and command, for an observer that hears all decisions.
+#: Every type of event and command, for an observer that handles all decisions.
 ALL_RECORDS: tuple[type, ...] = (*get_args(records.Event), *get_args(records.Command))
 
 
 class Observer:
-    """Watches a run. No method may change anything; to ask for something there is `RunLoop.submit_later`.
+    """Watches a run without changing it; requests go through `RunLoop.submit_later`.
 
-    hears: types of the events and commands for which `on_decision` is called. tick_s: seconds between two calls of
-    `on_tick`, inf for none; while no event comes a call may be 0.5 s late.
+    hears: event and command types for which `on_decision` is called. tick_s: interval of `on_tick` in seconds, inf for
+    none; while no event arrives a call may be 0.5 s late.
     """
 
     hears: ClassVar[tuple[type, ...]] = ()
     tick_s: ClassVar[float] = math.inf
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        """The conductor took `event` and gave `commands`; at least one of them is of a type in `hears`."""
+        """Called after the conductor handled `event` with `commands`, if `hears` has the type of at least one of
+        them."""
 
     def on_report(self, now: float, report: Report) -> None:
-        """A station reported numbers."""
+        """Called for each report of a station."""
 
     def on_tick(self, now: float) -> None:
-        """`tick_s` seconds have passed since the last call."""
+        """Called every `tick_s` seconds."""
 
 
 class ObserverTable:
-    """The observers of one run, in the order in which they are called; resolved by type when one is added or removed.
+    """The observers of one run, in the order of their calls.
 
-    Each observer is a bit. A type has the bits of the observers that hear it, and a decision those of its types.
+    Each observer is a bit. A type maps to the bits of the observers that handle it; a decision combines the bits of its
+    types.
     """
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
@@ -49,7 +51,7 @@ class ObserverTable:
         self.add(*observers)
 
     def add(self, *observers: Observer) -> None:
-        """Append these. ValueError: one of them hears something that is neither an event nor a command."""
+        """Append observers. ValueError: `hears` of one of them has a type that is neither an event nor a command."""
         for observer in observers:
             if unknown := [kind.__name__ for kind in observer.hears if kind not in ALL_RECORDS]:
                 raise ValueError(
@@ -60,7 +62,6 @@ class ObserverTable:
         self._resolve((*self.observers, *observers))
 
     def remove(self, *observers: Observer) -> None:
-        """Call these no more."""
         for observer in observers:
             self._next_tick.pop(observer, None)
         self._resolve(tuple(observer for observer in self.observers if observer not in observers))
@@ -74,7 +75,7 @@ class ObserverTable:
                 self._bits[kind] |= 1 << place
 
     def decide(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        """Pass a decision to the observers that hear its event or one of its commands."""
+        """Pass a decision to the observers that handle its event or one of its commands."""
         bits = self._bits[type(event)]
         for command in commands:
             bits |= self._bits[type(command)]
@@ -93,7 +94,7 @@ class ObserverTable:
             observer.on_report(now, report)
 
     def tick(self, now: float) -> None:
-        """Call the observers whose tick is due."""
+        """Call the observers whose interval has passed."""
         if now < self._tick_due:
             return
         for observer, due in tuple(self._next_tick.items()):

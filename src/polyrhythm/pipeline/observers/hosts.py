@@ -1,4 +1,4 @@
-"""The hosts of a run, where it has several: how busy their stations are, and how many of them were lost."""
+"""Observers of the hosts of a run: utilisation of their stations, and the number of lost stations."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import sender_of
 from polyrhythm.scheduler import records
 
-#: Events by which a station says where it works.
+#: Events that tell a station's host.
 JOINS: tuple[type, ...] = (
     *(records.SimulatorJoined, records.GeneratorJoined, records.TrainerJoined, records.ScorerJoined),
 )
 
 
 class StationHosts(Observer):
-    """The host of each station, as it was when the station was announced; main's where the run has one host. It is told
-    before the observers that read it."""
+    """Host of each station when it joined last; "main" in runs of one host. Attach it before the observers that read
+    it."""
 
     hears: ClassVar[tuple[type, ...]] = JOINS
 
@@ -38,11 +38,11 @@ class StationHosts(Observer):
 
     @property
     def several(self) -> bool:
-        """Whether a station is on another host than main's."""
+        """Whether a station is on another host than the main process."""
         return any(host != MAIN for host in self._host_of.values())
 
     def mean_of(self, shares: Mapping[str, float]) -> dict[str, float]:
-        """By host the mean of its stations' shares, in the order of the hosts' names."""
+        """Mean of the stations' shares by host, sorted by host."""
         found: dict[str, list[float]] = {}
         for station, share in shares.items():
             found.setdefault(self.of(station), []).append(share)
@@ -50,9 +50,9 @@ class StationHosts(Observer):
 
 
 class HostTotals:
-    """Busy seconds of the stations of each host, and the seconds that they were there, over all parts of the run.
+    """Busy seconds and presence seconds of the stations of each host, over all parts of the run.
 
-    A station is on the host where it was announced last, also while it is being replaced: so without moves a host's
+    A station counts for the host where it joined last, also while it is being replaced; so without moves a host's
     utilisation is the mean of its stations'.
     """
 
@@ -63,18 +63,18 @@ class HostTotals:
         statistics: Mapping[str, Mapping[str, float]],
         counts: Mapping[str, Any] | None = None,
     ) -> None:
-        """statistics: of the stations now; counts: those of an earlier part of the run, as `as_dict` gave them."""
+        """statistics: current ones of the stations; counts: `as_dict` of an earlier part of the run."""
         self._hosts, self._now = hosts, now
         self._busy_s: dict[str, float] = dict(counts["busy_s"]) if counts else {}
         self._station_s: dict[str, float] = dict(counts["station_s"]) if counts else {}
         self._before = {name: own.get("busy_s", 0.0) for name, own in statistics.items()}
 
     def start(self, now: float) -> None:
-        """What was before does not count."""
+        """Begin to count at `now`."""
         self._now = now
 
     def advance(self, now: float, statistics: Mapping[str, Mapping[str, float]]) -> None:
-        """Count what the stations have done since the last call."""
+        """Count the stations' work since the last call."""
         elapsed, self._now = now - self._now, now
         for name, own in statistics.items():
             host, busy = self._hosts.of(name), own.get("busy_s", 0.0)
@@ -83,11 +83,10 @@ class HostTotals:
             self._before[name] = busy
 
     def as_dict(self) -> dict[str, dict[str, float]]:
-        """For the saved run."""
         return {"busy_s": dict(self._busy_s), "station_s": dict(self._station_s)}
 
     def summary(self, faults: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-        """By host: utilisation, faults, and the stations that are there now; empty if the run has one host."""
+        """Utilisation, faults and current stations by host; empty if the run has one host."""
         names = in_order({*self._station_s, *faults})
         if all(name == MAIN for name in names):
             return {}
@@ -103,5 +102,5 @@ class HostTotals:
 
 
 def in_order(hosts: Mapping[str, Any] | set[str]) -> list[str]:
-    """Main's, then the others by their numbers."""
+    """Sort host names: main first, then by number."""
     return sorted(hosts, key=lambda host: (host != MAIN, len(host), host))

@@ -1,5 +1,5 @@
-"""How much of the time rows and the trainer had nothing to do, and how full passes were, by the decisions alone: the
-same for every launcher; and what limited a run."""
+"""Meters of idle rows, of the idle trainer and of the fill of passes, computed from decisions alone and thus equal for
+every launcher; and the bottleneck of a run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from polyrhythm.scheduler.inference.batching import padded
 
 
 class IdleMeter(Observer):
-    """Integrates over time how many rows hold a ticket, and whether the trainer trains or publishes, from `now` on.
+    """Integrates over time the number of rows with a ticket, and whether the trainer trains or publishes.
 
-    To decisions an update trains from when it has all of its samples: they do not show when passes over parts end.
-    It hears whatever can change one of these numbers, so the integral is exact though most decisions pass it by.
+    An update counts as training from when it has all of its samples, since decisions do not show when passes over parts
+    end. `hears` has every type that can change one of these numbers, so the integral is exact.
     """
 
     hears: ClassVar[tuple[type, ...]] = (
@@ -56,8 +56,10 @@ class IdleMeter(Observer):
         self._trainer_s += passed * (self._training or self._publishing)
 
     def take(self, now: float, worked_s: float = 0.0) -> dict[str, float]:
-        """Since the last call: `rollouter/idle_ratio` and `trainer/idle_ratio`, 0..1. worked_s: on the update that is
-        done, as the trainer says, which is more where it came in parts."""
+        """`rollouter/idle_ratio` and `trainer/idle_ratio`, 0..1, since the last call.
+
+        worked_s: seconds that the trainer reports for the update; more than decisions show if the update came in parts.
+        """
         self._pass_time(now)
         seconds = max(now - self._began, 1e-9)
         rollouter = 1.0 - self._running_s / self._row_s if self._row_s else 0.0
@@ -70,8 +72,11 @@ class IdleMeter(Observer):
 
 
 class PassMeter(Observer):
-    """Counts training's forward passes, their rows, and the rows to which `buckets` pad them; and measures in how much
-    of the time some of them waited out `max_wait_s`, the longest time for which a batch waits for more (`dynamic`)."""
+    """Counts training's forward passes and their rows before and after padding, and measures their waiting.
+
+    max_wait_s: longest time for which a batch waits for more requests (`dynamic`); measured is the share of time in
+    which a pass waited that long.
+    """
 
     hears: ClassVar[tuple[type, ...]] = (records.Serve,)
 
@@ -84,7 +89,7 @@ class PassMeter(Observer):
         for command in commands:
             if isinstance(command, records.Serve) and not command.batch.requests[0].evaluation:
                 due = min(request.arrived for request in command.batch.requests) + self._max_wait_s
-                if isinstance(event, records.Wake) and now >= due:  # else it waited for its generator
+                if isinstance(event, records.Wake) and now >= due:  # otherwise it waited for its generator
                     begun = max(due - self._max_wait_s, self._waited_until)
                     self._waited_s += max(0.0, due - begun)
                     self._waited_until = max(due, begun)
@@ -93,9 +98,11 @@ class PassMeter(Observer):
                 self._padded += padded(rows, self._buckets)
 
     def take(self, now: float) -> dict[str, float]:
-        """Of the passes that began since the last call: `rollouter/batch_rows`, their mean without padding,
-        `rollouter/padding_ratio`, 0..1, and, if there is a longest wait, `rollouter/batch_wait_ratio`, the share of the
-        time in which one of them waited it out; empty if none began."""
+        """Metrics of the passes that began since the last call; empty if none began.
+
+        `rollouter/batch_rows`: mean rows without padding; `rollouter/padding_ratio`: 0..1;
+        `rollouter/batch_wait_ratio`: share of the time in which a pass waited out `max_wait_s`, if that is finite.
+        """
         seconds, self._began = max(now - self._began, 1e-9), now
         if not self._passes:
             return {}
@@ -114,7 +121,7 @@ _KINDS = ("simulator", "generator", "scorer", "trainer")
 
 
 def limit_of(config: RunConfig, summary: Mapping[str, Any], updates: Sequence[Mapping[str, Any]]) -> str | None:
-    """The sentence on a run that trained, None if it did not. summary: the content of summary.json; updates: of
+    """Sentence on the bottleneck of a run; None if it did not train. summary: of summary.json; updates: lines of
     metrics.jsonl."""
     shares: Mapping[str, float] = summary.get("utilisation", {})
     idle = idle_shares(updates)

@@ -1,7 +1,7 @@
-"""The live terminal of a run: an observer that collects a status, and a thread that draws it.
+"""Live terminal display of a run: an observer that collects a status, and a thread that draws it twice a second.
 
-The thread draws twice a second whatever the run is at, so that the time goes on also while demonstrations are
-collected; all that it reads was put together by the run's own thread and is replaced as a whole.
+The thread keeps the elapsed time current in phases without events. It reads only the status, which the run's thread
+replaces as a whole.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 
-#: Seconds between two drawings, and between two times that the status is put together.
+#: Seconds between two drawings, and between two collections of the status.
 _DRAW_S = 0.5
-#: Updates whose pace says how long the rest will take.
+#: Number of updates from whose pace the remaining time is estimated.
 _PACE = 40
 
-#: Phases whose names would say too little.
+#: Display names of phases.
 _NAMES = {
     "start": "starting the stations",
     "supervised": "supervised warm start",
@@ -43,7 +43,7 @@ _NAMES = {
 
 @dataclass(slots=True)
 class _Training:
-    """What the display shows of training. updates: all of the run; after_s: what the phases behind it will take."""
+    """Display state of training. updates: total of the run; after_s: estimated seconds of the phases after training."""
 
     updates: int
     episodes: EpisodeTracker
@@ -53,7 +53,7 @@ class _Training:
 
 
 class LiveDisplay(Observer):
-    """Watches a run from its first phase to its last; `draw` gets the lines. began: when the run did, by `clock`."""
+    """Observes a run from its first phase to its last."""
 
     hears: ClassVar[tuple[type, ...]] = (records.Evaluate, records.StationLost, records.SampleEvaluated)
     tick_s: ClassVar[float] = _DRAW_S
@@ -75,7 +75,7 @@ class LiveDisplay(Observer):
     # ------------------------------------------------------------ inputs
 
     def phase(self, name: str, began: float) -> None:
-        """A phase begins. began: when the whole run did."""
+        """A phase begins. began: start time of the whole run."""
         self._began = began
         self._training, self._done, self._of = None, 0, 0
         self._marks.clear()
@@ -86,7 +86,7 @@ class LiveDisplay(Observer):
         self.draw()
 
     def count_episodes(self, done: int, of: int) -> None:
-        """So many episodes of a phase without stations, such as the recording of demonstrations, are done."""
+        """Set the progress of a phase without stations, such as the recording of demonstrations."""
         self._done, self._of = done, of
         self._mark(self._clock())
         self._status = replace(
@@ -94,7 +94,6 @@ class LiveDisplay(Observer):
         )
 
     def watch(self, pipeline: Pipeline) -> None:
-        """Watch the stations of a run from now on."""
         self._pipeline, self._stations = pipeline, StationActivity(pipeline.launcher)
         self._hosts = pipeline.hosts
         pipeline.loop.add_observers(self)
@@ -102,7 +101,7 @@ class LiveDisplay(Observer):
     def train(
         self, updates: int, episodes: EpisodeTracker, totals: RunTotals, lags: LagHistogram, after_s: float
     ) -> None:
-        """The present phase is training, of so many updates; `episodes`, `totals` and `lags` go on."""
+        """The current phase is training with `updates` updates in all; the other arguments are read live."""
         assert self._pipeline is not None
         self._training = _Training(updates, episodes, totals, lags, after_s)
         self._done, self._of = self._pipeline.loop.conductor.versions.updates, updates
@@ -138,7 +137,6 @@ class LiveDisplay(Observer):
         self._marks.append((now, self._done))
 
     def _collect(self, now: float) -> Status:
-        """All that there is to say now."""
         assert self._pipeline is not None
         assert self._stations is not None
         activity, training, utilisation = self._stations.activity, self._training, self._stations.activity.utilisation()
@@ -161,14 +159,13 @@ class LiveDisplay(Observer):
         return replace(status, recent=tuple(training.episodes.recent), lag=lag, buffer=buffered)
 
     def _of_hosts(self, utilisation: Mapping[str, float]) -> dict[str, tuple[float | None, int]]:
-        """Utilisation and faults of each host; empty if the run has one."""
         if self._hosts is None or not self._hosts.several:
             return {}
         shares = self._hosts.mean_of(utilisation)
         return {host: (shares.get(host), self._faults[host]) for host in in_order({*shares, *self._faults})}
 
     def _left(self, now: float) -> float | None:
-        """Seconds to the end of the run (of the phase, if it is an evaluation), by the pace of the last updates."""
+        """Estimated seconds to the end of the run (of an evaluation: of the phase), by the pace of the last updates."""
         if len(self._marks) < 3:
             return None
         (begin, first), (end, last) = self._marks[0], self._marks[-1]
@@ -181,7 +178,6 @@ class LiveDisplay(Observer):
     # ------------------------------------------------------------ drawing
 
     def draw(self) -> None:
-        """Show the status as it is, with the time as it is now."""
         if self._status.phase:
             status = replace(self._status, elapsed_s=self._clock() - self._began)
             self._terminal.show(block(status, self._terminal.width, plain=self._plain))
@@ -197,9 +193,9 @@ def _shows(encoding: str) -> bool:
 
 @contextlib.contextmanager
 def live_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Iterator[LiveDisplay | None]:
-    """A live block on `stream` for as long as this lasts, with all logs and warnings above it.
+    """Show a live block on `stream`, with logs and warnings above it.
 
-    None unless the stream is a terminal that can move its cursor.
+    Yields None unless the stream is a terminal that can move its cursor.
     """
     if not stream.isatty() or environment.get("TERM", "dumb") == "dumb":
         yield None
@@ -224,6 +220,7 @@ def live_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -
 
 
 def _draw_until(live: LiveDisplay, over: threading.Event) -> None:
-    """Consumes: the status. Waits for: the time to draw. Unblocked by: it, or `over`. Produces: the block."""
+    """Consumes: the status. Waits for: the next drawing time. Unblocked by: that time, or `over`. Produces: the
+    block."""
     while not over.wait(_DRAW_S):
         live.draw()

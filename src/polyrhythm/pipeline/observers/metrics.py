@@ -1,4 +1,4 @@
-"""Who watches a run: metrics of every update, lags, and a line in the log."""
+"""Observers of a run's progress: metrics of every update, lags, and a line in the log."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from polyrhythm.scheduler.samples.ledger import SampleLedger
 
 log = logging.getLogger(__name__)
 
-#: How many episodes say how training goes at the moment.
+#: Number of last episodes that measure current performance.
 _RECENT = 128
 
 
 @dataclass(slots=True)
 class _Episode:
-    """An episode under way in one row: reward and env steps of its segments so far."""
+    """An unfinished episode in one row, summed over its segments."""
 
     task: int
     reward: float = 0.0
@@ -38,14 +38,13 @@ class _Episode:
 
 
 class EpisodeTracker(Observer):
-    """The training episodes that ended, whole ones: segments of one episode are put together again.
+    """Completed training episodes; segments of one episode are joined. Attach it before the observers that read it.
 
-    metrics: at an update's report, of the episodes that ended since the one before: env/episodes, env/return,
-    env/success_once (also by task where there are several), env/episode_len, and env/metrics/NAME by the environment's
-    own metrics. Empty if none ended. Success is None until an episode has reported it; from then on an episode that
-    reports none did not succeed. recent: success and return of the last ones. It must be told before those who read it.
-    scored: an episode counts once it has its score. earlier: lines of metrics of the part before a resume, for which
-    tasks have reported success.
+    metrics: updated at an update's report, of the episodes completed since the one before: env/episodes, env/return,
+    env/success_once (also by task if there are several), env/episode_len, and env/metrics/NAME for the environment's
+    own metrics; empty if none completed. Success is None until an episode has reported it; from then on an episode
+    without a report counts as a failure. recent: success and return of the last ones. scored: an episode counts once it
+    has its score. earlier: lines of metrics before a resume, which tell the tasks that have reported success.
     """
 
     hears: ClassVar[tuple[type, ...]] = (
@@ -78,7 +77,7 @@ class EpisodeTracker(Observer):
                     self._running.pop((ticket, attempt), None)
                 case records.ScoreCounted():
                     self._score(command)
-                case records.ReleasePayloads(payload_ids=released):  # those that got no score are dropped
+                case records.ReleasePayloads(payload_ids=released):  # samples without a score are dropped
                     kept = {ticket: own for ticket, own in self._unscored.items() if own[0] not in released}
                     self._unscored = kept
 
@@ -151,17 +150,17 @@ def _rate(successes: Sequence[bool | None], *, reported: bool) -> float | None:
 
 
 def check_metrics(values: Mapping[str, float]) -> None:
-    """ValueError: these are not the metrics of an update, as a trainer reports them."""
+    """ValueError: these are not the metrics that a trainer reports for an update."""
     check_names(values)
     if "staleness/lag_mean" not in values:
         raise ValueError("a report without staleness/lag_mean")
 
 
 class UpdateMetrics(Observer):
-    """Writes the metrics of each update, the trainer's and those of the other observers.
+    """Writes the metrics of each update: the trainer's and those of the other observers.
 
-    An update that a lost trainer takes with it is written anew. began: when the run did; now: when its training does.
-    latest: the last line, `step` and `time_s` included.
+    An update that is repeated after the trainer was lost is rewritten. began: start time of the run; now: of training.
+    latest: the last line, including `step` and `time_s`.
     """
 
     hears: ClassVar[tuple[type, ...]] = (records.TrainerJoined,)
@@ -210,7 +209,6 @@ class UpdateMetrics(Observer):
         self.latest = {"step": report.step, "time_s": now - self._began, **values}
 
     def _of_hosts(self, utilisation: Mapping[str, float]) -> dict[str, float]:
-        """Utilisation and faults by host, where the run has several."""
         hosts = self._totals.hosts
         if hosts is None or not hosts.several:
             return {}
@@ -222,26 +220,27 @@ class UpdateMetrics(Observer):
 
 
 class LagHistogram(Observer):
-    """How far behind the trainer each sample was that it trained on. `counts`: lag → samples."""
+    """Lag of each trained sample, in versions behind the trainer. `counts`: number of samples by lag."""
 
     hears: ClassVar[tuple[type, ...]] = (records.UpdateDone, records.TrainerJoined, records.StartUpdate)
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
-        """counts: those of an earlier part of the run, as `summary` gave them."""
+        """counts: those of an earlier part of the run, from `summary`."""
         self.counts: Counter[int] = Counter({int(lag): count for lag, count in (counts or {}).items()})
         self._lent: list[int] = []
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.UpdateDone):
             self.counts.update(self._lent)
-        if isinstance(event, records.UpdateDone | records.TrainerJoined):  # a new trainer is lent them again
+        if isinstance(event, records.UpdateDone | records.TrainerJoined):  # a new trainer receives them again
             self._lent = []
         for command in commands:
             if isinstance(command, records.StartUpdate):
                 self._lent += [command.version - oldest for oldest in command.oldest]
 
     def check_bound(self, max_lag: float, bound: str, *, clean: bool) -> None:
-        """Raise RunDistrusted if the samples were older than `freshness` allows; a mean is only kept without faults."""
+        """Raise RunDistrusted if samples were older than `freshness` allows. A mean bound is checked only without
+        faults (`clean`)."""
         found = self.summary()
         over = bound == "sample" and found["max"] > math.ceil(max_lag)
         if over or (bound == "mean" and clean and found["mean"] > max_lag + 1e-9):
@@ -251,7 +250,7 @@ class LagHistogram(Observer):
             )
 
     def summary(self) -> dict[str, Any]:
-        """mean and max over all trained samples, 0 before the first; counts: samples by lag."""
+        """mean and max over all trained samples (0 before the first); counts: number of samples by lag."""
         total = self.counts.total()
         mean = sum(lag * count for lag, count in self.counts.items()) / total if total else 0.0
         counts = {str(lag): count for lag, count in sorted(self.counts.items())}
@@ -259,7 +258,7 @@ class LagHistogram(Observer):
 
 
 class ProgressLogger(Observer):
-    """Says in the log how far the run is and how its `episodes` went, every `every_s` seconds at most."""
+    """Logs the run's progress and recent `episodes`, at most every `every_s` seconds."""
 
     def __init__(self, updates: int, episodes: EpisodeTracker, now: float, every_s: float = 5.0) -> None:
         self._updates, self._episodes, self._every_s, self._said = updates, episodes, every_s, now

@@ -1,20 +1,16 @@
-"""The timeline of a run, trace.json, for Perfetto and the report: what stations measured, brought together by lanes.
+"""The timeline of a run, trace.json, for Perfetto and the report: spans measured by stations, arranged in lanes.
 
-A slot's lane tells apart, without overlap, and without holes from the slot's first unit of work to its last:
+The bars of a slot's lane do not overlap and leave no gap from the slot's first unit of work to its last:
 
-    stepping, resetting   its simulator's thread works for it; what it shares with n slots has {"slots": n}
-    tickets               no row of it has a ticket
-    thread                it could go on, but the thread is not at it: it is at another slot, or waits for slots that
-                          step with this one, or the ticket or the answer is still under way to it
+    stepping, resetting   the simulator's thread works for the slot; work shared with n slots has {"slots": n}
+    tickets               no row of the slot has a ticket
+    thread                the slot could continue, but its thread is busy with another slot or waits for slots that
+                          step together, or the ticket or answer is in transit
     generator             its request waits for a generator
-    in_batch              a generator is at the pass that answers it
+    in_batch              a generator computes its answer
 
-Bars of other hosts are shifted to main's clock; a mark says by how much, and how exactly that is known.
-
-Generators, the trainer and scorers of one sample at a time have lanes of passes, weight changes, optimizer steps and
-scores; a device that stations lease has
-one of their comings and goings. Invariant: over the lanes of a
-simulator, stepping and resetting, each divided by its `slots`, add up to the busy time of its threads.
+Bars of other hosts are shifted to main's clock; a mark tells the shift and its uncertainty. Invariant: over the lanes
+of a simulator, stepping and resetting, each divided by its `slots`, add up to the busy time of its threads.
 """
 
 from __future__ import annotations
@@ -35,11 +31,11 @@ from polyrhythm.scheduler import records
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks for new spans, and between two times that some of them are written.
+#: Seconds between two collections of new spans, and between two writes.
 _LOOK_S, _WRITE_S = 0.25, 0.02
-#: Spans written at a time: so many, or this share of a longer backlog, so that no event waits for long.
+#: Spans written at a time: this number, or this share of a longer backlog, so that no event waits for long.
 _AT_ONCE, _SHARE = 32, 16
-#: Spans come twice a second: what has not come for so long does not come.
+#: Seconds after which a span that has not arrived is given up; spans arrive twice a second.
 _LATEST_S = 5.0
 
 _PROCESSES = {kinds.PASS: "generators", kinds.APPLY: "generators"} | dict.fromkeys(
@@ -49,10 +45,10 @@ _PROCESSES[kinds.SCORE] = "scorers"
 
 
 class TraceObserver(Observer):
-    """Has the stations of `launcher` measure what they do and writes it as bars, from the time `began` on.
+    """Enables tracing in the stations of `launcher` and writes their spans as bars, from the time `began` on.
 
-    It ends after `limit` bars, with a mark that says so, and the stations measure no more: viewers do not like more.
-    Where a station had no room for what it measured, a mark says how much is missing.
+    After `limit` bars it writes a mark and disables tracing, because viewers cope badly with more. A mark tells how
+    many spans a station has dropped for lack of room.
     """
 
     hears: ClassVar[tuple[type, ...]] = (records.StationLost, records.StartRows, records.BatchingChosen)
@@ -62,8 +58,8 @@ class TraceObserver(Observer):
         self._writer, self._launcher, self._began, self._left = writer, launcher, began, limit
         self._looked = began
         self._spans: deque[Span] = deque()
-        self._waits: dict[tuple[str, int], list[Span]] = {}  # by slot and request, while no generator says it served it
-        self._served: dict[str, dict[int, Span]] = {}  # by slot, those that its waits may still be for
+        self._waits: dict[tuple[str, int], list[Span]] = {}  # by slot and request, until a generator reports it
+        self._served: dict[str, dict[int, Span]] = {}  # by slot and request, while a wait may follow
         self._granted: dict[str, deque[float]] = {}
         self._unit_began: dict[str, float] = {}
         self._clocks: dict[str, ClockOffset] = {}  # of other hosts, as they were last marked
@@ -72,7 +68,7 @@ class TraceObserver(Observer):
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
         if self._left <= 0:
             return
-        if isinstance(event, records.StationLost):  # another incarnation numbers its requests anew
+        if isinstance(event, records.StationLost):  # the next incarnation restarts its request numbers
             own = f"{event.station}."
             self._served = {slot: served for slot, served in self._served.items() if not slot.startswith(own)}
         for command in commands:
@@ -87,7 +83,7 @@ class TraceObserver(Observer):
         if self._left <= 0:
             return
         if now >= self._looked + _LOOK_S:
-            if not self._spans:  # all that had come at the last look has its place
+            if not self._spans:  # all spans of the last collection are written
                 self._give_up(self._looked - _LATEST_S)
             self._take(now)
         self._place(max(_AT_ONCE, len(self._spans) // _SHARE))
@@ -95,7 +91,7 @@ class TraceObserver(Observer):
             self._end(now)
 
     def finish(self, now: float) -> None:
-        """Write all that the stations have said by now; they measure no more."""
+        """Write all remaining spans and disable tracing."""
         if self._left <= 0:
             return
         self._take(now)
@@ -123,7 +119,7 @@ class TraceObserver(Observer):
                 self._mark_clock(station.host, station.clock, now)
 
     def _mark_clock(self, host: str, clock: ClockOffset, now: float) -> None:
-        """Say by how much the bars of a host are shifted, and how exactly: once, and when that was not true."""
+        """Mark a host's clock offset: once, and again when it has changed by more than its uncertainty."""
         before = self._clocks.get(host)
         if before is None or abs(clock.ahead_s - before.ahead_s) > before.uncertainty_s + clock.uncertainty_s:
             self._clocks[host] = clock
@@ -151,9 +147,9 @@ class TraceObserver(Observer):
                     self._bar(span)
 
     def _wait(self, wait: Span) -> None:
-        """A slot waited for an answer: all the time or, as other rows of it were reset meanwhile, a part of it.
+        """Divide a slot's wait for an answer once both the wait and the generator's span have arrived, in either order.
 
-        That it was served is told by another station, before or after.
+        A request may have several waits, since other rows of the slot can be reset meanwhile.
         """
         known = self._served.get(wait.lane, {})
         for number in [number for number in known if number < wait.number]:
@@ -167,7 +163,7 @@ class TraceObserver(Observer):
         self._cut(wait, (kinds.GENERATOR, kinds.IN_BATCH, kinds.THREAD), (served.begin, served.end))
 
     def _grant(self, wait: Span) -> float:
-        """When the ticket was granted that ended this wait: the first since the slot's unit of work before it."""
+        """When the ticket was granted that ended this wait: the first grant since the slot's previous unit of work."""
         granted = self._granted.get(wait.lane, deque())
         since = self._unit_began.get(wait.lane, wait.begin)
         while granted and granted[0] < since:
@@ -175,7 +171,7 @@ class TraceObserver(Observer):
         return granted[0] if granted else wait.begin
 
     def _cut(self, wait: Span, parts: Sequence[str], times: Sequence[float]) -> None:
-        """One wait as several, one kind after another, changing at these times; they are held within it."""
+        """Split a wait into parts of these kinds at these times, which are clipped to the wait."""
         begin = wait.begin
         for kind, time in zip(parts, (*times, wait.end), strict=True):
             end = min(max(begin, time), wait.end)
@@ -184,7 +180,7 @@ class TraceObserver(Observer):
             begin = end
 
     def _give_up(self, before: float) -> None:
-        """Waits that ended before that time, and no generator says that it served them: they were refused or lost."""
+        """Write waits that ended before that time without a generator's span: their requests were refused or lost."""
         for request in [request for request, waits in self._waits.items() if waits[-1].end < before]:
             for wait in self._waits.pop(request):
                 self._bar(wait)
@@ -200,14 +196,13 @@ class TraceObserver(Observer):
             name = f"{span.number} requests"
         elif process != "slots":
             name = f"{span.kind} {span.number}"
-        # Beside the update, so in a lane of its own: viewers drop bars that overlap.
+        # Concurrent with the update, so in a separate lane: viewers drop bars that overlap.
         lane = f"{span.lane} publishes" if span.kind == kinds.PUBLISH else span.lane
         arguments = {"slots": span.slots} if span.slots > 1 else None
         self._writer.complete(process, lane, name, span.begin - self._began, span.end - self._began, arguments)
         self._left -= 1
 
     def _bar_of_switch(self, span: Span) -> None:
-        """A station comes onto the device that it leases, or leaves it: in the device's lane."""
         lane = f"device {span.number}" if span.number >= 0 else "host"
         name = f"{span.lane} {'takes it' if span.kind == kinds.TAKE else 'leaves it'}"
         self._writer.complete("devices", lane, name, span.begin - self._began, span.end - self._began)

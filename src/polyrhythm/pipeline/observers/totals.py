@@ -1,4 +1,4 @@
-"""Observers that count: what a run has come to over all its parts, and what its stations did a moment ago."""
+"""Observers that count: totals of a run over all its parts, and the recent activity of its stations."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records
 
-#: How the names of stations end that serve evaluations alone.
+#: Suffix of the names of stations that serve evaluations alone.
 EVALUATION = "-evaluation"
-#: Seconds between two looks at the stations' counters, which come twice a second; between two for Prometheus, which
-#: asks every 15 s by default.
+#: Seconds between two readings of the stations' counters, which arrive twice a second; and between two for Prometheus,
+#: which scrapes every 15 s by default.
 _LOOK_S, _SCRAPE_S = 0.5, 1.0
-#: The counters that a dashboard is made of; all of them are in summary.json.
+#: Counters that are exported to dashboards; summary.json has all of them.
 _COUNTERS = ("busy_s", "env_s", "env_steps", "chunk_steps", "passes", "rows", "tokens", "updates", "scored")
 
 
 class RunTotals(Observer):
-    """Counts that go on over an interruption. transitions: of all finished samples, evaluations left out; faults: each
-    station that was lost; moves: stations that were ended because a node that came has room for them.
+    """Counts that continue over an interruption.
 
-    A fault is {station, reason, transitions: so far when it happened}, with `host` where the run has several.
+    transitions: of all finished training samples; faults: lost stations, each {station, reason, transitions: count at
+    that moment}, with `host` if the run has several; moves: stations that were ended to restart on a node that has room
+    for them.
     """
 
     hears: ClassVar[tuple[type, ...]] = (records.SampleFinished, records.StationLost)
 
     def __init__(self, counts: Mapping[str, Any] | None = None, hosts: StationHosts | None = None) -> None:
-        """counts: those of an earlier part of the run, as `as_dict` gave them. hosts: of the stations."""
+        """counts: `as_dict` of an earlier part of the run. hosts: of the stations."""
         self.hosts = hosts
         self.transitions: int = counts["transitions"] if counts else 0
         self.faults: list[dict[str, Any]] = list(counts["faults"]) if counts else []
@@ -51,7 +52,7 @@ class RunTotals(Observer):
                 self._note_fault(station, reason)
 
     def note_lost_host(self, host: str, stations: Sequence[str]) -> None:
-        """The run ends because this host is lost, with these stations."""
+        """Record a fault for each of these stations: the run ends because their host is lost."""
         for station in stations:
             self._note_fault(station, f"is on host {host}, which is lost")
 
@@ -62,36 +63,34 @@ class RunTotals(Observer):
         self.faults.append(fault)
 
     def recall(self, faults: Sequence[dict[str, Any]]) -> None:
-        """Those of an earlier part of the run, which may have ended after it was saved."""
+        """Add faults of an earlier part of the run that occurred after its last save."""
         self.faults += [fault for fault in faults if fault not in self.faults]
 
     def faults_by_host(self) -> Counter[str]:
-        """How many stations were lost on each host."""
         return Counter(fault.get("host", MAIN) for fault in self.faults)
 
     @property
     def undisturbed(self) -> bool:
-        """Whether every station has worked all the time."""
+        """Whether no station was lost or moved."""
         return not self.faults and not self.moves
 
     def refuse_faults(self) -> None:
-        """Raise RunHalted if a station was lost: what was measured meanwhile says nothing."""
+        """Raise RunHalted if a station was lost, since a measurement with faults is invalid."""
         if self.faults:
             fault = self.faults[0]
             raise RunHalted(f"{fault['station']} was lost while it was measured ({fault['reason']}); measure again")
 
     def as_dict(self) -> dict[str, Any]:
-        """For the saved run."""
         return {"transitions": self.transitions, "faults": list(self.faults), "moves": self.moves}
 
 
 class StationActivity(Observer):
-    """Looks at the stations' counters as they lie there; `activity` says what they did in the last seconds."""
+    """Polls the stations' counters; `activity` has their work of the last seconds."""
 
     tick_s: ClassVar[float] = _LOOK_S
 
     def __init__(self, launcher: Launcher, now: float = 0.0) -> None:
-        """now: when training begins."""
+        """now: start of training."""
         self.activity = Activity()
         self._launcher = launcher
         counters = launcher.hosting.statistics()
@@ -103,14 +102,16 @@ class StationActivity(Observer):
         self.activity.take(now, {name: _of_training(name, counts) for name, counts in counters.items()})
 
     def seconds(self) -> dict[str, float]:
-        """`time/env/step` and `time/rollout/forward`, as far as it has been told, since the last call."""
+        """`time/env/step` and `time/rollout/forward` since the last call, from the counters received so far."""
         before, self._seconds = self._seconds, self._totals(self._launcher.hosting.statistics())
         return {name: max(0.0, value - before[name]) for name, value in self._seconds.items()}
 
     def token_rates(self, now: float) -> dict[str, float]:
-        """`throughput/tokens_per_s` and `throughput/prompt_tokens_per_s` over the time since the last call that gave
-        them, at first since training began; none where no generator counts tokens, or one has told nothing new and may
-        do so soon."""
+        """`throughput/tokens_per_s` and `throughput/prompt_tokens_per_s` since the last call that returned them.
+
+        The first rates count from the start of training. Empty if no generator counts tokens, or if counters of one
+        have not changed and a newer value may arrive soon.
+        """
         before, told = self._told, self._token_counts(self._launcher.hosting.statistics())
         seconds = now - self._told_at
         idle = any(counts == before.get(name) for name, counts in told.items())
@@ -122,7 +123,6 @@ class StationActivity(Observer):
         return {f"throughput/{name}_per_s": max(0.0, count) / seconds for name, count in gained.items()}
 
     def dropped(self) -> int:
-        """Messages that were dropped so far."""
         return sum(dropped_messages(self._launcher.hosting).values())
 
     @staticmethod
@@ -135,14 +135,13 @@ class StationActivity(Observer):
 
     @staticmethod
     def _token_counts(counters: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
-        """All counters of the generators that count tokens."""
         return {
             name: counts for name, counts in counters.items() if "tokens" in counts and not name.endswith(EVALUATION)
         }
 
 
 class StationsNow(Observer):
-    """Gives the endpoint each station's host, utilisation, counters and faults once a second."""
+    """Passes each station's host, utilisation, counters and faults to the Prometheus endpoint once a second."""
 
     hears: ClassVar[tuple[type, ...]] = (records.StationLost,)
     tick_s: ClassVar[float] = _SCRAPE_S
@@ -179,5 +178,5 @@ def _sum(told: Mapping[str, Mapping[str, float]], name: str) -> float:
 
 
 def _of_training(station: str, counts: Mapping[str, float]) -> Mapping[str, float]:
-    """The counters, without the transitions of rows that are no training's."""
+    """The counters, without the transitions of evaluation rows."""
     return {"busy_s": counts.get("busy_s", 0.0)} if station.endswith(EVALUATION) else counts

@@ -1,4 +1,4 @@
-"""How a run's weights travel: for each generator the way, why that one, and its rate, in the log and in the summary."""
+"""Observer of weight transfers: transport to each generator, the reason for it, and its rate, for log and summary."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from polyrhythm.runtime.memory.ways import ONE_PROCESS, Choice, Ends, choose_way
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the stations' counters, which come twice a second.
+#: Seconds between two readings of the stations' counters, which arrive twice a second.
 _LOOK_S = 0.5
-#: Versions after which the log says the rate: the first alone touches memory for the first time.
+#: Versions after which the rate is logged: the first transfer alone includes page faults.
 _FIRST = 3
 
 
 class WeightsTraffic(Observer):
-    """Looks at what the generators have taken, and logs a line for each after its first versions.
+    """Polls the weights that generators received, and logs a line for each after its first versions.
 
-    ends: where weights are published and used; devices: of the stations, by name.
+    ends: devices where weights are published and used; devices: by station.
     """
 
     tick_s: ClassVar[float] = _LOOK_S
@@ -36,7 +36,7 @@ class WeightsTraffic(Observer):
             self._say(self._launcher.hosting.statistics(), _FIRST)
 
     def finish(self) -> None:
-        """Log what has not been: of runs that ended before."""
+        """Log the generators that were not logged yet, in runs that ended early."""
         self._say(self._launcher.hosting.statistics(), 1)
 
     def _say(self, counters: Mapping[str, Mapping[str, float]], versions: int) -> None:
@@ -62,7 +62,7 @@ class WeightsTraffic(Observer):
         return choice.why if choice.way == way else f"{choice.way} could not serve at once (its log says why)"
 
     def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """By station and kind (a way, published, apply): versions, mb of one, ms of one in the mean, gb_per_s."""
+        """By station and kind (a transport, published, apply): versions, mb of one, mean ms of one, gb_per_s."""
         found = {}
         for name, counts in self._launcher.hosting.statistics(fresh=True).items():
             if moved := read_traffic(counts):

@@ -1,1 +1,1 @@
-"""What a run saves, and how a saved run is resumed."""
+"""Saving of runs, and resuming of saved ones."""

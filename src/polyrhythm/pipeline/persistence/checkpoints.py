@@ -1,14 +1,14 @@
-"""The weights of a run in a file, and saved runs: where they are, and how they are read.
+"""Layout and readers of saved weights and saved runs in a run folder.
 
     policy.pt                       the newest whole weights
-    checkpoints/run-<number>/       the run as it was at some moment; the highest number is the newest
-        run.json                    the conductor, and what observers go on counting from; with a checksum
-        samples.npz                 the finished samples that wait, or were lent
-        trainer.pt, or trainer/     policy, optimizer, updates (a folder where the trainer's ranks are sharded)
-        published.pt                the newest published weights, where they are not the trainer's
+    checkpoints/run-<number>/       a saved run; the highest number is the newest
+        run.json                    state of the conductor and the observers' counts, with a checksum
+        samples.npz                 finished samples that are waiting or in training
+        trainer.pt, or trainer/     policy, optimizer, updates (a folder if the trainer's ranks are sharded)
+        published.pt                the newest published weights, if they differ from the trainer's
 
-A folder without its final name is one that was not finished; one that turned out to be damaged is put aside as
-`run-<number>.damaged`. Nothing in any of them is executed when it is read.
+A folder without its final name is incomplete; a damaged one is renamed to `run-<number>.damaged`. Reading executes no
+content of these files.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from polyrhythm.training.checkpoint import load, load_state, save_state
 
 log = logging.getLogger(__name__)
 
-#: Name of the newest whole weights in a run folder: after the warm start, and when training ends, however it ends.
+#: Newest whole weights in a run folder, written after the warm start and whenever training ends.
 POLICY_FILE = "policy.pt"
-#: What a warm start imitates.
+#: Demonstrations of the warm start.
 DEMONSTRATIONS_FILE = "demonstrations.npz"
 #: The weights of the best evaluation during training (pipeline.evaluation.best).
 BEST_FILE = "best.pt"
 #: The files of an exported policy without a released layout.
 EXPORTED_MODEL, EXPORTED_SETTINGS = "model.safetensors", "policy.json"
-#: Where in a run folder the trainer's states and the saved runs are.
+#: Folder of the trainer's states and the saved runs in a run folder.
 STATES = "checkpoints"
 
 #: The files of a saved run.
 RUN_FILE, SAMPLES_FILE, TRAINER_FILE, PUBLISHED_FILE = "run.json", "samples.npz", "trainer.pt", "published.pt"
-#: A saved trainer whose ranks are sharded is a folder.
+#: Folder of a saved trainer with sharded ranks.
 TRAINER_FOLDER = "trainer"
-#: Ends of the names of folders that hold no whole run.
+#: Suffixes of folders that hold no whole run.
 DAMAGED, PART = ".damaged", ".part"
 #: Key of the checksum in run.json.
 CHECKSUM = "crc32"
@@ -64,8 +64,8 @@ _NAME = re.compile(r"run-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class SavedPolicy:
-    """A policy as it was saved. config: of its run, as plain data; spec: of its environment, None where the file is
-    older than that, or gone; file: where config and spec were found."""
+    """A saved policy. config: of its run, as plain data; spec: of its environment, None if no file has it; file: the
+    one with config and spec."""
 
     config: dict[str, Any]
     weights: dict[str, Any]
@@ -79,23 +79,22 @@ def save_policy(
 ) -> None:
     """Write {"policy": state_dict, "config": plain data, "version": int, "spec": plain data}.
 
-    spec: of the environment; with it the policy can be used where there is no such environment.
+    spec: of the environment; with it the policy can be used where the environment is not installed.
     """
     content = {"policy": dict(weights), "config": config.model_dump(mode="json"), "version": version}
     save_state(content if spec is None else {**content, "spec": as_plain(spec)}, path)
 
 
 def load_policy(path: Path) -> tuple[RunConfig, dict[str, Any], int]:
-    """The configuration, weights and version of a file of weights, a run folder, a saved run or trainer in it, or an
-    export."""
+    """Configuration, weights and version of a policy file, a run folder, a saved run or trainer in it, or an export."""
     saved = read_policy(path)
     return validate(saved.config, origin=str(saved.file)), saved.weights, saved.version
 
 
 def read_policy(path: Path) -> SavedPolicy:
-    """The same without looking for the classes that the configuration names.
+    """Like `load_policy`, without importing the classes that the configuration names.
 
-    A run folder's are its newest: a run that was killed has saved its trainer and itself after its last policy.pt. Of
+    A run folder's newest weights are taken: a killed run has saved its trainer and itself after its last policy.pt. For
     a folder of runs the newest run is taken.
     """
     path = find_run(path)
@@ -126,9 +125,9 @@ def read_policy(path: Path) -> SavedPolicy:
 
 
 def read_policy_settings(path: Path) -> dict[str, Any]:
-    """The settings of `read_policy(path)` as plain data, without reading weights wherever a run's folder has them.
+    """Settings of `read_policy(path)` as plain data; reads no weights if the run folder has its settings file.
 
-    RunFolderError: there is no policy, as far as names tell.
+    RunFolderError: there is no policy, judged by file names.
     """
     path = find_run(path)
     if (path / EXPORTED_SETTINGS).is_file():
@@ -157,12 +156,12 @@ def _with_weights(policy: SavedPolicy, weights: dict[str, Any], version: int) ->
 
 
 def _beside(path: Path) -> SavedPolicy:
-    """Of the run in whose checkpoint folder this lies."""
+    """Settings of the run whose checkpoint folder contains `path`."""
     return _policy_of_run(path.resolve().parents[1])
 
 
 def _policy_of_run(folder: Path) -> SavedPolicy:
-    """Of its policy.pt; where that is gone, its settings alone, without weights, for those of a checkpoint."""
+    """The run's policy.pt; if that is missing, its settings without weights."""
     file, settings = folder / POLICY_FILE, folder / CONFIG_FILE
     if not file.exists() and settings.is_file():
         return SavedPolicy(read(settings), {}, 0, None, settings)
@@ -195,8 +194,7 @@ def _load_file(file: Path) -> SavedPolicy:
 
 
 def _load_export(folder: Path) -> SavedPolicy:
-    """Of a folder that `polyrhythm export` wrote for a policy without a released layout. ConfigError: its tensors are
-    damaged."""
+    """Policy that `polyrhythm export` wrote without a released layout. ConfigError: its tensors are damaged."""
     file, model = folder / EXPORTED_SETTINGS, folder / EXPORTED_MODEL
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
@@ -210,7 +208,6 @@ def _load_export(folder: Path) -> SavedPolicy:
 
 
 def _saved_policy(path: Path) -> tuple[dict[str, Any], int]:
-    """The published weights of a saved run, and their version."""
     try:
         version = int(_read_run(path / RUN_FILE)["version"])
         file = path / PUBLISHED_FILE
@@ -220,7 +217,7 @@ def _saved_policy(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _trainer_policy(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """The weights of a trainer's state, and the version that they are, or were about to become."""
+    """Weights of a trainer's state, and the version that they belong to or were about to become."""
     try:
         return load(path)["policy"], TrainerStates.updates(path) // config["freshness"]["sync_interval"]
     except (KeyError, TypeError, ValueError) as error:
@@ -229,8 +226,8 @@ def _trainer_policy(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, An
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """A run as it was saved. counts: what observers go on from; samples: by handle; trainer: its state's file or
-    folder, which contains `updates`; version, policy: the published weights."""
+    """A saved run. counts: of the observers; samples: by payload id; trainer: file or folder of its state after
+    `updates` updates; version, policy: the published weights."""
 
     conductor: dict[str, Any]
     counts: dict[str, Any]
@@ -242,20 +239,20 @@ class SavedRun:
 
 
 def saved_runs(folder: Path) -> list[Path]:
-    """The whole runs in a checkpoint folder, oldest first; what else somebody has put there is none."""
+    """Saved runs with their final name in a checkpoint folder, oldest first."""
     return sorted(path for path in folder.glob("run-*") if _NAME.fullmatch(path.name) and path.is_dir())
 
 
 def next_run(folder: Path) -> Path:
-    """The path of the run that is saved next: its number is above all others', damaged ones included."""
+    """Path of the next saved run, numbered above all others, including damaged ones."""
     names = (_NAME.fullmatch(path.name.removesuffix(DAMAGED)) for path in folder.glob("run-*"))
     return folder / f"run-{max((int(name[1]) for name in names if name), default=-1) + 1:06d}"
 
 
 def newest_run(folder: Path) -> SavedRun | None:
-    """The newest saved run of a checkpoint folder that is whole; None if there is none at all.
+    """Newest undamaged saved run of a checkpoint folder; None if there is none.
 
-    Newer ones that are damaged are put aside, with a warning. RunFolderError: all are damaged.
+    Newer damaged ones are renamed, with a warning. RunFolderError: all are damaged.
     """
     damaged: list[tuple[Path, RunFolderError]] = []
     for path in reversed(saved_runs(folder)):
@@ -277,19 +274,18 @@ def newest_run(folder: Path) -> SavedRun | None:
 
 
 def trainer_in(path: Path) -> Path:
-    """The trainer's state in a saved run: a folder if there is one."""
     folder = path / TRAINER_FOLDER
     return folder if folder.is_dir() else path / TRAINER_FILE
 
 
 def checksum_of(content: Mapping[str, Any]) -> int:
-    """Of a run.json, but for the checksum in it."""
+    """CRC-32 of run.json's content without its checksum."""
     rest = {key: value for key, value in content.items() if key != CHECKSUM}
     return zlib.crc32(json.dumps(rest, allow_nan=False).encode())
 
 
 def _read_run(path: Path) -> dict[str, Any]:
-    """A run.json. ValueError: it is not as it was written."""
+    """Content of run.json. ValueError: it has another form or checksum."""
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds {type(content).__name__}")
@@ -299,7 +295,7 @@ def _read_run(path: Path) -> dict[str, Any]:
 
 
 def load_run(path: Path) -> SavedRun:
-    """What `persistence.snapshot` wrote. RunFolderError: something of it is missing or damaged."""
+    """Read what `persistence.snapshot` wrote. RunFolderError: a part is missing or damaged."""
     try:
         content = _read_run(path / RUN_FILE)
         with (path / SAMPLES_FILE).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -308,8 +304,8 @@ def load_run(path: Path) -> SavedRun:
         trainer = load(trainer_in(path))
         published = load_state(path / PUBLISHED_FILE) if (path / PUBLISHED_FILE).exists() else trainer
         updates, policy = int(trainer["updates"]), published["policy"]
-    except Exception as error:  # readers of damaged files raise anything
-        # What a file's own reader advises, to name another file, fits no part of a saved run.
+    except Exception as error:  # readers of damaged files may raise any exception
+        # Drop the reader's advice to name another file, which does not apply to a part of a saved run.
         why = (
             str(error).rpartition("; ")[0] if isinstance(error, RunFolderError) else f"{type(error).__name__}: {error}"
         )

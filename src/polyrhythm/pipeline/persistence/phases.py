@@ -1,10 +1,10 @@
-"""How far a run has come: each phase commits its result, and a resumed run begins behind the last one.
+"""Journal of a run's phases: each phase commits its result, and a resumed run starts after the last committed one.
 
 progress.json      {"command": train or sft, "began_in": working folder, "wall_s": {phase: seconds so far},
-                    "done": {phase: result}, "faults": [those that it had when a host was lost that it needs],
-                    "crc32": of the rest}
+                   "done": {phase: result}, "faults": [faults of a part that ended by losing a host],
+                   "crc32": of the rest}
 
-Where that file is damaged or gone, the run's other files say what is done (`pipeline.persistence.salvage`).
+If that file is missing or damaged, progress is reconstructed from other files (`pipeline.persistence.salvage`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _FILE = "progress.json"
 
 
 class PhaseJournal:
-    """Phases of the run in `folder`. wall_s: seconds by phase, over all parts of the run; faults: of the part that has
-    ended with the loss of a host, since it could not be saved.
+    """Phases of the run in `folder`.
 
-    began: when the run would have begun had it never paused. A phase that was killed leaves no time here, so it lies
-    before the latest metrics too: their `time_s` goes on where it ended.
+    wall_s: seconds by phase, over all parts of the run. faults: of a part that ended by losing a host, so that it could
+    not be saved. began: start time of the run, as if it had never paused. A killed phase leaves no time here, so
+    `began` also lies before the latest metrics, whose `time_s` thus continues.
     """
 
     def __init__(
         self, folder: Path, announce: Callable[[str, float], None] | None = None, command: str = "train"
     ) -> None:
-        """announce: told when a phase begins, with its name and when the run began. command: what began the run."""
+        """announce: called at the start of a phase with its name and the run's start. command: that started the run."""
         self._announce = announce
         self._path = folder / _FILE
         said, problem = _said(folder)
@@ -52,13 +52,13 @@ class PhaseJournal:
         self.began = time.monotonic() - max(sum(self.wall_s.values()), last_time_s(folder))
 
     def result(self, phase: str) -> Any:
-        """What the phase came to; None if it is not done."""
+        """Result of a phase; None if it is not done."""
         return self._done.get(phase)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure and announce a phase; its time counts also if it is cut short. The log gets this part's time, and
-        where others came before it, that of all."""
+        """Measure and announce a phase, even one that is cut short. Logs the time of this part, and of all parts if
+        there are several."""
         log.info("%s …", name.replace("_", " "))
         if self._announce is not None:
             self._announce(name, self.began)
@@ -73,12 +73,12 @@ class PhaseJournal:
         log.info("%s: %.1f s%s", name.replace("_", " "), spent, in_all)
 
     def commit(self, phase: str, result: Any) -> None:
-        """The phase is done."""
+        """Mark a phase as done, with its result."""
         self._done[phase] = result
         self._write()
 
     def reopen(self, *phases: str) -> None:
-        """These phases are not done any more."""
+        """Mark phases as not done."""
         self._done = {phase: result for phase, result in self._done.items() if phase not in phases}
         self._write()
 
@@ -101,7 +101,7 @@ class PhaseJournal:
 
 
 def _said(folder: Path) -> tuple[dict[str, Any], str]:
-    """The content of progress.json and "", or nothing and what is wrong with it."""
+    """Content of progress.json and "", or {} and the problem."""
     try:
         said = json.loads((folder / _FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -112,7 +112,6 @@ def _said(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _salvaged(folder: Path, problem: str) -> dict[str, Any]:
-    """What the folder's other files say."""
     from polyrhythm.pipeline.persistence.salvage import progress_found  # reads weights, which a new run has none of
 
     found = progress_found(folder)
@@ -123,13 +122,12 @@ def _salvaged(folder: Path, problem: str) -> dict[str, Any]:
 
 
 def _is_progress(said: Any) -> bool:
-    """Whether this is what `PhaseJournal` writes."""
     if not isinstance(said, dict):
         return False
     rest = {key: value for key, value in said.items() if key != "crc32"}
     wall_s, done = said.get("wall_s", {}), said.get("done", {})
     return (
-        said.get("crc32") in (None, _crc32(rest))  # a run of an earlier version has none
+        said.get("crc32") in (None, _crc32(rest))  # runs of earlier versions have none
         and isinstance(wall_s, dict)
         and all(type(seconds) in (int, float) for seconds in wall_s.values())
         and isinstance(done, dict)
@@ -145,7 +143,7 @@ def _crc32(said: dict[str, Any]) -> int:
 
 
 def command_of(folder: Path) -> str:
-    """What began the run in `folder`: train or sft."""
+    """Command that started the run in `folder`: train or sft."""
     said, problem = _said(folder)
     if problem:
         from polyrhythm.pipeline.persistence.salvage import command_found  # as above
@@ -155,18 +153,18 @@ def command_of(folder: Path) -> str:
 
 
 def began_in(folder: Path) -> str | None:
-    """The working folder in which the run in `folder` began, if that is known."""
+    """Working folder in which the run in `folder` began; None if unknown."""
     found = _said(folder)[0].get("began_in")
     return None if found is None else str(found)
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether a phase of the run in `folder` was ever under way; before that there is nothing that could be lost."""
+    """Whether the run in `folder` has started a phase, so that it may hold work worth keeping."""
     return bool(_said(folder)[0].get("wall_s"))
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the run in `folder` has a summary; a damaged one is made again."""
+    """Whether the run in `folder` has a readable summary."""
     try:
         return isinstance(json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8")), dict)
     except (OSError, ValueError):

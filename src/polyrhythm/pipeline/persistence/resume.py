@@ -1,6 +1,6 @@
-"""A run that goes on: where it stood, and what of its folder is of updates that are done again.
+"""Prepares the folder of a run that resumes.
 
-Invariant: what can be refused is refused before anything of the run is changed (a damaged checkpoint may be put aside).
+Invariant: refusals come before any change of the run, except that a damaged checkpoint may be renamed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from polyrhythm.pipeline.warm_start.initial_policy import give_weights
 
 log = logging.getLogger(__name__)
 
-#: Settings that say where the run is, not how it goes: a change is not worth a line.
+#: Settings whose changes are not recorded: they tell where the run is, not how it works.
 _NOT_NOTED = frozenset({"resume", "out_dir"})
-#: Files and folders of a run that would be written to.
+#: Files and folders that a run writes.
 _FILES = (
     *(CONFIG_FILE, SUMMARY_FILE, POLICY_FILE, LOCK_FILE, "progress.json", "metrics.jsonl", "settings_changes.jsonl"),
     *(DEMONSTRATIONS_FILE, "evaluations.json", "best.pt", "ledger.json"),
@@ -50,7 +50,7 @@ def _files() -> tuple[str, ...]:
 
 
 def refuse_misplaced(folder: Path) -> None:
-    """Raise RunFolderError where a folder has the name of a file that a run writes, or a file that of a folder."""
+    """Raise RunFolderError if a folder has the name of a file that a run writes, or a file that of a folder."""
     for name in _files():
         if (folder / name).is_dir():
             raise RunFolderError(f"{folder / name} is a folder, but a run writes a file there; move it away")
@@ -61,9 +61,11 @@ def refuse_misplaced(folder: Path) -> None:
 
 @contextmanager
 def remove_if_refused(folder: Path, *, named: bool) -> Iterator[None]:
-    """Remove what the run has made in a folder that was empty but for its lock, where a StartError of this block
-    refuses the run before its first phase: settings and unlearned weights are all that would be resumed, only to be
-    refused again. The folder goes, too, if nothing else is in it and the user has not named it."""
+    """If a StartError in this block refuses a new run before its first phase, remove the files that it made.
+
+    Only settings and untrained weights are lost. The folder itself is removed if it is then empty and the user has not
+    named it; a folder that held other files than the lock at the start is left alone.
+    """
     new = all(path.name == LOCK_FILE for path in folder.iterdir())
     try:
         yield
@@ -83,17 +85,17 @@ def _remove_run(folder: Path, *, keep: bool) -> None:
         log.warning("what the refused run has made is still in %s: %s", folder, error.strerror)
         return
     if not keep:
-        with suppress(OSError):  # it has something else, or is a link
+        with suppress(OSError):  # not empty, or a link
             folder.rmdir()
             log.info("removed the run's folder: it had nothing to resume")
 
 
 def take_up(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> SavedRun | None:
-    """Make the folder ready for the run to go on, or to begin; the saved run to go on with, if there is one.
+    """Prepare the folder for a new or resumed run; returns the saved run to resume, if any.
 
-    Metrics of updates that are done again are forgotten, phases behind training are opened again if there are more
-    versions to train than before, and what changed in the settings is noted. The policy gets the saved weights.
-    RunFolderError: the run cannot go on, or not so.
+    Metrics of updates that will be repeated are removed, phases after training are reopened if there are more versions
+    to train than before, changed settings are recorded, and the policy gets the saved weights. RunFolderError: the run
+    cannot be resumed, or not with these settings.
     """
     config = checked.config
     if not (folder / CONFIG_FILE).is_file():
@@ -136,12 +138,12 @@ def take_up(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> Save
 
 
 def save_settings(config: RunConfig, folder: Path) -> None:
-    """Write config.yaml, without which run was resumed: given to `train` as a recipe it begins a run of its own."""
+    """Write config.yaml with resume=never, so that as a recipe of `train` it starts a separate run."""
     save_config(config.model_copy(update={"resume": "never"}), folder / CONFIG_FILE)
 
 
 def _refuse_without_state(folder: Path, progress: PhaseJournal) -> None:
-    """Raise RunFolderError where versions were trained, but no state of the trainer is left to go on from."""
+    """Raise RunFolderError if versions were trained, but no trainer state is left to resume from."""
     if progress.result("warm_start") is None:
         return
     _, _, version = load_policy(folder / POLICY_FILE)
@@ -153,6 +155,5 @@ def _refuse_without_state(folder: Path, progress: PhaseJournal) -> None:
 
 
 def _changes(before: RunConfig, after: RunConfig) -> dict[str, tuple[object, object]]:
-    """Setting → (before, after)."""
     trees = before.model_dump(mode="json"), after.model_dump(mode="json")
     return {path: (left, right) for path, left, right in differences(*trees, free=_NOT_NOTED)}

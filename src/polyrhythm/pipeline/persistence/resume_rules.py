@@ -1,4 +1,4 @@
-"""Which folder a run works in: a new one, or that of a run that goes on; and what of its settings may then change."""
+"""Chooses the folder of a run, new or resumed, and the settings that a resumed run may change."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ from polyrhythm.observe import new_run_folder, take_folder
 from polyrhythm.observe.run_folder import CONFIG_FILE
 from polyrhythm.pipeline.persistence.phases import began_in, command_of, is_finished
 
-#: Settings of the section `policy` that name such folders.
+#: Settings of the section `policy` that name folders of released files.
 _FOLDERS = ("checkpoint", "tokenizer")
 MOVABLE = frozenset(f"policy.{key}" for key in _FOLDERS)
 
 
 def movable(before: Mapping[str, Any], after: Mapping[str, Any]) -> frozenset[str]:
-    """Those settings that name a folder in both sections `policy`: only there a change may be a move."""
+    """Folder settings that name a folder both before and after, so that a change may be a move."""
     return frozenset(f"policy.{key}" for key in _FOLDERS if _is_folder(before.get(key)) and _is_folder(after.get(key)))
 
 
 def refuse_missing_folders(config: RunConfig, command: str, run: Path, began_in: str | None = None) -> None:
-    """MissingError with the remedy if such a folder is not there. command: that would use the run; began_in: another
-    working folder, to which relative paths belong."""
+    """MissingError with the remedy if a folder named by the policy's settings does not exist.
+
+    command: the one that needs the run, for the message; began_in: working folder of the run, if relative paths belong
+    to another than this.
+    """
     for key in _FOLDERS:
         folder = getattr(config.policy, key, "")
         if not _is_folder(folder) or Path(folder).expanduser().exists():
@@ -51,8 +54,8 @@ def _is_folder(value: object) -> bool:
 
 log = logging.getLogger(__name__)
 
-#: Settings and sections that a resumed run may have otherwise: where and how it runs, how long, at which learning
-#: rates, how it is measured, and what ends it.
+#: Settings and sections that a resumed run may change: where and how it runs, its length, learning rates, measurement
+#: and end conditions.
 _FREE = frozenset(
     {
         *("launcher", "out_dir", "resume", "shutdown_s", "placement", "data_plane", "supervision", "checkpoint"),
@@ -67,18 +70,18 @@ _FREE = frozenset(
         *("training.optimizer.offload", "training.precomputed_mib"),
     }
 )
-#: Where a run is: `polyrhythm resume` has no choice there.
+#: Location settings, which `polyrhythm resume` may not change.
 _WHERE = frozenset({"out_dir", "resume"})
-#: Settings that are younger than the first runs, and what these did.
+#: Settings that early runs lack, with the values that describe their behaviour.
 _BEFORE = {"training.max_kl": None, "algorithm.normalize_rewards": False}
 _SAMPLES = "training.mini_batch_samples"
 _VALUE_LR = "training.optimizer.value_lr"
 
 
 def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
-    """The settings with which the run in `folder` goes on: its own, but for the overrides.
+    """Settings of the run in `folder` with the overrides applied.
 
-    RunFolderError: there is no run to go on with, or the overrides change what may not be changed.
+    RunFolderError: there is no run to resume, or an override changes a fixed setting.
     """
     if not (folder / CONFIG_FILE).is_file():
         raise RunFolderError(f"{folder} is not a run's folder: it has no {CONFIG_FILE}; name the folder of a run")
@@ -98,8 +101,8 @@ def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
 
 
 def saved_config(folder: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The settings of the run in `folder`, with overrides. A setting that its version did not have yet is what that
-    version did, not today's default."""
+    """Settings of the run in `folder`, with overrides. A setting that its version lacked gets the behaviour of that
+    version, not today's default."""
     saved = read(folder / CONFIG_FILE)
     then: dict[str, Any] = {}
     for path, value in _BEFORE.items():
@@ -108,7 +111,7 @@ def saved_config(folder: Path, overrides: Sequence[str] = ()) -> RunConfig:
             then[path] = value
     training = saved.get("training")
     if isinstance(training, dict) and "warmup_steps" not in training.get("optimizer", {}):
-        # Then `require_batches` was a factor of the update's size alone.
+        # In that version `require_batches` only multiplied the update's size.
         batches = training.get("require_batches", 1)
         if batches > 1:
             then |= {"training.require_batches": 1, _SAMPLES: batches * training["mini_batch_samples"]}
@@ -116,9 +119,9 @@ def saved_config(folder: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
-    """The folder that `resume` asks to go on in; None for a new one.
+    """Folder of the run that `resume` selects; None for a new run.
 
-    named: the folder that the user gave for this run. RunFolderError: `resume` names a folder that does not fit.
+    named: folder that the user gave for this run. RunFolderError: `resume` selects a folder that does not fit.
     """
     if config.resume == "never":
         return None
@@ -140,7 +143,7 @@ def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
 
 
 def new_folder(config: RunConfig, named: Path | None) -> Path:
-    """A folder for a run that begins: `named`, which must be empty or absent, or <out_dir>/<name>/<time>."""
+    """A folder for a new run: `named`, which must be empty or absent, or <out_dir>/<name>/<time>."""
     if named is not None:
         return take_folder(named)
     return new_run_folder(Path(config.out_dir), config.name, datetime.now().astimezone())
@@ -157,7 +160,7 @@ def _fitting(folder: Path, config: RunConfig) -> Path:
 
 
 def refuse_out(folder: Path, out: Path) -> None:
-    """Raise RunFolderError: the run in `folder` does not go on in `out`."""
+    """Raise RunFolderError: a resumed run cannot change its folder to `out`."""
     raise _goes_on_where_it_is(f"--out {out}", folder, "--out")
 
 
@@ -166,9 +169,9 @@ def _goes_on_where_it_is(given: str, folder: Path | str, name: str) -> RunFolder
 
 
 def _refuse_unfit(folder: Path, config: RunConfig, overrides: Sequence[str] | None = None) -> None:
-    """Raise RunFolderError where the run in `folder` cannot go on with this configuration.
+    """Raise RunFolderError if the run in `folder` cannot be resumed with this configuration.
 
-    overrides: those of `polyrhythm resume`; None where a recipe's `resume` asks to go on, which can be taken back.
+    overrides: those of `polyrhythm resume`; None if a recipe's `resume` setting selected the run.
     """
     command, otherwise = command_of(folder), "set resume=never"
     if overrides is not None:
@@ -179,7 +182,7 @@ def _refuse_unfit(folder: Path, config: RunConfig, overrides: Sequence[str] | No
     differing = differences(theirs, ours, free=_FREE | movable(theirs["policy"], ours["policy"]))
     rates = found.training.optimizer.value_lr, config.training.optimizer.value_lr
     if None in rates and rates[0] != rates[1]:
-        differing.append((_VALUE_LR, *rates))  # the optimizer's state has groups that it would not fit
+        differing.append((_VALUE_LR, *rates))  # the optimizer's state has other parameter groups
     if differing:
         path, has, wanted = differing[0]
         others = ", ".join(other for other, _, _ in differing[1:])
@@ -196,7 +199,7 @@ def _refuse_unfit(folder: Path, config: RunConfig, overrides: Sequence[str] | No
 
 
 def _relative_paths(tree: Any, path: str = "") -> list[str]:
-    """Settings whose text looks like a relative path, but for those that say where the run is."""
+    """Settings whose text looks like a relative path, except the location of the run."""
     if path in _WHERE:
         return []
     if isinstance(tree, dict):
@@ -207,20 +210,20 @@ def _relative_paths(tree: Any, path: str = "") -> list[str]:
 
 
 def may_change() -> frozenset[str]:
-    """Settings that a resumed run may change, without what the user need not know."""
+    """Settings that a resumed run may change, for the help text."""
     return _FREE - _WHERE | MOVABLE
 
 
 def as_written(value: object) -> str:
-    """A setting's value as the command line takes it, so that an empty one is seen."""
+    """A setting's value in command-line syntax; an empty string is quoted."""
     return "null" if value is None else f'"{value}"' if value == "" else str(value)
 
 
 def differences(
     theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "", free: frozenset[str] = _FREE
 ) -> list[tuple[str, Any, Any]]:
-    """Dotted paths whose values differ, with both values, but for those in `free`; of a section of another type, the
-    type alone."""
+    """Dotted paths whose values differ, with both values, except those in `free`. Sections of different type yield only
+    the type."""
     found = []
     keys = theirs.keys() | ours.keys() if theirs.get("type") == ours.get("type") else {"type"}
     for key in sorted(keys):
@@ -236,7 +239,8 @@ def differences(
 
 @contextmanager
 def naming_where_it_began(folder: Path) -> Iterator[None]:
-    """What is not found inside may be a class or a path of the working folder in which the run began."""
+    """Extend not-found errors in this block by the run's original working folder, which may have the missing class or
+    file."""
     try:
         yield
     except ConfigError as error:
@@ -250,15 +254,14 @@ def naming_where_it_began(folder: Path) -> Iterator[None]:
 
 
 def _is_not_found(error: BaseException | None) -> bool:
-    """Whether what led to this error is that a module, something in one, or a file is not there."""
     if error is None or isinstance(error, NotFound | ImportError | FileNotFoundError):
         return error is not None
-    if isinstance(error, ValidationError):  # where another problem is among them, no folder helps
+    if isinstance(error, ValidationError):  # if there is another problem, the folder would not help
         return all(_is_not_found(detail.get("ctx", {}).get("error")) for detail in error.errors(include_url=False))
     return _is_not_found(error.__cause__ or error.__context__)
 
 
 def _began_elsewhere(folder: Path) -> str | None:
-    """The working folder in which the run in `folder` began, if that is known and another than this."""
+    """Original working folder of the run in `folder`; None if unknown or the current one."""
     found = began_in(folder)
     return None if found is None or Path(found) == Path.cwd() else found

@@ -1,4 +1,4 @@
-"""What the files of a run say of how far it has come, where its progress.json is damaged or gone."""
+"""Reconstructs the progress of a run from its other files, if progress.json is missing or damaged."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from polyrhythm.pipeline.persistence.checkpoints import (
 )
 from polyrhythm.training.sft import Demonstrations
 
-#: The parts of summary.json that are a phase's; what else is there is of reinforcement learning.
+#: Keys of summary.json that belong to evaluation phases; the others belong to reinforcement learning.
 _BEFORE, _AFTER = ("before", "before_sampled"), ("after", "after_sampled", "swapped")
 
 
 def progress_found(folder: Path) -> dict[str, Any]:
-    """{"done": {phase: result}, "wall_s": {phase: seconds}} and, for a warm start alone, "command".
+    """{"done": {phase: result}, "wall_s": {phase: seconds}}, and "command" for a warm start alone.
 
-    A phase counts as done where the file that it makes can be read; its result is as much as is known of it.
+    A phase counts as done if its file can be read; its result is as complete as the files allow.
     """
     done: dict[str, Any] = {}
     with suppress(PolyrhythmError):
@@ -48,9 +48,10 @@ def progress_found(folder: Path) -> dict[str, Any]:
 
 
 def command_found(folder: Path) -> dict[str, str]:
-    """{"command": "sft"} of a warm start alone, else nothing.
+    """{"command": "sft"} for a warm start alone, else {}.
 
-    `sft` gives its runs a name of their own, imitates, and ends before anything is saved or measured by version.
+    Recognized by the suffix that `sft` gives its runs, the supervised section, and the absence of checkpoints and
+    metrics.
     """
     config = folder / "config.yaml"
     if not config.is_file() or (folder / STATES).exists() or (_version(folder / POLICY_FILE) or 0) > 0:
@@ -64,7 +65,6 @@ def command_found(folder: Path) -> dict[str, str]:
 
 
 def _version(path: Path) -> int | None:
-    """Of the policy in this file; None where there is none that can be read."""
     try:
         return load_policy(path)[2]
     except PolyrhythmError:

@@ -1,4 +1,4 @@
-"""Saves the whole run now and then while it goes on, and counts what it has done over all its parts."""
+"""Saves the whole run periodically while it continues, and counts totals over all its parts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 
 class RunCheckpointer(Observer):
-    """Saves the run every `settings.run_every_s` seconds: at the next moment at which the trainer's saved state is
-    exactly as old as the conductor. No save begins while another is being written.
+    """Saves the run every `settings.run_every_s` seconds; saves do not overlap.
 
-    totals: of all parts of the run. deadline_s: of a save that is not written after so long the log warns, and nobody
-    waits for it any longer. write: writes a snapshot and keeps as many saved runs as it is told; returns its path.
+    A save waits for the moment when the trainer's saved state and the conductor have the same number of updates.
+    totals: of all parts of the run. deadline_s: after it an unfinished save is logged and no longer waited for. write:
+    writes a snapshot, keeps the given number of saved runs, and returns the path.
     """
 
     hears: ClassVar[tuple[type, ...]] = (*RunTotals.hears, records.Checkpointed)
@@ -52,12 +52,12 @@ class RunCheckpointer(Observer):
         self._began, self._next = now, now + settings.run_every_s
         self._deadline_s, self._write = deadline_s, write
         self._writing: _Writing | None = None
-        # A saved run has not started yet: its stations begin to count at zero.
+        # A resumed run has not started yet: its stations begin to count at zero.
         self._at_start = {} if saved else pipeline.launcher.hosting.statistics(fresh=True)
         self._hosts = HostTotals(pipeline.hosts, now, self._at_start, self._before.get("hosts"))
 
     def start(self, now: float) -> None:
-        """The stations of a saved run are ready: its time goes on from now, as a new one's does from its begin."""
+        """Begin to count the time of a resumed run, once its stations are ready."""
         self._began = now
         self._hosts.start(now)
 
@@ -78,9 +78,9 @@ class RunCheckpointer(Observer):
             log.warning(said, writing.part, self._deadline_s)
 
     def save(self, level: int = logging.INFO) -> None:
-        """Save the run as it is now, wait until that is written, and say so at this level.
+        """Save the run now and wait until that is done; success is logged at `level`.
 
-        If that is impossible the log says so, the saved run before it stays, and the run goes on.
+        A failure is logged; the previous saved run stays and the run continues.
         """
         self.wait()
         if self._under_way() is None:
@@ -88,18 +88,18 @@ class RunCheckpointer(Observer):
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is being written; after the deadline the log says that it is given up."""
+        """Wait until no save is being written; after the deadline give up with a log message."""
         writing = self._writing
         if writing is None or writing.given_up:
             return
-        writing.given_up = True  # an interrupt ends the waiting for good
+        writing.given_up = True  # an interrupted wait is not repeated
         writing.wait(self._deadline_s)
         if self._under_way() is not None:
             said = "%s is not written after %g s and is given up; the saved run before it stays"
             log.error(said, writing.part, writing.lasted_s)
 
     def _under_way(self) -> _Writing | None:
-        """What is being written now."""
+        """The current save; None once it is done. Raises an unexpected exception of its thread."""
         writing = self._writing
         if writing is not None and writing.over:
             self._writing = None
@@ -107,7 +107,6 @@ class RunCheckpointer(Observer):
         return self._writing
 
     def _begin(self, statistics: Mapping[str, Mapping[str, float]], level: int) -> None:
-        """Take a snapshot and let a thread write it."""
         pipeline = self._pipeline
         states, launcher, counts = pipeline.states, pipeline.launcher, self._counts(statistics)
         assert states is not None
@@ -121,7 +120,6 @@ class RunCheckpointer(Observer):
             self._writing = _Writing(lambda: self._write(snapshot, states.keep), snapshot.part, level)
 
     def _counts(self, statistics: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Seconds, and busy seconds by station, of all parts of the run."""
         before = self._before
         busy: dict[str, float] = dict(before["busy_s"])
         for name, counts in statistics.items():
@@ -139,8 +137,8 @@ class RunCheckpointer(Observer):
         }
 
     def summary(self) -> dict[str, Any]:
-        """transitions_per_s (of finished samples), utilisation by station, faults, the stations' own counters; hosts,
-        where there are several."""
+        """transitions_per_s (of finished samples), utilisation by station, faults, the stations' own counters, and
+        hosts if there are several."""
         statistics = self._pipeline.launcher.hosting.statistics(fresh=True)
         counts = self._counts(statistics)
         wall_s = counts["wall_s"]
@@ -155,10 +153,10 @@ class RunCheckpointer(Observer):
 
 
 class _Writing:
-    """A thread that writes one snapshot to the folder `part`. late: the log has said that it takes too long; given_up:
-    main has waited for it, and does not wait again.
+    """A thread that writes one snapshot to the folder `part`.
 
-    An event says that it is over: an interrupted `Thread.join` may mark a thread that runs as ended (CPython 3.11).
+    late: a warning was logged; given_up: not waited for again. Its end is signalled by an event: an interrupted
+    `Thread.join` may mark a running thread as ended (CPython 3.11).
     """
 
     def __init__(self, write: Callable[[], Path], part: Path, level: int) -> None:
@@ -167,11 +165,12 @@ class _Writing:
         self._bug: Exception | None = None
         self._over = threading.Event()
         self._began = time.monotonic()
-        # A daemon: a file system that never answers must not keep the process.
+        # A daemon, so that a hanging file system does not keep the process alive.
         threading.Thread(target=self._run, name="run-checkpointer", daemon=True).start()
 
     def _run(self) -> None:
-        """Consumes: the snapshot. Waits for: the disk. Unblocked by: it. Produces: a saved run, or a warning."""
+        """Consumes: the snapshot. Waits for: the disk. Unblocked by: completion or an error. Produces: a saved run, or
+        a warning."""
         try:
             log.log(self._level, "saved the run: %s", self._write())
         except OSError as error:
@@ -183,24 +182,20 @@ class _Writing:
 
     @property
     def lasted_s(self) -> float:
-        """Seconds since it began."""
         return time.monotonic() - self._began
 
     def wait(self, seconds: float) -> None:
-        """Wait until it is over, but no longer than so many seconds."""
         self._over.wait(seconds)
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
         return self._over.is_set()
 
     def raise_bug(self) -> None:
-        """Raise what nobody expected in it, if anything."""
         if self._bug is not None:
             raise self._bug
 
 
 def _warn_not_saved(folder: Path, error: OSError) -> None:
-    """What it costs is time: the saved run before this one is whole, and another try comes."""
+    """Only a warning: the previous saved run is whole, and another attempt follows."""
     log.warning("the run cannot be saved in %s: %s", folder, trouble(error) or error.strerror or error)

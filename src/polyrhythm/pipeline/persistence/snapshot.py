@@ -1,9 +1,8 @@
-"""A run is saved in two steps: a snapshot between two events, and its files by another thread while the run goes on.
+"""Saves a run in two steps: a snapshot between two events, and files written by another thread while the run continues.
 
-Taking the snapshot copies the conductor's state and makes hard links to the trainer's; the samples are handed over
-where they lie. `persistence.checkpoints` has the files and reads them; `restore_run` puts one back into memory.
-
-Invariant: a folder gets its final name after everything in it has reached the disk, so a saved run is whole or absent.
+The snapshot copies the conductor's state and hard-links the trainer's; samples stay in the arena and are handed over.
+`persistence.checkpoints` defines and reads the files; `restore_run` loads them into memory. Invariant: a folder gets
+its final name after its content has reached the disk, so a saved run is whole or absent.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ from polyrhythm.training.checkpoint import save_state
 
 
 class SampleHandover:
-    """The samples of these payload ids, as they are now, to be read once, while their blocks go on being used.
+    """Samples of these payload ids as of now, to be read once while their blocks remain in use.
 
-    The thread that writes copies one block after another; a block that main needs sooner is copied by main
-    (`runtime.memory.in_flight`). If one cannot be read, as its host is lost, none is read any more. Invariant: each
-    sample is copied once, before its block can be overwritten, and at most one copy is being made at a time: main never
-    waits for longer than two take, or one that cannot be read.
+    The writing thread copies one block after another; main copies a block that it needs sooner
+    (`runtime.memory.in_flight`). After one failed read (its host is lost) none is read. Invariant: each sample is
+    copied once, before its block can be overwritten, and one at a time; so main waits for at most two copies or one
+    failed read.
     """
 
     def __init__(self, payloads: Payloads, payload_ids: Sequence[str]) -> None:
@@ -66,16 +65,16 @@ class SampleHandover:
         self._failure: OSError | None = None
 
     def is_pending(self, block: int) -> bool:
-        """Whether the sample in this block has yet to be copied."""
+        """Whether the sample in this block is not copied yet."""
         return block in self._pending
 
     def copy_now(self, block: int) -> None:
-        """Copy the sample in this block, unless that is done. Called by main, which is about to reuse the block."""
+        """Copy the sample in this block if needed. Main calls this before it reuses the block."""
         with self._lock:
             self._copy(block)
 
     def samples(self) -> Iterator[tuple[str, Trajectory]]:
-        """Payload id and sample, one after another. Called by the thread that writes. OSError: one cannot be read."""
+        """Yield payload id and sample; called by the writing thread. OSError: a sample cannot be read."""
         for payload_id in self._payload_ids:
             block = int(payload_id)
             with self._lock:
@@ -86,13 +85,12 @@ class SampleHandover:
             yield payload_id, sample
 
     def give_up(self) -> None:
-        """Copy nothing more: the samples are not going to be written."""
+        """Drop all samples: they will not be written."""
         with self._lock:
             self._pending.clear()
             self._copies.clear()
 
     def _copy(self, block: int) -> None:
-        """Copy the sample in this block if it is pending."""
         if block in self._pending:
             try:
                 self._copies[block] = _copy_of(self._payloads.read(str(block)))
@@ -103,7 +101,6 @@ class SampleHandover:
 
 
 def _copy_of(sample: Trajectory) -> Trajectory:
-    """The same sample in memory of its own."""
     own: dict[str, Any] = {}
     for field in fields(sample):
         value = getattr(sample, field.name)
@@ -118,8 +115,11 @@ log = logging.getLogger(__name__)
 
 
 def read_newest(weights: Weights, what: str, *, needed: bool) -> tuple[int, State] | None:
-    """The newest version, for the file `what`. If its host does not answer: RunHalted where it is needed; else None and
-    a warning, since the run ends already, for another reason."""
+    """The newest published weights, to write the file `what`.
+
+    If their host does not answer: RunHalted if `needed`, else None with a warning, since the run is ending for another
+    reason.
+    """
     try:
         return weights.read()
     except ConnectionError as silent:
@@ -131,9 +131,11 @@ def read_newest(weights: Weights, what: str, *, needed: bool) -> tuple[int, Stat
 
 
 def reader_of(weights: Weights, version: int) -> tuple[int, Callable[[], State]]:
-    """The version that is there now, or the newest if it is gone; and what gives its tensors to the thread that writes
-    them. From another host they are fetched only then, since that takes as long as the link needs. OSError: the version
-    is gone by then."""
+    """A published version, or the newest if that is gone, and a function that returns its tensors.
+
+    Weights on another host are fetched only by that function, in the writing thread, since the link may be slow. It
+    raises OSError if the version is gone by then.
+    """
     if not weights.fetches:
         found, state = weights.read(version)
         return found, lambda: state
@@ -152,10 +154,10 @@ def reader_of(weights: Weights, version: int) -> tuple[int, Callable[[], State]]
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """A run as it is at a moment between two events, ready to be written by another thread.
+    """A run between two events, ready to be written by another thread.
 
-    part: the folder to write to, which holds the trainer's state already. samples: the finished ones. version: of the
-    published weights; published: gives these, where they are not the trainer's.
+    part: folder to write to, which already has the trainer's state. samples: finished ones. version: of the published
+    weights; published: returns them, None if they are the trainer's.
     """
 
     part: Path
@@ -174,10 +176,10 @@ def take_snapshot(
     states: TrainerStates,
     counts: dict[str, Any],
 ) -> RunSnapshot:
-    """The run as it is now; its finished samples are handed over, so the snapshot must be written or given up before
-    another is taken. OSError: there is no place for it.
+    """Take a snapshot of the run, which must be written or given up before the next one.
 
-    The trainer's newest state goes with it. Updates that it lacks are rolled back when the run is resumed.
+    It includes the trainer's newest state; updates that this state lacks are rolled back on resume. OSError: the folder
+    cannot be written, or no trainer state is left.
     """
     whole = next_run(folder)
     part = whole.with_name(whole.name + PART)
@@ -189,7 +191,7 @@ def take_snapshot(
     link_or_copy(state, part / (TRAINER_FOLDER if state.is_dir() else TRAINER_FILE))  # replaced, never changed
     version, published = versions.trained, None
     if versions.in_version or states.updates(state) != versions.updates:
-        # A newer one there may be of updates that were undone.
+        # The trainer's state may be newer, of updates that were undone.
         version, published = reader_of(weights, versions.published)
     finished = [sample for sample in conductor.rollout.samples.values() if sample.payload_id]
     waiting = [sample.payload_id for sample in finished if not sample.ticket.evaluation]
@@ -199,9 +201,9 @@ def take_snapshot(
 
 
 def write_snapshot(snapshot: RunSnapshot, keep: int) -> Path:
-    """Write it beside older saved runs, of which the newest `keep` stay, this one included; its path.
+    """Write a snapshot, delete all but the newest `keep` saved runs, and return its path.
 
-    OSError: it cannot be written; then nothing of it is left, and the older ones stay.
+    OSError: it cannot be written; its files are then removed and the older saved runs stay.
     """
     part = snapshot.part
     whole = part.with_name(part.name.removesuffix(PART))
@@ -235,7 +237,7 @@ def _write_files(snapshot: RunSnapshot) -> None:
 
 
 def _write_samples(path: Path, samples: SampleHandover) -> None:
-    """As `numpy.savez` would, but one sample in memory at a time."""
+    """`numpy.savez` with only one sample in memory at a time."""
     with zipfile.ZipFile(path, "w") as archive:
         for payload_id, sample in samples.samples():
             for name, array in _flat(payload_id, sample).items():
@@ -244,7 +246,7 @@ def _write_samples(path: Path, samples: SampleHandover) -> None:
 
 
 def _flat(payload_id: str, trajectory: Trajectory) -> dict[str, NDArray[Any]]:
-    """The trajectory's arrays by `<handle>/<field>` or `<handle>/<field>/<name>`; a field that is None has none."""
+    """The trajectory's arrays by `<payload id>/<field>` or `<payload id>/<field>/<name>`; None fields are left out."""
     arrays: dict[str, NDArray[Any]] = {}
     for part in fields(trajectory):
         value = getattr(trajectory, part.name)
@@ -256,7 +258,6 @@ def _flat(payload_id: str, trajectory: Trajectory) -> dict[str, NDArray[Any]]:
 
 
 def _sync(path: Path) -> None:
-    """To the disk, so that a power cut leaves it whole."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -265,8 +266,11 @@ def _sync(path: Path) -> None:
 
 
 def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher, versions: int) -> AnyConductor:
-    """Restore the saved run's conductor, without stations, and put its samples into the arena. versions: the target,
-    which may be lower than when the run was saved."""
+    """Restore the saved run's conductor, without stations, and put its samples into the arena.
+
+    versions: the target, which may be lower than when the run was saved. RunFolderError: conductor or samples do not
+    fit.
+    """
     try:
         conductor = restore_conductor(settings, saved.conductor)
     except (KeyError, TypeError, ValueError) as error:
@@ -294,7 +298,7 @@ def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher
 
 
 def _assign_blocks(payload_ids: Iterable[str], blocks: int) -> dict[str, str]:
-    """The arena block of each saved sample: the old one, or the first blocks if there are fewer than before."""
+    """Arena block of each saved sample: its old one, or the first blocks if the arena has become smaller."""
     own = list(payload_ids)
     if all(int(payload_id) < blocks for payload_id in own):
         return {payload_id: payload_id for payload_id in own}

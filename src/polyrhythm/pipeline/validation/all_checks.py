@@ -1,12 +1,9 @@
-"""The list of checks of a recipe, in order, for `polyrhythm check` and `polyrhythm train RECIPE --check`.
+"""Ordered list of a recipe's checks, for `polyrhythm check` and `polyrhythm train RECIPE --check`.
 
-`train --check` goes as far as the cost `machine`: seconds at any size, since no simulator is started, no weight read
-and no file written. What this machine lacks (a checkpoint's folder, a package, a device, memory) is missing rather than
-failed, and the rest is checked as far as it can be without it. Left to `check`, which builds the policy and runs the
-environment: whether that has an expert, and, for policies beyond `_SMALL`, whether the tensors of `init_from` fit; the
-settings of its run are compared at once.
-
-A failed check does not stop the others, unless they need its result.
+`train --check` runs checks up to the cost `machine`: seconds at any size, since it starts no simulator, reads no
+weights and writes no file. Resources that this machine lacks (checkpoint folder, package, device, memory) are reported
+as missing, not failed, and the remaining checks run as far as they can. Only `check` builds the policy and runs the
+environment. A failed check does not stop the others, unless they need its result.
 """
 
 from __future__ import annotations
@@ -79,7 +76,7 @@ _SMALL = 64 * 2**20
 
 
 def examine(config: RunConfig, depth: Cost = "trial") -> Iterator[Examined]:
-    """Run all checks of a configuration that cost at most that; yield each finding as soon as it is known."""
+    """Run all checks of a configuration up to the cost `depth`; yield each finding as soon as it is known."""
     yield from examine_all(with_added(CHECKS, depth), CheckContext(config, depth))
 
 
@@ -104,8 +101,10 @@ def _rows(context: CheckContext) -> str:
 
 
 def _declared_environment(context: CheckContext) -> Iterator[Examined]:
-    """Packages, the environment's own check, and its spec; what fails in both is told once. An environment whose
-    package is missing may not tell its own spec."""
+    """Check packages, the environment's own check, and its spec; a failure of both is reported once.
+
+    An environment whose package is missing may be unable to return its spec.
+    """
     config = context.config
     lacking = [package for package in declared(config.env).needs if not need(package).found]
     installed = Check("environment's packages", "environment", "machine", lambda _: check_env_installed(config))
@@ -144,7 +143,6 @@ def _spec(context: CheckContext) -> None:
 
 
 def _contract_of_environment(context: CheckContext) -> Iterator[Finding]:
-    """Check the contract; a crash or a hang is a finding too."""
     failed = False
     try:
         for seen in try_contract(context.config, env_settings(context.config)):
@@ -162,13 +160,15 @@ def _contract_of_environment(context: CheckContext) -> Iterator[Finding]:
 
 
 def _declared_policy(context: CheckContext) -> Iterator[Examined]:
-    """Packages, and the form, which compares policy, environment and checkpoint. Where the checkpoint's folder or its
-    tokenizer is missing, the form is that of the released network of this type."""
+    """Check packages and the form, which compares policy, environment and checkpoint.
+
+    If the checkpoint or its tokenizer is missing, the form is that of the released network of this type.
+    """
     config, spec = context.config, context.spec
     installed = Check("policy's packages", "policy", "machine", lambda _: check_installed("policy", config.policy))
     yield from examine_one(installed, context)
     settings, told = policy_settings(config), set[str]()
-    stand_ins: list[Any] = [settings]  # settings that need less and less of this machine
+    stand_ins: list[Any] = [settings]  # settings that need ever less from this machine
     if settings_traits(settings).has_miniature:
         stand_ins += extended_settings(settings).stand_ins()
     for stand_in in stand_ins:
@@ -205,7 +205,6 @@ def _build(context: CheckContext) -> Result:
 
 
 def _contract_of_policy(context: CheckContext) -> Iterator[Finding]:
-    """Check the contract on the environment's first observations."""
     config, spec = context.config, context.spec
     if not context.rows:
         detail = "not checked: the check needs observations of the environment, and there are none"
@@ -233,14 +232,14 @@ def _contract_of_policy(context: CheckContext) -> Iterator[Finding]:
 
 
 class _Built(NamedTuple):
-    """A policy that can be tried. whole: it is the run's own; otherwise a miniature of it."""
+    """A policy that can be tried. whole: it is the run's own rather than a miniature."""
 
     policy: Policy
     whole: bool
 
 
 def _tried(context: CheckContext) -> _Built | None:
-    """The policy if it is small, else its miniature; None where a policy of its own is too large to be built here."""
+    """The policy if it is small, else its miniature; None for a large policy without one."""
     settings, spec, form = context.settings, context.spec, context.form
     if context.sized and form.train_bytes <= _SMALL and not getattr(settings, "checkpoint", ""):
         return _Built(check_build(context.config, spec, settings), whole=True)
@@ -250,7 +249,6 @@ def _tried(context: CheckContext) -> _Built | None:
 
 
 def _objective(context: CheckContext) -> str:
-    """The name of the objective of another system, if any, after all that can be tried of it."""
     config, spec, form = context.config, context.spec, context.form
     built = _Built(context.policy, whole=True) if context.tried else _tried(context)
     if built is not None and built.whole:
@@ -274,7 +272,6 @@ def _updates(context: CheckContext) -> Iterable[Finding]:
 
 
 def _declared_weights(context: CheckContext) -> str:
-    """Where the first weights come from, where a run names them."""
     config, spec = context.config, context.spec
     if config.evaluation.swapped:
         refuse_swapping(spec)
@@ -285,7 +282,7 @@ def _declared_weights(context: CheckContext) -> str:
             return ""
         if (dataset := config.demonstrations.dataset) is not None:
             return check_demonstrations(config, dataset, spec)
-        check_expert(env_settings(config), config.demonstrations)  # that of a text environment writes its messages
+        check_expert(env_settings(config), config.demonstrations)  # the expert of a text environment writes messages
         return ""
     if not Path(config.init_from).exists():
         raise MissingError(
@@ -307,7 +304,7 @@ def _processes(context: CheckContext) -> None:
 
 
 def _declared_memory(context: CheckContext) -> Result:
-    """The sizes of shared memory; none where the policy's is unknown."""
+    """Check and describe the sizes of shared memory; nothing if the policy's size is unknown."""
     if not context.sized:
         return ()
     sizes = shared_sizes(context.config, context.spec, context.form)
@@ -316,7 +313,7 @@ def _declared_memory(context: CheckContext) -> Result:
     return ", ".join(f"{name} {size_of(size)}" for name, size in sizes.items())
 
 
-#: The core's checks. Rows of the cost `machine` until `trial` are what can be checked before anything is built.
+#: The core's checks. Rows with cost `machine` and `until="trial"` check what is known before anything is built.
 CHECKS = (
     Check("devices", "recipe", "settings", lambda c: group_seats(check_devices(c.config))),
     Check("prometheus", "recipe", "trial", _prometheus),

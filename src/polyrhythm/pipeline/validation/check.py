@@ -1,7 +1,7 @@
 """Checks that environment, policy and settings fit together, before anything starts or a folder is made.
 
-The schema checks the configuration alone; here are the checks that need the parts themselves, and the trial of the
-policy on the environment's first observations. A failed check raises ConfigError: `setting = value: problem; fix`.
+The schema checks the configuration alone; these checks need the parts themselves, and include the trial of the policy
+on the environment's first observations. A failed check raises ConfigError: `setting = value: problem; fix`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from polyrhythm.specs import EnvSpec, WeightsLayout
 
 log = logging.getLogger(__name__)
 
-#: Bytes of the largest published policy that is tried itself.
+#: Size in bytes up to which a released policy is tried itself rather than its miniature.
 _TRIED = 256 * 2**20
 
 
@@ -68,11 +68,10 @@ class ValidatedRun(NamedTuple):
 def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False) -> ValidatedRun:
     """Raise ConfigError for the first setting that cannot be run, StartError if the machine lacks resources.
 
-    A checkpoint is compared with the environment's spec before anything else. Then the environment is built once, with
-    two rows, and reset once, unless all simulators join; of a text environment an episode is played, which a reward
-    function gets. The policy is tried on these observations, or its miniature is (`policy_to_try`).
-    trainer: whether the run has a trainer; begun: the run has begun before, so no episode is played: a judge that is
-    down for a moment does not stop it.
+    A checkpoint is compared with the environment's spec first. Then the environment is built once with two rows and
+    reset, unless all simulators join; in a text environment an episode is played and passed to the reward function. The
+    policy, or its miniature (`policy_to_try`), is tried on these observations. trainer: whether the run has one; begun:
+    the run resumes, so no episode is played and an unavailable judge does not stop it.
     """
     log.info("checks of settings, environment and policy …")
     forget_warnings()
@@ -86,7 +85,7 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
         check_endpoint(config.prometheus)
         for finding in settings_findings(config):
             log_note(finding)
-    free = free_memory()  # before the policy is built here, which is gone when the stations work
+    free = free_memory()  # before the policy is built here; it is freed when the stations run
     context.free = lambda device: free if device == "cpu" else free_memory(device)
     env = installed_env(config)
     declared = None
@@ -117,15 +116,14 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
 
 
 def _take_form(context: CheckContext) -> None:
-    """The declared form, for which there is memory."""
     context.form = check_form_first(context.config, context.spec)
     require_added(context, "policy's form")
 
 
 def free_memory(device: str = "cpu", *, now: bool = False) -> int:
-    """Bytes that this process may still use of the host's memory, or all bytes of a CUDA device.
+    """Bytes of host memory that this process may still use, or the total bytes of a CUDA device.
 
-    now: those of a CUDA device that nobody uses at present; to ask takes a part of them for this process.
+    now: currently free bytes of a CUDA device instead; the query itself allocates a CUDA context.
     """
     if device != "cpu" and now:
         return int(torch.cuda.mem_get_info(device)[0])
@@ -136,7 +134,7 @@ def free_memory(device: str = "cpu", *, now: bool = False) -> int:
 
 
 def container_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes left within the control group's limit, files that are only cached not counted; None if it has no limit."""
+    """Bytes left within the control group's limit, not counting page cache as used; None without a limit."""
     for folder, most, used, cached in (
         (root, "memory.max", "memory.current", "inactive_file"),
         (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -152,13 +150,15 @@ def container_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def _simulates_here(config: RunConfig) -> bool:
-    """Whether the run builds environments itself; else all of its simulators join."""
+    """Whether the run builds environments itself; otherwise all of its simulators join."""
     return bool(config.rollout.simulators or config.evaluation.reserved_rows)
 
 
 def installed_env(config: RunConfig) -> EnvSettings:
-    """The environment's settings. Raises ConfigError if a package that environment or policy requires is missing. Where
-    all simulators join, the environment's packages are theirs."""
+    """The environment's settings. ConfigError: a package that environment or policy requires is missing.
+
+    If all simulators join, the environment's packages are not needed here.
+    """
     env = env_settings(config)
     if _simulates_here(config):
         check_env_installed(config)
@@ -167,15 +167,17 @@ def installed_env(config: RunConfig) -> EnvSettings:
 
 
 def check_env_installed(config: RunConfig) -> None:
-    """`check_installed` of the environment, which may measure how fast as many simulators draw as the run has."""
+    """`check_installed` of the environment, with the run's number of simulators set for checks of drawing speed."""
     here = config.rollout.simulators + bool(config.evaluation.reserved_rows)
     with set_simulator_count({"local": here, "inline": 1}.get(config.launcher, 0)):
         check_installed("env", config.env)
 
 
 def check_build(config: RunConfig, spec: EnvSpec, settings: PolicySettings | None = None) -> Policy:
-    """Build the policy as the trainer does, with the seed's weights, and check the attributes of its contract.
-    settings: in place of the configuration's."""
+    """Build the policy as the trainer does, with the seed's weights, and check its attributes.
+
+    settings: replace the configuration's.
+    """
     what = f"policy.type = {config.policy_type}"
     settings = settings or policy_settings(config)
     with errors_of(what, "its build()"):
@@ -190,8 +192,10 @@ def check_build(config: RunConfig, spec: EnvSpec, settings: PolicySettings | Non
 
 
 def check_server(config: RunConfig, policy: Policy) -> None:
-    """Raise StartError unless the server of the policy's engine, if it is at one, answers as it should. On a Ray
-    cluster the generator, which may be on another host, asks it."""
+    """Raise StartError unless the server of the policy's engine, if it uses one, answers correctly.
+
+    On a Ray cluster the generator asks it instead, since it may be on another host.
+    """
     if config.launcher == "ray" or not isinstance(config.batching, StreamsBatching):
         return
     if policy_traits(policy).asks_server:
@@ -202,8 +206,10 @@ def check_server(config: RunConfig, policy: Policy) -> None:
 
 
 def policy_to_try(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm) -> tuple[Policy, PolicyForm]:
-    """What the trial runs, and its form: the policy, or the miniature of a published one that is beyond `_TRIED`, whose
-    dozens of passes would take minutes on a CPU. The miniature has the same inputs, method and settings."""
+    """The policy for the trial, and its form: a released policy larger than `_TRIED` is replaced by its miniature.
+
+    The trial's dozens of passes would take minutes on a CPU. The miniature has the same inputs, method and settings.
+    """
     settings = policy_settings(config)
     if form.train_bytes <= _TRIED or not settings_traits(settings).has_miniature:
         return policy, form
@@ -212,7 +218,7 @@ def policy_to_try(config: RunConfig, spec: EnvSpec, policy: Policy, form: Policy
 
 
 def check_form(config: RunConfig, spec: EnvSpec, settings: PolicySettings | None = None) -> PolicyForm:
-    """The policy's declared form. settings: in place of the configuration's."""
+    """The policy's declared form. settings: replace the configuration's."""
     settings = settings or policy_settings(config)
     with errors_of(f"policy.type = {config.policy_type}", "its form()"):
         form = settings.form(spec)
@@ -225,8 +231,10 @@ def check_form(config: RunConfig, spec: EnvSpec, settings: PolicySettings | None
 
 
 def check_form_first(config: RunConfig, spec: EnvSpec) -> PolicyForm:
-    """The declared form, before a policy was built that may not fit into memory. A defect that stops form() and build()
-    alike is told as build()'s, which users can call by themselves."""
+    """The declared form, before the policy is built, which may not fit into memory.
+
+    A defect that breaks both form() and build() is reported as one of build(), which users can call by themselves.
+    """
     try:
         return check_form(config, spec)
     except ConfigError:
@@ -235,8 +243,8 @@ def check_form_first(config: RunConfig, spec: EnvSpec) -> PolicyForm:
 
 
 def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> None:
-    """Raise StartError unless this machine's limits allow the run's files and threads. Of a cluster's other nodes they
-    are not known."""
+    """Raise StartError unless this machine's limits allow the run's files and threads. Limits of other cluster nodes
+    are unknown."""
     if config.launcher == "inline":
         return
     on_ray = config.launcher == "ray"
@@ -248,7 +256,7 @@ def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -
     processes = len(names["generators"]) + len(names["trainer"]) + len(names.get("scorers", ()))
     actors = len(infos) - config.join.simulators + processes if on_ray else 0
     if traits_of(config.env).own_process:
-        processes += sum(map(len, infos))  # each env batch has one in the other Python
+        processes += sum(map(len, infos))  # each env batch has a process in the other Python
     check_limits([*map(len, infos), *[1] * processes], agents=int(on_ray), actors=actors)
 
 
@@ -278,8 +286,8 @@ def check_start(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bo
 
 
 def check_demonstrations(config: RunConfig, dataset: DatasetSettings, spec: EnvSpec) -> str:
-    """What is in the dataset that is imitated first, after it was compared with the environment; only its small files
-    are read. A resumed run may have a copy."""
+    """Compare the dataset with the environment by its small files; returns its description. A resumed run needs
+    none."""
     if config.resume != "never":
         return ""
     return str(dataset_format(dataset).check_dataset(dataset, spec, config.rollout.action_repeat))
@@ -293,7 +301,7 @@ def shared_sizes(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer:
 
 
 def refuse_swapping(spec: EnvSpec) -> None:
-    """Raise ConfigError if the environment has only one task, so that there is no other instruction."""
+    """Raise ConfigError if the environment has only one task and hence no other instruction."""
     if len(spec.tasks) < 2:
         raise ConfigError(
             "swapping instructions: it takes at least 2 tasks, and the environment has 1; leave it out "
@@ -302,8 +310,7 @@ def refuse_swapping(spec: EnvSpec) -> None:
 
 
 def check_devices(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources]:
-    """The seats of all stations. ConfigError: one has none on this machine, or updates do not fit the trainer's
-    ranks."""
+    """Seats of all stations. ConfigError: a device is missing, or updates do not fit the trainer's ranks."""
     placed = place(config, trainer=trainer)
     if trainer and config.training.versions:
         check_ranks(config, len(placed.names["trainer"]))

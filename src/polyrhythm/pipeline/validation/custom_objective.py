@@ -24,7 +24,7 @@ from polyrhythm.policies.form_checks import check_answers, check_published
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 from polyrhythm.training.objective import advantage_estimate, policy_loss
 
-#: Chunk steps of the two trajectories that are tried; the last chunk is cut short.
+#: Chunk steps of the two trial trajectories; the last chunk is cut short.
 _STEPS = (3, 2)
 #: Names of the learner's own metrics.
 _TAKEN = {
@@ -44,9 +44,9 @@ def try_on(
     *,
     learns: bool,
 ) -> None:
-    """Raise ConfigError unless the policy keeps its contract on these rows of the environment, and is as `form` says.
+    """Raise ConfigError unless the policy fulfils its contract on these rows and matches its form.
 
-    kind: its type; learns: from rewards.
+    kind: type of the policy; learns: from rewards.
     """
     obs = as_shown(observations, spec)
     try:
@@ -58,7 +58,7 @@ def try_on(
 
 
 def as_shown(observations: Mapping[str, NDArray[Any]], spec: EnvSpec) -> dict[str, Tensor]:
-    """The rows as policy input: instructions from the first to the last, progress 0."""
+    """The rows as policy input: instructions spread from the first to the last, progress 0."""
     rows = len(next(iter(observations.values())))
     shown = {name: torch.from_numpy(array) for name, array in observations.items()}
     instructions = torch.linspace(0, len(spec.tasks) - 1, rows).long()
@@ -143,7 +143,7 @@ def _called(what: str, function: Callable[..., Any], argument: object) -> Any:
 
 
 def _check_pure(what: str, first: Tensor, second: Tensor, given: Sequence[Tensor], before: Sequence[Tensor]) -> None:
-    """Raise ConfigError unless the function is deterministic and leaves its inputs unchanged."""
+    """ConfigError: the function is not deterministic, or changes its inputs."""
     if not all(torch.equal(a, b) for a, b in zip(given, before, strict=True)):
         raise ConfigError(f"{what}: it modifies its input; work on a copy")
     if not torch.equal(first, second):

@@ -28,7 +28,7 @@ _START_S, _MESSAGE_S = 60.0, 5.0
 
 
 def examine() -> Iterator[Finding]:
-    """Run all checks; yield each result as soon as it is known. missing: the quickstart cannot run; note: it can."""
+    """Run all checks and yield each result as soon as it is known. missing: the quickstart cannot run; note: it can."""
     told: dict[str, str] = {}  # message → the first check that raised it
     for check in (*CHECKS, *added("machine", "doctor")):
         try:
@@ -44,10 +44,9 @@ def examine() -> Iterator[Finding]:
 
 
 def examine_env(name: str) -> Iterator[Finding]:
-    """Run the checks of an environment: its packages, then what its settings class finds of this machine.
+    """Check an environment: its packages, then the `findings()` of its settings class, if it has that class method.
 
-    That class may have a class method `findings()`, which yields `conformance.Finding`s, the slow ones last.
-    Raises ConfigError if there is no such environment.
+    `findings` yields `conformance.Finding`s, the slow ones last. ConfigError: there is no such environment.
     """
     from polyrhythm.config.catalog import adapter, declared
     from polyrhythm.config.registry import settings_class
@@ -206,7 +205,7 @@ def _gigabytes(size: float) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
-#: The core's checks; that of rendering, which takes seconds, comes behind them.
+#: The core's checks; the check of rendering, which takes seconds, follows them.
 CHECKS = (
     Check("python", "machine", "settings", _python),
     Check("packages", "machine", "settings", _packages),

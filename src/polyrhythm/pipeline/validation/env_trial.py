@@ -1,8 +1,7 @@
-"""Tries the environment before the run, in the kind of process that its stations will use, with a deadline per call.
+"""Tries the environment before the run, in the same kind of process as its stations, with a deadline per call.
 
-Launcher local: in a separate process, so that the main process survives a simulator that crashes, in spec() too.
-Launcher inline: in a thread of this process, since its class may be defined only here. Either way an environment that
-hangs is reported.
+Launcher local: in a separate process, so that the main process survives a crash, also in spec(). Launcher inline: in a
+thread, since the class may be defined only in this process. A hanging environment is reported in both cases.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ LIMITS = {
     "load": "start_s",
     "score": "score_s",
 }
-#: Calls into the reward function, in words; the others are into the environment.
+#: Calls into the reward function, in words; all others are calls of the environment.
 _REWARDS = {"load": "making it", "score": "it"}
-#: Seconds beyond a call's limit within which the process ends itself, with its traceback.
+#: Seconds after a call's limit within which the process ends itself and writes its traceback.
 _GRACE_S = 5.0
 _LAST_BYTES = 16_384
 
@@ -69,7 +68,7 @@ def try_spec(config: RunConfig, settings: EnvSettings) -> EnvSpec:
 
 
 def declared_rows(spec: EnvSpec) -> EnvTrial:
-    """Two made-up rows of this spec, where no environment can be built here."""
+    """Two random rows of this spec, for a machine that cannot build the environment."""
     rng, rows = np.random.default_rng(0), {}
     for name, array in spec.observation.items():
         values = rng.random((2, *array.shape)) * (1 if np.dtype(array.dtype).kind in "bf" else 2)
@@ -78,23 +77,27 @@ def declared_rows(spec: EnvSpec) -> EnvTrial:
 
 
 def try_env(config: RunConfig, settings: EnvSettings, *, play: bool = True) -> EnvTrial:
-    """Build the environment once and reset it; of a text environment, play an episode, which a reward function gets.
-    Then reset it with equal seeds: a warning says if they give something else. Raises ConfigError if it breaks its
-    contract, or the reward function does. play: whether an episode is played."""
+    """Build the environment and reset it; play an episode of a text environment.
+
+    The episode is passed to the reward function. A second reset with the same seeds warns if it differs. play: whether
+    an episode is played. ConfigError: the environment or the reward function violates its contract.
+    """
     seen = dict(_events("observe", config, settings, play=play))
     return EnvTrial(seen["spec"], seen["arrays"])
 
 
 def try_contract(config: RunConfig, settings: EnvSettings) -> Iterator[Finding | Arrays]:
-    """Yield the findings of all checks of the environment, then its first rows. Raises ConfigError if it hangs or
-    crashes, or these rows cannot be observed."""
+    """Yield the findings of all checks of the environment, then its first rows.
+
+    ConfigError: it hangs or crashes, or these rows cannot be observed.
+    """
     for kind, seen in _events("contract", config, settings):
         if kind != "spec":
             yield Finding(*seen) if kind == "finding" else seen
 
 
 def _events(job: str, config: RunConfig, settings: EnvSettings, *, play: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yield the trial's results as (kind, content). Raises ConfigError if the job fails."""
+    """Yield the trial's results as (kind, content). ConfigError: the job fails."""
     what = f"env.type = {config.env_type}"
     trial = _in_thread if config.launcher == "inline" else _in_process
     for event in trial(what, job, config, settings, _episode(config, play=play)):
@@ -120,7 +123,7 @@ def _episode(config: RunConfig, *, play: bool) -> EpisodeTrial:
 
 
 def _callee(config: RunConfig, what: str, call: str) -> tuple[str, str]:
-    """Whose call it is, as a setting, and its name there. what: the environment."""
+    """The setting that names the owner of a call, and the call's name in the message. what: names the environment."""
     if call in _REWARDS and config.scoring is not None:
         return f"scoring.function = {config.scoring.function}", _REWARDS[call]
     return what, call
@@ -149,7 +152,8 @@ def _way_out(call: str) -> str:
 def _in_thread(
     what: str, job: str, config: RunConfig, settings: EnvSettings, episode: EpisodeTrial
 ) -> Iterator[list[Any]]:
-    """Yield the thread's events. Waits for: the next event. Unblocked by: it, or the current call's time limit."""
+    """Yield the thread's events. Waits for: the next event. Unblocked by: an event, or the current call's time
+    limit."""
     events: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
     limits, call = _limits(config), "spec"
 
@@ -178,7 +182,6 @@ def _in_thread(
 
 
 def _thread_location(thread: threading.Thread) -> str:
-    """` (file, line 12)` where the thread is."""
     frame = sys._current_frames().get(thread.ident or 0)
     return place([(entry.filename, entry.lineno or 0) for entry in traceback.extract_stack(frame)]) if frame else ""
 
@@ -200,7 +203,7 @@ def _same_random_numbers() -> Iterator[None]:
 
 
 def _in_process(what: str, job: str, config: RunConfig, _: EnvSettings, episode: EpisodeTrial) -> Iterator[list[Any]]:
-    """Yield the process's events. Waits for: its next line. Unblocked by: it, the process's end, or the limit."""
+    """Yield the process's events. Waits for: its next line. Unblocked by: a line, the process's end, or the limit."""
     limits, call = _limits(config), "spec"
     with tempfile.TemporaryFile() as log:
         popen, lines = _start(job, config, episode, limits, log)
@@ -221,8 +224,6 @@ def _in_process(what: str, job: str, config: RunConfig, _: EnvSettings, episode:
 
 
 class _LineReader:
-    """Reads lines from a pipe with a timeout."""
-
     def __init__(self, pipe: int) -> None:
         self._pipe, self._rest = pipe, b""
 
@@ -245,7 +246,7 @@ class _LineReader:
 def _start(
     job: str, config: RunConfig, episode: EpisodeTrial, limits: dict[str, float], log: IO[bytes]
 ) -> tuple[subprocess.Popen[bytes], _LineReader]:
-    """Start the process in a new session, so that only main receives the terminal's signals."""
+    """Start the process in a new session, so that it does not receive the terminal's signals."""
     ours, theirs = os.pipe()
     environment = os.environ | same_imports()
     popen = subprocess.Popen(
@@ -277,7 +278,6 @@ def _start(
 
 
 def _exit_error(config: RunConfig, what: str, call: str, popen: subprocess.Popen[bytes], log: IO[bytes]) -> ConfigError:
-    """Error for a process that ended or timed out before its next line."""
     log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
     text = log.read().decode("utf-8", errors="replace")
     threads = text.rpartition("Timeout (")[2].split("\n\n")

@@ -36,13 +36,13 @@ from polyrhythm.specs.plain import as_plain, from_plain
 Send = Callable[..., None]
 
 
-#: How a valid reward function is let through that the episode is not for.
+#: Remedy for a valid reward function that fails on the trial episode.
 WAY_OUT = "or set scoring.try_first=false"
 
 
 class EpisodeTrial(NamedTuple):
-    """What is tried after the reset. play: whether an episode is played, of a text environment; expert: whether its
-    expert is asked; function, options: those of `scoring`, "" for none; score: whether it is called on the episode."""
+    """The trial after the reset. play: play an episode of a text environment; expert: ask its expert; function,
+    options: those of `scoring`, "" for none; score: call the function on the episode."""
 
     play: bool = True
     expert: bool = False
@@ -53,8 +53,7 @@ class EpisodeTrial(NamedTuple):
 
 @dataclass(slots=True)
 class TriedEpisode:
-    """An episode of the environment that is tried, for checks of plugins behind "episode". settings: the environment's;
-    about_to: called before each call into user code."""
+    """The trial's episode, for plugin checks of stage "episode". about_to: called before each call into user code."""
 
     trial: EpisodeTrial
     settings: EnvSettings
@@ -63,18 +62,19 @@ class TriedEpisode:
     _played: TrialEpisode | None = None
 
     def play(self) -> TrialEpisode | None:
-        """The sample, played at the first call; None where no episode is played. Raises ContractViolation."""
+        """The sample, played at the first call; None if no episode is played. ContractViolation: the environment
+        fails."""
         if self._played is None and self.trial.play and is_text(self.env.spec):
             self._played = play_episode(self.env, expert=self.trial.expert)
         return self._played
 
 
 def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: EpisodeTrial) -> None:
-    """Do a job. `spec`: get the spec. `observe`: that, and two rows after a reset; then an episode of a text
-    environment, which a reward function gets, and a warning if equal seeds give other episodes. `contract`: all checks,
-    then the same without that warning.
+    """Do a job.
 
-    rows: of an env batch in the run.
+    `spec`: get the spec. `observe`: also two rows after a reset, an episode of a text environment passed to the reward
+    function, and a warning if equal seeds give different episodes. `contract`: all checks, then the same without that
+    warning. rows: of an env batch in the run.
     """
 
     def about_to(call: str) -> None:
@@ -107,7 +107,7 @@ def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: E
 
 
 def _send_findings(settings: EnvSettings, rows: int, about_to: Callable[[str], None], send: Send) -> None:
-    """All checks; what modules of environments warn of meanwhile is a note."""
+    """Send the findings of all checks, and warnings of environment modules as notes."""
     forget_warnings()
     with closing(EnvWarnings()) as warnings:
         for finding in check_contract(settings, rows, about_to):
@@ -129,7 +129,7 @@ def encode_event(kind: str, *parts: Any) -> bytes:
 
 
 def decode_event(line: bytes) -> list[Any]:
-    """The event of a line of `encode_event`."""
+    """Inverse of `encode_event`."""
     kind, *parts = json.loads(line)
     if kind == "spec":
         parts = [from_plain(parts[0])]

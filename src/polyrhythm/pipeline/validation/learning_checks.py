@@ -27,7 +27,7 @@ from polyrhythm.policies.traits import policy_traits
 from polyrhythm.specs import EnvSpec
 from polyrhythm.training.optim import adamw_of
 
-#: Samples and chunk steps of an update below which its gradient is mostly noise.
+#: Samples and chunk steps below which the gradient of an update is mostly noise.
 _FEW_SAMPLES, _FEW_STEPS = 8, 64
 #: max_lag from which ppo with a higher upper clip lost least (bench/results/algorithms.md).
 _LONG_LAG = 4
@@ -38,7 +38,7 @@ _LARGE = 10.0
 def check_learning(
     config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm, *, trainer: bool, tried: Policy | None = None
 ) -> None:
-    """Check that objective, optimizer and policy fit together. tried: the policy's miniature, if it is too large."""
+    """ConfigError: they do not fit together. tried: the miniature of a policy that is too large to try."""
     check_value(config, form)
     check_tokens(config, form)
     if trainer and config.training.versions:
@@ -50,7 +50,7 @@ def check_learning(
 
 
 def check_value(config: RunConfig, form: PolicyForm) -> None:
-    """Check that the policy's value, where one is used, is per chunk or per action as `reward_level` says."""
+    """Check that the policy's value, if used, has the level of `algorithm.reward_level`."""
     actual, expected = form.value, config.algorithm.reward_level
     if actual == expected or not config.algorithm.uses_value:
         return
@@ -73,7 +73,7 @@ def check_value(config: RunConfig, form: PolicyForm) -> None:
 
 
 def check_tokens(config: RunConfig, form: PolicyForm) -> None:
-    """Check that rows are messages of tokens, where settings count those."""
+    """Check that rows are messages of tokens, if settings count tokens."""
     if config.training.micro_batch_tokens and not form.row_tokens:
         raise ConfigError(
             f"training.micro_batch_tokens = {config.training.micro_batch_tokens}: rows of the policy "
@@ -95,7 +95,6 @@ def check_tokens(config: RunConfig, form: PolicyForm) -> None:
 
 
 def _check_has_value(config: RunConfig, policy: Policy) -> None:
-    """Check that the policy has a value if the algorithm uses one."""
     if config.algorithm.uses_value and not policy_traits(policy).value:
         algorithm = config.algorithm
         head = ", or set policy.value_head true" if hasattr(config.policy, "value_head") else ""
@@ -114,7 +113,6 @@ def learns_from_rewards(spec: EnvSpec, policy: Policy) -> bool:
 
 
 def check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
-    """Check that rewards can change what the policy does."""
     if not learns_from_rewards(spec, policy):
         raise ConfigError(
             f"policy.type = {config.policy_type}: its log-probs do not depend on its parameters, so "
@@ -124,7 +122,7 @@ def check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
 
 
 def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Iterator[Finding]:
-    """What an update does, by whose defaults, and notes about settings under which runs train and do not learn."""
+    """Describe an update and the source of its defaults; notes on settings under which policies tend not to learn."""
     training, algorithm = config.training, config.algorithm
     if not training.versions:
         return
@@ -144,7 +142,7 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
     longest = min(longest, config.rollout.segment_steps or longest)
     steps = training.batch_size * longest
     least = training.epochs * training.require_batches * config.freshness.sync_interval  # optimizer steps of a version
-    one_pass = least == 1 != defaults.get("epochs")  # language models are to have one
+    one_pass = least == 1 != defaults.get("epochs")  # language models declare one epoch
     if one_pass and (not training.minibatch_steps or steps <= training.minibatch_steps):
         yield Finding(
             "optimizer steps",
@@ -176,8 +174,10 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
 
 
 def staleness_findings(config: RunConfig) -> Iterator[Finding]:
-    """Notes where the policy loss does not fit how far the weights that acted are from those that it changes, by
-    docs/objectives.md and what bench/results/algorithms.md measured. Only the configuration is read."""
+    """Notes if the policy loss does not fit the expected age of the weights that acted.
+
+    Rules: docs/objectives.md and measurements in bench/results/algorithms.md. Reads only the configuration.
+    """
     algorithm, training, loss = config.algorithm, config.training, config.algorithm.loss
     lag, interval = config.freshness.max_lag, config.freshness.sync_interval
     age = interval * (math.ceil(lag) + 1) - 1
@@ -192,7 +192,7 @@ def staleness_findings(config: RunConfig) -> Iterator[Finding]:
         setting, fixes, sibling = "algorithm.proximal", recompute, f"{config.objective}_async"
         if loss.corrects_staleness:  # type: ignore[union-attr]
             setting, fixes = "algorithm.loss.ratio_to", [*recompute, "algorithm.loss.ratio_to=proximal"]
-        # Else it would discard the recipe's own settings.
+        # Otherwise it would discard the recipe's own settings.
         elif sibling in OBJECTIVE_PRESETS and is_unchanged(config.objective, algorithm):
             fixes = [f"objective={sibling}"]
         yield _lag_note(f"{setting} = behavior: {loss.type} clips around {acted}", fixes)
@@ -237,7 +237,7 @@ def scale_findings(config: RunConfig, rows: Mapping[str, NDArray[Any]]) -> Itera
 
 
 def _unchanged(declared: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Dotted names of the declared defaults that the configuration has."""
+    """Dotted names of the declared defaults that the configuration keeps."""
     names = []
     for name, value in declared.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Checks that rows, slots, batches and the user's functions of the rollout fit the environment, and updates the
+"""Checks that rows, slots, batches and the user's rollout functions fit the environment, and that updates fit the
 trainer's ranks."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
-    """Check rows, slots and batches against the environment's abilities."""
+    """Check rows, slots and batches against the environment's capabilities."""
     with errors_of("config"):
         scheduler_settings(config, spec)
     check_engine(config)
@@ -51,8 +51,7 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
 
 
 def check_engine(config: RunConfig) -> None:
-    """Raise ConfigError if an engine that answers streams would have to answer passes, or one that holds one version of
-    the weights several."""
+    """Raise ConfigError if the engine does not support the configured batching, sharing, generators or evaluation."""
     engine = settings_traits(config.policy).engine
     if engine.streams_only and not isinstance(config.batching, StreamsBatching):
         raise ConfigError(
@@ -75,7 +74,7 @@ def check_engine(config: RunConfig) -> None:
 
 
 def check_weights_change(config: RunConfig) -> None:
-    """Raise ConfigError if the run learns, and what generates keeps the weights that it was started with."""
+    """Raise ConfigError if the run trains but the engine cannot receive new weights."""
     if config.training.versions and (fixed := settings_traits(config.policy).engine.fixed_weights):
         raise ConfigError(
             f"training.versions = {config.training.versions}: {fixed}, so the server cannot get new weights; name the "
@@ -84,13 +83,13 @@ def check_weights_change(config: RunConfig) -> None:
 
 
 def settings_findings(config: RunConfig) -> Iterator[Finding]:
-    """Notes on settings that are valid but do not fit together; only the configuration is read."""
+    """Notes on settings that are valid but do not fit together; reads only the configuration."""
     yield from staleness_findings(config)
     yield from batching_findings(config)
 
 
 def batching_findings(config: RunConfig) -> Iterator[Finding]:
-    """A note where every forward pass waits for requests that cannot come."""
+    """A note if every forward pass waits for requests that cannot come."""
     batching, rows = config.batching, config.all_rows
     if not isinstance(batching, DynamicBatching) or batching.fire_when_all_wait or not batching.max_wait_ms:
         return
@@ -117,7 +116,7 @@ def _check_slots(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) -> 
 
 
 def _try_key(path: str) -> None:
-    """Raise ValueError if the queue key function, if there is one, raises or returns keys that have no order."""
+    """Raise ValueError if the queue key function raises or returns keys that cannot be ordered or saved."""
     if not path:
         return
     key = load_function(path, "queue_key")
@@ -136,9 +135,11 @@ def _is_plain(key: object) -> bool:
 
 
 def check_ranks(config: RunConfig, ranks: int) -> None:
-    """Raise ConfigError, with a problem for each setting, unless the mini-batches of this run fit so many ranks: groups
-    are dealt to ranks whole, and each takes the steps of its own; with fewer groups or steps some would only wait.
-    ranks: of this machine (`pipeline.placed.trainer_ranks`)."""
+    """Raise ConfigError, with a problem for each setting, unless the mini-batches of this run fit this number of ranks.
+
+    Groups are dealt to ranks whole, and each rank trains on its own steps; with fewer groups or steps some ranks would
+    idle. ranks: of this machine (`pipeline.placed.trainer_ranks`).
+    """
     if ranks == 1:
         return
     what, training = _named(config, ranks), config.training
@@ -170,7 +171,6 @@ def _counted(ranks: int) -> str:
 
 
 def _named(config: RunConfig, ranks: int) -> str:
-    """The setting that the number of ranks comes from, with its value."""
     placement = config.placement
     if placement.trainer.ranks is not None:
         return f"placement.trainer.ranks = {ranks}"

@@ -1,8 +1,8 @@
 """Records demonstrations of an environment's scripted expert as chunk steps to imitate, in memory.
 
-Of the unsuccessful episodes only the noisy ones are kept, whose labels are still correct, unless `keep_failed`. An
-episode that is not finite, or whose row fails, is dropped. How episodes are played: warm_start/episodes.py; as a
-dataset in files: plugins/lerobot.
+Unsuccessful episodes are dropped, except noisy ones, whose labels are still correct, unless `keep_failed`. Episodes
+that are not finite, or whose row fails, are dropped. Playing: warm_start/episodes.py; datasets in files:
+plugins/lerobot.
 """
 
 from __future__ import annotations
@@ -35,28 +35,30 @@ from polyrhythm.training.sft import Demonstrations
 
 log = logging.getLogger(__name__)
 
-#: Told (episodes done, episodes in all) after each turn of the env batch.
+#: Called with (episodes done, episodes in all) after each turn of the env batch.
 OnProgress = Callable[[int, int], None]
 
 
 class DatasetFormat(Protocol):
-    """A layout of folders with demonstrations, such as a module; a plugin adds it under kind `demonstrations`."""
+    """A folder layout of demonstrations, such as a module; a plugin registers it under kind `demonstrations`."""
 
     def check_dataset(self, settings: DatasetSettings, spec: EnvSpec, action_repeat: int) -> object:
-        """By its small files alone; what is returned is shown as text. MissingError: folder or package is missing;
-        RunFolderError: it is damaged, or not a folder of this layout; ConfigError: its arrays or tasks are not the
-        environment's."""
+        """Check the small files and return a description.
+
+        MissingError: folder or package is missing; RunFolderError: it is damaged, or has another layout; ConfigError:
+        its arrays or tasks differ from the environment's.
+        """
         ...
 
     def read_demonstrations(
         self, settings: DatasetSettings, spec: EnvSpec, chunk: int, action_repeat: int
     ) -> Demonstrations:
-        """The chosen episodes, for a policy with so many actions in a chunk. Raises what `check_dataset` raises."""
+        """The selected episodes, for a policy with `chunk` actions per chunk. Raises what `check_dataset` raises."""
         ...
 
 
 def dataset_format(settings: DatasetSettings) -> DatasetFormat:
-    """The layout that the settings name. ConfigError: there is no such one."""
+    """The layout that the settings name. ConfigError: it is unknown."""
     if settings.format not in (known := table("demonstrations")):
         raise ConfigError(
             f"demonstrations.dataset.format = {settings.format}: there is no such layout; "
@@ -67,14 +69,13 @@ def dataset_format(settings: DatasetSettings) -> DatasetFormat:
 
 
 def _lower(noise_std: float, action_repeat: int) -> str:
-    """What may keep an expert from its goal, if it is set."""
     found = [f"demonstrations.noise_std ({noise_std:g})"] if noise_std else []
     found += [f"rollout.action_repeat ({action_repeat})"] if action_repeat > 1 else []
     return f", or lower {' or '.join(found)}" if found else ""
 
 
 class Recorded(NamedTuple):
-    """Demonstrations, and by task name the expert's `success_rate` (noisy episodes included)."""
+    """Demonstrations, and the expert's `success_rate` by task name (noisy episodes included)."""
 
     demonstrations: Demonstrations
     tasks: dict[str, dict[str, Any]]
@@ -87,7 +88,6 @@ class Recorded(NamedTuple):
 def record(
     config: RunConfig, settings: DemonstrationSettings, chunk: int, on_progress: OnProgress = lambda *_: None
 ) -> Recorded:
-    """Record demonstrations in the run's environment, for a policy with chunks of this length."""
     env = env_settings(config).build(config.rollout.rows)
     try:
         return demonstrate(env, settings, StepSettings(chunk, config.rollout.action_repeat), on_progress)
@@ -96,7 +96,7 @@ def record(
 
 
 def has_expert(env: EnvSettings) -> bool:
-    """Whether the environment has a scripted expert; builds a batch of one row to find out."""
+    """Whether the environment has a scripted expert; builds a batch of one row."""
     batch = env.build(1)
     try:
         return batch_traits(batch).expert
@@ -115,7 +115,7 @@ def check_expert(env: EnvSettings, settings: DemonstrationSettings) -> None:
 
 
 def refuse_misfit(found: Demonstrations, spec: EnvSpec, chunk: int, action_repeat: int) -> None:
-    """Raise ConfigError if these demonstrations are not of this environment, chunk length or action repeat."""
+    """Raise ConfigError if the demonstrations are of another environment, chunk length or action repeat."""
     here = [task.name for task in spec.tasks]
     if found.tasks and list(found.tasks) != here:
         raise ConfigError(
@@ -142,8 +142,8 @@ def demonstrate(
 ) -> Recorded:
     """Record `episodes_per_task` episodes of the expert per task.
 
-    Raises ConfigError if the environment has no expert, RunHalted if the expert has no successful, finite episode of
-    some task; with `keep_failed`, no finite one: a reward function may be the only judge.
+    ConfigError: the environment has no expert. RunHalted: some task has no successful, finite episode; with
+    `keep_failed`, where a reward function may judge later, no finite one.
     """
     if not batch_traits(env).expert:
         raise ConfigError("demonstrations = set: this environment has no scripted expert; set demonstrations to null")
@@ -181,6 +181,5 @@ def demonstrate(
 
 
 def successes(episodes: list[DemoEpisode], spec: EnvSpec) -> dict[str, dict[str, Any]]:
-    """By task name: `success_rate`."""
     by_task = [[episode.success for episode in episodes if episode.task == task] for task in range(len(spec.tasks))]
     return {task.name: success_rate(outcomes) for task, outcomes in zip(spec.tasks, by_task, strict=True)}

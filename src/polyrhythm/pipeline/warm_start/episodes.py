@@ -1,9 +1,9 @@
-"""Plays demonstration episodes, one per row of an env batch: the expert's, or those of a policy.
+"""Plays demonstration episodes, one per row of an env batch, with the actions of the expert or of a policy.
 
-Each primitive action of a chunk is the actor's in the state in which it begins, held for `action_repeat` env steps. In
-every `noise_every`-th episode noise is added to the executed action, not to the label, so that the policy learns to
-return to the expert's path. The last entry of an action, by convention the gripper, gets no noise. An episode in which
-an observation or a label is NaN or infinite, or whose row fails (`RowsFailed`), ends there; `lost` says why.
+Each primitive action of a chunk is chosen in the state in which it begins and held for `action_repeat` env steps. In
+every `noise_every`-th episode noise is added to the executed action but not to the label, so that the policy learns to
+return to the expert's path; the last entry of an action, by convention the gripper, gets none. An episode ends if an
+observation or a label is not finite, or its row fails (`RowsFailed`); `lost` tells why.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ _DOMAIN = 5
 class DemoEpisode:
     """One demonstration: observations and labels so far.
 
-    index: its number within its task; success_at: the chunk step in which it first succeeded, -1 if it did not;
-    reported: the environment has said at some step whether it does;
-    lost: why it is dropped, as a clause: an array is not finite, or the environment failed; "" if it is not dropped;
-    keep_failed: it is imitated even if it does not succeed.
+    index: number within its task; success_at: chunk step of the first success, -1 without one; reported: the
+    environment has reported success or failure; lost: reason for dropping it, as a clause, else ""; keep_failed:
+    imitated even without success.
     """
 
     task: int
@@ -56,22 +55,22 @@ class DemoEpisode:
 
     @property
     def success(self) -> bool | None:
-        """None: the environment does not say."""
+        """None if the environment does not report it."""
         return self.success_at >= 0 if self.reported else None
 
     def add_success(self, success: int) -> None:
-        """Add what the next chunk step says of success, as in `ChunkResult`."""
+        """Add the success report of the next chunk step, as in `ChunkResult`."""
         self.reported |= success >= 0
         if success > 0 and self.success_at < 0:
             self.success_at = len(self.labels)
 
     @property
     def kept(self) -> bool:
-        """Whether it is imitated: a success, or a noisy episode, whose labels are right all the same."""
+        """Whether it is imitated: a success, or a noisy episode, whose labels are correct in any case."""
         return not self.lost and (bool(self.success) or self.noise is not None or self.keep_failed)
 
 
-#: The primitive actions [n,A] of n episodes under way, which play in these rows; [n,C,A] with `EnvSpec.chunk`.
+#: Returns the primitive actions [n,A] of n running episodes in these rows; [n,C,A] with `EnvSpec.chunk`.
 Actor = Callable[[NDArray[np.intp], Sequence[DemoEpisode]], NDArray[Any]]
 
 
@@ -82,7 +81,7 @@ def expert_of(env: EnvBatch) -> Actor:
 
 
 def describe_dropped(episodes: list[DemoEpisode], spec: EnvSpec) -> str:
-    """How many of these episodes of one task were dropped, and the first of them; "" if none was."""
+    """Number of dropped episodes of one task, and the reason for the first; "" if there are none."""
     dropped = [episode for episode in episodes if episode.lost]
     if not dropped:
         return ""
@@ -92,8 +91,10 @@ def describe_dropped(episodes: list[DemoEpisode], spec: EnvSpec) -> str:
 
 
 def plan_episode(settings: DemonstrationSettings, task: int, index: int, training_states: int = 0) -> DemoEpisode:
-    """Episode `index` of a task: its seed and noise are a hash of (seed, task, index), whoever else plays beside it. It
-    begins in the one of `EnvSpec.training_states` whose turn it is."""
+    """Episode `index` of a task; seed and noise are a hash of (seed, task, index), independent of the other rows.
+
+    It takes the `EnvSpec.training_states` in turn.
+    """
     seed = split_seed(mix(settings.seed, _DOMAIN, task, index), held_out=False)
     seed = seed_in_state(seed, index, training_states) if training_states else seed
     noisy = settings.noise_std > 0 and index % settings.noise_every == settings.noise_every - 1
@@ -106,7 +107,7 @@ def play_episodes(
 ) -> None:
     """Play these episodes in parallel, one per row; at most as many as the batch has rows.
 
-    RunHalted: the environment raised for all rows of a call, so that which episode it was is unknown.
+    RunHalted: the environment raised for all rows of a call, so the failed episode is unknown.
     """
     guarded = GuardedEnv(env, isolate=True)
     try:
@@ -135,7 +136,7 @@ def _not_lost(episodes: list[DemoEpisode], rows: NDArray[np.intp]) -> NDArray[np
 
 
 def _lose_failed(env: GuardedEnv, rows: NDArray[np.intp], episodes: Sequence[DemoEpisode]) -> None:
-    """Lose those of these rows' episodes whose row has failed; forget all failures, those of idle rows too."""
+    """Drop the episodes whose row has failed; failures of idle rows are discarded."""
     playing = dict(zip(map(int, rows), episodes, strict=True))
     for row, fault in env.take_failed(rows).items():
         if fault.refused:
@@ -146,7 +147,8 @@ def _lose_failed(env: GuardedEnv, rows: NDArray[np.intp], episodes: Sequence[Dem
 
 
 def _observe(env: GuardedEnv, rows: NDArray[np.intp], episodes: list[DemoEpisode]) -> None:
-    """Add the current observation to each episode, in the simulator station's form; those not finite are lost."""
+    """Add the current observation to each episode, in the simulator station's form; drop episodes that are not
+    finite."""
     seen = {name: np.empty((len(rows), *a.shape), a.dtype) for name, a in env.spec.observation.items()}
     env.observe(rows, seen)
     floating = {f"observation {name}": array for name, array in seen.items() if array.dtype.kind == "f"}
@@ -168,7 +170,7 @@ def _act(
     step: StepSettings,
     actor: Actor,
 ) -> NDArray[np.bool_]:
-    """Execute one chunk in these rows and add its labels to the episodes; which ones continue [n]."""
+    """Execute one chunk in these rows and add its labels to the episodes; returns which continue, [n]."""
     spec = env.spec
     if spec.chunk:
         return _act_whole(env, rows, episodes, actor)
@@ -205,7 +207,7 @@ def _act(
 
 
 def _act_whole(env: GuardedEnv, rows: NDArray[np.intp], episodes: list[DemoEpisode], actor: Actor) -> NDArray[np.bool_]:
-    """`_act` for an environment that takes whole chunks. There is no noise on discrete actions."""
+    """`_act` for an environment that takes whole chunks. Discrete actions get no noise."""
     going = np.zeros(len(rows), bool)
     try:
         labels = actor(rows, episodes)
@@ -232,7 +234,6 @@ def _act_whole(env: GuardedEnv, rows: NDArray[np.intp], episodes: list[DemoEpiso
 def _lose_stepped(
     env: GuardedEnv, rows: NDArray[np.intp], result: ChunkResult, episodes: Sequence[DemoEpisode]
 ) -> None:
-    """`_lose_failed` after a chunk step."""
     failed = result.nan_rewards
     _lose_failed(env, rows[failed], [episodes[int(i)] for i in failed])
 

@@ -15,7 +15,7 @@ from polyrhythm.policies.traits import policy_traits
 
 
 def check_init_settings(config: RunConfig) -> None:
-    """Raise RunFolderError if the weights of `init_from`, which exist, belong to other settings; none is read."""
+    """Raise RunFolderError if the existing weights of `init_from` belong to other settings; reads no weights."""
     path = Path(config.init_from)
     _refuse_other_settings(config, validate(read_policy_settings(path), origin=str(path)))
 
@@ -34,8 +34,8 @@ def _refuse_other_settings(config: RunConfig, theirs: RunConfig) -> None:
 def load_init_weights(config: RunConfig, policy: Policy) -> None:
     """Load the weights of `init_from` into the policy.
 
-    The file of a policy that publishes a part lacks what is frozen; that comes from the checkpoint, or from the seed.
-    Raises RunFolderError, with the policy unchanged, if there are none or they belong to other settings.
+    Frozen tensors that the file lacks come from the checkpoint, or from the seed. RunFolderError, with the policy
+    unchanged: there are no weights, or they belong to other settings.
     """
     path = Path(config.init_from)
     if not path.exists():

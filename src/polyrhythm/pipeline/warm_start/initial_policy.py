@@ -1,4 +1,4 @@
-"""Prepares a run's initial weights, from `init_from` or from demonstrations, once; a resumed run reads its folder."""
+"""Prepares a run's initial weights once, from `init_from` or from demonstrations; a resumed run reads its folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polyrhythm.training.steps import finish
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two lines of the log that say how far a part of the warm start is.
+#: Seconds between two log lines on the progress of the warm start.
 _TELL_S = 15.0
 
 
@@ -55,7 +55,7 @@ def prepare_initial_policy(checked: ValidatedRun, folder: Path, progress: PhaseJ
 
 
 class Teller:
-    """Logs how many of how many are done, by the words' two %d, every `_TELL_S` seconds."""
+    """Logs progress every `_TELL_S` seconds; `words` has a %d for the count and one for the total."""
 
     def __init__(self, words: str) -> None:
         self._words, self._told = words, time.monotonic()
@@ -68,7 +68,7 @@ class Teller:
 
 
 def give_weights(policy: Policy, weights: Mapping[str, Tensor], origin: Path) -> None:
-    """Load weights of the policy's own run, read from `origin`. Raises RunFolderError if they no longer fit."""
+    """Load weights of the policy's own run, read from `origin`. RunFolderError: they no longer fit."""
     try:
         load_published(as_module(policy), weights)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The heads of the tiny VLA: action bins as tokens, and flow matching, from features to actions and log-probs."""
+"""Heads of the tiny VLA, from features to actions and log-probs: action bins as tokens, and flow matching."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from polyrhythm.specs import ArraySpec
 
 
 class HeadAct(NamedTuple):
-    """A head's answer to `act`: actions [B,C,A], not clipped; logprob [B,C,A]; forward_inputs as in `Act`."""
+    """Result of a head's `act`: actions [B,C,A], not clipped; logprob [B,C,A]; forward_inputs as in `Act`."""
 
     actions: Tensor
     logprob: Tensor
@@ -35,7 +35,7 @@ class HeadAct(NamedTuple):
 
 
 class HeadEvaluation(NamedTuple):
-    """A head's answer to `evaluate`: logprob and entropy [B,C,A], with gradient."""
+    """Result of a head's `evaluate`: logprob and entropy [B,C,A], with gradient."""
 
     logprob: Tensor
     entropy: Tensor
@@ -45,7 +45,7 @@ class Head(Protocol):
     """A head, an `nn.Module`. features [B,C·A,width]: the trunk's, in the order of the action entries."""
 
     def initialise(self) -> None:
-        """Draw the parameters, after all modules of the policy exist."""
+        """Initialise the parameters, after all modules of the policy exist."""
         ...
 
     def act(self, features: Tensor, greedy: Tensor, noise_key: Tensor) -> HeadAct: ...
@@ -73,16 +73,14 @@ class BinsSettings(BaseModel):
     neighbouring bins uneven, so the likeliest one can be far from where most of the probability lies."""
 
     def answers(self, chunk: int, action_dim: int) -> dict[str, ArraySpec]:
-        """The head's forward_inputs of one row."""
         return {"tokens": ArraySpec((chunk, action_dim), "int64")}
 
     def build(self, width: int, chunk: int, action_dim: int) -> BinsHead:
-        """A head on features of this width."""
         return BinsHead(self, width, (chunk, action_dim))
 
 
 class BinsHead(nn.Module):
-    """The head with bins. forward_inputs = {"tokens": int64 [B,C,A]}, the bin indices."""
+    """Head with binned actions. forward_inputs = {"tokens": int64 [B,C,A]}, the bin indices."""
 
     centres: Tensor
 
@@ -110,7 +108,7 @@ class BinsHead(nn.Module):
         return HeadEvaluation(logprob, distributions.categorical_entropy(log_p))
 
     def sft_loss(self, features: Tensor, actions: Tensor) -> Tensor:
-        """Cross entropy against labels smoothed over the bins near the actions, mean over entries."""
+        """Cross entropy against labels smoothed over the bins near the actions, averaged over entries."""
         labels = (-0.5 * ((self.centres - actions.unsqueeze(-1)) / self.label_sigma).square()).softmax(-1)
         return -(labels * self._log_p(features)).sum(-1).mean()
 
@@ -120,7 +118,7 @@ class BinsHead(nn.Module):
 
 
 _FREQUENCIES = 8
-#: Pairs of time and noise for each action of a supervised step; they share the trunk, which costs most.
+#: Pairs of time and noise for each action of a supervised step; they share the trunk's forward pass, the main cost.
 _SFT_DRAWS = 8
 
 FlowMethod = Annotated[
@@ -153,11 +151,9 @@ class FlowMatchingSettings(BaseModel):
         return self
 
     def answers(self, chunk: int, action_dim: int) -> dict[str, ArraySpec]:
-        """The method's forward_inputs of one row."""
         return self.method.answers(self.steps, (chunk, action_dim))
 
     def build(self, width: int, chunk: int, action_dim: int) -> FlowMatchingHead:
-        """A head on features of this width."""
         return FlowMatchingHead(self, width, (chunk, action_dim))
 
 
@@ -198,11 +194,11 @@ class FlowMatchingHead(nn.Module):
         return HeadEvaluation(*self.method.evaluate(self._network(features), forward_inputs))
 
     def sft_loss(self, features: Tensor, actions: Tensor) -> Tensor:
-        """The flow-matching loss weighted by t²: mean squared error of the predicted data, over times in (0, 1]; plus
-        the fit of learned noise.
+        """Flow-matching loss weighted by t², plus the fit of learned noise.
 
-        Times and noise are functions of the actions and of the output layer's weights. Each optimizer step changes the
-        weights and so the draws, without any state: a resumed warm start continues bit-equal.
+        The former is the mean squared error of the predicted data, over times in (0, 1]. Times and noise are functions
+        of the actions and of the output layer's weights. Each optimizer step changes the weights and so the draws,
+        without any state: a resumed warm start continues bit-equal.
         """
         key = noise.content_keys(actions) ^ noise.content_keys(self.out.weight.detach().reshape(1, -1))
         phase = noise.uniform(key, 1, stream=0)
@@ -214,8 +210,9 @@ class FlowMatchingHead(nn.Module):
         return loss if self.learned is None else loss + self._misfit(self.learned, seen, data, key)
 
     def _misfit(self, learned: FlowNoise, seen: Tensor, data: Tensor, key: Tensor) -> Tensor:
-        """Loss of the learned noise against the residual errors of its steps, at their start times. The gradient
-        reaches the trunk through the noise, not through the prediction.
+        """Loss of the learned noise against the residual errors of its steps, at their start times.
+
+        Its gradient reaches the trunk through the noise, not through the prediction.
         """
         t = learned.times(data).expand(len(data), -1)
         predicted = self.out(self._hidden(seen, _noisy(data, t, key, stream=2), t))
@@ -241,6 +238,6 @@ class FlowMatchingHead(nn.Module):
 
 
 def _noisy(data: Tensor, t: Tensor, key: Tensor, stream: int) -> Tensor:
-    """The states x_t of data [B,1,C·A] at times t [B,n] -> [B,n,C·A]."""
+    """States of data [B,1,C·A] at times t [B,n] -> [B,n,C·A]."""
     draws = noise.normal(key, t.shape[1] * data.shape[2], stream).view(len(key), t.shape[1], -1)
     return flow_matching.between(data, draws, t.unsqueeze(-1))[0]

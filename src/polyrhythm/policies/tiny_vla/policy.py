@@ -1,4 +1,4 @@
-"""Implements a vision-language-action policy with 0.14 million parameters, small enough to post-train on one core.
+"""Vision-language-action policy with 0.14 million parameters, small enough to post-train on one core.
 
 It has the parts of large VLAs (image, sentence and proprioception as input, all tokens in one parallel pass, a chunk of
 actions from a head with bins or flow matching), so it exercises every path of the system.
@@ -30,7 +30,7 @@ HeadSettings = Annotated[
     BeforeValidator(named),
 ]
 
-#: Observations that it needs: dtype and shape, None for any size.
+#: Required observations: dtype and shape, None for any size.
 _INPUTS: dict[str, tuple[str, tuple[int | None, ...]]] = {
     "image": ("uint8", (None, None, 3)),
     "proprio": ("float32", (None,)),
@@ -82,7 +82,7 @@ class TinyVlaSettings(BaseModel):
         return describe(lambda _role: TinyVla(self, env_spec), answers)
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> TinyVla:  # noqa: ARG002
-        """The same module for both roles, initialised on the CPU so that the seed decides on every device."""
+        """The same module for both roles, initialised on the CPU so that the weights are equal on every device."""
         with seeded(seed):
             return TinyVla(self, env_spec).to(device)
 
@@ -138,12 +138,12 @@ class TinyVla(nn.Module):
         return self._forward(obs)[1]
 
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
-        """The head's loss of demonstrated actions [B,C,A] in env units, clipped to their range."""
+        """Loss of the head for demonstrated actions [B,C,A] in env units, clipped to their range."""
         target = ((actions.float() - self.middle) / self.half_range).clamp(-1.0, 1.0)
         return self.head.sft_loss(self._forward(obs)[0], target)
 
     def _forward(self, obs: Observations) -> tuple[Tensor, Tensor]:
-        """Features of the action entries [B,C·A,width] and value [B], for rollout and training alike."""
+        """Features of the action entries [B,C·A,width] and value [B]."""
         obs = self.normalizer(obs)
         features = self.trunk(obs["image"], obs["proprio"], obs[INSTRUCTION])
         seen = features[:, 0].detach() if self.value_detach else features[:, 0]
@@ -152,7 +152,7 @@ class TinyVla(nn.Module):
 
 
 def _array(env_spec: EnvSpec, name: str) -> ArraySpec:
-    """The named observation array. ValueError unless it has the dtype and shape of `_INPUTS`."""
+    """The named observation array. ValueError: it does not have the dtype and shape of `_INPUTS`."""
     found = env_spec.observation.get(name)
     if found is None or not _fits(found, *_INPUTS[name]):
         dtype, shape = _INPUTS[name]
@@ -174,7 +174,7 @@ def _fits(array: ArraySpec, dtype: str, shape: tuple[int | None, ...]) -> bool:
 
 
 def _renaming(env_spec: EnvSpec) -> str:
-    """Proposes the setting that gives other arrays the names of the missing inputs; "" if it is not clear which."""
+    """Suggested setting that renames arrays to the missing inputs; "" if it is ambiguous."""
     others = {key: array for key, array in env_spec.observation.items() if key not in _INPUTS}
     new: dict[str, str] = {}
     for name in _INPUTS.keys() - env_spec.observation.keys():
