@@ -1,16 +1,15 @@
-"""The protocol of a simulator that joins a run, decided without I/O: events and the time in, actions out.
+"""State machine of a simulator that joins a run: events and the time in, actions out, no I/O.
 
-    outside    a connection is opened, and proves that the run knows the token; then the run answers the greeting
-    member     the station at work sends events, the run commands and replies; signs of life go both ways
-    broken     the connection has ended: another is opened, and the session goes on where both ends stood
-    leaving    the session has ended, or the run has given it up: the station ends before another session begins
+    outside    connecting: the run proves that it knows the token, then answers the greeting
+    member     the station sends events, the run sends commands and replies; both send heartbeats
+    broken     the connection is lost: reconnect, and continue the session where both ends stood
+    leaving    the session has ended: the station must end before another session begins
 
-A connection that breaks is opened again, and the session goes on; a session that the run has given up is followed by a
-new one. A reset that takes longer than `park_s` parks the simulator: it leaves the run, whose tickets go elsewhere, and
-joins again once the reset is done.
+A session that the run has given up is followed by a new one. A reset longer than `park_s` parks the simulator: it
+leaves the run, whose tickets go to others, and joins again after the reset.
 
-Invariants: at most one session; frames of another are dropped and counted; the station's events are sent in order, each
-once as far as the run can tell. `plugins.join.client` has the sockets, the clock and the environment.
+Invariants: at most one session; frames of another session are dropped and counted; the station's events are sent in
+order, and the run receives each once. `plugins.join.joining` has the sockets, the clock and the environment.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True, slots=True)
 class StationStatus:
-    """What the station is at. ready: its environment is built; doing, since: the environment's call under way, and when
-    it began; units: of its work; over: it has ended, by `error` if that is not None."""
+    """State of the station. ready: its environment is built. doing, since: the environment call under way and its
+    start; units: units of work done; over: the station has ended, by `error` unless that is None."""
 
     ready: bool
     doing: str
@@ -59,8 +58,8 @@ class StationStatus:
 
 
 class TimePassed(NamedTuple):
-    """Time has passed. status: of the session's station, if there is one; ending: the station of an earlier session has
-    still to end; leaving: somebody wants to leave the run, which goes on."""
+    """Timer event. status: of the session's station, if any. ending: the station of an earlier session has not ended
+    yet; leaving: the user wants to leave the run."""
 
     status: StationStatus | None = None
     ending: bool = False
@@ -76,7 +75,7 @@ class FrameCame(NamedTuple):
 
 
 class StationSaid(NamedTuple):
-    """An event of the station, as `wire` encodes it, and the arrays that belong to it."""
+    """An event of the station, encoded by `wire`, with its arrays."""
 
     event: bytes
     pieces: Sequence[memoryview] = ()
@@ -91,27 +90,27 @@ class CloseLine(NamedTuple):
 
 
 class SendFrame(NamedTuple):
-    """linger_s: seconds for which a closed connection still tries to send."""
+    """Send a frame. linger_s: seconds for which a closed connection still tries to send it."""
 
     frame: bytes
     linger_s: float = 0.0
 
 
 class MakeStation(NamedTuple):
-    """Make the session's station."""
+    """Create the session's station."""
 
     welcome: m.Welcome
 
 
 class HandOver(NamedTuple):
-    """Hand the run's command or reply to the station: the message, and how it came."""
+    """Pass a command or reply of the run to the station, with its pieces."""
 
     message: object
     content: memoryview
 
 
 class StopStation(NamedTuple):
-    """End the session's station once it has finished what it is at."""
+    """Stop the session's station after its current unit of work."""
 
 
 class LeaveRun(NamedTuple):
@@ -124,7 +123,8 @@ JoinAction = OpenLine | CloseLine | SendFrame | MakeStation | HandOver | StopSta
 
 @dataclass(slots=True)
 class _Membership:
-    """A session. answers: dtype of the run's answers; reconnect_s: how long the session outlasts its connection."""
+    """A session. answers: dtype of the run's answers; reconnect_s: seconds that the session
+    survives a lost connection."""
 
     session: str
     station: str
@@ -134,11 +134,11 @@ class _Membership:
 
 
 class Joiner:
-    """Joins the run at `address` (tcp://HOST:PORT). spec: of the environment; env: words for it; version: of ours.
-    patience_s: how long a run that does not answer is waited for; park_s: seconds of a reset after which the simulator
-    parks, infinite for never.
+    """Joins the run at `address` (tcp://HOST:PORT). spec: of the environment; env: its description; version: of this
+    program.
 
-    StartError: the address cannot be one, or the environment's spec is too large to be told.
+    patience_s: seconds to wait for a run that does not answer; park_s: seconds of a reset after which the simulator
+    parks, infinite for never. StartError: the address is invalid, or the environment's spec is too large to send.
     """
 
     def __init__(
@@ -172,8 +172,8 @@ class Joiner:
         self._actions: list[JoinAction] = []
 
     def handle(self, event: JoinEvent, now: float) -> list[JoinAction]:
-        """What is to be done, in this order. StartError: the run does not let it in, or does not answer. RunHalted: the
-        environment failed, or the run sent it away."""
+        """The actions to execute, in order. StartError: the run refuses this simulator or does not answer. RunHalted:
+        the environment failed, or the run rejected the simulator."""
         self._actions = []
         match event:
             case FrameCame(frame):
@@ -187,7 +187,7 @@ class Joiner:
         return self._actions
 
     def farewell(self, reason: str, *, blame: bool) -> list[JoinAction]:
-        """Tell the run that this simulator goes, if it can be told. blame: what it had counts as attempts."""
+        """Tell the run, if connected, that this simulator leaves. blame: its tickets count an attempt."""
         if self._member is None or not self.attached:
             return []
         return [SendFrame(m.pack(m.Leave(self._member.session, reason[:300], blame)), LEAVE_S)]
@@ -212,7 +212,7 @@ class Joiner:
             self._connect()
 
     def _beat(self, status: StationStatus, now: float) -> None:
-        """Send a sign of life, where that is due."""
+        """Send a heartbeat if one is due."""
         member = self._member
         if member is None or not self.attached or now < self._beat_at + BEAT_S:
             return
@@ -222,7 +222,7 @@ class Joiner:
         self._send(m.Beat(*said, status.units, status.statistics))
 
     def _parks(self, status: StationStatus, now: float) -> bool:
-        """Leave in a reset that takes long. RunHalted: the environment failed."""
+        """Leave the run during a long reset. RunHalted: the environment failed."""
         if status.over:
             error = status.error
             raise RunHalted(f"the environment cannot go on: {type(error).__name__}: {error}") from error
@@ -234,9 +234,8 @@ class Joiner:
         return True
 
     def _may_leave(self, now: float) -> bool:
-        """Whether nothing is left to wait for: the run can be told, or has no session of this simulator any more.
-
-        A run that is not told would take the silence for a failure, and its tickets would count an attempt."""
+        """Whether leaving is safe: the run can be told, or it has no session of this simulator. Otherwise the run would
+        take the silence for a failure, and its tickets would count an attempt."""
         if self._member is None or self.attached:
             return True
         if self._leave_by == float("inf"):
@@ -290,7 +289,7 @@ class Joiner:
     # ------------------------------------------------------------ what comes from the run
 
     def _on_frame(self, frame: memoryview, now: float) -> None:
-        """What cannot be the run's is dropped and counted."""
+        """Frames that the run cannot have sent are dropped and counted."""
         try:
             message, pieces = m.unpack(frame, "run")
             self._heard = now
@@ -317,7 +316,7 @@ class Joiner:
         log.info("joined %s as %s; building the environment", self._address, welcome.station)
 
     def _on_refused(self, refused: m.JoinRefused, now: float) -> None:
-        """StartError: it can never join here."""
+        """StartError: the refusal is permanent."""
         if refused.kind == "session":
             log.warning("the run has given up this simulator's session; joining anew")
             self._give_up_session(now)
@@ -371,7 +370,7 @@ class Joiner:
 
 
 def _parse(address: str) -> tuple[str, int]:
-    """Host and port. StartError: it is no address."""
+    """Host and port. StartError: the address is invalid."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname or "", parts.port or 0

@@ -1,4 +1,4 @@
-"""Workflows of one's own: workers, channels between them, and a driver. See docs/workflows.md."""
+"""User-defined workflows: workers, channels between them, and a driver. See docs/workflows.md."""
 
 from __future__ import annotations
 
