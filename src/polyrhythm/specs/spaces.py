@@ -98,8 +98,7 @@ class ActionSpec:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task: its name in the simulator, its instruction for the policy, and the suite that it belongs to, if any:
-    evaluations count by suite too."""
+    """A task. name: in the simulator; instruction: for the policy; suite: for evaluation metrics by suite, if any."""
 
     name: str
     instruction: str

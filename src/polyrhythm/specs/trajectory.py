@@ -42,7 +42,7 @@ class Trajectory:
 
     @property
     def newest(self) -> int:
-        """The newest weights that chose one of its actions."""
+        """Newest version that chose one of its actions."""
         if self.newer is None:
             return int(self.version.max())
         return int((self.version[:, None] + np.where(self.valid, self.newer, 0)).max())
