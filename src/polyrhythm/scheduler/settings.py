@@ -22,11 +22,10 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class LeaseSettings:
-    """Stations that are on their devices in turn (`lease`). devices: by station, the numbers of its devices that others
-    are on too.
+    """Stations that take turns on their devices (`lease`). devices: shared device numbers by station.
 
-    min_hold_s: how long a station with work may keep a device that another waits for. switch_order: who gets a free
-    device: `data_flow` (trainer, generators, simulators) or `arrival` (whoever has waited longest).
+    min_hold_s: minimum seconds that a busy station keeps a contended device. switch_order: who gets a free device:
+    `data_flow` (trainer, generators, simulators) or `arrival` (longest wait first).
     """
 
     devices: dict[str, tuple[int, ...]]
@@ -38,14 +37,14 @@ class LeaseSettings:
             raise ValueError(f"min_hold_s is {self.min_hold_s}; it must be finite and not negative")
 
     def sharers(self, device: int) -> int:
-        """How many stations are on this device in turn."""
+        """Number of stations that take turns on this device."""
         return sum(device in own for own in self.devices.values())
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringRules:
-    """How finished samples are scored. max_attempts: tries of a sample before it is dropped and replaced;
-    max_evaluations: samples of evaluations that run or wait for their score at a time."""
+    """How finished samples are scored. max_attempts: tries of a sample before it is dropped and replaced.
+    max_evaluations: limit of evaluation samples that run or wait for their score."""
 
     max_attempts: int = 3
     max_evaluations: int = 64

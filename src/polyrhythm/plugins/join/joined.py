@@ -145,8 +145,11 @@ class JoinedSimulator:
         return self._reception.present
 
     def work(self) -> bool:
-        """Handle the frames that the remote simulator has sent. Consumes: frames. Waits for: nothing. Unblocked by: a
-        frame. Produces: requests, finished and failed samples. Raises Departed if the simulator is gone."""
+        """Handle the frames that the remote simulator has sent.
+
+        Consumes: frames. Waits for: nothing. Unblocked by: a frame. Produces: requests, finished and failed samples.
+        Raises Departed if the simulator is gone.
+        """
         worked = False
         for _ in range(_AT_ONCE):
             if not self._receive(0.0):
