@@ -1,4 +1,4 @@
-"""How a trainer is made from plain data: its policy, its ranks, and the state that it goes on from."""
+"""Builds a trainer from plain data: its policy, its ranks, and the state that it resumes from."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class BatchScheduler(RequestScheduler):
 
     def deadline(self, due_away: Sequence[str] = ()) -> float:
         """Time at which the next batch of an idle generator is due by the clock; infinite if none waits. due_away:
-        generators off their devices that have a due batch already; the others off their devices are included."""
+        generators off their devices that have a due batch already; those without one are included."""
         idle, away = self.generators.idle, self.generators.away
         if not (idle or len(away) > len(due_away)) or not self.queue.orders or self.settings.batching == "lockstep":
             return float("inf")
