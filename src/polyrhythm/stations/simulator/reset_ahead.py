@@ -242,7 +242,8 @@ class ResetAhead:
             return found
 
     def _choose(self) -> tuple[_Spare, Start] | None:
-        """The first wanted episode that no spare row has, and a spare row whose episode is not needed."""
+        """The first wanted episode that no spare row has, and a spare row whose episode is not
+        needed; None without either."""
         wanted, kept, free = Counter(self._wanted), Counter(self._kept), []
         for spare in self.spares:
             if spare.claimed:
