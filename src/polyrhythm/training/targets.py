@@ -43,11 +43,11 @@ class TargetInputs(NamedTuple):
     """Inputs of the targets besides the batch: the policy at the update's start, on `device`, and the frozen reference,
     if any.
 
-    rows: per forward pass (0: all at once); tokens: maximum of a pass that evaluates messages (0: no limit). counts: N
-    and M of the whole update, if the batch is one rank's part of it. own_version: version of the update's initial
-    weights, if generators could have them and not all samples are theirs. token_versions: the log-prob of a token
-    depends on the weights of its version alone. reward_scale: factor on the environment's rewards. sync_interval:
-    updates of a version.
+    produced: updates in the weights that this update makes; micro_batch: rows per forward pass (0: all at once);
+    tokens: maximum of a pass that evaluates messages (0: no limit). counts: N and M of the whole update, if the batch
+    is one rank's part of it. own_version: version of the update's initial weights, if generators could have them and
+    not all samples are theirs. token_versions: the log-prob of a token depends on the weights of its version alone.
+    reward_scale: factor on the environment's rewards. sync_interval: updates of a version.
     """
 
     policy: Policy

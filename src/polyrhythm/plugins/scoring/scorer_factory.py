@@ -1,4 +1,4 @@
-"""How a scorer is made from plain data. Reaches torch only if the reward function does."""
+"""Builds a scorer from plain data. Imports torch only if the reward function does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScorerFactory:
-    """function, options: `scoring`'s; env: the environment's settings as plain data; places: samples at a time."""
+    """function, options: of `scoring`; env: the environment's settings as plain data; places: samples at a time."""
 
     name: str
     function: str

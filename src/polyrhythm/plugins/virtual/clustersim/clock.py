@@ -1,6 +1,6 @@
-"""Virtual time: a clock that makes scheduled calls, earliest first, and integrals of levels and states over it.
+"""Virtual time: a clock that runs scheduled calls, earliest first, and time integrals of levels and states.
 
-Calls at equal times are made in scheduling order. For utilisation see `observe`.
+Calls at equal times run in scheduling order. For utilisation see `observe`.
 
 Invariant: every change of a level is recorded when it happens; nothing is inferred from counts.
 """
@@ -67,7 +67,7 @@ class Level:
 
 
 class Presence:
-    """A time integral ∫ [level > 0] dt: how long there was at least one."""
+    """A time integral ∫ [level > 0] dt: time with a positive level."""
 
     __slots__ = ("_count", "_some")
 
@@ -84,7 +84,7 @@ class Presence:
 
 
 class Causes:
-    """Seconds per state, summed over items of which each is in one state at a time."""
+    """Seconds per state, summed over items that are each in one state at a time."""
 
     __slots__ = ("seconds",)
 

@@ -44,8 +44,8 @@ class Job:
 
 
 class Device:
-    """A device on the virtual clock. busy: seconds of occupation, weighted by the occupied share; resident: the station
-    that is on it, where stations lease it."""
+    """A device on the virtual clock. busy: seconds weighted by the occupied share. resident: the station that is on it,
+    if stations lease it."""
 
     __slots__ = ("_clock", "_exclusive", "_jobs", "_since", "_turn", "busy", "resident")
 
@@ -73,7 +73,7 @@ class Device:
         self._plan()
 
     def flush(self) -> None:
-        """Bring `busy` up to date."""
+        """Update `busy` to the present."""
         self._advance()
 
     def _running(self) -> list[Job]:

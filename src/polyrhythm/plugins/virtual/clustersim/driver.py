@@ -49,7 +49,7 @@ WAKE_LIMIT = 1_000
 
 
 class Decider(Protocol):
-    """The interface of the conductor that a driver needs."""
+    """The part of the conductor's interface that a driver needs."""
 
     def handle(self, event: Event, now: float) -> list[Command]: ...
 
@@ -57,7 +57,7 @@ class Decider(Protocol):
 
 
 class DrivenStation(Protocol):
-    """A station as its driver needs it; attributes as of `VirtualStation`."""
+    """The part of a station's interface that a driver needs; attributes as of `VirtualStation`."""
 
     name: str
     incarnation: int
@@ -79,7 +79,7 @@ class ProtocolError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The metadata of a finished sample. success: of its episode; host: where it lies."""
+    """Metadata of a finished sample. success: of its episode; host: of its data."""
 
     ticket: int
     transitions: int
@@ -100,18 +100,18 @@ def _address_of(command: Command) -> str:
 
 
 class Asker(Protocol):
-    """The interface of a simulator towards generators. host: where it is."""
+    """The interface of a simulator towards generators. host: its host."""
 
     host: str
 
     def taken(self, request: Request) -> None:
-        """Note that a generator took the request from the queue."""
+        """A generator took the request from the queue."""
 
     def tokens(self, request: Request) -> list[int]:
         """Tokens of the answer to each row of the request."""
 
     def returned(self, request: Request) -> None:
-        """Note that the request's generator died before it answered."""
+        """The request's generator died before it answered."""
 
     def answered(self, request: Request, version: int) -> None:
         """Accept the reply, computed by weights `version`."""
@@ -121,10 +121,9 @@ class VirtualDriver:
     """The event loop of a simulation: a conductor, a clock, and the stations by name.
 
     message_delay: latency of a message between a station and the conductor; messages of one station keep their order,
-    those of different stations may not. Replies bypass the conductor and are immediate on one host.
-    network: between hosts, if simulated; cpu: what the conductor's events cost, if they do.
-    record: keep every decision in `steps` (for replay and benchmarks).
-    evaluating: names of the requested evaluations that have not ended. scored: scorers say how an episode ended.
+    those of different stations may not. Replies bypass the conductor and are immediate on one host. network: between
+    hosts, if simulated; cpu: cost of the conductor's events, if simulated. record: keep every decision in `steps` (for
+    replay and benchmarks). evaluating: names of unfinished evaluations. scored: scorers determine how an episode ended.
     """
 
     def __init__(self, conductor: Decider, seed: int = 0, message_delay: Cost = FREE, record: bool = False) -> None:
@@ -156,11 +155,11 @@ class VirtualDriver:
         self._instant = (0.0, 0)
 
     def connect(self, network: Network) -> None:
-        """Have stations exchange everything by this network."""
+        """Send all data between hosts over this network."""
         self.network, self._direct = network, False
 
     def charge(self, cost: Cost, seed: int, *, beside: bool) -> None:
-        """Have the conductor take time for each event; beside: those of serving on the stations' hosts."""
+        """Let the conductor take time for each event; beside: serving events are handled on the stations' hosts."""
         self.cpu = ConductorCpu(self.clock, cost, seed, self._decide, self._send, _address_of, beside=beside)
         self._beside = beside
 
@@ -201,7 +200,7 @@ class VirtualDriver:
         self._reply((request, version))
 
     def reply_from(self, host: str, request: Request, version: int) -> None:
-        """The same, by the network if the slot is on another host."""
+        """As `reply`, over the network if the slot is on another host."""
         seconds = self.network.delay(host, self.simulators[request.simulator].host) if self.network else 0.0
         if seconds:
             self.clock.after(seconds, self._reply, (request, version))
@@ -285,13 +284,13 @@ class VirtualDriver:
         self._deadline = inf if deadline is None else deadline
 
     def _host_of(self, event: Event) -> str:
-        """The host of the station that an event is from."""
+        """Host of the event's sender."""
         name = getattr(event, "simulator", "") or getattr(event, "generator", "")
         station = self.stations.get(name)
         return "" if station is None else station.host
 
     def _decide(self, event: Event) -> list[Command]:
-        """The conductor's commands, which are sent when it is through."""
+        """Commands of the conductor, sent when it is done."""
         now = self.clock.now
         self.events += 1
         if self.delivered is not None:

@@ -26,7 +26,6 @@ class VirtualEpisodes:
         self._ticket_rng = random.Random()
 
     def begin(self, row: VirtualRow, ticket: Ticket) -> None:
-        """Begin a new episode, before its reset."""
         rng, group = self._ticket_rng, self._group
         rng.seed((self._seed * 1_000_003 + ticket.seed) * 1_000_003 + ticket.noise)
         row.left = group.steps.draw(rng)
@@ -109,7 +108,7 @@ class VirtualEpisodes:
 
     @staticmethod
     def _is_broken(row: VirtualRow, share: float) -> bool:
-        """Whether no episode gets on from the row's initial state."""
+        """Whether every episode from the row's initial state fails."""
         return row.ticket is not None and mix(row.ticket.seed, 2) / 2**63 < share
 
     def _succeeds(self, ticket: Ticket) -> bool:

@@ -170,7 +170,6 @@ class VirtualSimulator(VirtualStation):
         self._go_on(slot)
 
     def _advance(self, slot: VirtualSlot) -> None:
-        """Clear the outstanding request."""
         if not slot.in_batch:
             self._queue(-1)
         slot.outstanding = ""
@@ -243,8 +242,8 @@ class VirtualSimulator(VirtualStation):
     # ------------------------------------------------------------ leased devices
 
     def _may_begin(self) -> bool:
-        """Whether a unit of work may begin: the station is on its devices; asked to leave, it does what it has at
-        hand, though not for ever, as more may come from generators on other devices."""
+        """Whether a unit of work may begin. The station must be on its devices. When asked to leave, it finishes a
+        bounded number of units, as generators on other devices may bring more."""
         return not self.leases or (self.on_all and (not self._leaving or self._left > 0))
 
     def on_devices(self) -> None:

@@ -1,4 +1,4 @@
-"""Defines the state of a simulated slot: its rows, its request, and its stepping thread."""
+"""State of a simulated slot: its rows, its request, and its stepping thread."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class VirtualRow:
         return self.ticket is not None and not self.ticket.evaluation
 
     def release(self, *, parked: bool) -> Ticket:
-        """End the sample, in whatever state."""
+        """End the sample, in any state."""
         ticket, self.ticket = self.ticket, None
         assert ticket is not None
         self.parked = parked
@@ -61,11 +61,10 @@ class VirtualRow:
 class VirtualSlot:
     """A shard of an env batch.
 
-    active: rows of the request that is out, or of the step that runs; ready: rows that join the next request;
-    joining: granted rows that must still reset; resetting: those that do now.
-    outstanding: id of the unanswered request, or empty; in_batch: a generator has it;
-    answer: version of the reply that waits for its step, or -1; running: the unit of work on the thread, or empty.
-    cancelled: attempts (ticket, attempt) to give up as soon as the thread is through with them.
+    active: rows of the open request or the running step; ready: rows that join the next request; joining: granted rows
+    that must still reset; resetting: rows being reset. outstanding: id of the unanswered request, or empty; in_batch: a
+    generator has it; answer: version of the reply that waits for its step, or -1; running: the unit of work on the
+    thread, or empty. cancelled: attempts (ticket, attempt) to cancel as soon as the thread is done with them.
     """
 
     __slots__ = (
@@ -118,7 +117,7 @@ class VirtualSlot:
         self.evaluation = any(ticket.evaluation for ticket in tickets)
 
     def row_of(self, number: int, attempt: int) -> VirtualRow | None:
-        """The row that works on this attempt of a ticket."""
+        """The row that holds this attempt of a ticket."""
         for row in self.rows:
             if row.ticket is not None and row.ticket.number == number and row.ticket.attempt == attempt:
                 return row
