@@ -33,7 +33,6 @@ class Codec:
         self._types = {kind.__name__: kind for kind in own}
 
     def extended(self, types: Iterable[type]) -> Codec:
-        """A codec with additional types."""
         return Codec((*self._types.values(), *types))
 
     def encode(self, value: Any) -> Any:

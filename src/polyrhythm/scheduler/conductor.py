@@ -190,7 +190,6 @@ class Conductor:
         return self.rollout.scoring.pending()
 
     def save(self) -> dict[str, Any]:
-        """The whole state as JSON-able data."""
         encode, scoring = self.codec.encode, self.rollout.scoring
         scored = {"scoring": encode(scoring)} if scoring.saved else {}
         return {**{name: encode(getattr(self, name)) for name in _PARTS}, **scored, "announced": self.announced}

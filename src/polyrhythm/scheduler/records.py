@@ -334,7 +334,6 @@ class SampleFailed:
 
     @property
     def what(self) -> str:
-        """The error, or the reason if there is no error."""
         return self.error or self.reason
 
 

@@ -37,7 +37,6 @@ class LeaseSettings:
             raise ValueError(f"min_hold_s is {self.min_hold_s}; it must be finite and not negative")
 
     def sharers(self, device: int) -> int:
-        """Number of stations that take turns on this device."""
         return sum(device in own for own in self.devices.values())
 
 
@@ -205,7 +204,6 @@ class SchedulerSettings:
 
     @property
     def filters(self) -> bool:
-        """Whether groups are filtered by their mean return."""
         return self.min_return > -math.inf or self.max_return < math.inf
 
     @property
@@ -215,7 +213,6 @@ class SchedulerSettings:
 
     @property
     def limits(self) -> BatchLimits:
-        """The configured batch limits."""
         return BatchLimits(self.max_rows, self.max_requests, self.max_wait_s, self.fire_when_all_wait)
 
     @property

@@ -42,7 +42,6 @@ class UpdateScheduler:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the update under way has all of its samples."""
         return sum(group.size for group in self.in_training) == self.settings.batch_size
 
     def join(

@@ -64,13 +64,11 @@ class VersionLedger:
         return updates + (version - first) * interval
 
     def _reach(self) -> None:
-        """The trainer's weights have become version `trained`."""
         self.reached[self.trained] = self.updates
         if self.updates_in(self.trained) != self.updates:
             self.origins.append((self.trained, self.updates, self.settings.sync_interval))
 
     def on_published(self, version: int) -> None:
-        """Generators can fetch this version."""
         self.published = max(self.published, version)
         self.reached = {known: updates for known, updates in self.reached.items() if known >= self.published}
 

@@ -87,7 +87,6 @@ class BatchMemory:
         self._buffers: dict[int, BatchBuffer] = {}
 
     def buffer(self, rows: int) -> BatchBuffer:
-        """This memory as the buffers of a batch of `rows` rows."""
         found = self._buffers.get(rows)
         if found is None:
             inputs = self.layout.inputs_over(self.inputs, rows)
@@ -119,14 +118,12 @@ class BatchBuffer:
         self._forms = {n: (x.shape, x.dtype.kind == "f") for n, x in self._fields.items() if n not in _OWN}
 
     def put_request(self, first: int, view: RequestView) -> None:
-        """Write a request's rows, starting at row `first`."""
         own, part = self.view, slice(first, first + len(view.entries))
         own.entries[part], own.noise_key[part], own.greedy[part] = view.entries, view.noise_key, view.greedy
         if view.obs is not None:
             self._fetched.append((first, view.obs))
 
     def pad(self, first: int) -> None:
-        """Fill the rows from `first` on with copies of row 0."""
         for array in (self.view.entries, self.view.noise_key, self.view.greedy):
             array[first:] = array[0]
         self._requested = first

@@ -40,11 +40,9 @@ class PolicyCopies:
         return self._pinned
 
     def serving(self, *, pinned: bool) -> tuple[Policy, int]:
-        """The copy and its version."""
         return (self.evaluated, self._pinned_version) if pinned else (self.policy, self.version)
 
     def can_serve(self, *, pinned: bool) -> bool:
-        """Whether the copy exists."""
         return self._pinned is not None or not pinned
 
     def can_apply(self, command: ApplyWeights) -> bool:

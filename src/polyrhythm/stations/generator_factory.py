@@ -37,7 +37,6 @@ class PolicyFactory:
 
     @property
     def label(self) -> str:
-        """Name of the policy in errors."""
         return f"policy.type = {self.settings['type']}"
 
     @property

@@ -150,7 +150,6 @@ class OnePassEngine:
         self._flying.append(_Flight(command, version, rows, begun))
 
     def _finish(self) -> None:
-        """Send the answers of the oldest pass."""
         started, (command, version, rows, _) = self._started, self._flying.popleft()
         answers, context = self._passes.finish().answers, self._context
         self._begun, self._computed = started, time.monotonic()
@@ -168,7 +167,6 @@ class OnePassEngine:
         self._done = command
 
     def suspend(self) -> None:
-        """Free the memory of passes and CUDA graphs."""
         assert not self._flying, f"{self._context.name} has a pass under way"
         del self._passes  # `resume` makes others
 

@@ -46,7 +46,6 @@ class _Running:
     tokens: int = 0
 
     def count(self, generated: Generated) -> None:
-        """Add generated tokens, possibly none."""
         if len(generated.versions):
             oldest = int(generated.versions.min())
             self.oldest = oldest if self.oldest < 0 else min(self.oldest, oldest)
@@ -77,7 +76,6 @@ class StreamingEngine:
         self._engines = self._make_engines()
 
     def _make_engines(self) -> dict[bool, Engine]:
-        """The engines of both copies, by `pinned`."""
         found = {}
         for pinned in (False, True):
             if self._copies.can_serve(pinned=pinned):
@@ -179,7 +177,6 @@ class StreamingEngine:
         self._ended = ended
 
     def _answer(self, run: _Running, generated: Generated) -> None:
-        """Write the record of a finished row."""
         del run.requests[generated.request_id]
         row = run.rows[generated.request_id]
         policy, _ = self._copies.serving(pinned=run.stream.pinned)

@@ -189,7 +189,6 @@ class Trainer:
         return None if self._feed.stepped else next((x for x in self._todo if isinstance(x, SaveTrainer)), None)
 
     def _awaits_samples(self) -> bool:
-        """Whether the current update needs samples that have not arrived."""
         return self._feed is not None and self._feed.starved and not self._parts
 
     def _train(self, command: StartUpdate, begin: float) -> None:

@@ -93,7 +93,6 @@ class TrainerStates:
 
     @staticmethod
     def updates(path: Path) -> int:
-        """Number of updates in the state at this path."""
         return int(path.stem.removeprefix("trainer-"))
 
     def reset(self, state: Path | None) -> None:

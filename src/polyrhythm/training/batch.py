@@ -150,7 +150,6 @@ def minibatches(counts: Sequence[int], size: int, seed: Sequence[int]) -> list[T
 
 
 def slices(arrays: Mapping[str, Tensor], rows: slice, device: torch.device) -> Arrays:
-    """The given rows of every array, on `device`."""
     return {name: x[rows].to(device, non_blocking=True) for name, x in arrays.items()}
 
 

@@ -117,7 +117,6 @@ class Forecast:
         return self.answered - before
 
     def _next_start(self) -> float:
-        """Time at which the next pass starts if no further request arrives."""
         count = len(self.waiting) - self.taken
         if not self.idle or not count:
             return math.inf
@@ -125,7 +124,6 @@ class Forecast:
         return due_from(Waiting(count, self.waiting_rows, self.waiting[self.taken][0], complete), self.limits)
 
     def _start_pass(self) -> None:
-        """Start a pass on an idle generator, with the oldest requests that fit the limits."""
         loop, limits = self.loop, self.limits
         batch: list[SlotIndex] = []
         rows = 0

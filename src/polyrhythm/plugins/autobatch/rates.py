@@ -35,7 +35,6 @@ class RateMeter:
     point: OperatingPoint = field(default_factory=OperatingPoint)
 
     def begin(self, point: OperatingPoint, now: float) -> None:
-        """Start counting under these conditions."""
         self.point, self.rows, self.since = point, 0, now
 
     def restart(self) -> None:

@@ -36,7 +36,6 @@ class OperatingPoint:
     share_rows: float = 0.0
 
     def has_drifted_from(self, old: OperatingPoint) -> bool:
-        """Whether any of the three values has drifted."""
         return (
             has_drifted(self.pass_s, old.pass_s)
             or has_drifted(self.short_absence_s, old.short_absence_s)
@@ -77,7 +76,6 @@ class Search:
                 self._add_rate(forecast.rate)
 
     def _next_forecast(self) -> Forecast:
-        """The current forecast, or a new one of the next candidate."""
         if self.forecast is None:
             slots = len(self.loop.rows)
             self.forecast = Forecast(

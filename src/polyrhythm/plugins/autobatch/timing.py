@@ -54,7 +54,6 @@ class PassTimeModel:
     covariance: float = 0.0
 
     def record(self, rows: int, seconds: float) -> None:
-        """Add a pass of `rows` rows that took `seconds`."""
         self.passes += 1
         if self.passes > PASSES_BEFORE_LIMIT:
             seconds = min(seconds, MAX_OVERRUN * self.predict(rows))
@@ -79,7 +78,6 @@ class PassTimeModel:
         return (1.0 - self.row_share) * self.mean_s
 
     def predict(self, rows: float) -> float:
-        """Seconds of a pass of `rows` rows."""
         return self.base_s + self.per_row_s * rows
 
 

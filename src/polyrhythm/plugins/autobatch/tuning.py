@@ -119,7 +119,6 @@ class BatchTuner:
             self._choose(search, now)
 
     def _begin_search(self, now: float) -> Search | None:
-        """A new search, if one is due and the measurements suffice."""
         point, pass_time = self.meter.point, self.timing.pass_time
         if now < self.next_search_at and not has_drifted(pass_time.predict(point.share_rows), point.pass_s):
             return None

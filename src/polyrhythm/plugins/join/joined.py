@@ -253,7 +253,6 @@ class JoinedSimulator:
         return counts | {name: float(count) for name, count in own.items()} | self._drops.statistics()
 
     def close(self) -> None:
-        """Tell the simulator that the run is over."""
         self._reception.close("the run is over")
         self._flush()
         self._end.close(_LINGER_S)

@@ -95,7 +95,6 @@ class JoinedSamples:
             self._attempts[attempt.key] = attempt
 
     def answer(self, reply: Reply) -> None:
-        """Record and store a generator's answers."""
         asked = self._open.get(reply.slot)
         if asked is None or asked.sequence != reply.sequence or len(reply.answers) != len(asked.attempts):
             return
@@ -111,7 +110,6 @@ class JoinedSamples:
             attempt.newest_own = max(attempt.newest_own, newest_version(own))
 
     def refuse(self, slot: str, sequence: int) -> None:
-        """Forget a request of the slot that will not be answered."""
         if slot in self._open and self._open[slot].sequence == sequence:
             del self._open[slot]
 

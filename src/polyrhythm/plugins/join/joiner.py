@@ -212,7 +212,6 @@ class Joiner:
             self._connect()
 
     def _beat(self, status: StationStatus, now: float) -> None:
-        """Send a heartbeat if one is due."""
         member = self._member
         if member is None or not self.attached or now < self._beat_at + BEAT_S:
             return

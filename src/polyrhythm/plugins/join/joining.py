@@ -117,7 +117,6 @@ class JoinClient:
         self._woken = self._waking = -1
 
     def _wait(self) -> None:
-        """Wait for frames, events or the next heartbeat, and handle them."""
         line = self._line
         wait_for([self._woken, *([line.socket, line.monitor] if line is not None else [])], BEAT_S / 2)
         with suppress(BlockingIOError):

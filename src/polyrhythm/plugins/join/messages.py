@@ -138,7 +138,6 @@ _decoders: dict[str, Any] = {
 
 
 def pack(message: Message, pieces: Sequence[frames.Piece] = ()) -> bytes:
-    """The frame of a message."""
     return frames.pack(message, pieces)
 
 
@@ -166,7 +165,6 @@ class Numbering:
         return self.sent + 1
 
     def keep(self, content: bytes) -> None:
-        """Keep message `next` until it is acknowledged."""
         self.sent += 1
         self._kept.append((self.sent, content))
 
@@ -187,7 +185,6 @@ class Numbering:
         return True
 
     def kept(self) -> Iterator[bytes]:
-        """Unacknowledged messages, in order."""
         return (content for _, content in self._kept)
 
     def __len__(self) -> int:

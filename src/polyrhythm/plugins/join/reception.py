@@ -222,7 +222,6 @@ class Reception:
         self._end(f"was sent away: {reason}", blame=True)
 
     def close(self, reason: str) -> None:
-        """End the session because the run is over."""
         if self._session is not None:
             self._say(self._session.who, m.Over(self._session.name, reason, fault=False))
             self._session = None

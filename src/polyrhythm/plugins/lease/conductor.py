@@ -198,7 +198,6 @@ class CommandDelivery:
                 self.working[name] = {}
 
     def leave(self, name: str) -> None:
-        """Remove a lost station and its held-back commands."""
         self.leases.leave(name)
         for table in (self.held_back, self.working, self.changed):
             table.pop(name, None)
@@ -314,7 +313,6 @@ class CommandDelivery:
                 self._update_wants(state, now)
 
     def switch_devices(self) -> list[Command]:
-        """The device switches to make now."""
         switches = self.leases.switch()
         for switch in switches:
             self.changed[switch.station] = None

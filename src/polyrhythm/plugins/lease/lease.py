@@ -58,7 +58,6 @@ class LeaseState:
 
     @property
     def open(self) -> bool:
-        """It may be given work."""
         return self.complete and not self.leaving
 
     @property
@@ -96,7 +95,6 @@ class DeviceLeases:
             self.present[name] = LeaseState(name, tuple(sorted(devices)), flow, interruptible)
 
     def leave(self, name: str) -> None:
-        """Remove a lost station and free its devices."""
         state = self.present.pop(name, None)
         self.waiting.pop(name, None)
         self.going.pop(name, None)
@@ -104,7 +102,6 @@ class DeviceLeases:
             del self.holders[device]
 
     def set_wants(self, state: LeaseState, wants: bool, now: float) -> None:
-        """Set whether the station has work that needs its devices."""
         if wants and not state.wants:
             state.waits_since, state.passed = now, 0
         state.wants = wants
@@ -119,7 +116,6 @@ class DeviceLeases:
     # ------------------------------------------------------------ what stations say
 
     def on_taken(self, event: DeviceTaken, now: float) -> None:
-        """The station has come onto the device."""
         state = self.present[event.station]
         assert event.device in state.taking, f"{event} was not due"
         state.taking.remove(event.device)
@@ -128,7 +124,6 @@ class DeviceLeases:
         self._update_waiting(state)
 
     def on_yielded(self, event: DeviceYielded, now: float) -> None:
-        """The station has left the device."""
         state = self.present[event.station]
         assert event.device in state.yielding, f"{event} was not due"
         state.yielding.remove(event.device)
@@ -195,7 +190,6 @@ class DeviceLeases:
         return state.devices[len(state.held)]
 
     def _holder_before(self, waiter: LeaseState) -> LeaseState | None:
-        """The holder of the device that this station needs next."""
         name = self.holders.get(self._next(waiter))
         return None if name is None else self.present[name]
 
@@ -218,7 +212,6 @@ class DeviceLeases:
         return TakeDevice(chosen.name, device)
 
     def _place(self, state: LeaseState, device: int) -> tuple[bool, bool, int, float, str]:
-        """Sort key of the stations that wait for a device."""
         late = state.passed >= self.rules.sharers(device)
         by_flow = self.rules.switch_order == "data_flow" and not late
         return (

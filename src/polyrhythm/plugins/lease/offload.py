@@ -120,7 +120,6 @@ class FileStore:
 
 
 def _storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.UntypedStorage]:
-    """Distinct storages of the tensors on the device."""
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
         if tensor.device.type == device.type:

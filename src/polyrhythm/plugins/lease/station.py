@@ -36,7 +36,6 @@ _MOST_AT_HAND = 64
 def leased_parts(
     factory: StationFactory, context: StationContext, incarnation: int, resources: Resources
 ) -> list[tuple[str, Callable[[], Station]]]:
-    """Parts of a station that leases the devices of its seat."""
     parts = factory.parts(replace(context, announced=True), incarnation)
     announcements = factory.announcements(incarnation)
     report = SwitchReport(len(parts), context.channels.emit)

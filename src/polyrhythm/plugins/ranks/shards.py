@@ -124,7 +124,6 @@ def _write(
 
 
 def _leaves(state: Mapping[Any, Any], above: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
-    """Every path of keys with its tensor or plain data (empty dicts included)."""
     for key, value in state.items():
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, (*above, key))

@@ -96,7 +96,6 @@ class ScoringQueue(SampleScoring):
         return started
 
     def end(self, scorer: str, number: int) -> ScoringTry:
-        """Remove and return a try that has ended."""
         return self.scorers[scorer].under_way.pop(number)
 
     def retry(self, ended: ScoringTry, *, blame: bool = True, alone: bool = False) -> None:
@@ -112,7 +111,6 @@ class ScoringQueue(SampleScoring):
         return []
 
     def start(self, rollout: RolloutScheduler) -> list[Command]:
-        """Assign samples to scorers with free places."""
         commands: list[Command] = []
         for scorer, begun in self.begin():
             sample = rollout.samples[begun.ticket]
@@ -160,7 +158,6 @@ class ScoringQueue(SampleScoring):
         return commands
 
     def on_score(self, rollout: RolloutScheduler, event: SampleScored, now: float) -> list[Command]:
-        """Count a scored sample in its group or evaluation."""
         ended = self.end(event.scorer, event.number)
         if ended.given_up:
             return _release(ended)
@@ -213,5 +210,4 @@ ScoringQueue.saved = (ScoringQueue, ScorerState, ScoringTry)
 
 
 def _release(ended: ScoringTry) -> list[Command]:
-    """Release the payload of a try, if it has one."""
     return [ReleasePayloads((ended.payload_id,))] if ended.payload_id else []

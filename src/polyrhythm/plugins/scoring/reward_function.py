@@ -96,7 +96,6 @@ def view_of(env: object, spec: EnvSpec, trajectory: Trajectory, *, seed: int, ev
 
 
 def _read_only(trajectory: Trajectory) -> Trajectory:
-    """The sample with read-only arrays."""
     content: dict[str, Any] = {}
     for field in fields(trajectory):
         value = getattr(trajectory, field.name)

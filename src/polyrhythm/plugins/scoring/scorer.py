@@ -142,7 +142,6 @@ class Scorer:
         return StationTraits(calling_thread=self.calling_thread)
 
     def calling_thread(self) -> int | None:
-        """Thread of the longest-running call."""
         begun = list(self._calls.values())
         return min(begun)[1] if begun else None
 

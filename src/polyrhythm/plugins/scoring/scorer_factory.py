@@ -50,7 +50,6 @@ class ScorerFactory:
 
 
 def add_scorers(plan: StationPlan) -> AddedStations:
-    """The scorers of a run with a reward function."""
     from polyrhythm.pipeline.context import AddedStations  # in main alone: a scorer's process has no use for it
     from polyrhythm.pipeline.placed import scorer_names
 

@@ -68,7 +68,6 @@ class PendingPuts:
             self._wait_for_oldest()
 
     def finish(self) -> None:
-        """Wait for all puts."""
         while self._puts:
             self._wait_for_oldest()
 
@@ -91,11 +90,9 @@ class Port(Protocol):
 
     @property
     def carrier(self) -> Carrier:
-        """Sends and receives the values."""
         ...
 
     def begin(self, request: Request) -> Reply:
-        """Send a request to the exchange."""
         ...
 
 
@@ -183,8 +180,6 @@ def begin_put(
 
 
 def begin_parcel(port: Port, put: Put) -> Pending:
-    """Begin to put a parcel, which is dropped if the put fails."""
-
     def finish(reply: Reply) -> None:
         try:
             answered(reply.wait())

@@ -67,7 +67,6 @@ class Controller:
             raise self._as_failed(halted) from halted
 
     def _as_failed(self, halted: RunHalted) -> PolyrhythmError:
-        """WorkerFailed if the error is a worker's, else the error itself."""
         if halted.station not in self._workers:
             return halted
         group, rank = self._workers[halted.station]
@@ -86,7 +85,6 @@ class Controller:
         return future
 
     def ask(self, request: p.Request) -> Future[p.Answer]:
-        """Send a request of the driver to the exchange."""
         number, future = next(self._numbers), Future[p.Answer]()
         self._requests[number] = future
         self._answer(self.exchange.ask((DRIVER, number), request, self.clock()))
@@ -105,7 +103,6 @@ class Controller:
         return process_ids(self._hosting)
 
     def statistics(self) -> dict[str, dict[str, float]]:
-        """Counters of each worker."""
         return self._hosting.statistics(fresh=True)
 
     # ------------------------------------------------------------ what happens

@@ -41,5 +41,4 @@ _BY_REASON = {"timeout": WaitTimeout, "closed": ChannelClosed, "over": WorkflowO
 
 
 def as_error(denied: Denied) -> WorkflowError:
-    """The exception for a `Denied` answer."""
     return _BY_REASON[denied.reason](denied.why)

@@ -113,7 +113,6 @@ class Exchange:
     # ------------------------------------------------------------ time and the end
 
     def deadline(self) -> float:
-        """Time at which the next request expires."""
         return min((wait.deadline for _, wait in self._waiting()), default=math.inf)
 
     def expire(self, now: float) -> Answers:
@@ -141,11 +140,9 @@ class Exchange:
     # ------------------------------------------------------------ for people
 
     def sizes(self) -> dict[str, int]:
-        """Items in each channel."""
         return {name: len(channel.queue) for name, channel in self._channels.items()}
 
     def waits(self) -> list[str]:
-        """Descriptions of all waiting requests."""
         return [_words(channel, wait) for channel, wait in self._waiting()]
 
     def _waiting(self) -> Iterator[tuple[_Channel, _Wait]]:
@@ -167,7 +164,6 @@ def _why_no_batch(request: Get, queue: Queue) -> str:
 
 
 def _serve(channel: _Channel) -> Answers:
-    """Answer all requests that can be answered now."""
     answers: Answers = []
     while answer := _admit(channel) or _give(channel):
         answers.append(answer)

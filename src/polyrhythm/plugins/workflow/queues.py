@@ -78,7 +78,6 @@ class Queue:
 
     @property
     def weight(self) -> float:
-        """Total weight of the items."""
         return math.fsum(item.entry.weight for item in self._items.values())
 
     def count(self, key: Key) -> int:

@@ -106,7 +106,6 @@ class ControllerThread:
                 self._error = error
 
     def _start(self) -> None:
-        """Start the workers, or set the error of the start."""
         try:
             self._controller.start()
         except BaseException as error:  # noqa: BLE001 - whoever made this object is told

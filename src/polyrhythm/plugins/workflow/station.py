@@ -145,7 +145,6 @@ class WorkerStation:
             raise UnfitMessage("impossible", f"{self.name} can neither be called so nor has it asked for {message}")
 
     def _take(self, message: p.Answered) -> None:
-        """Handle an answer, or one of several parts of it."""
         answer = message.answer
         if isinstance(answer, p.Given):
             self._given.append(answer)
@@ -176,7 +175,6 @@ class WorkerStation:
         return number not in self._open
 
     def await_answer(self, number: int) -> p.Answer:
-        """Block until the request is answered."""
         while number in self._open:
             self._listen(_WAIT_S, number)
         return self._answers.pop(number)

@@ -194,7 +194,6 @@ class Workflow:
 
     @property
     def carrier(self) -> Carrier:
-        """Sends and receives the driver's values."""
         self._started()
         assert self._carrier is not None
         return self._carrier
@@ -204,7 +203,6 @@ class Workflow:
         return self._run(lambda: controller.call(station, method, arguments))
 
     def begin(self, request: Request) -> DriverReply:
-        """Send a request to the exchange."""
         controller = self._started()
         return DriverReply(self._run(lambda: controller.ask(request)), controller, self)
 

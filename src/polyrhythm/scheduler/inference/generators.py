@@ -60,7 +60,6 @@ class GeneratorState:
 
     @property
     def requests(self) -> list[Request]:
-        """Requests of its passes and streams."""
         batches = [batch for batch in (self.batch, self.ahead) if batch is not None]
         return [
             *(request for batch in batches for request in batch.requests),

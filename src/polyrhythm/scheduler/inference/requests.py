@@ -131,7 +131,6 @@ class RequestQueue:
         return requests, rows, oldest
 
     def peek(self, names: Sequence[str]) -> Request | None:
-        """The next request of the named pools, without removing it."""
         pools = [self.pools[name] for name in names if name in self.pools and self.pools[name].waiting]
         if not pools:
             return None

@@ -80,13 +80,11 @@ class Router:
         self.loads[generator] = self.loads.get(generator, 0) + request.rows
 
     def forget_slot(self, slot: str) -> None:
-        """Remove the slot's binding."""
         generator, rows = self.bindings.pop(slot, (ANY, 0))
         if generator != ANY:
             self.loads[generator] -= rows
 
     def forget_generator(self, generator: str) -> None:
-        """Remove the generator and all bindings to it."""
         if self.loads.pop(generator, None) is not None:
             self.bindings = {slot: bound for slot, bound in self.bindings.items() if bound[0] != generator}
 
@@ -97,7 +95,6 @@ def in_turn(generator: GeneratorState) -> tuple[int, str]:
 
 
 def next_idle(idle: Iterable[GeneratorState]) -> GeneratorState:
-    """The idle generator that gets work first."""
     return min(idle, key=in_turn)
 
 
@@ -151,6 +148,5 @@ def _nearest(batches: Batches, idle: Sequence[GeneratorState], host_of: HostOf) 
 
 
 def _local_rows(generators: Sequence[GeneratorState], batches: Batches, host_of: HostOf) -> int:
-    """Number of rows served on their own host."""
     pairs = zip(generators, batches, strict=True)
     return sum(request.rows for own, batch in pairs for request in batch if host_of(request) == own.host)

@@ -50,7 +50,7 @@ class Tuner(Protocol):
     def remove_slot(self, slot: str) -> None: ...
     def remove_generator(self, generator: str) -> None: ...
     def restart_clock(self) -> None:
-        """The run is resumed under another clock."""
+        ...
 
     def take_announcement(self) -> BatchingChosen | None:
         """The last choice; None if it was taken already."""
@@ -84,11 +84,9 @@ class RequestScheduler:
     # ------------------------------------------------------------ stations
 
     def add_slots(self, event: SimulatorJoined) -> None:
-        """Add the slots of a simulator that joined."""
         self.slots.join(event.simulator, event.batches, event.host)
 
     def host_of(self, request: Request) -> str:
-        """Host of the request's observations."""
         return self.slots.slots[request.slot].host
 
     def remove_slots(self, simulator: str) -> list[AbortStream]:
@@ -193,7 +191,6 @@ class RequestScheduler:
         return request
 
     def _unanswered(self, requests: Sequence[Request]) -> list[tuple[Request, ServedSlot]]:
-        """The requests whose slots still wait for the answer."""
         slots = self.slots.slots
         # Mostly it is the same object; after a resumption it is only equal.
         return [

@@ -98,7 +98,6 @@ class StreamScheduler(RequestScheduler):
         return [name for name in self.generators.away if self._first(present[name]) is not None]
 
     def _next(self) -> tuple[GeneratorState, Request] | None:
-        """The next request to start, with its generator."""
         idle, queue = self.generators.idle, self.queue
         if not idle or not queue.orders:
             return None

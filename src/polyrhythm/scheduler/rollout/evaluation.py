@@ -49,7 +49,6 @@ class EvaluationState:
     twins: dict[int, int] = field(default_factory=dict)
 
     def start(self, ticket: Ticket) -> None:
-        """An episode starts."""
         self.running += 1
         if ticket.attempt == 1:  # others have failed, and a copy might fail as they did
             self.single[ticket.number] = ticket
@@ -92,7 +91,6 @@ class EvaluationQueue:
         (self.background if background else self.queue).append(EvaluationState(name, len(waiting), waiting))
 
     def set_aside(self, start: tuple[int, int], *, background: bool) -> None:
-        """Drop the waiting episodes of this task and seed."""
         for evaluation in self.background if background else self.queue:
             left = deque(ticket for ticket in evaluation.waiting if (ticket.task, ticket.seed) != start)
             evaluation.dropped += len(evaluation.waiting) - len(left)

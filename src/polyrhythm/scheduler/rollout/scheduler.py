@@ -82,7 +82,6 @@ class SampleScoring:
         return ()
 
     def has(self, _station: str) -> bool:
-        """Whether this is a present scorer."""
         return False
 
     def join(self, event: ScorerJoined) -> None:
@@ -99,7 +98,6 @@ class SampleScoring:
         raise NotImplementedError
 
     def pending(self) -> list[str]:
-        """Pending work, for a stall report."""
         return []
 
     def detach(self, wanted: Collection[int]) -> None:
@@ -417,7 +415,6 @@ class RolloutScheduler:
         return math.inf
 
     def _running(self, number: int, attempt: int) -> Sample | None:
-        """The ticket's sample if this attempt is running."""
         sample = self.samples.get(number)
         current = sample is not None and sample.state is SampleState.RUNNING and sample.ticket.attempt == attempt
         return sample if current else None

@@ -94,5 +94,4 @@ def _checked(result: object, strategy: str) -> Sequence[tuple[int, str | None]]:
 
 
 def _is_whole(rows: object) -> bool:
-    """Whether this is an integer, including numpy's."""
     return hasattr(rows, "__index__") and not isinstance(rows, bool)

@@ -76,7 +76,6 @@ class SampleLedger:
 
     @property
     def dropped_by_faults(self) -> int:
-        """Number of samples dropped by faults."""
         return sum(self.dropped_for_faults().values())
 
     @property

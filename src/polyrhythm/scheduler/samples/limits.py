@@ -85,7 +85,6 @@ class FaultLimit:
         ]
 
     def _attempts(self) -> str:
-        """The setting that limits attempts, with its value."""
         settings, scoring = self._settings, self._settings.scoring
         if scoring is not None and self._last_reason is DropReason.SCORING_FAILED:
             return f"scoring.max_attempts = {scoring.max_attempts}"

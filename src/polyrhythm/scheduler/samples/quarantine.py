@@ -98,7 +98,6 @@ class Suspects:
         self.order.pop(_suspect(ticket), None)
 
     def end(self, evaluation: str) -> None:
-        """Remove the suspects of an evaluation that is over."""
         self.order = {known: None for known in self.order if known[0] != evaluation}
 
     def holds(self, ticket: Ticket, waiting: Iterable[Ticket], samples: Mapping[int, Sample]) -> bool:

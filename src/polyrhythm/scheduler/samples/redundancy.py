@@ -38,7 +38,6 @@ def oldest_missing(admission: Admission, buffer: SampleBuffer) -> int | None:
 
 
 def is_closed(admission: Admission, buffer: SampleBuffer) -> bool:
-    """Whether `next_ticket` returns None."""
     if admission.lacking:
         return False
     return len(admission.spare) >= admission.settings.extra_groups or oldest_missing(admission, buffer) is None
@@ -95,7 +94,6 @@ class Lengths:
         self.seconds += seconds
 
     def means(self, *names: str) -> dict[str, float]:
-        """The number of samples and the means of the named sums."""
         count = max(1, self.samples)
         return {"samples": self.samples, **{name: getattr(self, name) / count for name in names}}
 

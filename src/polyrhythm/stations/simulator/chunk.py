@@ -95,7 +95,6 @@ def _one_step(outcome: StepResult, n: int, left: NDArray[np.int64] | None) -> Ch
 
 @lru_cache
 def _one_each(n: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """`valid` and `steps` of n rows after one env step."""
     return np.ones((n, 1), bool), np.ones(n, np.int64)
 
 
@@ -155,8 +154,6 @@ class EpisodeMetrics:
         self._warned: set[str] = set()
 
     def wrap(self, step: Step) -> Step:
-        """The step function, extended to accumulate its metrics."""
-
         def watched(rows: NDArray[np.intp], actions: NDArray[np.generic]) -> StepResult:
             outcome = step(rows, actions)
             self._add(rows, outcome.metrics)
@@ -165,7 +162,6 @@ class EpisodeMetrics:
         return watched
 
     def begin(self, rows: NDArray[np.intp]) -> None:
-        """Reset the metrics of rows in which an episode begins."""
         for name, values in self._values.items():
             values[rows] = -np.inf if self._aggregates[name] == "max" else 0.0
             self._counts[name][rows] = 0

@@ -73,7 +73,6 @@ class DeferredSteps:
         return self._last_requeued in queued
 
     def requeued(self) -> Iterator[Slot]:
-        """Deferred slots to check again."""
         for slot, _ in list(self._deferred.values()):
             self._last_requeued = slot.name
             if not slot.answered or not slot.due_rows:  # its rows were cancelled

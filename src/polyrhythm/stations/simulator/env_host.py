@@ -84,7 +84,6 @@ class EnvHost:
 
     @property
     def env_steps(self) -> int:
-        """Executed env steps of active rows."""
         return sum(slot.env_steps for slot in self.slots.values())
 
     def defer(self) -> int | None:
@@ -373,7 +372,6 @@ def _in_call(fault: EnvFault, rows: int) -> str:
 
 
 def _take_pending(slot: Slot) -> list[Grant]:
-    """Remove and return the slot's pending grants, sorted by row."""
     starting = sorted(slot.pending, key=lambda grant: grant.row)
     slot.pending.clear()
     return starting

@@ -48,7 +48,6 @@ class EnvFault(Exception):
 
     @property
     def reason(self) -> DropReason:
-        """Drop reason of the samples that the fault costs."""
         return DropReason.EPISODE_REFUSED if self.refused else DropReason.ENVIRONMENT_RAISED
 
 
@@ -210,7 +209,6 @@ def _within(texts: Sequence[str], most: int) -> tuple[str, ...]:
 
 
 def _with_failed(result: StepResult, failed: NDArray[np.bool_]) -> StepResult:
-    """The step's result with failed rows ended by a reward of NaN."""
     return StepResult(
         np.where(failed, np.nan, result.reward).astype(np.float32),
         result.terminated | failed,

@@ -163,7 +163,6 @@ class ResetAhead:
         return self._place[np.asarray(rows, np.intp)]
 
     def _translated(self, raised: RowsFailed, rows: RowNumbers) -> RowsFailed:
-        """The error with this batch's row numbers."""
         names = {int(self._place[row]): int(row) for row in rows}
         return RowsFailed({names.get(row, row): error for row, error in raised.errors.items()}, raised.result)
 
@@ -265,5 +264,4 @@ def _without_one(starts: tuple[Start, ...], start: Start) -> tuple[Start, ...]:
 
 
 def _own_error(error: Exception) -> Exception | None:
-    """The error of the only row in a `RowsFailed`."""
     return next(iter(error.errors.values()), None) if isinstance(error, RowsFailed) else None

@@ -111,7 +111,6 @@ class RowStates:
         return f"task {self._tasks[task].name}, seed {seed}"
 
     def find(self, ticket: int, attempt: int) -> int | None:
-        """The active row that holds this attempt."""
         for row in self.running.tolist():
             held = self.ticket(row)
             if (held.number, held.attempt) == (ticket, attempt):
@@ -119,7 +118,6 @@ class RowStates:
         return None
 
     def answered(self, rows: Index, oldest: int, newest: int) -> None:
-        """Record the weight versions that answered these rows."""
         every = rows is self.index
         if not every or (oldest, newest) != self._answered_by:
             self._answered_by = (oldest, newest) if every else None
@@ -127,7 +125,6 @@ class RowStates:
             self.newest[rows] = np.maximum(self.newest[rows], newest)
 
     def advance(self, rows: Index, result: ChunkResult) -> None:
-        """Add the outcome of a chunk step of these rows."""
         self.max_elapsed += self._stride
         if self._abreast is not None:
             self._abreast = self._abreast + self._layout.blocks if rows is self.index else None
@@ -141,7 +138,6 @@ class RowStates:
         return np.asarray((self.steps[rows] >= segment_steps) & ~self.evaluation[rows])
 
     def begin(self, grants: Sequence[Grant], rows: Sequence[int], blocks: Sequence[int]) -> None:
-        """Give these rows tickets and arena blocks."""
         for row, grant in zip(rows, grants, strict=True):
             assert self.tickets[row] is None, f"row {row} is granted ticket {grant.ticket.number}, but holds one"
             self.tickets[row] = grant.ticket
@@ -164,7 +160,6 @@ class RowStates:
         self._changed()
 
     def end(self, rows: Sequence[int]) -> None:
-        """Remove the tickets from these rows."""
         for row in rows:
             self.tickets[row] = None
             self.active[row] = False
@@ -219,7 +214,6 @@ class Recorder:
         return first_not_finite({label: seen[name] for name, label in self._floating.items()})
 
     def show_instruction(self, block: int, instruction: int) -> None:
-        """Write the instruction to every entry of the block."""
         layout = self.arena.layout
         self._instruction[layout.block(block, layout.entries)] = instruction
 
@@ -230,5 +224,4 @@ class Recorder:
         self._progress[entry] = progress
 
     def final(self, entry: int) -> dict[str, NDArray[Any]]:
-        """A copy of the environment's observation at an entry."""
         return {name: array[entry].copy() for name, array in self._shown.items()}

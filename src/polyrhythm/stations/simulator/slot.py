@@ -143,7 +143,6 @@ class Slot:
         return 0 if self._request_rows is None else len(self._request_rows)
 
     def pending_work(self) -> str:
-        """Description of what the slot waits for."""
         state = "answered" if self.answered else "waits for an answer" if self.has_request else "has no open request"
         return f"{self.name} {state} with {len(self._rows.running)} rows, {len(self.pending)} grants pending"
 
@@ -239,11 +238,9 @@ class Slot:
 
     @property
     def may_reach_limit(self) -> bool:
-        """Whether a row may reach its step limit in this chunk step."""
         return self._rows.max_elapsed + self._stride >= self._max_steps
 
     def steps_left(self) -> NDArray[np.int64]:
-        """Env steps left for each row to step."""
         return np.asarray(self._max_steps - self._rows.elapsed(self._due))
 
     def record(self, result: ChunkResult) -> bool:

@@ -123,7 +123,6 @@ class Simulator:
         return sum(host.env.inner.suspend() for host in self.hosts if host.env.traits.leaves_device)
 
     def resume(self, _store: OffloadStore) -> None:
-        """Move them back."""
         for host in self.hosts:
             if host.env.traits.leaves_device:
                 host.env.inner.resume()
@@ -136,7 +135,6 @@ class Simulator:
         return min((doing for host in self.hosts if (doing := host.doing)[0]), key=lambda d: d[1], default=IDLE)
 
     def pending_work(self) -> list[str]:
-        """Waits of each active slot, for a stall report."""
         return [slot.pending_work() for host in self.hosts for slot in host.slots.values() if slot.live or slot.pending]
 
     def statistics(self) -> dict[str, float]:

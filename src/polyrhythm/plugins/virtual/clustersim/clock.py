@@ -29,7 +29,6 @@ class VirtualClock:
         heappush(self._heap, (time, self._count, call, argument))
 
     def after(self, delay: float, call: Callable[[Any], None], argument: object = None) -> None:
-        """Schedule `call(argument)` `delay` seconds from now."""
         self._count += 1
         heappush(self._heap, (self.now + delay, self._count, call, argument))
 
@@ -39,7 +38,6 @@ class VirtualClock:
         return self._heap[0][0] if self._heap else inf
 
     def advance(self) -> None:
-        """Jump to the next scheduled call and make it."""
         time, _, call, argument = heappop(self._heap)
         self.now = max(self.now, time)
         call(argument)
@@ -56,13 +54,11 @@ class Level:
         self.total = 0.0
 
     def add(self, now: float, delta: int) -> None:
-        """Change the level by `delta` from `now` on."""
         self.total += self.level * (now - self.since)
         self.since = now
         self.level += delta
 
     def integral(self, now: float) -> float:
-        """∫ level dt up to `now`."""
         return self.total + self.level * (now - self.since)
 
 

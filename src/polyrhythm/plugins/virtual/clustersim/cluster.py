@@ -86,7 +86,6 @@ class VirtualCluster:
             self.driver.clock.at(asked.at, self.driver.submit, evaluate)
 
     def _connect(self) -> None:
-        """Attach the network to the driver, and costs to the conductor."""
         links, conductor, driver = self.settings.links, self.settings.conductor, self.driver
         if links is not None:
             trainer = host_names(self.settings.trainer)[0]

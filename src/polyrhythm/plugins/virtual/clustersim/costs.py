@@ -30,11 +30,9 @@ class Cost:
     per_unit: float = 0.0
 
     def draw(self, rng: random.Random, units: int = 1) -> float:
-        """Random seconds of `units` units of work."""
         return self.base.sample(rng) + self.per_unit * units
 
     def mean(self, units: int = 1) -> float:
-        """Expected seconds for `units` units."""
         return self.base.mean + self.per_unit * units
 
 

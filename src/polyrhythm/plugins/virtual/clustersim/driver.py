@@ -108,7 +108,7 @@ class Asker(Protocol):
         """A generator took the request from the queue."""
 
     def tokens(self, request: Request) -> list[int]:
-        """Tokens of the answer to each row of the request."""
+        ...
 
     def returned(self, request: Request) -> None:
         """The request's generator died before it answered."""
@@ -176,7 +176,6 @@ class VirtualDriver:
         self.clock.at(arrival, self._deliver, (station, now, event))
 
     def _delay_of(self, station: DrivenStation, message: Event | Command) -> float:
-        """Seconds of a message between a station and the conductor."""
         seconds = self._delay.draw(self._rng)
         if self.network is None or (self._beside and type(message) in _SERVING):
             return seconds
@@ -256,7 +255,6 @@ class VirtualDriver:
         self._inbox.append(Wake())
 
     def _drain(self) -> None:
-        """Pass all waiting events to the conductor and its commands to the stations."""
         if self.cpu is not None:
             while self._inbox:
                 event = self._inbox.popleft()
@@ -284,7 +282,6 @@ class VirtualDriver:
         self._deadline = inf if deadline is None else deadline
 
     def _host_of(self, event: Event) -> str:
-        """Host of the event's sender."""
         name = getattr(event, "simulator", "") or getattr(event, "generator", "")
         station = self.stations.get(name)
         return "" if station is None else station.host
@@ -321,7 +318,6 @@ class VirtualDriver:
         self.clock.at(arrival, station.handle, command)
 
     def _accept(self, command: Command) -> None:
-        """Execute a command that is addressed to the run."""
         if isinstance(command, ReleasePayloads):
             for payload_id in command.payload_ids:
                 if self.payloads.pop(payload_id, None) is None:

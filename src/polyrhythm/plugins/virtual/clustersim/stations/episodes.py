@@ -33,7 +33,6 @@ class VirtualEpisodes:
             row.pace = group.episode_time.draw(rng) / -(-row.left // group.chunk)
 
     def reset_seconds(self, slot: VirtualSlot) -> float:
-        """Draw the seconds of the rows' joint reset."""
         return self._group.reset.draw(self._station.rng, len(slot.resetting))
 
     def tokens(self, row: VirtualRow) -> int:
@@ -47,7 +46,6 @@ class VirtualEpisodes:
         return self._group.tokens.draw(rng)
 
     def step_seconds(self, slot: VirtualSlot) -> float:
-        """Draw the seconds of the active rows' chunk step."""
         if self._group.episode_time is not None:
             return max(row.pace for row in slot.active)
         return self._group.step.draw(self._station.rng, len(slot.active))
@@ -74,7 +72,6 @@ class VirtualEpisodes:
             slot.on_tickets()
 
     def fail(self, row: VirtualRow, reason: DropReason) -> None:
-        """Report the row's sample as failed and free the row."""
         ticket, station = row.release(parked=False), self._station
         station.measures.failed += 1
         station.emit(SampleFailed(station.name, station.incarnation, ticket.number, ticket.attempt, reason))
@@ -108,7 +105,6 @@ class VirtualEpisodes:
 
     @staticmethod
     def _is_broken(row: VirtualRow, share: float) -> bool:
-        """Whether every episode from the row's initial state fails."""
         return row.ticket is not None and mix(row.ticket.seed, 2) / 2**63 < share
 
     def _succeeds(self, ticket: Ticket) -> bool:

@@ -122,7 +122,6 @@ class VirtualGenerator(VirtualStation):
             self.work(seconds, self._end, command)
 
     def _gather(self, batch: Batch) -> float:
-        """Seconds until the inputs of the batch are gathered."""
         fetched = self._fetch(batch) if self.driver.network is not None else 0.0
         if self._group.gather is FREE:
             return fetched

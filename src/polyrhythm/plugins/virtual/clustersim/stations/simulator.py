@@ -193,7 +193,6 @@ class VirtualSimulator(VirtualStation):
             self._rest(slot)
 
     def _rest(self, slot: VirtualSlot) -> None:
-        """Set the waiting state of an idle slot."""
         if slot.outstanding:
             self._enter(slot, IN_BATCH if slot.in_batch else QUEUED)
         elif slot.queued or slot.answer >= 0 or slot.joining:

@@ -47,11 +47,9 @@ class VirtualRow:
 
     @property
     def trains(self) -> bool:
-        """Whether its ticket is for training, not for an evaluation."""
         return self.ticket is not None and not self.ticket.evaluation
 
     def release(self, *, parked: bool) -> Ticket:
-        """End the sample, in any state."""
         ticket, self.ticket = self.ticket, None
         assert ticket is not None
         self.parked = parked
@@ -117,14 +115,12 @@ class VirtualSlot:
         self.evaluation = any(ticket.evaluation for ticket in tickets)
 
     def row_of(self, number: int, attempt: int) -> VirtualRow | None:
-        """The row that holds this attempt of a ticket."""
         for row in self.rows:
             if row.ticket is not None and row.ticket.number == number and row.ticket.attempt == attempt:
                 return row
         return None
 
     def drop(self, row: VirtualRow) -> None:
-        """Remove the row from all queues."""
         for rows in (self.active, self.ready, self.joining):
             if row in rows:
                 rows.remove(row)

@@ -71,7 +71,6 @@ class VirtualStation:
         self.switch(command)
 
     def join(self) -> None:
-        """Announce this incarnation to the conductor."""
         raise NotImplementedError
 
     def flush(self) -> None:
@@ -88,12 +87,10 @@ class VirtualStation:
         return all(lease.on and not lease.switching for lease in self.leases.values())
 
     def check_lease(self) -> None:
-        """Raise LeaseError if it would work without being on all of its devices."""
         if not self.on_all:
             raise LeaseError(f"at {self.clock.now:g} s {self.name} works, but is not on all of its devices")
 
     def switch(self, command: TakeDevice | YieldDevice) -> None:
-        """Begin to move onto a device or off it."""
         lease, takes = self.leases[command.device], isinstance(command, TakeDevice)
         if lease.switching or lease.on == takes:
             raise LeaseError(f"at {self.clock.now:g} s {self.name} cannot obey {command!r}")

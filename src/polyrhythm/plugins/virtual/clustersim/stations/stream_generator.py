@@ -42,7 +42,6 @@ class VirtualStream:
 
     @property
     def left(self) -> float:
-        """Decode steps until its longest row ends."""
         return max(self.wanted) - self.done
 
     @property
@@ -167,7 +166,6 @@ class VirtualStreamGenerator(VirtualStation):
             self._go_on()
 
     def _decode(self) -> None:
-        """Advance all running streams to the present."""
         now = self.clock.now
         steps = (now - self._decoded_to) / self._step_s if self._step_s else 0.0
         self._decoded_to = now
@@ -212,7 +210,6 @@ class VirtualStreamGenerator(VirtualStation):
         self._go_on()
 
     def _finish(self) -> None:
-        """Answer the streams whose rows have all ended."""
         for number, run in list(self._streams.items()):
             if run.begun and run.left <= _ROUNDING:
                 del self._streams[number]
