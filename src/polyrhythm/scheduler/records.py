@@ -36,7 +36,7 @@ class DropReason(StrEnum):
     SIMULATOR_LOST = "simulator lost"
     #: The environment raised an exception.
     ENVIRONMENT_RAISED = "environment raised"
-    #: The environment does not play the episode, such as one with a prompt that is too long.
+    #: The environment refuses the episode, such as one with a prompt that is too long.
     EPISODE_REFUSED = "episode refused"
     #: The environment gave a number that is not finite.
     ENVIRONMENT_NOT_FINITE = "environment not finite"
@@ -44,13 +44,13 @@ class DropReason(StrEnum):
     POLICY_NOT_FINITE = "policy not finite"
     #: Its request was refused (`RefuseRequest`).
     REFUSED = "request refused"
-    #: The reward function raised, or returned what is no score.
+    #: The reward function raised, or returned no score.
     SCORING_FAILED = "scoring failed"
     #: Its scorer was lost while it scored the sample.
     SCORER_LOST = "scorer lost"
 
 
-#: Reasons of samples that were not needed, or not to be had: they do not count as faults.
+#: Reasons of samples that were not needed or impossible: they do not count as faults.
 NO_FAULTS = frozenset({DropReason.SURPLUS, DropReason.FILTERED, DropReason.EPISODE_REFUSED})
 
 
@@ -757,7 +757,7 @@ class Decision:
     commands: tuple[Command, ...]
 
 
-# ---------------------------------------------------------------- who sends an event, and whom a command is for
+# ---------------------------------------------------------------- sender of an event, addressee of a command
 
 _ROLES = frozenset({"simulator", "generator", "trainer", "scorer", "station"})
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Up to so many float32 are summed one by one in Python: a third of numpy's time, half of that on a core that has just
+#: Maximum number of float32 summed one by one in Python: a third of numpy's time, half of that on a core that has just
 #: slept; and, unlike `np.dot`, it does not release the interpreter's lock to another thread.
 _FEW = 64
 

@@ -25,7 +25,7 @@ class PolicyCopies:
         self._receiver = Receiver(weights, self.module)
         self._pinned_version = -1
         self._pinned_receiver = Receiver(weights, as_module(pinned).eval(), ahead=False) if pinned is not None else None
-        # The evaluator alone takes versions only when it is told.
+        # An exclusive evaluator applies versions only on command.
         self._stages_ahead = pinned is not policy and not next(self.module.parameters()).is_cpu
         self._staging: threading.Thread | None = None
 

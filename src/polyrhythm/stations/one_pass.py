@@ -55,7 +55,7 @@ class OnePassEngine:
         self.doing = IDLE
         self._done: Serve | None = None  # in the last unit of work
         self._begun = self._computed = 0.0  # of the last pass that has finished
-        self._took = dict[int, float]()  # rows → seconds of the last pass of so many
+        self._took = dict[int, float]()  # rows → seconds of the last pass of that size
         self._served, self._rows, self._padding = 0, 0, 0
         self._flying: deque[_Flight] = deque()
         self._passes = passes or self._make_passes()
@@ -168,7 +168,7 @@ class OnePassEngine:
 
     def suspend(self) -> None:
         assert not self._flying, f"{self._context.name} has a pass under way"
-        del self._passes  # `resume` makes others
+        del self._passes  # `resume` makes new ones
 
     def resume(self) -> None:
         """Recreate the passes; on CUDA, warm up and capture again, as tensors have new addresses."""

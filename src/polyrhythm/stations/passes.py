@@ -129,7 +129,7 @@ class DevicePasses:
         self._inputs = torch.zeros(layout.input_bytes(rows), dtype=torch.uint8, device=device)
         self._answers = torch.zeros(layout.answer_bytes(rows), dtype=torch.uint8, device=device)
         self._runs: dict[tuple[Policy, int], Callable[[], None]] = {}
-        self._copies.wait_for_computation()  # it may still use what this memory was before
+        self._copies.wait_for_computation()  # it may still use the former content of this memory
 
     def warm_up(self, policies: Sequence[Policy], buckets: Sequence[int]) -> None:
         for rows in buckets:
@@ -271,5 +271,5 @@ def _refuse_waiting() -> Iterator[None]:
 
 def _set_sync_debug_mode(mode: str | int) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that not every such operation is detected
+        warnings.simplefilter("ignore")  # torch warns that not every such operation is detected
         torch.cuda.set_sync_debug_mode(mode)

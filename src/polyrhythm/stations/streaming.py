@@ -189,7 +189,7 @@ class StreamingEngine:
         steps = min(len(newer), len(generated.versions))
         newer[:steps] = generated.versions[:steps]
         if steps:
-            newer[steps - 1] = generated.versions[-1]  # where an action of fewer steps is told in more tokens
+            newer[steps - 1] = generated.versions[-1]  # if an action of fewer steps takes more tokens
         run.count(generated)
 
     def _reply(self, run: _Running) -> Reply:

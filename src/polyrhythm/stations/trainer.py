@@ -73,7 +73,7 @@ class Trainer:
         self._channels, self._states = channels, states
         self._overlap = overlap and not learner.ranks.divides
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
-        self._parts: deque[StartUpdate] = deque()  # of the update under way, not in its feed yet
+        self._parts: deque[StartUpdate] = deque()  # of the current update, not in its feed yet
         self._far = FarSamples(arena)
         self._feed: SampleFeed | None = None
         self._samples: list[Trajectory] = []
@@ -85,7 +85,7 @@ class Trainer:
         self._saving_began = 0.0
         self._done: StartUpdate | PublishWeights | SaveTrainer | None = None  # in the last unit of work
         self._publication_span: Span | None = None
-        self._open = -1  # the update of which further samples will be sent, if any
+        self._open = -1  # the update that awaits further samples, if any
         self._published = learner.updates == 0  # whether its weights are those of the newest version
         self._doing = IDLE
         self._updates_before = learner.updates
@@ -337,7 +337,7 @@ class Trainer:
         return [f"{self.name} is at a {word} in the background" for word, _ in self._background_calls()] + waiting
 
     def statistics(self) -> dict[str, float]:
-        updates = self._learner.updates - self._updates_before  # others are counted by the incarnation that did them
+        updates = self._learner.updates - self._updates_before  # earlier incarnations counted their own
         counts = {"optimizer_steps": float(self._optimizer_steps), "updates": float(updates)}
         return {**counts, **self._weights.traffic.statistics()}
 

@@ -85,7 +85,7 @@ class TrainerFactory:
                     raise RunFolderError(f"{self.initial}: {error}; begin another run") from error
             if self.states:
                 self.states.save(learner).wait()
-        if not published and not context.announced:  # else the conductor says when
+        if not published and not context.announced:  # else the conductor commands it
             publish_weights(weights, self.version, learner)
         return Trainer(
             self.name,

@@ -109,7 +109,7 @@ class SlotTiming:
         was_away, absence = self.is_away, now - self.since
         self.rows, self.is_away, self.since = rows, False, now
         self.max_rows = max(self.max_rows, rows)
-        if not was_away:  # it asks again after a fault, without an answer
+        if not was_away:  # it repeats the request after a fault, without an answer
             return
         if len(self.absences_s) < capacity:
             self.absences_s.append(absence)

@@ -67,7 +67,7 @@ class BatchTuner:
     def begin(cls, settings: SchedulerSettings) -> BatchTuner:
         return cls(settings, BatchLimits(settings.max_rows, settings.max_requests, 0.0))
 
-    # ------------------------------------------------------------ what the conductor hears
+    # ------------------------------------------------------------ events of the conductor
 
     def on_request(self, request: Request, now: float) -> None:
         self.timing.record_request(request, now)

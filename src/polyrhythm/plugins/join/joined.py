@@ -44,9 +44,9 @@ from polyrhythm.stations.simulator.slot import StepSettings
 
 log = logging.getLogger(__name__)
 
-#: Most frames that one unit of work takes: others' turns come between.
+#: Maximum frames of one unit of work, so that other stations get their turns.
 _AT_ONCE = 64
-#: Seconds in which who has joined may still be told that it is over.
+#: Seconds for sending the end of the session to the simulator.
 _LINGER_S = 1.0
 
 
@@ -130,7 +130,7 @@ class JoinedSimulator:
     def joined(self) -> records.SimulatorJoined:
         return records.SimulatorJoined(self.name, self.incarnation, (self._plan.info,))
 
-    # ------------------------------------------------------------ who has joined
+    # ------------------------------------------------------------ frames of the simulator
 
     @property
     def traits(self) -> StationTraits:
@@ -199,7 +199,7 @@ class JoinedSimulator:
             who, frame = out.popleft()
             self._end.answer(who, [frame])
 
-    # ------------------------------------------------------------ what it is told
+    # ------------------------------------------------------------ messages to the simulator
 
     def handle(self, command: Order) -> None:
         match command:
@@ -225,7 +225,7 @@ class JoinedSimulator:
         self._reception.tell(wire.encode_reply(reply))
         self._flush()
 
-    # ------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------ reports
 
     def spans(self, begin: float, end: float) -> Iterable[Span]:  # noqa: ARG002
         """None: the remote machine has another clock."""

@@ -33,13 +33,13 @@ from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two attempts to connect; to be let in where all places are taken; for the last words.
+#: Seconds between attempts to connect; between attempts while all ports are taken; for the last message.
 _RETRY_S, _TAKEN_S, LEAVE_S = 0.5, 2.0, 1.0
-#: Seconds in which whoever answers may close every connection at once, before that counts as a refusal of the token.
+#: Seconds of connections closed at once by the other side, after which that counts as a refusal of the token.
 _CLOSED_S = 3.0
-#: A run that is connected may be silent for so many times as long as one that is not: it may be in a long update.
+#: Factor on the allowed silence of a run once it is connected: it may be in a long update.
 _BUSY = 15
-#: Why a simulator leaves that somebody ends.
+#: Reason of a simulator that the user stops.
 INTERRUPTED = "interrupted"
 
 
@@ -161,12 +161,12 @@ class Joiner:
                 "its tasks or instructions"
             )
         self.drops = DropCounter("join")
-        self._ports, self._at = [port], 0  # places of the run that are known, and the one that is tried
-        self._is_open = self._proven = False  # a connection is; the run is there and has proven its keys
-        self.attached = False  # the session goes by this connection
+        self._ports, self._at = [port], 0  # known ports of the run, and the index of the current one
+        self._is_open = self._proven = False  # the connection is open; the run has proven its keys
+        self.attached = False  # the session uses this connection
         self._member: _Membership | None = None
         self._heard, self._next, self._beat_at = now, 0.0, 0.0
-        self._closed_since: float | None = None  # connections have been closed at once, all of them
+        self._closed_since: float | None = None  # start of a series of connections closed at once
         self._full_since, self._said_full = float("inf"), False
         self._leave_by = float("inf")
         self._actions: list[JoinAction] = []
@@ -199,7 +199,7 @@ class Joiner:
             self._heard = now  # it waits for its own environment, not for the run
         if turn.status is not None:
             if self._parks(turn.status, now):
-                return  # its station is ending from now on
+                return  # its station ends
             self._beat(turn.status, now)
         if now >= self._heard + self._patience_s * (_BUSY if self._proven else 1):
             raise StartError(
@@ -267,7 +267,7 @@ class Joiner:
             self._closed_since = None
         if state in ("opening", "proven"):
             return
-        if state == "refused" and self._member is None:  # with one it is a broken link, such as a tunnel's
+        if state == "refused" and self._member is None:  # in a session it is a broken link, such as a tunnel's
             self._closed_since = now if self._closed_since is None else self._closed_since
             if now >= self._closed_since + min(_CLOSED_S, self._patience_s):
                 raise StartError(
@@ -285,7 +285,7 @@ class Joiner:
     def _send(self, message: m.FromSimulator) -> None:
         self._actions.append(SendFrame(m.pack(message)))
 
-    # ------------------------------------------------------------ what comes from the run
+    # ------------------------------------------------------------ messages of the run
 
     def _on_frame(self, frame: memoryview, now: float) -> None:
         """Frames that the run cannot have sent are dropped and counted."""
@@ -332,7 +332,7 @@ class Joiner:
                 words = "%s: %s taken; %s waits for one to be free, %g s at most (--patience)"
                 log.warning(words, self._address, taken, self._env, self._patience_s)
             self._disconnect(_TAKEN_S if self._at == 0 else 0.0, now)
-            self._heard = self._next  # until then it is not silent, only full
+            self._heard = self._next  # until then silence means a full run
         else:
             raise StartError(f"the run does not let this simulator in: {refused.reason}")
 
@@ -345,7 +345,7 @@ class Joiner:
                 raise UnfitMessage("impossible", f"a message in {len(pieces)} pieces")
             decoded = wire.decode(pieces[0], member.answers, m.LARGEST_TOLD)
         member.numbering.note(message.received)
-        if isinstance(message, m.Resumed):  # what the run lacks is sent again
+        if isinstance(message, m.Resumed):  # messages that the run lacks are sent again
             self._actions += [SendFrame(frame) for frame in member.numbering.kept()]
             self.attached = True
             log.info("%s: the session goes on", member.station)
@@ -358,7 +358,7 @@ class Joiner:
         self._member = None
         self._disconnect(0.0, now)
 
-    # ------------------------------------------------------------ what comes from the station
+    # ------------------------------------------------------------ events of the station
 
     def _on_said(self, member: _Membership, said: StationSaid) -> None:
         numbering = member.numbering

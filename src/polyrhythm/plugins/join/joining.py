@@ -42,9 +42,9 @@ from polyrhythm.stations.simulator.station import Simulator, refuse_other
 
 log = logging.getLogger(__name__)
 
-#: Blocks for each row: one that it writes, and one whose end the run does not know of yet.
+#: Blocks for each row: one being written, and one whose end is not acknowledged yet.
 _BLOCKS_PER_ROW = 2
-#: Characters of a refusal that the run is told.
+#: Maximum characters of a refusal sent to the run.
 _REASON_CHARS = 300
 #: Seconds that an environment has to close.
 _CLOSE_S = 5.0
@@ -225,7 +225,7 @@ class JoinedStation:
         ready = part.ready.is_set() and part.error is None and station is not None
         return j.StationStatus(ready, doing, since, part.units, counts, part.over.is_set(), part.error)
 
-    # ------------------------------------------------------------ what the station says
+    # ------------------------------------------------------------ events of the station
 
     def say(self, event: records.Event | wire.Refused) -> None:
         """Queue an event with copies of its arrays, as the station goes on to overwrite them."""

@@ -24,7 +24,7 @@ from polyrhythm.scheduler.records import EnvBatchInfo
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.slot import StepSettings
 
-#: Why a simulator is not let in. taken: somebody else has this place; session: it was lost meanwhile, it may join anew.
+#: Why a simulator is refused. taken: another one has this port; session: it was lost meanwhile, it may join anew.
 RefusalKind = Literal["version", "messages", "spec", "taken", "session"]
 
 
@@ -122,14 +122,14 @@ class Over(msgspec.Struct, frozen=True, tag=9):
     fault: bool
 
 
-#: What a simulator says, and what the run says.
+#: Messages of a simulator, and of the run.
 FromSimulator = JoinHello | Beat | SimulatorSaid | Leave
 FromRun = Welcome | Resumed | JoinRefused | Told | Alive | Over
 Message = FromSimulator | FromRun
 
-#: Bytes that a head and the fields beside the arrays may take; of what a simulator receives (a reply, or the layout).
+#: Maximum bytes of a head with the fields beside the arrays; of a message to a simulator (a reply, or the layout).
 HEAD_BYTES, LARGEST_TOLD = 2**16, 64 * 2**20
-#: Bytes of a spec; the head that it comes in has some more.
+#: Maximum bytes of a spec; its head has some more.
 LARGEST_SPEC = HEAD_BYTES - 4096
 _decoders: dict[str, Any] = {
     "simulator": msgspec.msgpack.Decoder(tuple[FromSimulator, tuple[int, ...]]),

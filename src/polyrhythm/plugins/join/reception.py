@@ -27,7 +27,7 @@ from polyrhythm.runtime.messages import Departed
 from polyrhythm.runtime.processes.supervision import RECONNECTING
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 
-#: Seconds between two signs of life; silence after which nothing more is sent by a connection.
+#: Seconds between two heartbeats; silence after which a connection is no longer used for sending.
 BEAT_S, _SILENT_S = 0.5, 3.0
 #: The calls of an environment that a simulator may be in; "" between them.
 _CALLS = ("", "reset", "step", "observe", "discard", "texts")
@@ -103,7 +103,7 @@ class Reception:
             return RECONNECTING, session.heard
         return (session.beat.doing, session.at) if session.beat.doing else ("", 0.0)
 
-    # ------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------ incoming
 
     def hear(self, who: bytes, frame: bytes, now: float) -> Heard | None:
         """Handle one frame; returns its event, if any. Departed: the simulator leaves or is rejected."""
@@ -131,7 +131,7 @@ class Reception:
         if refused is None and self._session is not None:
             others = f"; other places of this run are at ports {', '.join(map(str, self._ports))}" * bool(self._ports)
             refused = m.JoinRefused("taken", f"a simulator has joined here already{others}", self._ports)
-            if self._ports:  # it goes on to another place: nothing that the log need tell
+            if self._ports:  # it tries another port: not worth a log line
                 self.refused += 1
                 self._say(who, refused)
                 return
@@ -191,7 +191,7 @@ class Reception:
                 self._end(f"left: {message.reason[:200]}", blame=message.blame)
         return None
 
-    # ------------------------------------------------------------ what goes out
+    # ------------------------------------------------------------ outgoing
 
     def tell(self, content: bytes) -> None:
         """Send a message to the present simulator, once and in order."""

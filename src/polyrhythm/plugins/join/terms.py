@@ -21,7 +21,7 @@ from polyrhythm.plugins.join.messages import JoinHello, JoinRefused, protocol_di
 from polyrhythm.runtime.transport.authentication import KeyPair, RunKeys
 from polyrhythm.specs import EnvSpec
 
-#: What a simulator may count (`stations.simulator`), and the largest count: beyond that float64 has no whole numbers.
+#: Counters of a simulator (`stations.simulator`), and the largest count: beyond it float64 skips integers.
 COUNTERS = frozenset(
     {"busy_s", "env_s", "env_steps", "chunk_steps", "resets_ready", "resets_waited", "resets_in_place"}
 )

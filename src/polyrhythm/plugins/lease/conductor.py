@@ -87,7 +87,7 @@ class LeasedConductor:
         self._update_away()
         sent += delivery.deliver(commands, now)
         released: list[Command] | None = []
-        while released is not None:  # those that may stay after all can take batches that others waited for
+        while released is not None:  # stations that stay after all can take batches
             sent += [*released, *delivery.deliver(self.serving.due(now), now)]
             delivery.set_due(self.serving.due_away(now), now)
             released = delivery.keep(now)
@@ -308,7 +308,7 @@ class CommandDelivery:
         if not due and not self.due:
             return
         before, self.due = self.due, list(due)
-        for name in dict.fromkeys((*before, *due)):  # in an order that is the same in every process
+        for name in dict.fromkeys((*before, *due)):  # deterministic order in every process
             if (state := self.leases.present.get(name)) is not None:
                 self._update_wants(state, now)
 

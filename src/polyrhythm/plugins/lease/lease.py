@@ -113,7 +113,7 @@ class DeviceLeases:
         else:
             self.waiting.pop(state.name, None)
 
-    # ------------------------------------------------------------ what stations say
+    # ------------------------------------------------------------ events
 
     def on_taken(self, event: DeviceTaken, now: float) -> None:
         state = self.present[event.station]

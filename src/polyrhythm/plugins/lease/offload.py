@@ -47,7 +47,7 @@ class DeviceStore:
 
     def suspend(self, tensors: Iterable[Tensor]) -> int:
         before = torch.cuda.memory_allocated(self._device)
-        kept, self._pinned = self._pinned, {}  # what is no longer moved is not kept
+        kept, self._pinned = self._pinned, {}  # memory of tensors that are no longer moved is freed
         for storage in _storages(tensors, self._device):
             size, key = storage.nbytes(), storage._cdata
             host = kept.get(key)

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 Switch = TakeDevice | YieldDevice
 
-#: Units of work that a part does at most before it leaves: more than it can have at hand, and no end without generators
-#: on other devices that go on answering.
+#: Maximum units of work of a part before it leaves: more than it can have pending. Without a limit, generators on other
+#: devices could keep it busy forever.
 _MOST_AT_HAND = 64
 
 

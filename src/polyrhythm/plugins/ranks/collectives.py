@@ -24,7 +24,7 @@ from polyrhythm.training.micro_batches import Share
 if TYPE_CHECKING:
     from polyrhythm.config.sections.placement import ShardSettings
 
-#: Supervision ends a rank that waits too long; a collective of its own accord only after this.
+#: Timeout of a collective; supervision ends a rank that waits too long much earlier.
 _DEADLINE = timedelta(days=7)
 #: Environment variables by which gloo and NCCL choose the network interface of ranks on one host.
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -46,7 +46,7 @@ class ProcessRanks:
             torch.cuda.set_device(self.device)
         with _loopback():
             backend = _backend(files, rank, size, self.device)
-            # NCCL connects at its first collective unless it is told its device now, while the interface is set.
+            # Without a device NCCL would connect at its first collective, when the interface is no longer set.
             own = self.device if "nccl" in backend else None
             dist.init_process_group(backend, store=files, rank=rank, world_size=size, timeout=_DEADLINE, device_id=own)
             self._host = dist.new_group(backend="gloo", timeout=_DEADLINE)

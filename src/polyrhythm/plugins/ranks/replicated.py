@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from polyrhythm.plugins.ranks.collectives import ProcessRanks, add_bit_sums
 from polyrhythm.training.checkpoint import Saved, Saving, save_file
 
-#: What tells DDP to leave buffers alone: torch 2.13 has renamed it.
+#: DDP's option that disables buffer synchronisation, renamed in torch 2.13.
 _SYNCS_BUFFERS = "forward_sync_buffers"
 if _SYNCS_BUFFERS not in signature(DistributedDataParallel).parameters:
     _SYNCS_BUFFERS = "broadcast_buffers"
@@ -107,7 +107,7 @@ class ReplicatedStep(nn.Module):
     def reducing(self, *, last: bool, counts: bool) -> Iterator[None]:
         """Context of one micro-step. last: DDP sums gradients in it. counts: its gradients count; otherwise they are
         zeros, of parameters that the mini-batch may not use."""
-        self.buckets.clear()  # before the second step DDP replaces them, and both would be there
+        self.buckets.clear()  # DDP replaces them before the second step; keeping both would double the memory
         self._counts = counts
         yield
         if last:
@@ -140,7 +140,7 @@ class ReplicatedStep(nn.Module):
             if not ranks:
                 p.grad = None
         self._notes.grad = None
-        del self._ranks  # it may lie in a bucket, which DDP replaces before the second step
+        del self._ranks  # it may be a view of a bucket, which DDP replaces before the second step
         self._reached.clear()
 
 

@@ -115,7 +115,7 @@ def _write(
     unfinished = folder.with_name(f"{folder.name}.part")
     try:
         save(dict(tensors), storage_writer=_Writer(unfinished, index), process_group=group)
-    except CheckpointException as error:  # torch's own, no Exception, with that of each rank within
+    except CheckpointException as error:  # torch's own, not an Exception; contains that of each rank
         causes = [cause for cause, _ in error.failures.values()]
         raise next((cause for cause in causes if isinstance(cause, OSError)), OSError(str(causes[0]))) from None
     if rank == 0:

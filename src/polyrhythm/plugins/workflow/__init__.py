@@ -20,7 +20,7 @@ PLUGIN = Plugin(
     needs=("cluster",),
 )
 
-#: Module → what it offers here, imported on use.
+#: Module → its names exported here, imported on use.
 _MODULES = {
     "channel": ("Channel", "Pending"),
     "errors": ("ChannelClosed", "WaitTimeout", "WorkerFailed", "WorkflowError", "WorkflowOver"),

@@ -10,7 +10,7 @@ from polyrhythm.plugins.workflow.carrier import Carrier
 from polyrhythm.plugins.workflow.errors import ChannelClosed, WorkflowError, as_error
 from polyrhythm.plugins.workflow.protocol import Answer, Close, Denied, Get, Given, Key, Put, Request
 
-#: Puts that a process has begun and nobody has waited for.
+#: Maximum puts of a process that nobody has waited for.
 PUT_AHEAD = 64
 
 

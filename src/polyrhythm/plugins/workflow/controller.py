@@ -70,10 +70,10 @@ class Controller:
         if halted.station not in self._workers:
             return halted
         group, rank = self._workers[halted.station]
-        own = halted.reason.removeprefix(f"worker {group} rank {rank}: ")  # it said why itself
+        own = halted.reason.removeprefix(f"worker {group} rank {rank}: ")  # the reason repeats the name
         return WorkerFailed(group, rank, own.replace("supervision.", ""))
 
-    # ------------------------------------------------------------ what the driver does
+    # ------------------------------------------------------------ for the driver
 
     def call(self, station: str, method: str, arguments: Parcel) -> Future[Result]:
         number, future = next(self._numbers), Future[Result]()
@@ -105,7 +105,7 @@ class Controller:
     def statistics(self) -> dict[str, dict[str, float]]:
         return self._hosting.statistics(fresh=True)
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def step(self, timeout: float) -> bool:
         """Handle one event that arrives within `timeout` seconds; whether there was one.

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from polyrhythm.plugins.workflow.protocol import LONGEST_KEY, Answer, Close, Denied, Done, Get, Given, Put, Request
 from polyrhythm.plugins.workflow.queues import Orders, Queue, orders_of
 
-#: Who asks, and the number of the request.
+#: Sender and number of a request.
 Asker = tuple[str, int]
 Answers = list[tuple[Asker, Answer]]
 #: Items between two workers that the receiver has not taken yet.
 SEND_AHEAD = 64
-#: Most other waits that are listed where one was too long.
+#: Maximum number of other waits listed in a timeout's message.
 _LISTED = 6
 #: Characters of an error of the user's order, and of a channel's name that is unknown.
 _ERROR_CHARS, _NAME_CHARS = 1000, 200
@@ -137,7 +137,7 @@ class Exchange:
         self._channels.clear()
         return answers
 
-    # ------------------------------------------------------------ for people
+    # ------------------------------------------------------------ descriptions
 
     def sizes(self) -> dict[str, int]:
         return {name: len(channel.queue) for name, channel in self._channels.items()}

@@ -25,7 +25,7 @@ class Entry:
     weight: float
 
 
-#: What items are sorted by; the smallest goes first, equals as they came.
+#: Sort key of items: the smallest goes first, equal ones in order of arrival.
 Order = Callable[[Entry], Any]
 #: One order, the name of one, several by name, or None for arrival.
 Orders = Order | str | Mapping[str, Order] | None

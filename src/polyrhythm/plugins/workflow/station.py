@@ -227,7 +227,7 @@ class WorkerStation:
             self._doing = ("", 0.0)
             self._done += 1
 
-    # ------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------ reports
 
     def joined(self) -> WorkerJoined:
         return WorkerJoined(self.name, self._incarnation)

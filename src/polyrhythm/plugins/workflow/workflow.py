@@ -33,7 +33,7 @@ from polyrhythm.runtime.transport.sockets import Transport
 T = TypeVar("T")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,29}")
-#: Seconds that anything is waited for, where nothing else is said.
+#: Default limit of a wait, in seconds.
 _WAIT_S = 600.0
 
 
@@ -70,7 +70,7 @@ class Workflow:
         self._carrier: Carrier | None = None
         self.puts = PendingPuts()
 
-    # ------------------------------------------------------------ what is declared
+    # ------------------------------------------------------------ declarations
 
     def group(
         self, name: str, worker: type[Worker], seats: int | Sequence[Resources] = 1, /, *arguments: Any, **named: Any
@@ -101,7 +101,7 @@ class Workflow:
             raise ValueError(f"channel {name!r}: give it a name of a-z, 0-9 and _, with a letter first")
         if capacity < 1 or producers < 1:
             raise ValueError(f"channel {name!r}: capacity = {capacity}, producers = {producers}; each is 1 or more")
-        orders_of(order)  # raises if there is no such
+        orders_of(order)  # raises if the order is unknown
         if self._running is None:
             if any(name == declared for declared, *_ in self._declared):
                 raise ValueError(f"channel {name!r} is there already; give this one another name")
@@ -190,7 +190,7 @@ class Workflow:
         finally:
             self.close()
 
-    # ------------------------------------------------------------ what handles, groups and channels use
+    # ------------------------------------------------------------ for handles, groups and channels
 
     @property
     def carrier(self) -> Carrier:

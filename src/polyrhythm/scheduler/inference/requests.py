@@ -72,7 +72,7 @@ class Pool:
         request = self.waiting.pop(order)
         self.rows -= request.rows
         if len(self.by_arrival) > 2 * len(self.waiting) + _SLACK:
-            # Stale entries of a heap that nobody looks into never surface.
+            # Stale entries of an unused heap never surface.
             self.by_key = [entry for entry in self.by_key if entry[1] in self.waiting]
             self.by_arrival = [entry for entry in self.by_arrival if entry[1] in self.waiting]
             heapq.heapify(self.by_key)

@@ -103,7 +103,7 @@ class BatchScheduler(RequestScheduler):
         if self.settings.batching == "lockstep":
             return self._serve_all(now) if len(waiting) == self.slots.live else []
         present = self.generators.present
-        common = ANY not in self.slots.absent  # before any of them is taken: all batches of such an instant start
+        common = ANY not in self.slots.absent  # before any is taken: all batches due at the same instant start
         bound = [name for name in self.queue.bound if name in idle]
         started = [self._start_next(present[name], now) for name in bound if self._is_due(name, common, now)]
         if not self.queue.bound and self.generators.several_hosts:

@@ -64,7 +64,7 @@ class StreamScheduler(RequestScheduler):
     # ------------------------------------------------------------ requests and streams
 
     def on_request(self, event: RequestArrived, now: float) -> None:
-        self.answering.pop(event.slot, None)  # it has answered, though its generator has not said so yet
+        self.answering.pop(event.slot, None)  # answered, though its generator has not reported it yet
         RequestScheduler.on_request(self, event, now)
 
     def end(self, generator: GeneratorState, event: StreamDone) -> Stream:
@@ -106,7 +106,7 @@ class StreamScheduler(RequestScheduler):
         if queue.bound:
             order.sort(key=_by_load)
         else:
-            order = [self._nearest(order)]  # if it has no places for the first request, no other has
+            order = [self._nearest(order)]  # if it has no places for the first request, none has
         found = ((generator, self._first(generator)) for generator in order)
         return next(((generator, request) for generator, request in found if request is not None), None)
 

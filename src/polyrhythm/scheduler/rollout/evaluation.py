@@ -50,7 +50,7 @@ class EvaluationState:
 
     def start(self, ticket: Ticket) -> None:
         self.running += 1
-        if ticket.attempt == 1:  # others have failed, and a copy might fail as they did
+        if ticket.attempt == 1:  # later attempts follow a failure, and a copy might fail too
             self.single[ticket.number] = ticket
 
     def end(self, number: int) -> None:

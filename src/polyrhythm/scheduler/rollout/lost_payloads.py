@@ -32,7 +32,7 @@ def reissue_lost(rollout: RolloutScheduler, payload_ids: Collection[str]) -> lis
         if sample.state is not SampleState.SCORING or rollout.scoring.give_up(sample.ticket.number, sample.payload_id)
     ]
     for sample in lost:
-        if sample.ticket.evaluation:  # it was to be scored
+        if sample.ticket.evaluation:  # it awaits its score
             rollout.end_evaluated(sample).waiting.append(sample.ticket)
         else:
             _reissue(rollout, sample)

@@ -351,7 +351,7 @@ class RolloutScheduler:
         for sample in lost if blame else ():
             commands += self._on_failure(sample, reason)
         for sample in lost:
-            if sample.ticket.number in self.samples:  # else it was dropped with another one's group
+            if sample.ticket.number in self.samples:  # else dropped with the group of another lost sample
                 commands += self._requeue(sample, reason, now, blame=blame)
         return commands
 
@@ -499,7 +499,7 @@ class RolloutScheduler:
         if not group.spare and reason != DropReason.ROLLBACK:
             redundancy.replace_by_spare(self.admission, group)
         self.admission.forget(group)
-        self.quarantine.forget(sample.ticket.start)  # seeds of training do not come again
+        self.quarantine.forget(sample.ticket.start)  # training seeds do not recur
         return commands
 
     def _drop_member(self, sample: Sample, reason: DropReason, now: float, *, off_row: bool = False) -> list[Command]:
@@ -512,7 +512,7 @@ class RolloutScheduler:
 
     def _free(self, sample: Sample, *, off_row: bool = False) -> list[Command]:
         """Free the row or payload of a dropped sample; a payload that a scorer reads is freed afterwards."""
-        here = sample.slot in self.rows.slots  # false when its simulator went with it
+        here = sample.slot in self.rows.slots  # false if its simulator is lost too
         if sample.state is SampleState.RUNNING:
             return [self._cancel(sample)] if here and not off_row else []
         free = sample.state is not SampleState.SCORING or self.scoring.give_up(sample.ticket.number, sample.payload_id)

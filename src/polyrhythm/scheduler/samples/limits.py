@@ -23,7 +23,7 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 
 #: Number of reasons that the message names.
 _NAMED = 3
-#: Samples of refused episodes from which on their share is looked at.
+#: Minimum number of refused samples before their share is checked.
 _REFUSED = 1000
 _FIX = "correct what fails, then resume the run"
 _FIX_POLICY = (

@@ -17,10 +17,10 @@ class DeferredSteps:
     def __init__(self, env: GuardedEnv) -> None:
         self._env, self._begins = env, env.inner if env.async_steps else None
         self._defers = False
-        self._begun: dict[str, int] = {}  # request whose step was begun, by slot
-        self._unseen: dict[str, Slot] = {}  # queued since steps were begun last
-        self._deferred: dict[str, tuple[Slot, float]] = {}  # slots whose step would wait, and since when
-        self._last_requeued = ""  # of those that were queued to be looked at again, the last one
+        self._begun: dict[str, int] = {}  # slot → sequence of the request whose step has begun
+        self._unseen: dict[str, Slot] = {}  # queued since the last `begin`
+        self._deferred: dict[str, tuple[Slot, float]] = {}  # slots whose step would block, and since when
+        self._last_requeued = ""  # the last slot of `requeued`
 
     def defer(self) -> int | None:
         """From now on defer steps that would block. Returns a descriptor that becomes readable when one may be ready,
@@ -41,7 +41,7 @@ class DeferredSteps:
     def begin(self, on_fault: Callable[[Slot, EnvFault], None]) -> None:
         """Begin the steps of the slots answered since the last call. on_fault: called for each that fails."""
         if self._defers and self._begins is not None:
-            self._begins.waits(())  # else an end that no slot asks for leaves the descriptor readable
+            self._begins.waits(())  # else a finished step that no slot awaits leaves the descriptor readable
         unseen, self._unseen = self._unseen, {}
         for slot in unseen.values():
             if slot.answered and slot.due_rows and self._begun.get(slot.name) != slot.sequence:

@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 #: `Station.doing` between two units of work.
 IDLE = ("", 0.0)
-#: Bytes of an episode's texts that are told, in UTF-8: a message has a largest size.
+#: Maximum UTF-8 bytes of an episode's texts that are sent: messages have a size limit.
 MOST_BYTES = 2**15
-#: What each text takes beside its own bytes, so that there are not endlessly many.
+#: Bytes that each text counts in addition to its own, which limits their number.
 _TEXT_BYTES = 8
 
 

@@ -189,13 +189,13 @@ class ResetAhead:
 
     def _exchange(self, row: int, spare: _Spare, start: Start, failed: dict[int, Exception]) -> None:
         """Swap the claimed spare row with the row, once it is ready; raises the error of its reset."""
-        if row in self._open:  # its step raised: what it has begun ends here, not in the thread that resets spares
+        if row in self._open:  # its step raised: abandon it here, not in the thread that resets spares
             try:
                 self.drop_step([row])
             except Exception:  # the claimed spare row would be lost
                 log.warning("row %d: drop_step", row, exc_info=True)
         with self.changed:
-            # As long as the reset itself: if it hangs, supervision ends this call as it would end that reset.
+            # No timeout: if the reset hangs, supervision ends this call as it would end the reset.
             self.changed.wait_for(lambda: spare.ready)
             assert spare.start == start, f"row {row} begins {start}, but its spare row was reset for {spare.start}"
             error, spare.error, spare.start, spare.claimed = spare.error, None, None, False

@@ -43,7 +43,7 @@ from polyrhythm.stations.simulator.rows import Index, Recorder, RowStates, as_in
 
 log = logging.getLogger(__name__)
 
-#: Characters of an error, and of where it happened, that the run is told: a message has a largest size.
+#: Maximum characters of an error and of its location that are sent: messages have a size limit.
 TEXT_CHARS = 2000
 
 

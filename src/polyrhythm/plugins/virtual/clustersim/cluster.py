@@ -118,7 +118,7 @@ class VirtualCluster:
             else:
                 self._count_down(self.members[name])
 
-    # ------------------------------------------------------------ lives
+    # ------------------------------------------------------------ starts and failures
 
     def _start(self, member: Member) -> None:
         member.incarnation += 1

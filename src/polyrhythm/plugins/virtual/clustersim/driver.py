@@ -89,7 +89,7 @@ class Payload:
     host: str = ""
 
 
-#: What does not cross a link where serving is beside the generators.
+#: Messages that cross no link if serving is beside the generators.
 _SERVING = SERVING | {Serve, StartStream, AbortStream, RefuseRequest}
 
 
@@ -137,7 +137,7 @@ class VirtualDriver:
         self.observer: Callable[[float, Event, list[Command]], None] | None = None
         self.delivered: Callable[[Event], None] | None = None
         self.reached = -1
-        self.bus = -1  # newest version that was written where generators find it, heard of or not
+        self.bus = -1  # newest version available to generators, reported or not
         self.evaluating: set[str] = set()
         self.scored = False
         self.halted = ""

@@ -79,7 +79,7 @@ class VirtualEpisodes:
     def _finish(self, row: VirtualRow, end: SampleEnd) -> None:
         ticket, station = row.release(parked=end is SampleEnd.SEGMENT), self._station
         payload_id = f"{station.name}@{station.incarnation}:{ticket.number}.{ticket.attempt}"
-        while payload_id in station.driver.payloads:  # a scorer still reads what was lost of this attempt
+        while payload_id in station.driver.payloads:  # a scorer still reads the lost payload of this attempt
             payload_id += "+"
         success = self._succeeds(ticket)
         sample = Payload(ticket.number, row.env_steps, row.chunk_steps, row.oldest, success, station.host)

@@ -29,7 +29,7 @@ class VirtualGenerator(VirtualStation):
         self._tokens: dict[int, list[int]] = {}
         self._version = -1
         self._pinned = -1
-        self._gathered = -1.0  # when the batch behind the pass under way is, or was; below 0: not begun
+        self._gathered = -1.0  # time at which the queued batch is gathered; below 0: not begun
         self._rng_pinned = random.Random(f"{seed}/{name}/{incarnation}/pinned")
         self._state = NO_REQUESTS
         self._since = 0.0
@@ -80,7 +80,7 @@ class VirtualGenerator(VirtualStation):
         elif not isinstance(command, ApplyWeights):
             raise ProtocolError(f"generator {self.name} cannot obey {command!r}")
         elif self.alive and self.driver.network is not None:
-            self.driver.network.mirror(self.host, command.version)  # while passes that were asked for before go on
+            self.driver.network.mirror(self.host, command.version)  # beside earlier passes
         if self.alive:
             self._todo.append(command)
             if len(self._todo) == 1:

@@ -32,7 +32,7 @@ from polyrhythm.scheduler.records import (
     YieldDevice,
 )
 
-#: Units of work that a slot can have at hand when the station is asked to leave its devices: a step and a reset.
+#: Units of work that a slot can have pending when the station is asked to leave its devices: a step and a reset.
 _AT_HAND = 2
 
 
