@@ -66,12 +66,11 @@ class SampleEnd(StrEnum):
 class Ticket:
     """The right to produce one sample.
 
-    number: unique and increasing in the order of granting; attempt: 1 for the first try.
-    version: applied version when granted; its deadline is version + max_lag.
-    group: samples that share task and seed; a group of one is its own number's.
-    seed: initial state; noise: stream of the sampling noise, independent of attempt and of the batch.
-    instruction: index of the sentence shown, equal to `task` unless an evaluation swaps them.
-    evaluation: "" for training, else the name of the evaluation that it belongs to. shown: it is to say its texts.
+    number: unique and increasing in the order of granting; attempt: 1 for the first try. version: applied version when
+    granted; its deadline is version + max_lag. group: samples that share task and seed; a group of one has its own
+    number. seed: initial state; noise: stream of the sampling noise, independent of attempt and of the batch.
+    instruction: index of the sentence shown, equal to `task` unless an evaluation swaps them. evaluation: name of its
+    evaluation, "" for training. shown: its result must contain its texts.
     """
 
     number: int
@@ -292,11 +291,11 @@ class SampleFinished:
     """A row's episode or segment is complete and its data is the payload `payload_id`.
 
     payload_id: "" for an evaluation's, whose trajectory is not kept unless it is to be scored. oldest, newest:
-    behaviour versions in it.
-    success: of the episode so far, None if the environment has not said. metrics: (name, number) of the whole episode
-    by the environment's own metrics, once it ended.
-    texts: where the ticket is shown, the prompt, then messages and replies in turn.
-    After `SampleEnd.SEGMENT` the row is parked in mid-episode and asks for a continuation; otherwise it is free.
+    behaviour versions in it. success: of the episode so far, None if the environment has not reported it. metrics:
+    (name, number) of the whole episode by the environment's own metrics, once it ended. texts: if the ticket is shown,
+    the prompt, then messages and replies in turn.
+
+    After `SampleEnd.SEGMENT` the row is parked in mid-episode and waits for a continuation; otherwise it is free.
     """
 
     simulator: str
@@ -319,9 +318,9 @@ class SampleFinished:
 class SampleFailed:
     """The sample could not be completed (the environment raised, a number is not finite); the row is free again.
 
-    Also the answer to `CancelRow`, with the reason CANCELLED. error: in words what failed, without numbers of the
-    sample, so that equal failures are counted together ("" if the reason says all). detail: the episode's task and
-    seed, and where in the episode.
+    Also the answer to `CancelRow`, with the reason CANCELLED. error: what failed, without numbers of the sample, so
+    that equal failures are counted together ("" if the reason suffices). detail: the episode's task and seed, and the
+    position in the episode.
     """
 
     simulator: str
@@ -716,7 +715,7 @@ class BatchingChosen:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """The run cannot go on."""
+    """The run cannot continue."""
 
     reason: str
 

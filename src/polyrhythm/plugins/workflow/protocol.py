@@ -17,8 +17,8 @@ Key = str | int | None
 #: Characters of the longest key; bytes of the items in one answer, which is far less than a message may have
 #: (`runtime.transport.wire.LARGEST`), also with one item more.
 LONGEST_KEY, ANSWER_BYTES = 1024, 4 * 2**20
-#: timeout: a deadline has passed; closed: a channel has no more; refused: it was asked for what cannot be; over: the
-#: workflow ends.
+#: timeout: a deadline has passed; closed: a channel has no more items; refused: the request is invalid; over: the
+#: workflow has ended.
 Reason = Literal["timeout", "closed", "refused", "over"]
 
 

@@ -234,7 +234,7 @@ class DriverReply:
 
     @property
     def done(self) -> bool:
-        """Whether it has come. With `inline`, workers work while the driver waits."""
+        """Whether it has come. With `inline`, workers run only while the driver waits."""
         return self.future.done()
 
     def wait(self) -> Answer:

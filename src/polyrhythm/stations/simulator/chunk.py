@@ -51,11 +51,8 @@ class ChunkResult(NamedTuple):
 def step_chunk(
     step: Step, rows: NDArray[np.intp], actions: NDArray[Any], hold: int, left: NDArray[np.int64] | None
 ) -> ChunkResult:
-    """Execute actions [n,C,A] in the n env rows, each action for `hold` env steps.
-
-    A row is truncated after `left` [n] env steps even if the environment goes on. None: no row reaches its step limit
-    in this chunk.
-    """
+    """Execute actions [n,C,A] in the n env rows, each action for `hold` env steps. A row is truncated after `left` [n]
+    env steps even if the environment would continue. None: no row reaches its step limit in this chunk."""
     n, chunk = actions.shape[:2]
     if chunk == hold == 1:
         return _one_step(step(rows, actions[:, 0]), n, left)
