@@ -325,8 +325,7 @@ class KeptEnv:
     def __getattr__(self, name: str) -> object:
         return getattr(self._env, name)
 
-    def close(self) -> None:
-        ...
+    def close(self) -> None: ...
 
 
 def _own_layout(layout: ArenaLayout, info: records.EnvBatchInfo) -> ArenaLayout:

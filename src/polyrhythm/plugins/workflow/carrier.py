@@ -1,4 +1,6 @@
-"""Transfers nested values between the processes of a workflow. The way depends on the size and the two ends only:
+"""Transfers nested values between the processes of a workflow.
+
+The way depends on the size and the two ends only:
 
     message   at most 32 KiB: inside the message itself
     kept      in one process: the buffer is handed over

@@ -18,8 +18,7 @@ class Reply(Protocol):
     """The future answer to a request."""
 
     @property
-    def done(self) -> bool:
-        ...
+    def done(self) -> bool: ...
 
     def wait(self) -> Answer:
         """Block until the answer comes; the exchange gives every request a deadline."""
@@ -89,11 +88,9 @@ class Port(Protocol):
     puts: PendingPuts
 
     @property
-    def carrier(self) -> Carrier:
-        ...
+    def carrier(self) -> Carrier: ...
 
-    def begin(self, request: Request) -> Reply:
-        ...
+    def begin(self, request: Request) -> Reply: ...
 
 
 class Channel:

@@ -107,8 +107,7 @@ class Asker(Protocol):
     def taken(self, request: Request) -> None:
         """A generator took the request from the queue."""
 
-    def tokens(self, request: Request) -> list[int]:
-        ...
+    def tokens(self, request: Request) -> list[int]: ...
 
     def returned(self, request: Request) -> None:
         """The request's generator died before it answered."""
