@@ -103,7 +103,7 @@ class MakeStation(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """Pass a command or reply of the run to the station, with its pieces."""
+    """Pass a command or reply of the run to the station. content: the encoded message."""
 
     message: object
     content: memoryview
