@@ -1,8 +1,8 @@
-"""Losses that treat some entries of a mini-batch apart: which entries these are.
+"""Rules that select entries of a mini-batch for special treatment by a loss.
 
 A rule sees an optimizer step's whole mini-batch before it is cut into micro-batches, with π_prox in place of π_θ, so
-that the choice does not depend on the micro-batch size. Deviation: the publications take π_θ of the same step, which is
-π_prox at an update's first optimizer step; and clip_cov leaves out there what PPO's clip already holds.
+that the choice does not depend on the micro-batch size. Deviation: the papers use π_θ of the same step, which equals
+π_prox at an update's first optimizer step; and clip_cov there excludes entries that PPO already clips.
 
 Sources: clip_cov and kl_cov: Cui et al. 2025, "The Entropy Mechanism of RL for Reasoning Language Models"; m2po: Zheng
 et al. 2025, "Prosperity before Collapse", in the form of AReaL.

@@ -1,9 +1,9 @@
 """Importance weights π_prox/π_b of the policy loss, and rejection of entries where the two policies are too far apart.
 
-π_b acted, in the generator's engine and possibly with older weights; π_prox is what the trainer says at the update's
+π_b acted, in the generator's engine and possibly with older weights; π_prox is the trainer's policy at the update's
 start. Computed once per update, over all its entries. Conventions of verl (`rollout_correction`), AReaL
-(`rejection_sampling`), TRL (`vllm_importance_sampling_mode`) and ROLL (`train_infer_correction`); what a language
-model's sequence is there, is a trajectory here, or a chunk step.
+(`rejection_sampling`), TRL (`vllm_importance_sampling_mode`) and ROLL (`train_infer_correction`); their language-model
+sequence corresponds to a trajectory here, or to a chunk step.
 """
 
 from __future__ import annotations

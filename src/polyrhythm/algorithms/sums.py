@@ -12,7 +12,7 @@ Total = Callable[[Tensor], Tensor]
 
 
 def here(x: Tensor) -> Tensor:
-    """The sum where one process holds all entries: `x` itself."""
+    """`Total` of a single process that holds all entries: `x` itself."""
     return x
 
 

@@ -33,7 +33,6 @@ class Codec:
         self._types = {kind.__name__: kind for kind in own}
 
     def extended(self, types: Iterable[type]) -> Codec:
-        """One that knows these types too."""
         return Codec((*self._types.values(), *types))
 
     def encode(self, value: Any) -> Any:
@@ -101,7 +100,7 @@ def is_named_tuple(kind: type) -> bool:
 
 @cache
 def state_codec() -> Codec:
-    """Encodes and decodes all states and records of the scheduler: every dataclass, named tuple and enum of it."""
+    """Codec of all states and records of the scheduler: its dataclasses, named tuples and enums."""
     return Codec(_types())
 
 

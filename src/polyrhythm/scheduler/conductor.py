@@ -5,18 +5,16 @@ It joins the two halves of the scheduler, which do not know each other:
 - tickets: `rollout` (rows, tickets, samples) and `updates` (what the trainer gets);
 - serving: `serving` (requests, batches or streams, generators and the weights that they hold).
 
-Both read `versions`, the numbers of the weights. What one half has to know of the other passes through here: which
-slots are live, whether training episodes run, whether an evaluation holds the weights.
+Both read `versions`, the numbers of the weights. What one half needs from the other passes through here: which slots
+are live, whether training episodes run, whether an evaluation pins the weights.
 
-It knows no optional part. A tuner of batch limits and the scoring of samples are handed in; where stations take turns
-on devices, another conductor is around this one (`plugins/lease/conductor.py`). `polyrhythm.conductors` builds what the
-settings ask for.
+Optional parts are passed in (a tuner of batch limits, the scoring of samples) or wrap this conductor
+(`plugins/lease/conductor.py`); `polyrhythm.conductors` builds what the settings ask for. The conductor is
+deterministic: the same events at the same times give the same commands.
 
-It has no clock, no I/O and no threads: the same events at the same times give the same commands.
-
-Invariants after every event: the ledger balances; an idle generator has no due batch, or no places for the request that
-goes first; an idle trainer has no complete update; no row waits while a ticket is due; both halves agree on which slots
-are live.
+Invariants after every event: the ledger balances; no due batch waits for an idle generator, and no first request for a
+generator with places for it; an idle trainer has no complete update; no row waits while a ticket is due; both halves
+agree on which slots are live.
 """
 
 from __future__ import annotations
@@ -64,14 +62,14 @@ Serving = BatchScheduler | StreamScheduler
 
 @dataclass(slots=True)
 class StationRegistry:
-    """Which stations are present: events of an earlier incarnation are refused. incarnations: present station → its
-    incarnation; refused: events refused so far."""
+    """Present stations; events of an earlier incarnation are refused. incarnations: present station → its incarnation;
+    refused: events refused so far."""
 
     incarnations: dict[str, int] = field(default_factory=dict)
     refused: int = 0
 
     def is_outdated(self, event: Event) -> bool:
-        """Whether the event comes from an incarnation that is not present (then it is counted as refused)."""
+        """Whether the sender's incarnation is not present; such an event is counted as refused."""
         kind = type(event)
         if (sender := _SENDER.get(kind)) is not None:
             outdated = self.incarnations.get(getattr(event, sender)) != event.incarnation  # type: ignore[union-attr]
@@ -85,7 +83,7 @@ class StationRegistry:
 
 
 class AnyConductor(Protocol):
-    """What a run needs of its conductor: a `Conductor`, or an optional part's around one."""
+    """Interface that a run needs: `Conductor`, or an optional part's wrapper."""
 
     settings: SchedulerSettings
     versions: VersionLedger
@@ -108,12 +106,11 @@ class AnyConductor(Protocol):
 
 
 class Conductor:
-    """Decides for one run.
+    """Decides for one run. tuner: chooses the limits of `batching: auto`; scoring: of finished samples.
 
-    tuner: chooses the limits of `batching: auto`; scoring: of finished samples; both as the settings ask.
-    announced: the last version in a `TargetReached`; halted: it said `Halt`, and starts no update and no training
-    episode any more; one that is lent in part gets the rest, so that it can be saved. live_changes: slots that became
-    live or stopped at the last event that was no `SERVING_EVENTS`, in order.
+    announced: version of the last `TargetReached`; halted: it has returned `Halt` and starts no update and no training
+    episode any more, but completes an update that is lent in part, so that it can be saved. live_changes: slots that
+    became live or stopped at the last event outside `SERVING_EVENTS`, in order.
     """
 
     def __init__(
@@ -138,7 +135,7 @@ class Conductor:
     # ------------------------------------------------------------ the two entry points
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take note of the event and return what is to be done about it, in order."""
+        """Apply the event and return the commands that follow, in order."""
         if self.stations.is_outdated(event):
             return []
         kind = type(event)
@@ -149,17 +146,17 @@ class Conductor:
         return commands
 
     def deadline(self) -> float:
-        """When a `Wake` is due if nothing happens before; infinite when time alone changes nothing."""
+        """Time at which a `Wake` is due if no event comes before; infinite if time alone changes nothing."""
         return min(self.serving.deadline(), self.rollout.next_expiry())
 
     # ------------------------------------------------------------ steps of `handle`, for a conductor around this one
 
     def apply(self, event: Event, now: float) -> list[Command]:
-        """Take note of an event that is not outdated, and return what follows from it alone."""
+        """Apply an event that is not outdated, and return the commands that follow from it alone."""
         return _HANDLERS[type(event)](self, event, now)
 
     def advance(self, event: Event, commands: list[Command], now: float) -> None:
-        """Add to `commands`, which followed from the event alone, whatever else became possible besides batches."""
+        """Add to `commands`, which follow from the event alone, all others that became possible, except batches."""
         self.halted = self.halted or any(isinstance(command, Halt) for command in commands)
         self.live_changes = []
         commands += self._advance(now, weights_changed=type(event) in _WEIGHT_EVENTS)
@@ -172,7 +169,7 @@ class Conductor:
 
     @property
     def refused(self) -> int:
-        """Events of stations that are no longer present."""
+        """Number of events refused because their station is no longer present."""
         return self.stations.refused
 
     def summary(self) -> dict[str, Any]:
@@ -189,17 +186,16 @@ class Conductor:
     # ------------------------------------------------------------ saving
 
     def pending(self) -> list[str]:
-        """What optional parts wait for, in words, for a stall report."""
+        """Pending work of optional parts, for a stall report."""
         return self.rollout.scoring.pending()
 
     def save(self) -> dict[str, Any]:
-        """The whole state as JSON-able data."""
         encode, scoring = self.codec.encode, self.rollout.scoring
         scored = {"scoring": encode(scoring)} if scoring.saved else {}
         return {**{name: encode(getattr(self, name)) for name in _PARTS}, **scored, "announced": self.announced}
 
     def load(self, data: dict[str, Any]) -> None:
-        """Take on the state that `save` described, under the same settings. Raises ValueError if another version of
+        """Restore the state from `save`, under the same settings. ValueError: another version of
         this software saved it."""
         if missing := [name for name in (*_PARTS, "announced") if name not in data]:
             raise ValueError(f"the saved conductor has no {missing[0]!r}: another version of this software saved it")
@@ -213,10 +209,10 @@ class Conductor:
         self.announced = data["announced"]
 
     def detach(self) -> None:
-        """Forget the stations, after a restore: the run goes on with new ones.
+        """Forget the stations, after a restore: the run continues with new ones.
 
-        What ran is granted again, and the attempt does not count; what was lent waits in the buffer; weights have to
-        be offered anew. Evaluations are forgotten: the run requests them again.
+        Running tickets are granted again without counting an attempt; lent samples return to the buffer; weights must
+        be offered again. Evaluations are forgotten: the run requests them again.
         """
         self.announced, self.halted = 0, False  # the run requests its target again
         self.faults.forgive(self.ledger)
@@ -238,8 +234,8 @@ class Conductor:
     # ------------------------------------------------------------ deciding
 
     def _advance(self, now: float, *, weights_changed: bool) -> list[Command]:
-        """Whatever may have become possible besides batches, in this order: weights, evaluations, tickets, an update,
-        the end."""
+        """All commands that may have become possible, except batches: weights, evaluations,
+        tickets, an update, the end."""
         rollout, versions, evaluations = self.rollout, self.versions, self.rollout.evaluations
         commands: list[Command] = self._pass_on_live_slots()
         if halts := self.faults.check(rollout.ledger):
@@ -277,7 +273,7 @@ class Conductor:
         return commands + self.forecast.changes(rollout, versions.applied)
 
     def _pass_on_live_slots(self) -> list[Command]:
-        """Tell serving which slots became live or stopped; it refuses requests that wait for slots without tickets."""
+        """Pass changes of live slots to serving, which refuses waiting requests of slots without tickets."""
         commands: list[Command] = []
         changes = self.rollout.rows.take_changes()
         for slot, live in changes:
@@ -286,7 +282,7 @@ class Conductor:
         return commands
 
     def _pin_weights(self) -> list[Command]:
-        """The newest weights go to the evaluator's second copy, for the background evaluation that comes next."""
+        """Load the newest weights into the evaluator's second copy, for the next background evaluation."""
         evaluation, evaluator = self.rollout.evaluations.current_background, self.serving.generators.evaluator
         if evaluation is None or evaluation.version >= 0 or evaluator is None or evaluator.pinning:
             return []
@@ -298,7 +294,7 @@ class Conductor:
     # ------------------------------------------------------------ stations
 
     def _add_station(self, station: str, incarnation: int, now: float) -> list[Command]:
-        """A station joins; an earlier incarnation of it that was not reported lost is lost now."""
+        """A station joins; an earlier incarnation that was not reported lost is removed."""
         commands = self._remove_station(station, now) if station in self.stations.incarnations else []
         self.stations.incarnations[station] = incarnation
         return commands
@@ -317,7 +313,7 @@ class Conductor:
         return [*aborted, *self.rollout.remove_simulator(station, now, blame=blame)]
 
     def _remove_generator(self, name: str) -> list[Command]:
-        """A generator is lost, and with the evaluator the background evaluation whose weights it held."""
+        """A generator is lost; if it was the evaluator, so is the background evaluation whose weights it held."""
         refusals = self.serving.remove_generator(name)
         self._update_applied()
         lost = self.rollout.evaluations.current_background if name == self.settings.evaluator else None

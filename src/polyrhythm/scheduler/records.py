@@ -1,9 +1,9 @@
 """Records: events (to the conductor), commands (from it), and the data that both contain.
 
-All records are immutable plain data. A payload appears only as its id, a string that the launcher interprets.
-`incarnation` is that of the sending station; an event of an older incarnation is refused.
-`Request` and `RequestArrived`, one for every chunk step, are named tuples: they are made and decoded in half the time
-of a frozen dataclass, and travel without the names of their fields.
+All records are immutable plain data. A payload is represented by its id, a string that the launcher interprets.
+`incarnation` is that of the sending station; an event of an older incarnation is refused. `Request` and
+`RequestArrived`, one per chunk step, are named tuples: they are made and decoded in half the time of a frozen
+dataclass, and are encoded without field names.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DropReason(StrEnum):
     SIMULATOR_LOST = "simulator lost"
     #: The environment raised an exception.
     ENVIRONMENT_RAISED = "environment raised"
-    #: The environment does not play the episode, such as one with a prompt that is too long.
+    #: The environment refuses the episode, such as one with a prompt that is too long.
     EPISODE_REFUSED = "episode refused"
     #: The environment gave a number that is not finite.
     ENVIRONMENT_NOT_FINITE = "environment not finite"
@@ -44,13 +44,13 @@ class DropReason(StrEnum):
     POLICY_NOT_FINITE = "policy not finite"
     #: Its request was refused (`RefuseRequest`).
     REFUSED = "request refused"
-    #: The reward function raised, or returned what is no score.
+    #: The reward function raised, or returned no score.
     SCORING_FAILED = "scoring failed"
     #: Its scorer was lost while it scored the sample.
     SCORER_LOST = "scorer lost"
 
 
-#: Reasons of samples that were not needed, or not to be had: they do not count as faults.
+#: Reasons of samples that were not needed or impossible: they do not count as faults.
 NO_FAULTS = frozenset({DropReason.SURPLUS, DropReason.FILTERED, DropReason.EPISODE_REFUSED})
 
 
@@ -66,12 +66,11 @@ class SampleEnd(StrEnum):
 class Ticket:
     """The right to produce one sample.
 
-    number: unique and increasing in the order of granting; attempt: 1 for the first try.
-    version: applied version when granted; its deadline is version + max_lag.
-    group: samples that share task and seed; a group of one is its own number's.
-    seed: initial state; noise: stream of the sampling noise, independent of attempt and of the batch.
-    instruction: index of the sentence shown, equal to `task` unless an evaluation swaps them.
-    evaluation: "" for training, else the name of the evaluation that it belongs to. shown: it is to say its texts.
+    number: unique and increasing in the order of granting; attempt: 1 for the first try. version: applied version when
+    granted; its deadline is version + max_lag. group: samples that share task and seed; a group of one has its own
+    number. seed: initial state; noise: stream of the sampling noise, independent of attempt and of the batch.
+    instruction: index of the sentence shown, equal to `task` unless an evaluation swaps them. evaluation: name of its
+    evaluation, "" for training. shown: its result must contain its texts.
     """
 
     number: int
@@ -88,7 +87,6 @@ class Ticket:
 
     @property
     def start(self) -> tuple[int, int]:
-        """Task and seed: the initial state."""
         return self.task, self.seed
 
 
@@ -104,10 +102,11 @@ class SlotInfo:
 
 @dataclass(frozen=True, slots=True)
 class EnvBatchInfo:
-    """An env batch as its simulator announces it.
+    """An env batch as its simulator announces it. reset_rows: rows reset individually, else its episodes begin
+    together.
 
-    reset_rows false: its episodes begin together. reserved: its rows run background evaluations, nothing else. spares:
-    further rows, in which it resets coming episodes ahead.
+    reserved: its rows run background evaluations, nothing else. spares: additional rows, in which it resets coming
+    episodes ahead.
     """
 
     name: str
@@ -118,10 +117,10 @@ class EnvBatchInfo:
 
 
 class Request(NamedTuple):
-    """One slot's observation, waiting.
+    """A slot's waiting request for actions.
 
-    rows: active rows, each of which holds a ticket; version: highest version among those tickets (a generator
-    below it never serves the request); sequence: the slot's own count, so that an answer can be matched.
+    rows: active rows, each of which holds a ticket; version: highest version among those tickets (a generator with
+    older weights never serves the request); sequence: the slot's request number, which its answer repeats.
     """
 
     slot: str
@@ -137,7 +136,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one generator serves in one forward pass. pinned: with the copy that is kept for evaluation."""
+    """Requests that a generator serves in one forward pass. pinned: with the copy that is kept for evaluation."""
 
     number: int
     generator: str
@@ -147,10 +146,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A request that one generator answers token by token, beside others, each of which ends by itself.
-
-    pinned: with the copy of the weights that is kept for evaluation.
-    """
+    """A request that a generator answers token by token; it ends independently of other streams. pinned: with the copy
+    of the weights that is kept for evaluation."""
 
     number: int
     generator: str
@@ -162,8 +159,8 @@ class Stream:
 class Grant:
     """A ticket for a row (index within its env batch).
 
-    resume: go on with the parked episode, do not reset; the episode keeps the task, seed and instruction it began with.
-    block: of the arena, for its sample; given out as the command leaves for its simulator, -1 before.
+    resume: continue the parked episode without a reset; the episode keeps its task, seed and instruction. block: arena
+    block of its sample; assigned when the command is sent to its simulator, -1 before.
     """
 
     row: int
@@ -174,8 +171,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode of an evaluation. shown: its result has its conversation, if the environment has texts; sample: its
-    number among the episodes of one initial state, which differ in noise alone."""
+    """One episode of an evaluation. shown: its result contains its conversation, if the environment has texts. sample:
+    its number among the episodes of one initial state, which differ in noise alone."""
 
     task: int
     instruction: int
@@ -234,7 +231,7 @@ StationJoined = SimulatorJoined | GeneratorJoined | TrainerJoined | ScorerJoined
 
 
 def merge_joined(parts: Sequence[StationJoined]) -> Event:
-    """One announcement of all parts of a station: a simulator has one for each env batch, others have one part."""
+    """One announcement for all parts of a station: a simulator has one part per env batch, others have one."""
     first = parts[0]
     if isinstance(first, SimulatorJoined):
         batches = tuple(info for part in parts if isinstance(part, SimulatorJoined) for info in part.batches)
@@ -245,9 +242,8 @@ def merge_joined(parts: Sequence[StationJoined]) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class StationLost:
-    """A station died or was given up; later events of this incarnation are refused. blame: its episodes count as
-    attempts; false where it has left in good order. moves: it was ended because a node that came has room for it, which
-    is no fault."""
+    """A station died or was removed; later events of this incarnation are refused. blame: its episodes count as
+    attempts; false if it left in good order. moves: it was ended to use a node that joined, which is no fault."""
 
     station: str
     incarnation: int
@@ -269,7 +265,7 @@ class RequestArrived(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """The replies have gone to their slots."""
+    """The replies have been sent to their slots."""
 
     generator: str
     incarnation: int
@@ -279,10 +275,8 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True)
 class StreamDone:
-    """The stream has left its generator: its reply has gone to the slot, or nothing has where it was aborted.
-
-    tokens: that were generated; version: the oldest of the weights that sampled them, -1 for none.
-    """
+    """The stream has ended: its reply was sent to the slot, unless it was aborted. tokens: number generated; version:
+    oldest weights that sampled them, -1 for none."""
 
     generator: str
     incarnation: int
@@ -297,11 +291,11 @@ class SampleFinished:
     """A row's episode or segment is complete and its data is the payload `payload_id`.
 
     payload_id: "" for an evaluation's, whose trajectory is not kept unless it is to be scored. oldest, newest:
-    behaviour versions in it.
-    success: of the episode so far, None if the environment has not said. metrics: (name, number) of the whole episode
-    by the environment's own metrics, once it ended.
-    texts: where the ticket is shown, the prompt, then messages and replies in turn.
-    After `SampleEnd.SEGMENT` the row is parked in mid-episode and asks for a continuation; otherwise it is free.
+    behaviour versions in it. success: of the episode so far, None if the environment has not reported it. metrics:
+    (name, number) of the whole episode by the environment's own metrics, once it ended. texts: if the ticket is shown,
+    the prompt, then messages and replies in turn.
+
+    After `SampleEnd.SEGMENT` the row is parked in mid-episode and waits for a continuation; otherwise it is free.
     """
 
     simulator: str
@@ -324,9 +318,9 @@ class SampleFinished:
 class SampleFailed:
     """The sample could not be completed (the environment raised, a number is not finite); the row is free again.
 
-    Also the answer to `CancelRow`, with the reason CANCELLED. error: in words what failed, without numbers of the
-    sample, so that equal failures are counted together ("" if the reason says all). detail: the episode's task and
-    seed, and where in the episode.
+    Also the answer to `CancelRow`, with the reason CANCELLED. error: what failed, without numbers of the sample, so
+    that equal failures are counted together ("" if the reason suffices). detail: the episode's task and seed, and the
+    position in the episode.
     """
 
     simulator: str
@@ -339,13 +333,12 @@ class SampleFailed:
 
     @property
     def what(self) -> str:
-        """The error, or the reason where there is none."""
         return self.error or self.reason
 
 
 @dataclass(frozen=True, slots=True)
 class SampleScored:
-    """The sample has its score. number: of the `ScoreSample`; success: None where the score says nothing of it."""
+    """A sample's score. number: of the `ScoreSample`; success: None if the score does not determine it."""
 
     scorer: str
     incarnation: int
@@ -357,7 +350,8 @@ class SampleScored:
 
 @dataclass(frozen=True, slots=True)
 class ScoringFailed:
-    """The sample has no score: the reward function raised, or returned none. error, detail: as in `SampleFailed`."""
+    """A sample could not be scored: the reward function raised or returned no score. error, detail:
+    as in `SampleFailed`."""
 
     scorer: str
     incarnation: int
@@ -369,7 +363,7 @@ class ScoringFailed:
 
 @dataclass(frozen=True, slots=True)
 class UpdateDone:
-    """The update is trained. halt: why the run must stop after it, in words; "" if it may go on."""
+    """The update is trained. halt: why the run must stop after it; "" if it may continue."""
 
     trainer: str
     incarnation: int
@@ -398,7 +392,7 @@ class WeightsApplied:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTaken:
-    """The station is on this leased device; bringing it there took `seconds`."""
+    """The station is on this leased device. seconds: duration of the switch."""
 
     station: str
     incarnation: int
@@ -408,7 +402,7 @@ class DeviceTaken:
 
 @dataclass(frozen=True, slots=True)
 class DeviceYielded:
-    """The station is off this leased device, where `freed_bytes` of it had been; that took `seconds`."""
+    """The station has left this leased device. freed_bytes: freed on it; seconds: duration of the switch."""
 
     station: str
     incarnation: int
@@ -419,7 +413,7 @@ class DeviceYielded:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """The trainer's state after `updates` updates is safe: what it trained on cannot be rolled back."""
+    """The trainer's state after `updates` updates is saved: their samples cannot be rolled back."""
 
     trainer: str
     incarnation: int
@@ -428,12 +422,12 @@ class Checkpointed:
 
 @dataclass(frozen=True, slots=True)
 class SaveRequested:
-    """The run asks for the trainer's state to be saved as it is."""
+    """The run requests that the trainer's current state be saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadsLost:
-    """A host is lost, and with it the finished samples of these payload ids."""
+    """A host is lost, and with it the finished samples with these payload ids."""
 
     host: str
     payload_ids: tuple[str, ...]
@@ -448,7 +442,7 @@ class WeightsOffered:
 
 @dataclass(frozen=True, slots=True)
 class TrainUntil:
-    """Grant training tickets until `version` versions have been consumed in all."""
+    """Grant training tickets until a total of `version` versions has been consumed."""
 
     version: int
 
@@ -512,7 +506,7 @@ class StartRows:
 
 @dataclass(frozen=True, slots=True)
 class CancelRow:
-    """Give up the row's sample; the simulator answers `SampleFailed` with the reason CANCELLED."""
+    """Cancel the row's sample; the simulator answers `SampleFailed` with the reason CANCELLED."""
 
     simulator: str
     slot: str
@@ -522,8 +516,8 @@ class CancelRow:
 
 @dataclass(frozen=True, slots=True)
 class PrepareEpisodes:
-    """The episodes that the env batch of this slot will probably begin next, (task, seed) each, in order; it may reset
-    spare rows for them. In place of those told before. No grants: these come in `StartRows`, and may differ."""
+    """Forecast of the next episodes (task, seed) of this slot's env batch, in order; replaces the last forecast. The
+    simulator may reset spare rows for them. Grants come only in `StartRows`, and may differ."""
 
     simulator: str
     slot: str
@@ -532,7 +526,7 @@ class PrepareEpisodes:
 
 @dataclass(frozen=True, slots=True)
 class RefuseRequest:
-    """This request will not be answered, and why."""
+    """This request will not be answered. reason: why."""
 
     simulator: str
     slot: str
@@ -556,7 +550,7 @@ class StartStream:
 
 @dataclass(frozen=True, slots=True)
 class AbortStream:
-    """Nobody waits for this stream any more. Answered by `StreamDone`, whose reply may have been on its way already."""
+    """Abort this stream. Answered by `StreamDone`; its reply may have been sent already."""
 
     generator: str
     stream: int
@@ -591,10 +585,10 @@ class ScoreSample:
 class StartUpdate:
     """Train update `update` (counted from 0) on these samples, in this order, at trainer version `version`.
 
-    more: further samples follow in another command of the same update and version.
-    oldest: the oldest behaviour version in each sample; version - oldest is its lag. scores: what scorers gave each
-    sample beside the rewards in it; empty where there are no scorers. updates_since: updates that the trainer's weights
-    contain and those of the oldest version do not, at least 0.
+    more: further samples follow in another command of the same update and version. oldest: the oldest behaviour version
+    in each sample; version - oldest is its lag. scores: the scorer's part of each sample's reward; empty without
+    scorers. updates_since: updates contained in the trainer's weights but not in those of the oldest version, at least
+    0.
     """
 
     trainer: str
@@ -623,7 +617,7 @@ class SaveTrainer:
 
 @dataclass(frozen=True, slots=True)
 class TakeDevice:
-    """Bring what the station keeps there onto this leased device; answered by `DeviceTaken`."""
+    """Move the station's tensors onto this leased device; answered by `DeviceTaken`."""
 
     station: str
     device: int
@@ -646,8 +640,8 @@ class ReleasePayloads:
 
 @dataclass(frozen=True, slots=True)
 class SampleEvaluated:
-    """One evaluation episode is complete (its payload is released by the conductor). seed: of its initial state;
-    noise: stream of its sampling noise; env_steps: primitive ones; success, texts: as in `SampleFinished`."""
+    """One evaluation episode is complete; the conductor releases its payload. seed: of its initial state; noise: stream
+    of its sampling noise; env_steps: primitive steps; success, texts: as in `SampleFinished`."""
 
     name: str
     task: int
@@ -665,8 +659,8 @@ class SampleEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class ScoreCounted:
-    """A training sample has its score, and is complete. success: of its episode, by the score if that says so; None if
-    neither it nor the environment does."""
+    """A training sample is scored and complete. success: of its episode, from the score, else from the environment;
+    None if neither determines it."""
 
     ticket: int
     score: float
@@ -691,9 +685,8 @@ class TargetReached:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSetAside:
-    """Episodes of this task and seed failed so often that none is started any more; reason: of the last failure.
-
-    background: in the background evaluations, which count apart."""
+    """Episodes of this task and seed failed too often and are no longer started. reason: of the last failure.
+    background: in background evaluations, which are counted separately."""
 
     task: int
     seed: int
@@ -704,17 +697,15 @@ class EpisodeSetAside:
 
 @dataclass(frozen=True, slots=True)
 class FilterExhausted:
-    """So many groups were filtered for one update that its remaining ones are kept whatever their return."""
+    """The filter's limit for this update is reached: its remaining groups are kept whatever their return."""
 
     filtered: int
 
 
 @dataclass(frozen=True, slots=True)
 class BatchingChosen:
-    """`batching: auto` chose these limits (`BatchLimits`), in force from now on.
-
-    reason: what was measured and what is expected, in words.
-    """
+    """Limits chosen by `batching: auto` (`BatchLimits`), in force from now on. reason: the measurement and
+    the forecast, as text."""
 
     max_rows: int
     max_requests: int
@@ -724,7 +715,7 @@ class BatchingChosen:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """The run cannot go on."""
+    """The run cannot continue."""
 
     reason: str
 
@@ -765,13 +756,13 @@ class Decision:
     commands: tuple[Command, ...]
 
 
-# ---------------------------------------------------------------- who sends an event, and whom a command is for
+# ---------------------------------------------------------------- sender of an event, addressee of a command
 
 _ROLES = frozenset({"simulator", "generator", "trainer", "scorer", "station"})
 
 
 def _station_fields(kinds: Iterable[type]) -> Mapping[type, str]:
-    """Record → its field that names a station, for those that have one."""
+    """Record type → its field that names a station, for types with such a field."""
     found = ((kind, next((name for name in kind.__annotations__ if name in _ROLES), "")) for kind in kinds)
     return {kind: name for kind, name in found if name}
 

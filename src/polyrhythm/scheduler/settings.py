@@ -22,11 +22,10 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class LeaseSettings:
-    """Stations that are on their devices in turn (`lease`). devices: by station, the numbers of its devices that others
-    are on too.
+    """Stations that take turns on their devices (`lease`). devices: shared device numbers by station.
 
-    min_hold_s: how long a station with work may keep a device that another waits for. switch_order: who gets a free
-    device: `data_flow` (trainer, generators, simulators) or `arrival` (whoever has waited longest).
+    min_hold_s: minimum seconds that a busy station keeps a contended device. switch_order: who gets a free device:
+    `data_flow` (trainer, generators, simulators) or `arrival` (longest wait first).
     """
 
     devices: dict[str, tuple[int, ...]]
@@ -38,14 +37,13 @@ class LeaseSettings:
             raise ValueError(f"min_hold_s is {self.min_hold_s}; it must be finite and not negative")
 
     def sharers(self, device: int) -> int:
-        """How many stations are on this device in turn."""
         return sum(device in own for own in self.devices.values())
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringRules:
-    """How finished samples are scored. max_attempts: tries of a sample before it is dropped and replaced;
-    max_evaluations: samples of evaluations that run or wait for their score at a time."""
+    """How finished samples are scored. max_attempts: tries of a sample before it is dropped and replaced.
+    max_evaluations: limit of evaluation samples that run or wait for their score."""
 
     max_attempts: int = 3
     max_evaluations: int = 64
@@ -72,11 +70,11 @@ class SchedulerSettings:
     on_update: `drain`, `continue`, or `abort`, in which streams that run when weights change are resumed from their
     tokens with nothing kept of the older weights (to the scheduler, the same as `continue`).
     batching: `lockstep`, or `dynamic` with max_rows, max_requests, max_wait_s and fire_when_all_wait, or `auto`, which
-    chooses max_rows (up to this one) and max_wait_s while the run goes on (`tuning`), or `streams`: no batches; each
+    adapts max_rows (up to this one) and max_wait_s during the run (`plugins/autobatch`), or `streams`: no batches; each
     generator has max_rows places, and a request begins as soon as there are places for its rows. buckets: row counts,
     ascending, that generators pad their passes to.
     routing: `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn
-    as they arrive), `fixed` (slot i belongs to generator i mod n), `affinity` (a slot stays with who served it).
+    as they arrive), `fixed` (slot i belongs to generator i mod n), `affinity` (a slot stays with its first generator).
     queue_key: `module:function` of a request, lowest served first; empty for arrival time.
     tasks: number of tasks, dealt round robin over groups; training_states: of each task, dealt in shuffled epochs over
     its groups, 0 for none; segments: simulators cut episodes, which excludes groups.
@@ -89,8 +87,8 @@ class SchedulerSettings:
     such groups in one update, further ones are kept (`accept`) or the run halts (`stop`): on_max_filtered.
     extra_groups, extra_members: groups in flight, and members of each, beyond what admission counts (`redundancy`).
     evaluator: the generator with the copy of the weights that background evaluations use; evaluator_only: it
-    serves nothing else. evaluation_priority: whose pass comes next on one that serves training too: they take `turns`,
-    evaluation's is `first`, or `last`: when no training batch is due, or it has waited for evaluation_max_wait_s.
+    serves nothing else. evaluation_priority: order of passes on an evaluator that serves training too: in `turns`, or
+    evaluation goes `first`, or `last`: when no training batch is due, or it has waited for evaluation_max_wait_s.
     evaluation_hedge: rows that an evaluation has no episodes for run copies of its last ones (`rollout/evaluation`).
     lease: stations that are on their devices in turn; None for none.
     scoring: a finished sample is scored by a scorer before its group counts it; None: it has its rewards already.
@@ -206,17 +204,15 @@ class SchedulerSettings:
 
     @property
     def filters(self) -> bool:
-        """Whether groups are filtered by their mean return."""
         return self.min_return > -math.inf or self.max_return < math.inf
 
     @property
     def group_tickets(self) -> int:
-        """The most tickets that a group gets: those that it needs, and the extra ones."""
+        """Maximum tickets of a group: `group_size` and the extra ones."""
         return self.group_size + self.extra_members
 
     @property
     def limits(self) -> BatchLimits:
-        """The configured batch limits."""
         return BatchLimits(self.max_rows, self.max_requests, self.max_wait_s, self.fire_when_all_wait)
 
     @property

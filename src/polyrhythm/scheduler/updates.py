@@ -1,8 +1,8 @@
-"""Updates: which samples the trainer gets, what becomes of them, when a version is published.
+"""Updates: which samples the trainer gets, and when a version is published.
 
-With `parts` an update begins with the groups that may be lent, and is lent the others as soon as they may be. Each is
-lent by the rule for whole updates (`SampleBuffer.choose`): at that moment the deadlines of all that is not lent can be
-kept. As `consumed` counts what is lent, that rule keeps the lag bound of every group, however many parts an update has.
+With `parts` an update begins with the groups that may be lent, and gets the others as soon as they may be. Each is lent
+by the rule for whole updates (`SampleBuffer.choose`): at that moment the deadlines of all unlent samples can be kept.
+As `consumed` counts lent samples, that rule keeps the lag bound of every group, however many parts an update has.
 
 Invariant: at most one update is in training at a time; its groups are either trained or return to the buffer, never
 both.
@@ -32,7 +32,7 @@ from polyrhythm.scheduler.versions import VersionLedger
 
 @dataclass(slots=True)
 class UpdateScheduler:
-    """trainer: name of the present one, "" for none; in_training: groups of the update under way; undoable: (update,
+    """trainer: name of the present one, "" for none; in_training: groups of the update under way. undoable: (update,
     samples) trained since the last checkpoint, oldest first: a lost trainer may undo them."""
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
@@ -42,13 +42,12 @@ class UpdateScheduler:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the update under way has all of its samples."""
         return sum(group.size for group in self.in_training) == self.settings.batch_size
 
     def join(
         self, trainer: str, updates: int, versions: VersionLedger, rollout: RolloutScheduler, now: float
     ) -> list[Command]:
-        """A trainer with the weights of `updates` updates; a first one, or one restarted from a checkpoint."""
+        """Add a trainer, new or restarted from a checkpoint. updates: contained in its weights."""
         self.trainer = trainer
         undone, publish = versions.restart(updates)
         if undone < 0:
@@ -63,7 +62,7 @@ class UpdateScheduler:
         return [*commands, PublishWeights(trainer, versions.trained)] if publish else commands
 
     def leave(self, rollout: RolloutScheduler) -> None:
-        """The trainer is gone: the samples that it had return to the buffer."""
+        """Remove the trainer: its samples return to the buffer."""
         self.trainer = ""
         rollout.admission.restore(self.in_training)
         for group in self.in_training:
@@ -74,7 +73,7 @@ class UpdateScheduler:
         self.in_training = []
 
     def start(self, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
-        """Give an idle trainer its next update, if the samples for it can be had, or one in training what it lacks."""
+        """Start an idle trainer's next update if its samples are available, or lend more samples to the current one."""
         settings = self.settings
         if not self.trainer or (self.in_training and (not settings.parts or self.is_complete)):
             return []
@@ -112,7 +111,6 @@ class UpdateScheduler:
         ]
 
     def finish(self, event: UpdateDone, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
-        """The update is trained."""
         assert self.is_complete, f"update {event.update} is done, but not all of its samples were lent"
         assert event.update == versions.updates, f"update {event.update} is done, {versions.updates} was due"
         payload_ids: list[str] = []
@@ -133,12 +131,12 @@ class UpdateScheduler:
         return commands
 
     def on_checkpoint(self, updates: int) -> None:
-        """The weights of `updates` updates are safe."""
+        """The first `updates` updates are saved and cannot be undone."""
         while self.undoable and self.undoable[0][0] < updates:
             self.undoable.popleft()
 
     def _drop_infeasible(self, rollout: RolloutScheduler, now: float) -> list[Command]:
-        """After a jump of the version some samples can no longer be lent in time; unfinished ones go first."""
+        """Drop samples that can no longer be lent in time after a jump of the version, unfinished ones first."""
         if self.settings.bound == "mean":
             return []
         commands: list[Command] = []

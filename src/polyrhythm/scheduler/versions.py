@@ -1,8 +1,7 @@
 """Version numbers of the weights: trained, published, applied.
 
-Both halves of the scheduler read them. Updates raise `trained`; a publication raises `published`; the generators raise
-`applied` (`inference/generators`). A version is published after every K updates. At most one version waits to be
-applied; a newer one replaces it.
+Updates raise `trained`; a publication raises `published`; the generators raise `applied` (`inference/generators`). A
+version is published after every K updates. At most one version waits to be applied; a newer one replaces it.
 
 Invariants: versions never decrease; trained >= published; every live generator holds `applied` or a newer version.
 """
@@ -18,11 +17,12 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 
 @dataclass(slots=True)
 class VersionLedger:
-    """trained: version of the trainer's weights; updates: in all; in_version: updates since `trained`;
+    """trained: version of the trainer's weights; updates: total; in_version: updates since `trained`.
+
     published: newest that generators can fetch; applied: lowest that every live generator holds (-1: none yet);
-    reached: updates contained in each version from `published` on, except undone updates; origins: (version, updates
-    in it, updates in each version after it) of version 0, and wherever that changes: after undone updates, or with
-    another K."""
+    reached: updates contained in each version from `published` on, except undone updates; origins: (version, updates in
+    it, updates per later version), one for version 0 and one after each change, by undone updates or another K.
+    """
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     trained: int = 0
@@ -39,12 +39,12 @@ class VersionLedger:
 
     @property
     def waiting(self) -> bool:
-        """A published version is not applied yet."""
+        """Whether a published version is not applied yet."""
         return self.published > self.applied
 
     @property
     def draining(self) -> bool:
-        """Training tickets wait for a version to be applied."""
+        """Whether training tickets wait for a version to be applied."""
         return self.settings.on_update == "drain" and self.waiting
 
     def count_update(self) -> bool:
@@ -64,13 +64,11 @@ class VersionLedger:
         return updates + (version - first) * interval
 
     def _reach(self) -> None:
-        """The trainer's weights are those of `trained`."""
         self.reached[self.trained] = self.updates
         if self.updates_in(self.trained) != self.updates:
             self.origins.append((self.trained, self.updates, self.settings.sync_interval))
 
     def on_published(self, version: int) -> None:
-        """Generators can fetch this version."""
         self.published = max(self.published, version)
         self.reached = {known: updates for known, updates in self.reached.items() if known >= self.published}
 
@@ -83,10 +81,10 @@ class VersionLedger:
     def restart(self, updates: int) -> tuple[int, bool]:
         """A trainer came back with the weights of `updates` updates: (updates undone, whether to publish `trained`).
 
-        If these weights contain the newest published version, the count goes back to them: no generator has seen
-        later ones. Otherwise they are published under a new number, because versions never decrease. That is also so
-        when the published version is not in `reached`: a resumed run offers weights that an earlier trainer had written
-        and whose updates were undone since, so no trainer has them.
+        If these weights contain the newest published version, the count goes back to them: no generator has seen later
+        ones. Otherwise they are published under a new number, because versions never decrease. The same applies if the
+        published version is not in `reached`: a resumed run offers weights of an earlier trainer whose updates were
+        undone since, so no trainer has them.
         """
         undone = self.updates - updates
         self.updates = updates

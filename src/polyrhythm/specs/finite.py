@@ -1,4 +1,4 @@
-"""Finds NaN and infinity in arrays, and describes them as the error of a sample; reads a number of any type."""
+"""Checks arrays for NaN and infinity, formats the error of a sample, and converts values of any type to numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Up to so many float32 are summed one by one in Python: a third of numpy's time, half of that on a core that has just
+#: Maximum number of float32 summed one by one in Python: a third of numpy's time, half of that on a core that has just
 #: slept; and, unlike `np.dot`, it does not release the interpreter's lock to another thread.
 _FEW = 64
 
@@ -18,13 +18,13 @@ POLICY, ENVIRONMENT = "policy", "environment"
 
 
 def describe_not_finite(culprit: str, what: str) -> str:
-    """Error of a failed sample: `policy: logprob is not finite`. Without numbers, so that equal faults are counted
-    together. culprit: POLICY or ENVIRONMENT."""
+    """Error of a failed sample: `policy: logprob is not finite`. culprit: POLICY or ENVIRONMENT. It contains no
+    numbers, so that equal faults are counted together."""
     return f"{culprit}: {what} is not finite"
 
 
 def as_number(value: object) -> float:
-    """The number that this is, of whatever type; NaN if it is none. A text is none."""
+    """The value as a float; NaN if it is a text or not a number."""
     try:
         return math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -32,10 +32,10 @@ def as_number(value: object) -> float:
 
 
 def is_finite(values: NDArray[Any]) -> bool:
-    """Whether no entry is NaN or infinite; numbers of any dtype.
+    """Whether all entries are finite; any numeric dtype.
 
-    A few float32 are finite exactly if their sum in float64 is. For more of them in one piece it first computes the sum
-    of squares, in a third of the time: finite only if all entries are.
+    A few float32 are finite exactly if their float64 sum is. More contiguous ones are first tested by their sum of
+    squares, which is finite only if all entries are, in a third of the time.
     """
     if values.dtype == np.float32 and values.size <= _FEW:
         return math.isfinite(sum(values.ravel().tolist()))
@@ -48,7 +48,7 @@ def is_finite(values: NDArray[Any]) -> bool:
 
 
 class RecordCheck:
-    """Looks at all floating fields of records of one dtype at once."""
+    """Checks all floating fields of records of one dtype at once."""
 
     def __init__(self, dtype: np.dtype[np.void]) -> None:
         fields = {name: dtype[name].base for name in dtype.names or ()}
@@ -58,10 +58,10 @@ class RecordCheck:
         self._as_words = words and all(fields[name].itemsize in (4, 8) for name in self._floating)
 
     def first_not_finite(self, records: NDArray[np.void]) -> dict[int, str]:
-        """Place of each record [n], in one piece, that holds NaN or infinity → its first field that does.
+        """Index of each record [n] with NaN or infinity → its first such field. records: contiguous.
 
-        All bytes are read as float32 first. What is not finite in a floating field is not finite there either; whole
-        numbers may seem so too (-1 does), and then each field is asked.
+        All bytes are first read as float32: a non-finite floating field is also non-finite there. Integers may look
+        non-finite too (-1 does); then each field is checked.
         """
         if self._as_words and is_finite(records.view(np.float32)):
             return {}
@@ -69,10 +69,8 @@ class RecordCheck:
 
 
 def first_not_finite(arrays: Mapping[str, NDArray[Any]]) -> dict[int, str]:
-    """Row of arrays [n, ...] with NaN or infinity → name of the first array that has it; usually empty.
-
-    Example: {"a": [[1, nan], [2, 3]], "b": [inf, inf]} → {0: "a", 1: "b"}.
-    """
+    """Row of arrays [n, ...] with NaN or infinity → name of the first such array; usually empty. Example: {"a": [[1,
+    nan], [2, 3]], "b": [inf, inf]} → {0: "a", 1: "b"}."""
     found: dict[int, str] = {}
     for name, values in arrays.items():
         if not is_finite(values):

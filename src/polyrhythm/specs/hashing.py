@@ -42,12 +42,12 @@ def mix(*parts: int) -> int:
 
 
 def split_seed(seed: int, *, held_out: bool) -> int:
-    """The seed with its `HELD_OUT` bit set or cleared, so that no evaluation has an episode of training."""
+    """The seed with its `HELD_OUT` bit set or cleared, so that evaluations and training share no episode."""
     return seed | HELD_OUT if held_out else seed & ~HELD_OUT
 
 
 def seed_in_state(seed: int, state: int, states: int) -> int:
-    """A seed that is `state` modulo `states`, so its episode begins in that fixed initial state; `HELD_OUT` stays."""
+    """A seed congruent to `state` modulo `states`, so its episode begins in that initial state; keeps `HELD_OUT`."""
     high = seed | 1 << 61  # so that the subtraction does not change HELD_OUT
     return high - (high - state) % states
 

@@ -1,4 +1,4 @@
-"""What the files of a language model's folder say, in the layout of Hugging Face: read by policies and environments."""
+"""Reads the files of a language model's folder in the Hugging Face layout, for policies and environments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polyrhythm.files import parse_json
 
 
 def end_ids(folder: Path) -> list[int]:
-    """End-of-text ids that the folder's files for the model name, each once; those of generation come first."""
+    """Distinct end-of-text ids of the model; those of the generation config come first."""
     found: list[Any] = []
     for name in ("generation_config.json", "config.json"):
         named = read_object(folder / name).get("eos_token_id")

@@ -1,4 +1,4 @@
-"""What a reward function gets and returns (`scoring.function`)."""
+"""Arguments and result of a reward function (`scoring.function`)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from polyrhythm.specs.trajectory import Trajectory
 
 
 class Score(NamedTuple):
-    """reward: added to what the environment gave for the sample's last action. success: of the episode, in place of the
-    environment's own word; None leaves that."""
+    """reward: added to the environment's reward for the sample's last action. success: of the episode, replacing the
+    environment's; None keeps the environment's."""
 
     reward: float
     success: bool | None = None
 
 
 class Transcript(NamedTuple):
-    """A conversation as text. prompt: before the first message; messages: those of the model, in order; text: all of
-    it, with the environment's replies."""
+    """A conversation as text. prompt: before the first message; messages: the model's, in order. text: everything,
+    including the environment's replies."""
 
     prompt: str
     messages: tuple[str, ...]
@@ -53,12 +53,11 @@ class SampleView:
 
     @property
     def reply(self) -> str:
-        """The last message; empty if there is none."""
         return self.messages[-1] if self.messages else ""
 
 
 def with_score(sample: Trajectory, score: float) -> Trajectory:
-    """The sample with the score added to the reward of its last executed action; its arrays stay as they are."""
+    """The sample with the score added to the reward of its last executed action; the given sample is unchanged."""
     rewards = sample.rewards.copy()
     last = int(np.flatnonzero(sample.valid[-1])[-1])
     rewards[-1, last] += score

@@ -49,12 +49,13 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """One primitive action of A = `dim` entries.
+    """One primitive action of A = `dim` entries. Raises ValueError if invalid.
 
     `continuous`: float32 [A] within `low`..`high` (both of length A, in the environment's units).
+
     `discrete`: int64 [A], entry i in 0..`counts[i]`-1; `low` and `high` are empty. counts: of length A, by default
-    `choices` for each; choices: the largest of them. stops: of these those that end a chunk, such as an end-of-text
-    token; only where a step takes whole chunks. Raises ValueError if invalid.
+    `choices` for each; choices: the largest count. stops: choices that end a chunk, such as an end-of-text token; only
+    for environments whose step takes whole chunks.
     """
 
     kind: Literal["continuous", "discrete"]
@@ -98,8 +99,7 @@ class ActionSpec:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task: its name in the simulator, its instruction for the policy, and the suite that it belongs to, if any:
-    evaluations count by suite too."""
+    """A task. name: in the simulator; instruction: for the policy; suite: for evaluation metrics by suite, if any."""
 
     name: str
     instruction: str
@@ -108,24 +108,32 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """Observations, actions, tasks and abilities of an env batch.
+    """Observations, actions, tasks and abilities of an env batch. Raises ValueError if invalid.
 
-    observation: per-row arrays that the environment writes (`INSTRUCTION` and `PROGRESS` are added on top).
+    observation: per-row arrays that the environment writes (`INSTRUCTION` and `PROGRESS` are added).
+
     max_steps: primitive env steps after which an episode is truncated.
+
     reset_rows: rows can be reset on their own; otherwise the batch's episodes begin together.
+
     step_rows: rows can be stepped on their own; otherwise a parked row gets a no-op whose output is discarded.
+
     reports_success: False: the environment has no notion of success, so `StepResult.success` is ignored, and success
-    rates are null. None: each step says it, by -1 if it does not.
-    chunk: a step takes chunks of so many actions as a whole, as a text environment takes a message: actions [n,C,A],
-    and its result says which were executed; policies then have chunks of this length. 0: a step takes one action.
+    rates are null. None: each step reports whether it is known; -1 is unknown.
+
+    chunk: length of the chunks that one step takes as a whole, as a text environment takes a message: actions [n,C,A],
+    and its result marks the executed ones; policies then have chunks of this length. 0: a step takes one action.
+
     metrics: name → how the values of `StepResult.metrics` are aggregated over an episode; at most `MAX_METRICS`.
-    initial_states: how many fixed initial states each task has; an episode of seed s begins in number s mod that many.
+
+    initial_states: number of fixed initial states of each task; an episode of seed s begins in number s mod that many.
     An evaluation takes each of them in turn. 0: initial states are drawn from the seed.
-    training_states: number of initial states of each task in training, where these come from a data set; an episode of
-    seed s begins in number s mod that many. Evaluations then have `initial_states` others: `HELD_OUT` in the seed
-    distinguishes them. An epoch of training takes each once, in a new order. 0: training has no epochs. data: a hash of
-    the data set, which must be equal in a resumed run and in joined simulators; "" without one.
-    Raises ValueError if invalid.
+
+    training_states: number of initial states of each task in training, if they come from a data set; an episode of seed
+    s begins in number s mod that many. Evaluations then have `initial_states` others: `HELD_OUT` in the seed
+    distinguishes them. An epoch of training takes each once, in a new order. 0: training has no epochs.
+
+    data: a hash of the data set, which must be equal in a resumed run and in joined simulators; "" without one.
     """
 
     observation: Mapping[str, ArraySpec]

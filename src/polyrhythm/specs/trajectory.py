@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 class Trajectory:
     """An episode, or a segment of one, of T chunk steps with C primitive actions of A entries each.
 
-    obs: name → [T+1, ...]; entry T is the observation after the last step (for the bootstrap value).
-    actions [T,C,A] in env units; logprob [T,C,A] float32 and value [T] or [T,C] float32 as computed by the
-    behaviour policy; forward_inputs: name → [T, ...], further inputs of `evaluate`.
-    rewards [T,C] float32; valid [T,C] bool: the primitive action was executed (the step that ended the
-    episode counts, later ones of its chunk do not).
-    version [T] int64: the weights that answered each chunk step. newer [T,C] int32: where weights may change within an
-    answer, which `version` says the oldest of, how many versions newer those of each action were; None elsewhere.
+    obs: name → [T+1, ...]; entry T is the observation after the last step (for the bootstrap value). actions [T,C,A] in
+    env units; logprob [T,C,A] float32 and value [T] or [T,C] float32 as computed by the behaviour policy;
+    forward_inputs: name → [T, ...], further inputs of `evaluate`. rewards [T,C] float32; valid [T,C] bool: the
+    primitive action was executed (the step that ended the episode counts, later ones of its chunk do not).
+
+    version [T] int64: oldest weights that answered each chunk step. newer [T,C] int32: by how many versions the weights
+    of each action are newer than `version`; None if weights cannot change within an answer.
+
     terminated: the task ended; truncated: cut by the time limit or at a segment's end (bootstrap applies); success: the
     environment has reported that the task was solved.
     """
@@ -42,7 +43,7 @@ class Trajectory:
 
     @property
     def newest(self) -> int:
-        """The newest weights that chose one of its actions."""
+        """Newest version that chose one of its actions."""
         if self.newer is None:
             return int(self.version.max())
         return int((self.version[:, None] + np.where(self.valid, self.newer, 0)).max())

@@ -1,6 +1,6 @@
-"""Weights as plain data: name, shape and dtype of each tensor, and where each lies in one piece of memory.
+"""Weights as plain data: name, shape and dtype of each tensor, and its offset in one block of memory.
 
-No tensor library is needed to read this, so any process can be told it.
+Needs no tensor library, so every process can use it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """Shape and dtype name (as in `ITEM_BYTES`) of one tensor. ValueError: the dtype is not known."""
+    """Shape and dtype name (as in `ITEM_BYTES`) of one tensor. ValueError: unknown dtype."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -46,10 +46,8 @@ def weight_specs(state: Mapping[str, Any]) -> dict[str, WeightSpec]:
 
 
 def first_misfit(published: Mapping[str, WeightSpec], found: Mapping[str, WeightSpec], *, convertible: bool) -> str:
-    """The first published tensor that `found` lacks or has in another form, "" if all fit. `found` may have more.
-
-    convertible: another dtype of floating-point numbers fits, since publishing converts.
-    """
+    """Name of the first published tensor that `found` lacks or has in another form, "" if all fit; `found` may have
+    more. convertible: any other floating-point dtype fits, since publishing converts."""
     for name, spec in published.items():
         other = found.get(name)
         same = other == spec or (
@@ -62,7 +60,7 @@ def first_misfit(published: Mapping[str, WeightSpec], found: Mapping[str, Weight
 
 @dataclass(frozen=True, slots=True)
 class PlacedTensor:
-    """A tensor of a layout: `spec.nbytes` bytes from `offset` on."""
+    """A tensor of a layout: `spec.nbytes` bytes at `offset`."""
 
     name: str
     spec: WeightSpec
@@ -71,10 +69,8 @@ class PlacedTensor:
 
 @dataclass(frozen=True, slots=True)
 class WeightsLayout:
-    """One version of the published weights in memory. Main derives it once and posts it to every process.
-
-    tensors: in the order of memory, aligned to 64 bytes; nbytes: of one version; checksum: CRC-32 of all of this.
-    """
+    """Memory layout of one version of the published weights. Main derives it once and sends it to every process.
+    tensors: in memory order, aligned to 64 bytes; nbytes: size of one version; checksum: CRC-32 of the layout."""
 
     tensors: tuple[PlacedTensor, ...]
     nbytes: int
@@ -82,7 +78,7 @@ class WeightsLayout:
 
     @classmethod
     def of(cls, published: Mapping[str, WeightSpec]) -> WeightsLayout:
-        """The layout of these tensors, in their order."""
+        """Layout of these tensors, in their order."""
         placed, offset = [], 0
         for name, spec in published.items():
             placed.append(PlacedTensor(name, spec, offset))
@@ -91,7 +87,7 @@ class WeightsLayout:
         return cls(tensors, offset, _checksum(tensors, offset))
 
     def verify(self) -> None:
-        """Raise ValueError if the checksum is not that of the content."""
+        """Raise ValueError if the checksum does not match the content."""
         if (found := _checksum(self.tensors, self.nbytes)) != self.checksum:
             raise ValueError(
                 f"weights layout: its checksum is {self.checksum:08x}, its content gives {found:08x}; "
@@ -104,6 +100,6 @@ class WeightsLayout:
 
 
 def _checksum(tensors: tuple[PlacedTensor, ...], nbytes: int) -> int:
-    """Of what every reader must agree on, as text: the same in every process and on every machine."""
+    """CRC-32 of the layout as text, the same in every process and on every machine."""
     lines = [f"{tensor.name}\0{tensor.spec}\0{tensor.offset}" for tensor in tensors]
     return zlib.crc32("\n".join([*lines, str(nbytes)]).encode())

@@ -1,7 +1,7 @@
 """Host memory of a generator's forward passes, allocated once and refilled for each pass.
 
-The inputs of a batch lie one after another in one piece of memory, the answers in another, so each crosses to or from a
-device in one copy. Both are pinned where the policy is on a device.
+The inputs of a batch are contiguous, and so are its answers, so each crosses to or from a device in one copy. Both are
+pinned if the policy is on a device.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _NOISE_KEY, _GREEDY = "noise_key", "greedy"
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """What a batch consists of. inputs: name → dtype and shape of one row, observations as `obs.<name>`; answers:
-    dtype of one row's record."""
+    """Layout of a batch. inputs: name → dtype and shape of one row, observations as `obs.<name>`. answers:
+    record dtype of one row."""
 
     inputs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
     answers: np.dtype[np.void]
@@ -46,7 +46,7 @@ class BatchLayout:
         return cls({**obs, **own}, arena.layout.answer_dtype)
 
     def _places(self, rows: int) -> Iterator[tuple[str, int, int]]:
-        """Name, offset and size in bytes of each input of `rows` rows; last the end, with no name."""
+        """Name, offset and size in bytes of each input of `rows` rows; finally "" and the end offset."""
         offset = 0
         for name, (dtype, shape) in self.inputs.items():
             size = rows * prod(shape) * dtype.itemsize
@@ -55,16 +55,14 @@ class BatchLayout:
         yield "", offset, 0
 
     def input_bytes(self, rows: int) -> int:
-        """Size of the inputs of so many rows."""
         *_, (_, end, _) = self._places(rows)
         return end
 
     def answer_bytes(self, rows: int) -> int:
-        """Size of so many records."""
         return rows * self.answers.itemsize
 
     def inputs_over(self, memory: Tensor, rows: int) -> Inputs:
-        """The inputs of `rows` rows, whose data is `memory` (bytes on any device); nothing is copied."""
+        """The inputs of `rows` rows as views of `memory` (bytes on any device)."""
         found = {}
         for name, offset, size in self._places(rows):
             if name:
@@ -75,12 +73,11 @@ class BatchLayout:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """The dtype of the same numbers in torch."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 class BatchMemory:
-    """Host memory for one batch of at most `rows` rows; without `pinned`, untouched pages use no physical memory."""
+    """Host memory for one batch of at most `rows` rows. Unpinned pages use no physical memory until touched."""
 
     def __init__(self, layout: BatchLayout, rows: int, *, pinned: bool = False) -> None:
         self.layout = layout
@@ -90,7 +87,6 @@ class BatchMemory:
         self._buffers: dict[int, BatchBuffer] = {}
 
     def buffer(self, rows: int) -> BatchBuffer:
-        """This memory as the buffers of a batch of so many rows."""
         found = self._buffers.get(rows)
         if found is None:
             inputs = self.layout.inputs_over(self.inputs, rows)
@@ -122,20 +118,18 @@ class BatchBuffer:
         self._forms = {n: (x.shape, x.dtype.kind == "f") for n, x in self._fields.items() if n not in _OWN}
 
     def put_request(self, first: int, view: RequestView) -> None:
-        """Write a request's rows from row `first` on."""
         own, part = self.view, slice(first, first + len(view.entries))
         own.entries[part], own.noise_key[part], own.greedy[part] = view.entries, view.noise_key, view.greedy
         if view.obs is not None:
             self._fetched.append((first, view.obs))
 
     def pad(self, first: int) -> None:
-        """Fill the rows from `first` on with copies of row 0."""
         for array in (self.view.entries, self.view.noise_key, self.view.greedy):
             array[first:] = array[0]
         self._requested = first
 
     def gather(self, arena: Arena) -> None:
-        """Copy the observations of the requested rows from the arena, and those that were fetched."""
+        """Copy the observations of the requested rows, from the arena or as fetched."""
         for name, into in self.obs.items():
             # A request that its slot has abandoned may name any entry; clipping keeps the index valid.
             arena.obs[name].take(self.view.entries, 0, into, "clip")
@@ -147,7 +141,7 @@ class BatchBuffer:
         self._requested = len(self.view.entries)
 
     def form_error(self, act: Act) -> str:
-        """How the policy's output differs in keys, shapes or types from its output before the start; "" if equal."""
+        """How the policy's output differs in keys, shapes or types from that before the start; "" if equal."""
         given = act_fields(act)
         if given.keys() != self._forms.keys():
             return f"forward_inputs {sorted(act.forward_inputs)}, but {self._forward_inputs()} before the start"
@@ -171,12 +165,11 @@ class BatchBuffer:
             fields[FORWARD_INPUTS + name][...] = as_array(tensor)
 
     def sign(self, version: int) -> None:
-        """Write the version that computed the answers."""
         self._fields[VERSION][...] = version
 
 
 class PackedAnswers:
-    """The records of n rows as bytes on any device. memory [n * record size]: what a host reads in one copy."""
+    """The records of n rows as bytes on any device. memory [n * record size]: copied to the host at once."""
 
     def __init__(self, layout: BatchLayout, memory: Tensor, rows: int) -> None:
         self.memory = memory[: layout.answer_bytes(rows)]
@@ -197,6 +190,6 @@ class PackedAnswers:
 
 
 def act_fields(act: Act) -> dict[str, Tensor]:
-    """The policy's output by the names of `runtime.messages`."""
+    """The policy's output by field name (`runtime.messages`)."""
     given = {ACTIONS: act.actions, LOGPROB: act.logprob, VALUE: act.value}
     return given | {FORWARD_INPUTS + name: tensor for name, tensor in act.forward_inputs.items()}

@@ -1,7 +1,6 @@
-"""The copies of a policy that a generator holds, and the versions of the weights in them.
+"""The copies of the policy in a generator, and their weight versions.
 
-Invariant: a copy is overwritten whole and in place, by `apply` alone; a version that is brought to the device ahead is
-not visible before.
+Invariant: only `apply` overwrites a copy, whole and in place; a version staged on the device is not visible before.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from polyrhythm.scheduler.records import ApplyWeights
 
 
 class PolicyCopies:
-    """policy: the copy that serves training; pinned: the one for evaluations during training, equal to `policy` where
-    the station does nothing else, None where it does not evaluate. version: in `policy`, -1 before the first."""
+    """policy: the copy that serves training; pinned: the copy for background evaluations. pinned equals `policy` if the
+    station does nothing else, and is None if it does not evaluate. version: of `policy`, -1 before the first."""
 
     def __init__(self, name: str, policy: Policy, pinned: Policy | None, weights: Weights) -> None:
         self.policy, self.version = policy, -1
@@ -26,35 +25,32 @@ class PolicyCopies:
         self._receiver = Receiver(weights, self.module)
         self._pinned_version = -1
         self._pinned_receiver = Receiver(weights, as_module(pinned).eval(), ahead=False) if pinned is not None else None
-        # The evaluator alone takes versions only when it is told.
+        # An exclusive evaluator applies versions only on command.
         self._stages_ahead = pinned is not policy and not next(self.module.parameters()).is_cpu
         self._staging: threading.Thread | None = None
 
     @property
     def all(self) -> list[Policy]:
-        """The different copies."""
+        """The distinct copies."""
         return [self.policy] if self._pinned in (None, self.policy) else [self.policy, self.evaluated]
 
     @property
     def evaluated(self) -> Policy:
-        """The pinned copy."""
         assert self._pinned is not None, f"{self._name} is not the evaluator"
         return self._pinned
 
     def serving(self, *, pinned: bool) -> tuple[Policy, int]:
-        """One of the copies, and the version in it."""
         return (self.evaluated, self._pinned_version) if pinned else (self.policy, self.version)
 
     def can_serve(self, *, pinned: bool) -> bool:
-        """Whether there is such a copy."""
         return self._pinned is not None or not pinned
 
     def can_apply(self, command: ApplyWeights) -> bool:
-        """Whether the version is published, and the pinned copy exists if it is for that."""
+        """Whether the version is published, and the copy exists."""
         return 0 <= command.version <= self._weights.newest and self.can_serve(pinned=command.pinned)
 
     def apply(self, command: ApplyWeights) -> int:
-        """Change the weights of one copy; the version that it has now."""
+        """Change the weights of one copy; returns its new version."""
         if command.pinned:
             assert self._pinned_receiver is not None, f"{self._name} does not evaluate"
             self._pinned_version = self._pinned_receiver.apply(command.version)
@@ -64,8 +60,7 @@ class PolicyCopies:
         return self.version
 
     def stage_ahead(self) -> None:
-        """Copy a version that was published in host memory to this station's device, in a thread, while serving goes
-        on."""
+        """Copy the newest published version from host memory to the device, in a thread beside serving."""
         if not self._stages_ahead or (self._staging is not None and self._staging.is_alive()):
             return
         newest, receiver = self._weights.newest, self._receiver
@@ -80,14 +75,13 @@ class PolicyCopies:
             self._staging = None
 
     def drop_staged(self) -> None:
-        """Free what is made again: versions that are staged."""
+        """Free staged versions, which can be staged again."""
         self.wait_for_staging()
         for receiver in self._receivers:
             receiver.drop_staged()
 
     @property
     def modules(self) -> list[Module]:
-        """The modules of all copies."""
         return [self.module] if self._pinned is None else [self.module, as_module(self._pinned)]
 
     @property
@@ -95,7 +89,7 @@ class PolicyCopies:
         return [receiver for receiver in (self._receiver, self._pinned_receiver) if receiver is not None]
 
     def statistics(self) -> dict[str, float]:
-        """What was taken (`runtime.memory.traffic`), for evaluations too."""
+        """Traffic of weights (`runtime.memory.traffic`), evaluations included."""
         found: dict[str, float] = {}
         for receiver in self._receivers:
             for name, count in receiver.traffic.statistics().items():

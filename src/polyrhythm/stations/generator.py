@@ -1,8 +1,8 @@
 """The generator station: holds the policy for inference, and an engine that answers requests with it.
 
-Two engines: `OnePassEngine` answers a batch in one forward pass, `StreamingEngine` each request token by token.
+`OnePassEngine` answers a batch in one forward pass, `StreamingEngine` each request token by token.
 
-Invariant: weights change only between two steps of the engine and all at once; commands are executed in their order.
+Invariant: weights change only between two steps of the engine and all at once; commands are executed in order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Todo = deque[EngineCommand | ApplyWeights]
 
 @dataclass(frozen=True, slots=True)
 class GeneratorContext:
-    """What a generator and its engine share. label: the policy's name in errors."""
+    """Shared by a generator and its engine. label: the policy's name in errors."""
 
     name: str
     incarnation: int
@@ -47,27 +47,24 @@ class GeneratorContext:
 
 
 class GeneratorEngine(Protocol):
-    """Answers requests with the policy copies of a generator.
-
-    commands: the types that it executes; depth: batches that it takes at a time; doing: the call under way and since
-    when (`Station.current_call`).
-    """
+    """Answers requests with the policy copies of a generator. commands: the command types that it executes; depth:
+    batches that it accepts at a time; doing: the current call and its start (`Station.current_call`)."""
 
     commands: ClassVar[tuple[type, ...]]
     depth: int
     doing: tuple[str, float]
 
     def accepts(self, command: EngineCommand, todo: Todo) -> bool:
-        """Whether the command fits the arena and the copies. todo: commands before it."""
+        """Whether the command fits the arena and the copies. todo: earlier commands."""
         ...
 
     def advance(self, todo: Todo) -> bool:
-        """Do one unit of work, and take from `todo` what it begins; False if there was none before the next change of
-        weights."""
+        """Do one unit of work, and remove the commands that it begins from `todo`. False if there is no work before the
+        next change of weights."""
         ...
 
     def change_weights(self, command: ApplyWeights) -> int:
-        """Apply the weights to a copy, between two units of work; the version that it has now."""
+        """Apply weights to a copy, between two units of work; returns its new version."""
         ...
 
     def patience(self, todo: Todo) -> float:
@@ -75,7 +72,7 @@ class GeneratorEngine(Protocol):
         ...
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
-        """Of the last unit of work; also asked after a change of weights, for what was held back."""
+        """Spans of the last unit of work; also called after a change of weights, for delayed spans."""
         ...
 
     def pending_work(self) -> list[str]: ...
@@ -83,11 +80,11 @@ class GeneratorEngine(Protocol):
     def statistics(self) -> dict[str, float]: ...
 
     def suspend(self) -> None:
-        """Free what it can make again on the device; nothing is under way."""
+        """Free device memory that `resume` can recreate; requires that no work is under way."""
         ...
 
     def resume(self) -> None:
-        """Make it again."""
+        """Recreate what `suspend` freed."""
         ...
 
     def close(self) -> None: ...
@@ -105,11 +102,10 @@ class Generator:
 
     @property
     def version(self) -> int:
-        """Of its weights, -1 until the first are applied."""
+        """Version of its weights, -1 until the first are applied."""
         return self._copies.version
 
     def joined(self) -> GeneratorJoined:
-        """The event that announces this station."""
         return GeneratorJoined(self.name, self.incarnation, self.version, depth=self.engine.depth)
 
     def handle(self, command: Order) -> None:
@@ -155,14 +151,12 @@ class Generator:
         return self.engine.patience(self._todo)
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
-        """Spans of the last unit of work."""
         yield from self.engine.spans(begin, end)
         if self._changed is not None:
             yield Span(self.name, APPLY, begin, end, self._changed.version)
 
     def suspend(self, store: OffloadStore) -> int:
-        """As `Offloadable`: both copies of the weights go to the store; staged weights and what the engine keeps are
-        made again."""
+        """As `Offloadable`: both copies of the weights go to the store; everything else is recreated."""
         self._copies.drop_staged()
         self.engine.suspend()
         return store.suspend(tensor for module in self._copies.modules for tensor in tensors_of(module))
@@ -179,7 +173,8 @@ class Generator:
         return self.engine.pending_work() + waiting
 
     def statistics(self) -> dict[str, float]:
-        """The engine's; weights/...: what was taken (`runtime.memory.traffic`), for evaluations too."""
+        """Statistics of the engine; weights/...: traffic of weights (`runtime.memory.traffic`),
+        evaluations included."""
         return {**self.engine.statistics(), **self._copies.statistics()}
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How a generator is made from plain data."""
+"""Builds generators from plain data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOST = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class PolicyFactory:
-    """A policy's settings as plain data, and what it is built for."""
+    """Settings of a policy as plain data, and its environment's spec."""
 
     settings: dict[str, Any]
     spec: EnvSpec
@@ -37,18 +37,16 @@ class PolicyFactory:
 
     @property
     def label(self) -> str:
-        """What an error calls the policy."""
         return f"policy.type = {self.settings['type']}"
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """Modules that take long to import: this one, with torch, and those that the policy's settings name."""
+        """Modules that are slow to import: this one, with torch, and those named by the policy's traits."""
         return (__name__, *settings_traits(resolve("policy", self.settings)).preload)
 
     def build(self, device: str, role: Role, layout: WeightsLayout, *, in_parts: bool = False) -> Policy:
-        """The policy on this device. in_parts: for a rank that will have a share of each tensor; the policy is on the
-        host, or its tensors are still to be read. RunHalted: it does not fit the layout of the run's published
-        weights."""
+        """The policy on this device. RunHalted: it does not fit the layout of the published weights. in_parts: for a
+        rank that will hold a shard of each tensor: the policy is on the host, or its tensors are still to be read."""
         settings = as_settings(resolve("policy", self.settings))
         if in_parts and settings_traits(settings).builds_in_parts:
             policy = extended_settings(settings).build_in_parts(self.spec, seed=self.seed, role=role)
@@ -67,8 +65,9 @@ class PolicyFactory:
 class GeneratorFactory:
     """A generator with its own copy of the policy; its weights come over the weights channel.
 
-    evaluates: beside training, with a second copy where it serves training too. buckets, graphs: as in `OnePassEngine`.
-    places: above zero, it serves by streams: this and resumes are as in `StreamingEngine`.
+    evaluates: also (`too`) or exclusively (`only`) serves background evaluations, with a second copy if it serves
+    training too. buckets, graphs: as in `OnePassEngine`. places: above zero, it serves by streams: this and resumes are
+    as in `StreamingEngine`.
     """
 
     name: str

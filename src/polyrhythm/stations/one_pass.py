@@ -25,7 +25,7 @@ from polyrhythm.stations.simulator.guard import IDLE
 
 
 class _Flight(NamedTuple):
-    """A pass that was launched and not finished. rows: with padding; begun: when, by `time.monotonic`."""
+    """A launched, unfinished pass. rows: including padding; begun: launch time, by `time.monotonic`."""
 
     command: Serve
     version: int
@@ -34,10 +34,12 @@ class _Flight(NamedTuple):
 
 
 class OnePassEngine:
-    """Answers batches. buckets: row counts, ascending; a pass is padded with copies of its first row to the next
-    bucket, so that shape-compiled inference sees these shapes only, each once before the station joins. graphs: whether
-    the passes of buckets are captured as CUDA graphs on a device. passes: how passes run; None: as suits the policy's
-    device."""
+    """Answers batches, each in one forward pass.
+
+    buckets: row counts, ascending; a pass is padded with copies of its first row to the next bucket, so shape-compiled
+    inference sees only these shapes, each once before the station joins. graphs: whether the passes of buckets are
+    captured as CUDA graphs. passes: how passes run; None: as suits the policy's device.
+    """
 
     commands: ClassVar[tuple[type, ...]] = (Serve,)
 
@@ -53,7 +55,7 @@ class OnePassEngine:
         self.doing = IDLE
         self._done: Serve | None = None  # in the last unit of work
         self._begun = self._computed = 0.0  # of the last pass that has finished
-        self._took = dict[int, float]()  # rows → seconds of the last pass of so many
+        self._took = dict[int, float]()  # rows → seconds of the last pass of that size
         self._served, self._rows, self._padding = 0, 0, 0
         self._flying: deque[_Flight] = deque()
         self._passes = passes or self._make_passes()
@@ -74,7 +76,7 @@ class OnePassEngine:
             self._passes.warm_up(self._context.copies.all, self._buckets)
 
     def accepts(self, command: EngineCommand, todo: Todo) -> bool:  # noqa: ARG002 - the contract of engines
-        """Whether its requests come from distinct slots, each with a valid row count."""
+        """Whether the requests come from distinct slots and have valid row counts."""
         assert isinstance(command, Serve)
         slots, seen, batch = self._context.arena.layout.slots, set(), command.batch
         for request in batch.requests:
@@ -84,10 +86,8 @@ class OnePassEngine:
         return bool(seen) and self._context.copies.can_serve(pinned=batch.pinned)
 
     def advance(self, todo: Todo) -> bool:
-        """Launch one forward pass, finish one, or do both where passes run on the host.
-
-        Waits for the oldest pass, unless a batch can be launched behind it.
-        """
+        """Launch one forward pass, finish one, or do both if passes run on the host. Waits for the oldest pass, unless
+        a batch can be launched behind it."""
         self._done = None
         if todo and isinstance(todo[0], Serve) and len(self._flying) < self.depth:
             command = todo.popleft()
@@ -107,19 +107,19 @@ class OnePassEngine:
 
     @property
     def _started(self) -> float:
-        """When the oldest pass had the device to itself."""
+        """Time from which the oldest pass had the device to itself."""
         return max(self._flying[0].begun, self._computed)
 
     def patience(self, todo: Todo) -> float:
-        """While a batch could be launched behind the pass under way, half of what the last one of as many rows took,
-        from its begin: whoever waits for a pass hears nothing until its end."""
+        """Seconds to wait for a batch that could be launched behind the current pass: half the last duration of a pass
+        of as many rows, from its start. Waiting for the pass itself blocks messages until its end."""
         if todo or not 0 < len(self._flying) < self.depth:
             return 0.0
         return max(0.0, self._started + 0.5 * self._took.get(self._flying[0].rows, 0.0) - time.monotonic())
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
-        """A pass begins when it was launched and the one before it has ended; a request's span ends when its actions
-        are computed."""
+        """A pass's span begins when it was launched and the previous one had ended; a request's ends when its
+        actions are computed."""
         if self._done is None:
             return
         batch, begin = self._done.batch, min(begin, self._begun)
@@ -128,7 +128,7 @@ class OnePassEngine:
             yield Span(request.slot, IN_BATCH, begin, self._computed, request.sequence)
 
     def _launch(self, command: Serve) -> None:
-        """Gather the active rows of all requests, one after another, pad them to the bucket, and begin the pass."""
+        """Gather the active rows of all requests, pad them to the bucket, and launch the pass."""
         begun, batch, arena = time.monotonic(), command.batch, self._context.arena
         if not self._flying:
             self.doing = ("pass", begun)
@@ -150,7 +150,6 @@ class OnePassEngine:
         self._flying.append(_Flight(command, version, rows, begun))
 
     def _finish(self) -> None:
-        """Answer the oldest pass."""
         started, (command, version, rows, _) = self._started, self._flying.popleft()
         answers, context = self._passes.finish().answers, self._context
         self._begun, self._computed = started, time.monotonic()
@@ -168,12 +167,11 @@ class OnePassEngine:
         self._done = command
 
     def suspend(self) -> None:
-        """Free the memory of passes and captured graphs."""
         assert not self._flying, f"{self._context.name} has a pass under way"
-        del self._passes  # `resume` makes others
+        del self._passes  # `resume` makes new ones
 
     def resume(self) -> None:
-        """On a CUDA device passes are warmed up and captured anew, as tensors have new addresses."""
+        """Recreate the passes; on CUDA, warm up and capture again, as tensors have new addresses."""
         self._passes = self._make_passes()
         if self._device.type != "cpu":
             self._warm_up()
@@ -182,7 +180,7 @@ class OnePassEngine:
         return [f"{self._context.name} has {type(flight.command).__name__} to do" for flight in list(self._flying)]
 
     def statistics(self) -> dict[str, float]:
-        """passes: forward passes; rows: answered in them; padding: rows computed as padding."""
+        """passes: forward passes; rows: answered rows; padding: rows computed as padding."""
         return {"passes": float(self._served), "rows": float(self._rows), "padding": float(self._padding)}
 
     def close(self) -> None:

@@ -1,18 +1,18 @@
-"""How a generator's forward passes run: on the CPU when they are launched, on a device beside the host.
+"""Execution of a generator's forward passes: on the CPU at launch, on a device asynchronously.
 
-A pass is launched and later finished; on a device the host gathers the next batch in between.
+On a device the host gathers the next batch between launch and finish:
 
     host      gather n | launch n | gather n+1 | launch n+1 | finish n | replies of n
     copies             | inputs of n           | inputs of n+1
     compute                        | pass n, its answers to the host    | pass n+1 …
 
-Passes may be captured as CUDA graphs: all kernels of a pass, the loop of a flow's steps included, start by one call. A
-graph reads and writes the tensors that it was captured over, at their addresses. So the inputs are static, weights are
-overwritten in place (`runtime.memory.receiver`), and constants that a policy keeps on the device are never freed.
-Randomness comes from the noise keys, which are inputs, so a replay draws anew.
+Passes may be captured as CUDA graphs: one call starts all kernels of a pass, including the loop of a flow's steps. A
+graph reads and writes the addresses of the captured tensors. So the inputs are static, weights are overwritten in place
+(`runtime.memory.receiver`), and constants that a policy keeps on the device are never freed. Randomness comes from the
+noise keys, which are inputs, so a replay draws new numbers.
 
-Invariants: passes finish in the order of their launches; the memory of a batch is refilled only after its pass has
-finished; the computation, weights included, has one order: that in which the host has queued it.
+Invariants: passes finish in launch order; the memory of a batch is refilled only after its pass has finished; all
+computation, weights included, runs in the order in which the host queued it.
 """
 
 from __future__ import annotations
@@ -38,28 +38,29 @@ Graphs = Literal["auto", "off"]
 
 
 class UnfitAct(Exception):
-    """The output of a policy's `act` differs in form from its output before the start; says how."""
+    """The output of a policy's `act` differs in form from that before the start; the message says how."""
 
 
 class Passes(Protocol):
-    """Runs the forward passes of a station. depth: most passes that are launched and not finished."""
+    """Runs the forward passes of a station. depth: maximum number of launched, unfinished passes."""
 
     depth: int
 
     def warm_up(self, policies: Sequence[Policy], buckets: Sequence[int]) -> None:
-        """Run one pass of every policy and bucket on zeros, so that no later one meets its shape first."""
+        """Run one pass of every policy and bucket on zeros, so that no later pass meets a new shape."""
         ...
 
     def buffer(self, rows: int) -> BatchBuffer:
-        """What the inputs of the next pass are to be gathered into."""
+        """Buffer for the inputs of the next pass."""
         ...
 
     def launch(self, policy: Policy, rows: int, version: int) -> None:
-        """Begin the pass of what was gathered. UnfitAct: its output cannot be answered."""
+        """Launch the pass of the gathered inputs. UnfitAct: its output has another form."""
         ...
 
     def finish(self) -> BatchBuffer:
-        """Wait for the oldest pass; its answers are valid until the next launch but one, on the CPU the next."""
+        """Wait for the oldest pass. Its answers are valid until the launch after the next one; on
+        the CPU until the next."""
         ...
 
 
@@ -100,7 +101,7 @@ class HostPasses:
 
 
 class _Slot:
-    """Memory of one pass: on the host, and where its inputs land on the device. landed, answered: events."""
+    """Memory of one pass, on the host and for its inputs on the device. landed, answered: CUDA events."""
 
     def __init__(self, layout: BatchLayout, rows: int, copies: CopyStream) -> None:
         device = copies.device
@@ -113,8 +114,8 @@ class _Slot:
 class DevicePasses:
     """Passes on a device: inputs cross in one copy, beside the computation, and answers in one.
 
-    The policy reads static tensors, the same for all passes of as many rows. capture: makes the passes of buckets
-    repeatable; None: no pass is captured. On the CPU everything happens too, one after another.
+    The policy reads static tensors, shared by all passes of as many rows. capture: makes the passes of buckets
+    replayable; None: no pass is captured. On the CPU the same steps run one after another.
     """
 
     depth = 2
@@ -128,7 +129,7 @@ class DevicePasses:
         self._inputs = torch.zeros(layout.input_bytes(rows), dtype=torch.uint8, device=device)
         self._answers = torch.zeros(layout.answer_bytes(rows), dtype=torch.uint8, device=device)
         self._runs: dict[tuple[Policy, int], Callable[[], None]] = {}
-        self._copies.wait_for_computation()  # it may still use what this memory was before
+        self._copies.wait_for_computation()  # it may still use the former content of this memory
 
     def warm_up(self, policies: Sequence[Policy], buckets: Sequence[int]) -> None:
         for rows in buckets:
@@ -142,8 +143,8 @@ class DevicePasses:
     def _capture_all(
         self, capture: Capture, policies: Sequence[Policy], buckets: Sequence[int]
     ) -> dict[tuple[Policy, int], Callable[[], None]]:
-        """The passes of all policies and buckets, captured, the largest first; none, with one warning, if one cannot
-        be."""
+        """The captured passes of all policies and buckets, largest first; empty, with a warning, if
+        one cannot be captured."""
         captured = {}
         for rows in sorted(buckets, reverse=True):
             for policy in policies:
@@ -159,7 +160,7 @@ class DevicePasses:
         return captured
 
     def _make_run(self, policy: Policy, rows: int) -> Callable[[], None]:
-        """The pass of so many rows, from static inputs to packed answers."""
+        """The pass of `rows` rows, from static inputs to packed answers."""
         inputs = self._layout.inputs_over(self._inputs, rows)
         answers = PackedAnswers(self._layout, self._answers, rows)
         expected = self._slots[0].memory.buffer(rows)
@@ -207,7 +208,7 @@ class DevicePasses:
 
 
 def _copy(into: Tensor, source: Tensor, size: int) -> None:
-    """Copy the first bytes; the host does not wait if its side is pinned."""
+    """Copy the first `size` bytes; the host does not wait if its side is pinned."""
     into[:size].copy_(source[:size], non_blocking=True)
 
 
@@ -216,16 +217,16 @@ _WARM_UP = 2
 
 
 class Capture(Protocol):
-    """Turns a pass into something that repeats it."""
+    """Makes a pass replayable."""
 
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What repeats `run`, which reads and writes static tensors alone. RuntimeError: it cannot be captured."""
+        """A function that repeats `run`, which uses static tensors only. RuntimeError: it cannot be captured."""
         ...
 
 
 class GraphCapture:
-    """Captures on `device`. The graphs share one pool for what lies between input and output, because one runs at a
-    time; capturing the largest first keeps the pool small."""
+    """Captures CUDA graphs on `device`. The graphs share one memory pool, as only one runs at a time. Capturing the
+    largest first keeps the pool small."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -233,8 +234,8 @@ class GraphCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As in `Capture`. A pass that makes the host wait is refused before the capture, which a failure in the
-        middle would leave with an allocator that gives less memory back."""
+        """As in `Capture`. A pass that makes the host wait is refused before the capture. A failure in the middle of a
+        capture would leave an allocator that returns less memory."""
         here = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(here):  # a capture that fails leaves the thread on the capture's stream
             self._stream.wait_stream(here)
@@ -253,13 +254,13 @@ class GraphCapture:
 
 @cache
 def _stream_of(device: torch.device) -> torch.cuda.Stream:
-    """Where all captures run: cuBLAS keeps 33 MB on a device for each stream that it has seen."""
+    """The stream of all captures: cuBLAS keeps 33 MB on the device for each stream that it has used."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def _refuse_waiting() -> Iterator[None]:
-    """RuntimeError for an operation within that makes the host wait for the device, such as `.item()`."""
+    """RuntimeError for operations in the context that make the host wait for the device, such as `.item()`."""
     before = torch.cuda.get_sync_debug_mode()
     _set_sync_debug_mode("error")
     try:
@@ -270,5 +271,5 @@ def _refuse_waiting() -> Iterator[None]:
 
 def _set_sync_debug_mode(mode: str | int) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that not every such operation is detected
+        warnings.simplefilter("ignore")  # torch warns that not every such operation is detected
         torch.cuda.set_sync_debug_mode(mode)

@@ -1,9 +1,9 @@
-"""Engine of streams: decodes all requests together, one token of each row per step; each request ends by itself.
+"""Engine of streams: decodes all requests together, one token of each row per step; each request ends independently.
 
-It holds the policy's own engine (`policies.engine`) for each copy of the policy.
+It uses one engine of the policy (`policies.engine`) per copy of the policy.
 
-Invariant: a reply carries the oldest version that sampled one of its request's tokens, and by how much newer each
-token's is; it is sent before its `StreamDone`.
+Invariant: a reply carries the oldest version that sampled one of its request's tokens, and how much newer each token's
+version is; it is sent before its `StreamDone`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _GAP_S, _SPAN_S = 0.01, 0.5
 
 @dataclass(slots=True)
 class _Running:
-    """A stream under way. begun: when, by `time.monotonic`; answers: its records [n]; requests: engine request of each
-    row that has not ended; obs: of each row, [1, ...]; oldest, tokens: over the rows that have."""
+    """A stream under way. begun: its start, by `time.monotonic`; answers: its records [n]. requests: engine request of
+    each unfinished row; obs: of each row, [1, ...]; oldest, tokens: over the finished rows."""
 
     stream: Stream
     begun: float
@@ -46,7 +46,6 @@ class _Running:
     tokens: int = 0
 
     def count(self, generated: Generated) -> None:
-        """Take note of tokens, which may be none."""
         if len(generated.versions):
             oldest = int(generated.versions.min())
             self.oldest = oldest if self.oldest < 0 else min(self.oldest, oldest)
@@ -54,8 +53,8 @@ class _Running:
 
 
 class StreamingEngine:
-    """Answers by streams. places: the most rows of each copy at a time. resumes: weights cut what runs, which goes on
-    from its tokens with nothing kept of the older weights (`on_update: abort`)."""
+    """Answers by streams. places: maximum rows of each copy at a time. resumes: new weights cut running streams, which
+    continue from their tokens with nothing kept of the older weights (`on_update: abort`)."""
 
     commands: ClassVar[tuple[type, ...]] = (StartStream, AbortStream)
 
@@ -77,7 +76,6 @@ class StreamingEngine:
         self._engines = self._make_engines()
 
     def _make_engines(self) -> dict[bool, Engine]:
-        """The engines of both copies, by whether it is the pinned one."""
         found = {}
         for pinned in (False, True):
             if self._copies.can_serve(pinned=pinned):
@@ -97,7 +95,7 @@ class StreamingEngine:
         return new and 0 < stream.request.rows <= rows and self._copies.can_serve(pinned=stream.pinned)
 
     def advance(self, todo: Todo) -> bool:
-        """Start and abort the streams that are to be, then decode one token of every row."""
+        """Start and abort streams as commanded, then decode one token of every row."""
         self._ended, self._stepped, obeyed = [], False, False
         while todo and not isinstance(todo[0], ApplyWeights):
             command, obeyed = todo.popleft(), True
@@ -179,7 +177,6 @@ class StreamingEngine:
         self._ended = ended
 
     def _answer(self, run: _Running, generated: Generated) -> None:
-        """Write the record of a row that has ended."""
         del run.requests[generated.request_id]
         row = run.rows[generated.request_id]
         policy, _ = self._copies.serving(pinned=run.stream.pinned)
@@ -192,11 +189,11 @@ class StreamingEngine:
         steps = min(len(newer), len(generated.versions))
         newer[:steps] = generated.versions[:steps]
         if steps:
-            newer[steps - 1] = generated.versions[-1]  # where an action of fewer steps is told in more tokens
+            newer[steps - 1] = generated.versions[-1]  # if an action of fewer steps takes more tokens
         run.count(generated)
 
     def _reply(self, run: _Running) -> Reply:
-        """All rows of a request carry its oldest version: a sample is never younger than it says."""
+        """All rows of a request carry its oldest version, so a sample is never younger than reported."""
         request = run.stream.request
         run.answers[VERSION] = run.oldest
         np.maximum(run.answers[NEWER] - run.oldest, 0, out=run.answers[NEWER])  # zero behind an answer's end
@@ -205,7 +202,7 @@ class StreamingEngine:
     # ------------------------------------------------------------ weights
 
     def change_weights(self, command: ApplyWeights) -> int:
-        """In place; streams go on, or are cut before and resumed from their tokens."""
+        """Overwrite in place; streams continue, or are cut before and resumed from their tokens."""
         engine = self._engines[command.pinned]
         cut: list[tuple[_Running, EngineRequest]] = []
         if self._resumes:
@@ -220,7 +217,7 @@ class StreamingEngine:
         return version
 
     def _shorten(self, engine: Engine, asked: EngineRequest) -> EngineRequest:
-        """The request with what has been generated for it as its prefix; it has left the engine."""
+        """Remove the request from the engine; returns it with its generated tokens as prefix."""
         generated = engine.abort(asked.request_id)
         self._cut += 1
         return asked._replace(prefix=generated if len(generated.tokens) else None)
@@ -228,8 +225,8 @@ class StreamingEngine:
     # ------------------------------------------------------------ the station
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
-        """Decode steps, with the most requests in one, held back as long as others may follow at once; and from its
-        start to its end each request that has ended."""
+        """Spans of merged decode steps and of ended requests. A span of decode steps carries the most requests in one
+        step, and is delayed while further steps may follow at once."""
         before = self._decoding
         if before is not None and (not self._stepped or begin - before.end > _GAP_S or end - before.begin > _SPAN_S):
             yield before
@@ -256,8 +253,8 @@ class StreamingEngine:
         return [f"{self._identity[0]} answers {run.stream.request.slot}" for run in list(self._streams.values())]
 
     def statistics(self) -> dict[str, float]:
-        """passes: decode steps; rows: answered; tokens: in their answers; aborted_tokens: of aborted streams;
-        resumed: generations that were cut by weights and went on; those of `Engine.statistics`, of all engines."""
+        """passes: decode steps; rows: answered; tokens: in the answers; aborted_tokens: of aborted streams. resumed:
+        generations cut by weights and continued; further ones from `Engine.statistics`, over all engines."""
         counts = {
             "passes": self._steps,
             "rows": self._rows,

@@ -1,19 +1,18 @@
 """The trainer station: trains on samples, one optimizer step per unit of work, and publishes weights.
 
 Every rank of a trainer runs this station and executes the same commands in the same order, so that their collectives
-are in the same order too. What rank 0 says is the trainer's word; the process of another rank keeps it to itself.
+are in the same order too. Only rank 0's events leave its process.
 
-If publication may overlap the next update and needs no collective, as it does with strategy shard, a thread copies the
-weights, and the whole state if that is to be saved, while that update collates, prepares and does its first forward and
-backward pass; the first step that changes weights waits for the copy. The state is written beside the steps that
-follow.
+If publication may overlap the next update and needs no collective (as strategy shard does), a thread copies the
+weights, or the whole state if it is to be saved, while that update collates, prepares and does its first forward and
+backward pass; the first step that changes weights waits for the copy. The state is written during later steps.
 
-Invariant: what is published and saved is what the commands before found, as they are executed in order. A state that is
-due is announced once it is written, before any later `UpdateDone`; where it is one file, before its version is
-published. So `Published(N)` may come after the next `UpdateDone`, when it is published from the copy that was saved,
-but before anything of version N + 1. A sample is read only between `StartUpdate` and `UpdateDone`. Samples of other
-hosts are here before they are trained on: from then on they depend on no other host. While an update lacks samples
-(`StartUpdate.more`) and has not changed the weights, the state that a `SaveTrainer` behind it asks for is saved.
+Invariant: a publication or save contains exactly the earlier commands, as commands run in order. A state that is due is
+announced once it is written, before any later `UpdateDone`; if it is one file, before its version is published. So
+`Published(N)` may come after the next `UpdateDone`, if it is published from the saved copy, but before anything of
+version N + 1. A sample is read only between `StartUpdate` and `UpdateDone`. Samples of other hosts are fetched before
+training on them, so from then on no other host is needed. While an update lacks samples (`StartUpdate.more`) and has
+not changed the weights, a later `SaveTrainer` is executed first.
 """
 
 from __future__ import annotations
@@ -53,9 +52,7 @@ from polyrhythm.training.update import STEPS
 
 class Trainer:
     """Trainer around a `learner`; reports the metrics of each update to `channels.report` under the topic "update".
-
-    states: where its state is saved, if it is. overlap: publish in a separate thread, where that may be.
-    """
+    states: its saved states, if any. overlap: publish in a separate thread if possible."""
 
     traits = StationTraits()
 
@@ -76,7 +73,7 @@ class Trainer:
         self._channels, self._states = channels, states
         self._overlap = overlap and not learner.ranks.divides
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
-        self._parts: deque[StartUpdate] = deque()  # of the update under way, not in its feed yet
+        self._parts: deque[StartUpdate] = deque()  # of the current update, not in its feed yet
         self._far = FarSamples(arena)
         self._feed: SampleFeed | None = None
         self._samples: list[Trajectory] = []
@@ -88,7 +85,7 @@ class Trainer:
         self._saving_began = 0.0
         self._done: StartUpdate | PublishWeights | SaveTrainer | None = None  # in the last unit of work
         self._publication_span: Span | None = None
-        self._open = -1  # the update of which further samples will be sent, if any
+        self._open = -1  # the update that awaits further samples, if any
         self._published = learner.updates == 0  # whether its weights are those of the newest version
         self._doing = IDLE
         self._updates_before = learner.updates
@@ -96,7 +93,6 @@ class Trainer:
         self._update_s = self._publish_s = 0.0
 
     def joined(self) -> TrainerJoined:
-        """The event that announces this station."""
         return TrainerJoined(self.name, self.incarnation, self._learner.updates)
 
     def handle(self, command: Order) -> None:
@@ -116,7 +112,7 @@ class Trainer:
         self._todo.append(command)
 
     def _can_train(self, command: StartUpdate) -> bool:
-        """Whether it is the next update and the arena holds its samples where it says, or another host may."""
+        """Whether it is the next update and its samples are in the arena, or may be on another host."""
         due = self._learner.updates + sum(isinstance(other, StartUpdate) for other in self._todo)
         return (
             command.update == (due if self._open < 0 else self._open)
@@ -130,8 +126,8 @@ class Trainer:
 
         Consumes: samples and requests to publish or save, in command order. Waits for: a publication that is still
         copying weights that a step would change; a host that has samples of an update. Unblocked by: `handle`.
-        Produces: `UpdateDone` and a report after an update's last step; `Checkpointed`; `Published`. Noticing that a
-        publication or a saving has ended counts as a unit, so that it is reported even if nothing follows.
+        Produces: `UpdateDone` and a report after an update's last step; `Checkpointed`; `Published`. Detecting the end
+        of a publication or a save counts as a unit, so that it is reported even if nothing follows.
         """
         noticed = self._publication is not None and self._publication.over
         if noticed:
@@ -186,14 +182,13 @@ class Trainer:
             self._doing = IDLE
 
     def _next(self) -> StartUpdate | PublishWeights | SaveTrainer | None:
-        """The command to execute, None if there is none, or only one that waits for samples."""
+        """The command to execute; None if there is none, or only one that waits for samples."""
         if not self._awaits_samples():
             return self._todo[0] if self._todo else None
         assert self._feed is not None
         return None if self._feed.stepped else next((x for x in self._todo if isinstance(x, SaveTrainer)), None)
 
     def _awaits_samples(self) -> bool:
-        """Whether the update under way can only go on with samples that have not come."""
         return self._feed is not None and self._feed.starved and not self._parts
 
     def _train(self, command: StartUpdate, begin: float) -> None:
@@ -259,7 +254,7 @@ class Trainer:
         self._publication = PublicationJob(self._save_and_publish, version, self._overlap)
 
     def _save_and_publish(self, publication: PublicationJob) -> None:
-        """A state that is written from a whole copy is written first, and published from that copy."""
+        """A state written from a whole copy is written first, and published from that copy."""
         version, policy = publication.version, None
         if self._states is not None and self._states.due(version):
             last = self._states.is_last(version)
@@ -276,14 +271,14 @@ class Trainer:
         self._channels.emit(Published(self.name, self.incarnation, version))
 
     def _begin_saving(self, *, background: bool) -> tuple[int, Saving]:
-        """Updates of the state, and its saving; one at a time."""
+        """Number of updates in the state, and its saving; only one runs at a time."""
         assert self._states is not None
         self._finish_saving()
         self._saving_began = time.monotonic()
         return self._learner.updates, self._states.save(self._learner, background=background)
 
     def _finish_saving(self) -> None:
-        """Wait for the saving in the background, if there is one; raise its error, if any."""
+        """Wait for the save in the background, if any; raises its error."""
         if self._saving is not None:
             done, self._saving = self._saving, None
             self._report_saved(*done)
@@ -293,18 +288,18 @@ class Trainer:
         self._channels.emit(Checkpointed(self.name, self.incarnation, updates))
 
     def _await_read(self) -> None:
-        """Wait until the publication under way has read the weights; raise its error, if any."""
+        """Wait until the current publication has read the weights; raises its error."""
         if self._publication is not None:
             self._publication.wait_for(self._publication.read)
 
     def _await_saved(self) -> None:
-        """Wait until the state that was to be saved is; raise the error, if any."""
+        """Wait until the state that is due is saved; raises the error."""
         if self._publication is not None:
             self._publication.wait_for(self._publication.saved)
         self._finish_saving()
 
     def _await_publication(self) -> None:
-        """Wait for the publication under way; raise its error, if any."""
+        """Wait for the current publication; raises its error."""
         if self._publication is not None:
             self._publication.wait()
             begin, end = self._publication.lasted
@@ -313,7 +308,7 @@ class Trainer:
             self._publication = None
 
     def suspend(self, store: OffloadStore) -> int:
-        """As `Offloadable`, all ranks together, once nothing is published or saved; the bytes freed on all of them."""
+        """As `Offloadable`, all ranks together, after publications and saves; returns the bytes freed on all ranks."""
         assert self._steps is None, f"{self.name} has an update under way"
         self._await_publication()
         self._finish_saving()
@@ -325,7 +320,7 @@ class Trainer:
         self._learner.ranks.totals([0.0])
 
     def current_call(self) -> tuple[str, float]:
-        """The unit of work, else what a thread does: it has the same limit, and a run that waits for it is no stall."""
+        """The current unit of work, else a background thread's, which has the same time limit and is no stall."""
         return self._doing if self._doing[0] else next(self._background_calls(), IDLE)
 
     def _background_calls(self) -> Iterator[tuple[str, float]]:
@@ -342,7 +337,7 @@ class Trainer:
         return [f"{self.name} is at a {word} in the background" for word, _ in self._background_calls()] + waiting
 
     def statistics(self) -> dict[str, float]:
-        updates = self._learner.updates - self._updates_before  # others are counted by the incarnation that did them
+        updates = self._learner.updates - self._updates_before  # earlier incarnations counted their own
         counts = {"optimizer_steps": float(self._optimizer_steps), "updates": float(updates)}
         return {**counts, **self._weights.traffic.statistics()}
 
@@ -359,8 +354,8 @@ class Trainer:
 def publish_weights(
     weights: Weights, version: int, learner: Learner, copied: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Rank 0 publishes; where weights are sharded all ranks take part, and no rank ever has all weights whole. copied:
-    what is published, if the learner's own tensors may have changed since."""
+    """Rank 0 publishes; sharded weights need all ranks, and are never whole on any. copied: the tensors to publish, if
+    the learner's own may have changed since."""
     if copied is not None:
         weights.publish(version, copied)
         return

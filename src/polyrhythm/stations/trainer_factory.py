@@ -1,4 +1,4 @@
-"""How a trainer is made from plain data: its policy, its ranks, and the state that it goes on from."""
+"""Builds a trainer from plain data: its policy, its ranks, and the state that it resumes from."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TrainerFactory:
                     raise RunFolderError(f"{self.initial}: {error}; begin another run") from error
             if self.states:
                 self.states.save(learner).wait()
-        if not published and not context.announced:  # else the conductor says when
+        if not published and not context.announced:  # else the conductor commands it
             publish_weights(weights, self.version, learner)
         return Trainer(
             self.name,

@@ -1,7 +1,7 @@
-"""What a trainer does beside its steps: it fetches samples that lie on other hosts, and publishes weights.
+"""The trainer's work beside its steps: fetching samples from other hosts, and publishing weights.
 
-Samples are fetched in the trainer's work, all of an update together, so that supervision limits how long that takes and
-several are on their way at a time. A publication is done at once or in a thread, beside the update that follows.
+All samples of an update are fetched together within the trainer's work, so that supervision limits the time and several
+transfers overlap. A publication runs at once or in a thread, beside the update that follows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMED = 8
 
 
 class FarSamples:
-    """The samples of updates that lie on other hosts, until they are fetched. False if there is nothing to fetch."""
+    """Updates whose samples on other hosts are still to be fetched; falsy if there are none."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -30,17 +30,17 @@ class FarSamples:
         return bool(self._todo)
 
     def could_have(self, update: StartUpdate) -> bool:
-        """Whether each sample lies here, or on another host."""
+        """Whether each sample is in the arena or on another host."""
         places = zip(update.payload_ids, update.tickets, strict=True)
         return all(self._arena.lies_elsewhere(p) or self._arena.has(p, ticket) for p, ticket in places)
 
     def add(self, update: StartUpdate) -> None:
-        """The trainer is to train on this."""
+        """Queue the update if some of its samples are on other hosts."""
         if any(map(self._arena.lies_elsewhere, update.payload_ids)):
             self._todo.append(update)
 
     def fetch_next(self) -> None:
-        """Have the samples of the next update here. Unobeyable: one is not there, or its host does not answer."""
+        """Fetch the samples of the next update. Unobeyable: one is missing, or its host does not answer."""
         update, why = self._todo.popleft(), ""
         try:
             self._arena.fetch(update.payload_ids)
@@ -54,9 +54,11 @@ class FarSamples:
 
 
 class PublicationJob:
-    """One publication, done at once or in a thread. begun: when; lasted: its begin and end, once it is over. read: the
-    learner's tensors are not read any more; saved: the state that is due with it is announced, or it is over; set by
-    `publish`, which may leave that to the end."""
+    """One publication, run at once or in a thread. begun: its start; lasted: (start, end), once it is over.
+
+    Events that `publish` sets, or the end of the job: read: the learner's tensors are no longer read; saved: the state
+    that is due with it is announced.
+    """
 
     def __init__(self, publish: Callable[[PublicationJob], None], version: int, overlap: bool) -> None:
         self._publish, self.version = publish, version
@@ -87,14 +89,14 @@ class PublicationJob:
         return self._thread is None or not self._thread.is_alive()
 
     def wait_for(self, stage: threading.Event) -> None:
-        """Wait until it has come so far; raise its error, if any."""
+        """Wait until the event is set; raises the job's error."""
         if self._thread is not None:
             stage.wait()
         if self._error is not None:
             raise self._error
 
     def wait(self) -> None:
-        """Wait until it is over; raise its error, if any."""
+        """Wait until the job is over; raises its error."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:

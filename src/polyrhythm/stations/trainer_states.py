@@ -1,12 +1,11 @@
-"""Where a trainer's state is kept.
+"""Saved states of a trainer.
 
     <folder>/trainer-<updates>.pt      policy, optimizer, updates: the state of one rank, or of ranks that are alike
-    <folder>/trainer-<updates>/        the same in parts, where no rank has it whole
+    <folder>/trainer-<updates>/        the same in parts, if no rank has it whole
 
-Each is whole or absent. Any number of ranks goes on from either.
+Each is complete or absent. Any number of ranks can resume from either.
 
-Invariant: the newest `keep` states are there, and that of every `keep_every`-th version; the highest number is the
-newest.
+Invariant: the newest `keep` states and that of every `keep_every`-th version exist; the highest number is the newest.
 """
 
 from __future__ import annotations
@@ -28,9 +27,12 @@ _NAME = re.compile(r"trainer-([0-9]+)(\.pt)?")
 
 @dataclass(frozen=True, slots=True)
 class TrainerStates:
-    """The saved states of a trainer in `folder`; one is saved before every `every_versions`-th publication, and before
-    that of the version `last`, from which a run is extended. keep_every: the state of every so many versions is saved
-    too and stays; 0 for none. sync_interval: updates of a version."""
+    """The saved states of a trainer in `folder`.
+
+    One is saved before every `every_versions`-th publication, and before that of version `last`, from which a run is
+    extended. keep_every: the state of every `keep_every`-th version is saved too and never removed; 0 for none.
+    sync_interval: updates of a version.
+    """
 
     pattern: ClassVar[str] = "trainer-*"
     folder: str
@@ -50,9 +52,11 @@ class TrainerStates:
         return version == self.last
 
     def save(self, learner: Learner, *, background: bool = False) -> Saving:
-        """Save the learner's state, on all its ranks together; once it is there, rank 0 removes the oldest ones.
-        background: as in `Learner.save`; the saving before must have ended, since what it has not finished goes.
-        RunHalted, also of the answer's `wait`: it cannot be written."""
+        """Save the learner's state, on all its ranks together; rank 0 then removes the oldest ones.
+
+        background: as in `Learner.save`; the previous save must have ended, as its unfinished files are removed.
+        RunHalted, also from the result's `wait`: writing failed.
+        """
         path = Path(self.folder) / f"trainer-{learner.updates:08d}{'' if learner.ranks.divides else '.pt'}"
         try:
             path.parent.mkdir(exist_ok=True)
@@ -64,7 +68,7 @@ class TrainerStates:
         return _StateSaving(self, path, saving, first=learner.ranks.rank == 0)
 
     def remove_oldest(self) -> None:
-        """Remove all but the newest `keep` states and those that stay."""
+        """Remove all but the newest `keep` states and those kept forever."""
         for old in self.paths()[: -self.keep]:
             if not self._stays(old):
                 remove_whole(old)
@@ -73,7 +77,7 @@ class TrainerStates:
         return bool(self.keep_every) and self.updates(path) % (self.keep_every * self.sync_interval) == 0
 
     def _remove_unfinished(self) -> None:
-        """Remove what a trainer left when it was killed while it wrote or removed a state."""
+        """Remove files of a trainer that was killed while it wrote or removed a state."""
         for end in (UNFINISHED, REMOVED):
             for left in Path(self.folder).glob(f"{self.pattern}{end}"):
                 if left.is_dir():
@@ -83,18 +87,17 @@ class TrainerStates:
 
     @staticmethod
     def holds(path: Path) -> bool:
-        """Whether this is a saved state by its name and kind."""
+        """Whether the path has the name and kind of a saved state."""
         name = _NAME.fullmatch(path.name)
         return name is not None and (path.is_file() if name[2] else path.is_dir())
 
     @staticmethod
     def updates(path: Path) -> int:
-        """Updates that the state in this file or folder contains."""
         return int(path.stem.removeprefix("trainer-"))
 
     def reset(self, state: Path | None) -> None:
-        """Begin again with this state, of whatever folder, or with none; the others are gone, but for older ones that
-        stay."""
+        """Restart with this state, from any folder, or with none; other states are removed, except
+        older ones kept forever."""
         updates = -1 if state is None else int(load(state)["updates"])
         for path in self.paths():
             if not (self._stays(path) and self.updates(path) < updates):

@@ -47,12 +47,11 @@ class PackedBatch:
 
     @property
     def chunk_steps(self) -> int:
-        """N."""
         return int(self.trajectory.shape[0])
 
 
 def collate(trajectories: Sequence[Trajectory]) -> PackedBatch:
-    """Pack trajectories, in the order given, into host tensors of their own memory."""
+    """Pack trajectories, in order, into newly allocated host tensors."""
     steps = [t.steps for t in trajectories]
     if not steps or min(steps) == 0:
         raise ValueError(f"an update needs trajectories of at least one chunk step each, got chunk steps {steps}")
@@ -105,18 +104,18 @@ class TrainingBatch:
         return int(self.valid.shape[0])
 
     def take(self, index: Tensor) -> TrainingBatch:
-        """The chunk steps at `index` (int64, any order), copied: one `index_select` per tensor, where that is."""
+        """The chunk steps at `index` (int64, any order), copied: one `index_select` per tensor, on its device."""
         return self._map(lambda x: x.index_select(0, index.to(x.device)))
 
     def masked(self) -> TrainingBatch:
-        """The same chunk steps, none of which counts: everything but the inputs of the policy is zero."""
+        """The same chunk steps, all masked: everything but the inputs of the policy is zero."""
         zeros, none = self._map(torch.zeros_like), torch.zeros_like(self.weight, dtype=torch.bool)
         return replace(zeros, obs=self.obs, forward_inputs=self.forward_inputs, selected=none)
 
     def micro_batches(
         self, sizes: Sequence[int], device: torch.device, padding: Sequence[TrainingBatch] = ()
     ) -> Iterator[TrainingBatch]:
-        """Consecutive views of so many chunk steps each, then those of `padding`, on `device`, sent there one ahead."""
+        """Consecutive views of the given sizes, then those of `padding`, on `device`, transferred one ahead."""
         if len(sizes) == 1 and device.type == "cpu" and not padding:
             yield self
             return
@@ -137,9 +136,9 @@ class TrainingBatch:
 def minibatches(counts: Sequence[int], size: int, seed: Sequence[int]) -> list[Tensor]:
     """The chunk steps of each optimizer step of an epoch, as int64 indices.
 
-    counts: of consecutive chunk steps that share no optimizer step. Those of one count are shuffled and cut into the
-    fewest pieces of at most `size` (0: one of all). Sizes of pieces differ by at most one: 65 chunk steps at size 64
-    are 33 + 32, because an optimizer step on a single chunk step would count as much as one on 64. The order depends on
+    counts: numbers of consecutive chunk steps that share no optimizer step. Each such group is shuffled and cut into
+    the fewest pieces of at most `size` (0: one piece), whose sizes differ by at most one: 65 chunk steps at size 64 are
+    33 + 32, because an optimizer step on a single chunk step would count as much as one on 64. The order depends on
     `seed` and the counts alone, not on any global random state.
     """
     rng, first, found = np.random.default_rng(list(seed)), 0, list[Tensor]()
@@ -151,7 +150,6 @@ def minibatches(counts: Sequence[int], size: int, seed: Sequence[int]) -> list[T
 
 
 def slices(arrays: Mapping[str, Tensor], rows: slice, device: torch.device) -> Arrays:
-    """The same rows of every array, on `device`."""
     return {name: x[rows].to(device, non_blocking=True) for name, x in arrays.items()}
 
 
@@ -165,7 +163,7 @@ def _packed(arrays: Sequence[NDArray[np.generic]]) -> Tensor:
 
 
 def all_of_version(samples: Iterable[Trajectory | PackedBatch], version: int | None) -> bool:
-    """Whether all chunk steps were made by the weights of this version; False where there is none."""
+    """Whether weights of this version made all chunk steps; False if version is None."""
     return version is not None and all(bool((x.version == version).all()) for x in samples)
 
 
@@ -175,8 +173,8 @@ Map = Callable[[T, Callable[[Tensor], Tensor]], T]
 
 
 def send_ahead(pieces: Iterable[T], device: torch.device, map_tensors: Map[T]) -> Iterator[T]:
-    """The pieces on `device`, in order, each sent from pinned memory on a stream of its own while the one before it is
-    used. Tensors that are there already are not copied; on the CPU none is."""
+    """The pieces on `device`, in order; each is transferred from pinned memory on a separate stream while the previous
+    one is used. Tensors already on `device` are not copied."""
     api: Any = torch.cuda if device.type == "cuda" else torch.cpu
     stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else torch.cpu.Stream()
     waiting: deque[tuple[T, Any]] = deque()
@@ -202,7 +200,7 @@ def _send(x: Tensor, device: torch.device) -> Tensor:
 
 
 def _use_on(stream: Any, x: Tensor) -> Tensor:
-    """Tell the allocator that the tensor is used on another stream than the one that it was made on."""
+    """Tell the allocator that the tensor is used on a stream other than its own."""
     if x.is_cuda:
         x.record_stream(stream)
     return x

@@ -1,7 +1,7 @@
 """Saved states: written atomically, read without executing anything in the file.
 
-A state is a file, or a folder where it is sharded over ranks: a plugin of kind `checkpoint` reads it, `folder`. Either
-can be read by any number of ranks.
+A state is a file, or a folder if it is sharded over ranks, which the plugin `folder` of kind `checkpoint` reads. Any
+number of ranks can read either.
 """
 
 from __future__ import annotations
@@ -26,24 +26,23 @@ _FOLDER = "folder"
 
 
 class Saving(Protocol):
-    """A state that is being saved. over: whether that has ended, well or not."""
+    """A state that is being saved. over: whether it has ended, successfully or not."""
 
     @property
     def over(self) -> bool: ...
 
     @property
     def copied(self) -> Mapping[str, Any] | None:
-        """The whole state, in host memory, from which it is written; None if there is no such copy, or `wait` has
-        returned."""
+        """The whole state in host memory from which it is written; None if there is no such copy, or after `wait`."""
         ...
 
     def wait(self) -> None:
-        """Wait until it has ended; raises its error. Afterwards the state is there, as rank 0 sees it."""
+        """Wait until it has ended; raises its error. Afterwards the state exists, as rank 0 sees it."""
         ...
 
 
 class Saved:
-    """A state that is saved already."""
+    """A state that is already saved."""
 
     over, copied = True, None
 
@@ -52,7 +51,7 @@ class Saved:
 
 
 class BackgroundSaving:
-    """A state that a thread writes. write: OSError where it cannot; copied: see `Saving`."""
+    """A state that a thread writes. write: raises OSError if it cannot; copied: see `Saving`."""
 
     def __init__(self, write: Callable[[], None], copied: Mapping[str, Any] | None = None) -> None:
         self.copied = copied
@@ -79,7 +78,7 @@ class BackgroundSaving:
 
 
 def save_file(state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:
-    """Save the state of a learner as a file. background: in the background, from a copy. OSError: cannot write."""
+    """Save a learner's state as a file. background: write in a thread, from a copy. OSError: cannot write."""
     if background:
         copied = _copied(state, {})
         return BackgroundSaving(partial(save_state, copied, path), copied)
@@ -88,7 +87,7 @@ def save_file(state: Mapping[str, Any], path: Path, *, background: bool = False)
 
 
 def _copied(state: Any, known: dict[tuple[Any, ...], Tensor]) -> Any:
-    """The state with copies of its tensors in host memory; known: of tensors, so that one that is tied stays one."""
+    """The state with its tensors copied to host memory. known: copies so far, so that tied tensors stay tied."""
     if isinstance(state, Mapping):
         return {key: _copied(value, known) for key, value in state.items()}
     if not isinstance(state, Tensor):
@@ -100,11 +99,10 @@ def _copied(state: Any, known: dict[tuple[Any, ...], Tensor]) -> Any:
 
 
 def load(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Read what `Ranks.save` wrote; nothing is sent, so each rank reads its own part of a folder, and the whole of a
-    file.
+    """Read what `Ranks.save` wrote, without communication: each rank reads its part of a folder, or a whole file.
 
-    like: nested as the state; its tensors are sharded as the state's shall be, which are whole where it has none.
-    RunFolderError: damaged, or no checkpoint.
+    like: nested as the state; tensors are sharded like those of `like`, and whole where it has none. RunFolderError:
+    damaged, or not a checkpoint.
     """
     if not path.is_dir():
         return load_state(path)
@@ -115,8 +113,8 @@ def load(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:
-    """Write plain data and tensors, atomically: a process killed meanwhile leaves the earlier file. OSError: cannot
-    write."""
+    """Write plain data and tensors atomically: if the process is killed, the earlier file stays.
+    OSError: cannot write."""
     with atomic_write(path) as unfinished, unfinished.open("wb") as file:
         try:
             torch.save(dict(state), file)
@@ -125,8 +123,8 @@ def save_state(state: Mapping[str, Any], path: Path) -> None:
 
 
 def load_state(path: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """Read what `save_state` wrote. mapped: leave tensors in the file, for whoever copies them from there at once.
-    RunFolderError: the file is damaged, or no checkpoint."""
+    """Read what `save_state` wrote. RunFolderError: the file is damaged, or not a checkpoint. mapped: leave tensors in
+    the file, for callers that copy them at once."""
     if not zipfile.is_zipfile(path):
         raise RunFolderError(f"{path} cannot be read as a checkpoint: it is damaged, or something else; name another")
     try:

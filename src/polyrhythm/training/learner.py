@@ -1,10 +1,10 @@
 """Updates of a policy by reinforcement learning, on one rank or several: trajectories in, new weights and metrics out.
 
-Invariants (tests/training/test_learner.py): the gradient of an optimizer step does not depend on the micro-batch
-size; an update is a function of the weights, the optimizer's state, the trajectories, the seed and the update's
-index alone; masked entries have no effect; a gradient that is not finite changes neither weights nor optimizer.
-The number of ranks changes nothing but rounding (tests/plugins/ranks/test_ranks.py), nor do the parts in which samples
-come (tests/training/test_streamed_updates.py).
+Invariants (tests/training/test_learner.py): the gradient of an optimizer step does not depend on the micro-batch size;
+an update is a function of the weights, the optimizer's state, the trajectories, the seed and the update's index alone;
+masked entries have no effect; a gradient that is not finite changes neither weights nor optimizer. The number of ranks
+(tests/plugins/ranks/test_ranks.py) and the parts in which samples come (tests/training/test_streamed_updates.py) change
+nothing but rounding.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 
 class Learner:
-    """A policy and its optimizer; the policy stays on the device where it is given, or is sharded on that of its rank.
+    """A policy and its optimizer; the policy stays on its device, or is sharded on that of its rank.
 
     total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles.
-    sync_interval: updates of a version. Where `algorithm.kl` needs a reference policy, it is the policy that the first
-    update begins with (`training.reference`). halt: why the run must stop after the last update, as a sentence; "" if
-    it need not. phase_seconds: of the last update, by phase (`PhaseTimes`). token_versions: where weights change within
-    a message, the log-prob of each token is that of its own weights, which keep nothing of older ones.
+    sync_interval: updates of a version. If `algorithm.kl` needs a reference policy, it is the policy at the start of
+    the first update (`training.reference`). halt: why the run must stop after the last update; "" if it need not.
+    phase_seconds: of the last update, by phase (`PhaseTimes`). token_versions: if weights change within a message, the
+    log-prob of each token is that of its own weights, which keep nothing of older ones.
 
     ranks: the processes that train one policy, each with a learner of the same arguments. All of them call every
     method, with the same arguments and in the same order.
@@ -95,21 +95,24 @@ class Learner:
     ) -> Steps:
         """All epochs over `trajectories`: one optimizer step per `next()`, metrics as the generator's return value.
 
-        With `training.require_batches` above 1 the trajectories are mini-batches of `mini_batch_samples`, in the order
-        given: an optimizer step has chunk steps of one of them alone. Targets are of the whole update all the same.
-        The first `next()` also collates (afterwards the trajectories' memory is no longer read) and prepares targets.
-        Of several ranks each reads its own trajectories, and of the others lengths and groups alone.
+        With `training.require_batches` above 1 the trajectories are mini-batches of `mini_batch_samples`, in order: an
+        optimizer step has chunk steps of only one of them; targets are computed over the whole update. The first
+        `next()` also collates (afterwards the trajectories' memory is no longer read) and prepares targets. Each rank
+        reads its own trajectories, and only lengths and groups of the others.
+
         The learning rate, the shuffles and the critic's warm-up follow update_index (from 0). version: the one that the
-        update is part of, the trainer's present one + 1; interpolated proximal log-probs also count the updates of it
-        that came before (after a trainer was lost, off by less than a version). Metrics are means over the optimizer
-        steps that were not skipped (interpolation_error: of the first, where the recomputed proximal policy
-        is the one that is trained). own_weights: all trajectories were made by the weights that this update begins
-        with; then mismatch_kl is the divergence of the log-probs of the first optimizer step from those of the
-        generators, 0 but for rounding (absent where the statistics of observations begin: `UpdateStatistics`).
-        own_version: of those weights, where generators could have them: of samples of several versions the chunk steps
-        that are wholly theirs are compared (by token with `token_versions`), where log-probs are recomputed.
+        update belongs to, the trainer's present one + 1; interpolated proximal log-probs also count its earlier updates
+        (after a trainer was lost, off by less than a version). Metrics are means over the optimizer steps that were not
+        skipped (interpolation_error: of the first step, if the recomputed proximal policy is the trained one).
+
+        own_weights: the update's initial weights made all trajectories; then mismatch_kl is the divergence of the
+        log-probs of the first optimizer step from those of the generators, 0 but for rounding (absent if the statistics
+        of observations begin here: `UpdateStatistics`). own_version: version of the initial weights, if generators
+        could have them: among samples of several versions, chunk steps made entirely by it are compared (tokens with
+        `token_versions`), if log-probs are recomputed.
+
         before_step is called before the weights change, and before the update counts even if no step changed them.
-        Closing the generator early leaves the weights of the last step done and `updates` as it was. A step whose
+        Closing the generator early leaves the weights of the last finished step and `updates` unchanged. A step whose
         gradient is not finite is skipped and the update completed; `halt` names the cause, unless
         training.on_nonfinite_gradient is skip.
         """
@@ -126,12 +129,11 @@ class Learner:
         own_version: int | None = None,
         before_step: Callable[[], None] | None = None,
     ) -> Steps:
-        """`update` on samples that still come: the same weights but for rounding, where
-        `config.streaming.why_whole_objective` has no objection.
+        """`update` on samples that arrive in parts: equal weights but for rounding, on one rank.
 
-        A `next()` while nothing waits in `feed` does nothing; otherwise it passes over all that waits, and adds to the
-        gradient, or takes one optimizer step. Nothing is trained before all samples are there where the policy has no
-        statistics of observations yet. One rank.
+        Supported where `config.streaming.why_whole_objective` has no objection. A `next()` while `feed` is empty does
+        nothing; otherwise it processes all waiting samples and adds to the gradient, or takes one optimizer step. If
+        the policy has no statistics of observations yet, training begins only with the last sample.
         """
         update = Update(self, update_index, version, own_version, before_step)
         if self.statistics.are_empty:
@@ -146,39 +148,42 @@ class Learner:
         return (yield from update.run())
 
     def reference_policy(self) -> Reference | None:
-        """The policy that the KL term refers to, made when it is first asked for."""
+        """The reference policy of the KL term, made on first use; None without that term."""
         if self.algorithm.kl.coef and self.reference is None:
             self.reference = make_reference(self.policy, self.ranks, room=self._room)
         return self.reference
 
     def publishable(self) -> Iterator[tuple[str, Tensor]]:
-        """What generators take, whole tensors by name, one at a time: with shard the others are not whole meanwhile."""
+        """Whole published tensors by name, one at a time: with shard only the current one is whole."""
         yield from self.ranks.snapshot(published_state(self.module))
 
     def load_weights(self, state: Mapping[str, Tensor]) -> None:
-        """Replace the published part of the policy, by whole tensors. ValueError: they are of another policy."""
+        """Replace the published part of the policy by whole tensors. ValueError: they are of another policy."""
         load_weights(self.module, state, self.ranks)
 
     def save(self, path: Path, *, background: bool = False) -> Saving:
-        """Save the state: as a file that rank 0 writes, or with shard as a folder that all ranks write in the
-        background. It is there, whole, once the answer's `wait` has returned on rank 0; a saving that is under way is
-        waited for first. background: a file is written in the background, too, so the learner may go on at once.
-        OSError, also of `wait`: cannot write."""
+        """Save the state: as a file written by rank 0, or with shard as a folder that all ranks write in the
+        background.
+
+        It is complete once the result's `wait` has returned on rank 0; an unfinished save is waited for first.
+        background: write a file in the background too, so the learner may continue at once. OSError, also from `wait`:
+        cannot write.
+        """
         self._saving.wait()
         self._saving = Saved()
         self._saving = self.ranks.save(self.state_dict(), path, background=background)
         return self._saving
 
     def load(self, path: Path) -> None:
-        """Restore what `save` wrote, with whatever ranks. RunFolderError: it is damaged. ValueError: it is of another
-        policy."""
+        """Restore what `save` wrote, with any number of ranks. RunFolderError: it is damaged. ValueError: it
+        is of another policy."""
         like = self.module.state_dict()  # tensors sharded as those of a state are
         moments = {"state": self.optimizer.moments_like()}
         self.load_state_dict(load(path, {"policy": like, "reference": like, "optimizer": moments}))
 
     def state_dict(self) -> dict[str, Any]:
-        """Published part of the policy (all of most policies), optimizer, the number of completed updates, and the
-        reference policy if there is one; tensors are live, not copies, and with shard sharded."""
+        """Published part of the policy (all of most policies), optimizer, number of completed updates, and the
+        reference policy if there is one. Tensors are live, not copies; with shard sharded."""
         state = {
             "policy": published_state(self.module),
             "optimizer": self.optimizer.state_dict(),
@@ -188,8 +193,7 @@ class Learner:
         return state if self.reference is None else state | {"reference": self.reference.state_dict()}
 
     def kept_tensors(self) -> list[Tensor]:
-        """All tensors that it keeps from one update to the next, on whatever device, of sharded ones this rank's parts;
-        gradients are dropped."""
+        """All tensors kept between updates, on any device; of sharded ones this rank's parts. Drops gradients."""
         self.optimizer.zero_grad()
         moments = [x for state in self.optimizer.state.values() for x in state.values()]
         copied = self.reference or self._room
@@ -198,7 +202,7 @@ class Learner:
         return [*(self.ranks.part(x) for x in (*policy, *moments, *reference)), *self.ranks.buffers()]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; tensors may be whole, or sharded. ValueError: it is of another policy."""
+        """Restore what `state_dict` returned; tensors may be whole or sharded. ValueError: it is of another policy."""
         load_weights(self.module, state["policy"], self.ranks)
         self.optimizer.load_state_dict(state["optimizer"])
         self.updates = int(state["updates"])

@@ -1,6 +1,6 @@
-"""Mini-batches and their micro-batches: consecutive chunk steps, of at most so many chunk steps and so many tokens.
+"""Mini-batches and their micro-batches: consecutive chunk steps, limited in chunk steps and tokens.
 
-`Share` is here what a trainer of one rank has of an update: all of it.
+`Share` here is that of a single rank: the whole update.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from polyrhythm.training.batch import PackedBatch, TrainingBatch, collate
 
 
 class MicroBatchLimits(NamedTuple):
-    """steps: most chunk steps of a micro-batch, 0 for all of them. tokens: most tokens, as `policy` counts them, 0 for
-    any number; a chunk step with more is a micro-batch of its own."""
+    """steps: maximum chunk steps of a micro-batch, 0 for no limit. tokens: maximum tokens, as counted by `policy`, 0
+    for no limit; a longer chunk step is a micro-batch of its own."""
 
     policy: Policy
     steps: int
@@ -34,7 +34,7 @@ class MicroBatchLimits(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """last: of its mini-batch. counts: it is no padding."""
+    """last: in its mini-batch. counts: it is not padding."""
 
     batch: TrainingBatch
     last: bool
@@ -44,8 +44,8 @@ class MicroBatch(NamedTuple):
 class MiniBatch(NamedTuple):
     """This rank's part of the mini-batch of one optimizer step.
 
-    own: its chunk steps. places: where they are in the mini-batch of `chunk_steps` on all ranks. sizes: of its
-    micro-batches. padding: one micro-batch of a chunk step without any entry for each that other ranks have more;
+    own: its chunk steps. places: their positions in the mini-batch of `chunk_steps` on all ranks. sizes: of its
+    micro-batches. padding: masked micro-batches of one chunk step that bring their number to that of the other ranks;
     padded: the share of all ranks' micro-batches that are padding.
     """
 
@@ -57,7 +57,7 @@ class MiniBatch(NamedTuple):
     padded: float = 0.0
 
     def micro_batches(self, device: torch.device) -> Iterator[MicroBatch]:
-        """Micro-batches on `device`, as many on every rank."""
+        """Micro-batches on `device`, equally many on every rank."""
         counted = len(self.sizes)
         for number, batch in enumerate(self.own.micro_batches(self.sizes, device, self.padding), 1):
             yield MicroBatch(batch, last=number == counted + len(self.padding), counts=number <= counted)
@@ -65,10 +65,8 @@ class MiniBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A rank's share of an update of N chunk steps and M trajectories, numbered as one rank packs them.
-
-    counts: chunk steps of each of the update's mini-batches of samples, which follow one another.
-    """
+    """A rank's share of an update of N chunk steps and M trajectories, numbered as one rank packs them. counts: chunk
+    steps of each of the update's successive mini-batches of samples."""
 
     chunk_steps: int
     trajectories: int
@@ -76,31 +74,31 @@ class Share:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no trajectory is this rank's, so that what it packs is another's and counts nothing."""
+        """Whether this rank has no trajectory, so that it packs another's, masked."""
         return False
 
     def collate(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        """The rank's own of these M trajectories; no other is read."""
+        """Collate the rank's own of these M trajectories; no other is read."""
         return collate(trajectories)
 
     def pick(self, index: Tensor) -> tuple[Tensor, Tensor | slice]:
-        """Of a mini-batch's chunk steps `index` [n] this rank's: where they are among its own, and in `index`."""
+        """Positions of this rank's chunk steps among its own and in the mini-batch `index` [n]."""
         return index, slice(None)
 
     def minibatch(self, batch: TrainingBatch, index: Tensor, limits: MicroBatchLimits) -> MiniBatch:
-        """Of the mini-batch of chunk steps `index` [n] what is this rank's; batch: all of the rank's own."""
+        """This rank's part of the mini-batch of chunk steps `index` [n]; batch: all of the rank's own."""
         own = batch.take(index)
         return MiniBatch(own, slice(None), len(index), limits.sizes(len(index), own.obs, own.forward_inputs))
 
 
 def sample_counts(steps: Sequence[int], samples: int) -> tuple[int, ...]:
-    """Chunk steps of each mini-batch of so many samples (0: all of them), from those of each sample."""
+    """Chunk steps of each mini-batch of `samples` samples (0: all), from those of each sample."""
     size = samples or len(steps)
     return tuple(sum(steps[first : first + size]) for first in range(0, len(steps), size))
 
 
 def _cut(costs: Iterable[int], most_rows: int, most: int) -> list[int]:
-    """How many of the costs fit together, one after another: [4, 4, 9, 1] with most = 8 is [2, 1, 1]."""
+    """Numbers of consecutive costs that fit together: [4, 4, 9, 1] with most = 8 is [2, 1, 1]."""
     sizes: list[int] = []
     total = 0
     for cost in costs:

@@ -1,4 +1,4 @@
-"""Running statistics that training keeps, of observations and of discounted returns: count, mean and variance."""
+"""Running statistics of observations and of discounted returns: count, mean and variance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Moments(NamedTuple):
-    """Of all numbers so far: how many were seen [1]; their mean and variance (divided by that) [n]; float64."""
+    """Count [1], mean [n] and variance (divided by the count) [n] of all numbers so far; float64."""
 
     seen: Tensor
     mean: Tensor
@@ -28,21 +28,18 @@ class Moments(NamedTuple):
 
     @staticmethod
     def of_nothing(n: int = 1) -> Moments:
-        """Of no numbers yet."""
         zeros = torch.zeros(n, dtype=torch.float64)
         return Moments(torch.zeros(1, dtype=torch.float64), zeros, zeros)
 
     @property
     def scale(self) -> float:
-        """1/√(variance + 1e-8) of one kind of number; 1 where all are equal: they have no scale."""
+        """1/√(variance + 1e-8) for n = 1; 1 if all numbers are equal."""
         variance = float(self.variance)  # float32 numbers that are equal have exactly 0
         return 1.0 / sqrt(variance + EPSILON) if variance else 1.0
 
     def merged(self, x: Tensor, total: Total = here) -> Moments:
-        """With the columns of `x` [n,numbers], of which other processes hold more; total: sums over all of them.
-
-        Chan et al. 1979: of counts a, b and means μ, ν the variance is (a·var_a + b·var_b)/(a+b) + ab(μ−ν)²/(a+b)².
-        """
+        """Including the columns of `x` [n,numbers], of which other processes hold more; total: sums over all of them.
+        Chan et al. 1979: of counts a, b and means μ, ν the variance is (a·var_a + b·var_b)/(a+b) + ab(μ−ν)²/(a+b)²."""
         number = total(self.seen.new_tensor([float(x.shape[-1])]))
         if not number:
             return self
@@ -55,7 +52,7 @@ class Moments(NamedTuple):
 
 @torch.no_grad()
 def update_normalizers(policy: nn.Module, obs: Mapping[str, Tensor], rows: Tensor, total: Total = here) -> None:
-    """Add observations [N,...] on the host to the policy's statistics. rows [N] bool: which of them count."""
+    """Add host observations [N,...] to the policy's statistics. rows [N] bool: which of them count."""
     for normalizer in normalizers_of(policy):
         present = Moments(*(x.cpu() for x in (normalizer.count, normalizer.mean, normalizer.variance)))
         normalizer.set(*present.merged(normalizer.entries(obs)[rows].T, total))
@@ -71,12 +68,12 @@ class UpdateStatistics:
 
     @property
     def are_empty(self) -> bool:
-        """Whether the policy normalises observations and has seen none."""
+        """Whether the policy normalises observations and has no statistics yet."""
         return any(float(normalizer.count) == 0.0 for normalizer in normalizers_of(self._policy))
 
     def begin(self, packed: PackedBatch, before: Callable[[], None] | None) -> bool:
-        """Begin an update. Whether its samples were made without any statistics of observations, with which it trains
-        all the same: they are set now, after `before`."""
+        """Begin an update; whether its samples were made without any statistics of observations. If so, the statistics
+        are set from these samples now, after `before`, and used for training."""
         self._observed = self.are_empty
         if self._observed:
             if before is not None:
@@ -88,21 +85,20 @@ class UpdateStatistics:
 
     @property
     def reward_scale(self) -> float:
-        """Factor of the rewards of the update that has begun."""
+        """Factor on the rewards of the current update."""
         return self._next.scale if self._algorithm.scales_rewards else 1.0
 
     def finish(self, packed: PackedBatch) -> None:
-        """The update of `begin` counts: later ones, and the next version, have its samples in their statistics."""
+        """Add the samples of the current update to the statistics of later ones and of the next version."""
         self._returns = self._next
         if not self._observed:
             self._observe(packed)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is not in the policy's weights; tensors that are replaced, never changed."""
+        """State outside the policy's weights; its tensors are replaced, never changed."""
         return {"returns": self._returns._asdict()} if self._algorithm.scales_rewards else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         if "returns" in state:
             self._returns = Moments(**state["returns"])
 
@@ -114,7 +110,7 @@ def _discounted_sums(packed: PackedBatch, algorithm: AlgorithmSettings) -> Tenso
     """Discounted sums [entries] of the rewards of each trajectory up to each step, at `algorithm.reward_level`.
 
     As in `NormalizeReward` of Gymnasium and `VecNormalize` of Stable-Baselines3, after Engstrom et al. 2020, appendix
-    A.1, but for a scale of 1 where they are all equal; a segment of an episode begins anew.
+    A.1, but for a scale of 1 if they are all equal; each segment of an episode starts anew.
     """
     level = algorithm.reward_level
     rewards = levels.reduce_rewards(packed.rewards, packed.valid, level).double()

@@ -1,4 +1,4 @@
-"""Optimizer steps whose gradient is not finite: skipped, counted, logged, and blamed on what is not finite.
+"""Optimizer steps whose gradient is not finite: skipped, counted, logged, with the cause.
 
 The device skips them itself (`optim.AdamW.step`); this module reads an update once all of its steps are done.
 """
@@ -30,8 +30,8 @@ STOPPED = "train/actor/early_stopped"
 
 
 class StepTable(NamedTuple):
-    """The optimizer steps of one update, on the host. metrics [S, names]; norms: gradient norms of each step, where
-    they were computed. A step need not reach every parameter."""
+    """The optimizer steps of one update, on the host. metrics [S, names]. norms: gradient norms of each step, still on
+    their device. A step need not reach every parameter."""
 
     names: tuple[str, ...]
     metrics: Tensor
@@ -43,17 +43,18 @@ class StepTable(NamedTuple):
         return ~self.metrics[:, self.names.index(NORM)].isfinite()
 
     def means(self) -> Metrics:
-        """Means over the steps that were not skipped; over all where all were."""
+        """Means over the steps that were not skipped; over all if all were."""
         skipped = self.skipped
         kept = self.metrics if skipped.all() else self.metrics[~skipped]
         return dict(zip(self.names, kept.mean(0).tolist(), strict=True))
 
     def first(self, name: str) -> float:
-        """A metric of the first step."""
+        """Value of a metric at the first step."""
         return float(self.metrics[0, self.names.index(name)])
 
     def first_skipped(self) -> tuple[dict[str, bool], dict[int, bool]]:
-        """Of the first skipped step: which metrics are finite, and the gradient of which parameters that it reached."""
+        """Of the first skipped step: whether each metric, and the gradient of each parameter that
+        it reached, is finite."""
         first = int(self.skipped.nonzero()[0])
         metrics = dict(zip(self.names, self.metrics[first].isfinite().tolist(), strict=True))
         norms = self.norms[first]
@@ -61,7 +62,7 @@ class StepTable(NamedTuple):
 
 
 class StepLog:
-    """The optimizer steps of an update as they are done. last: the metrics of the newest."""
+    """The optimizer steps of an update so far. last: metrics of the latest."""
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
@@ -73,20 +74,20 @@ class StepLog:
         return len(self._rows)
 
     def add(self, metrics: Mapping[str, Tensor], norm: GradientNorm) -> None:
-        """Scalars: this rank's part of means over entries, then NORM and STOPPED, which are the same on all ranks."""
+        """Add scalars: this rank's part of means over entries, then NORM and STOPPED, which are equal on all ranks."""
         self.names, self.last = tuple(metrics), metrics
         self._rows.append(torch.stack(list(metrics.values())))
         self._norms.append(norm)
 
     def table(self, total: Total) -> StepTable:
-        """All steps; total: sums over ranks. One transfer from the device and one between ranks for the update."""
+        """All steps, by one transfer from the device and one between ranks. total: sums over ranks."""
         table = torch.stack(self._rows).cpu()
         parts = sum(name not in (NORM, STOPPED) for name in self.names)
         return StepTable(self.names, torch.cat((total(table[:, :parts]), table[:, parts:]), dim=1), self._norms)
 
 
 class SkippedSteps:
-    """Counter of skipped steps in a row, across updates."""
+    """Counter of consecutive skipped steps, across updates."""
 
     def __init__(self, training: TrainingSettings) -> None:
         self._training = training
@@ -125,9 +126,12 @@ def find_culprit(
     metrics: Mapping[str, bool],
     parameters: Mapping[str, bool],
 ) -> str:
-    """What returned the value that is not finite, and the remedy. metrics, parameters: of the optimizer step, whether
-    each metric and the gradient of each parameter is finite. All ranks ask at once, each looks at its own samples, and
-    all get the first cause: what a rank finds may come from another's samples, as a mean over all does."""
+    """The source of the non-finite value, and the remedy.
+
+    metrics, parameters: of the optimizer step, whether each metric and the gradient of each parameter is finite. All
+    ranks call it together, each checks its own samples, and all get the first cause found, as a rank's non-finite value
+    may come from another's samples, such as by a mean over all.
+    """
     causes = [*_in_samples(packed), *_in_targets(packed, batch, algorithm, inputs)]
     found = next((i for i, (is_finite, _) in enumerate(causes) if not is_finite), len(causes))
     first = int(min(inputs.ranks.gather(found)))
@@ -162,7 +166,7 @@ _Finding = tuple[bool, str]
 def _in_targets(
     packed: PackedBatch, batch: TrainingBatch, algorithm: AlgorithmSettings, inputs: TargetInputs
 ) -> Iterator[_Finding]:
-    """What the targets were made of, in its order."""
+    """Checks of the inputs of the targets, in order of computation."""
     value = not algorithm.uses_value or _finite(bootstrap_values(packed, algorithm, inputs))
     yield value, f"policy.value gives NaN or infinity for the last observation of a sample; {_SMALLER}"
     yield _finite(batch.proximal), f"policy.evaluate gives log-probs that are not finite; {_SMALLER}"
@@ -172,7 +176,7 @@ def _in_targets(
 
 
 def _in_samples(packed: PackedBatch) -> Iterator[_Finding]:
-    """What samples hold. Slots refuse such that are not finite; samples from elsewhere may still have it."""
+    """Checks of the samples. Slots refuse non-finite samples; samples from elsewhere may contain them."""
     shown = {f"observation {name}": x for name, x in packed.obs.items()}
     last = {f"the last observation {name}": x for name, x in packed.final_obs.items()}
     for what, values in {"a reward": packed.rewards[packed.valid], **shown, **last}.items():

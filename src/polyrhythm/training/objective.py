@@ -52,7 +52,7 @@ def policy_loss(algorithm: AlgorithmSettings) -> PolicyLoss:
 
 
 def selection_rule(algorithm: AlgorithmSettings) -> SelectionRule | None:
-    """The rule by which the loss selects entries of a mini-batch; None for losses that select none."""
+    """The rule by which the loss selects entries of a mini-batch; None if it selects none."""
     rule = SELECTION_RULES.get(algorithm.loss.type)
     return None if rule is None else _bind(rule, algorithm.loss.model_dump())
 
@@ -73,7 +73,7 @@ def advantage_estimate(algorithm: AlgorithmSettings) -> Callable[[AdvantageInput
 
 
 def _bind(function: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
-    """The function with those of the settings that it takes."""
+    """The function with the settings that it accepts as keywords."""
     keywords = inspect.signature(function).parameters.values()
     if any(keyword.kind is keyword.VAR_KEYWORD for keyword in keywords):
         return partial(function, **settings)
@@ -86,8 +86,8 @@ Totals = Callable[[Sequence[float]], Sequence[float]]
 
 
 class Normalizers(NamedTuple):
-    """Divisors of one optimizer step's whole mini-batch: of the terms over entries, of the value loss, and the number
-    of valid entries for the metrics."""
+    """Divisors of one optimizer step's whole mini-batch: of the entry terms, of the value loss, and of the metrics (the
+    number of valid entries)."""
 
     policy: float
     value: float
@@ -99,14 +99,14 @@ UNSCALED = Normalizers(1.0, 1.0, 1.0)
 
 
 class MicroBatchLoss(NamedTuple):
-    """total: scalar with gradient. metrics: name → scalar without, to be summed over the mini-batch's micro-batches."""
+    """total: scalar with gradient. metrics: name → scalar without gradient, to be summed over the micro-batches."""
 
     total: Tensor
     metrics: dict[str, Tensor]
 
 
 class MicroStep(nn.Module):
-    """The loss of a micro-batch as one forward pass, for what wraps modules to sum gradients over ranks."""
+    """The loss of a micro-batch as one forward pass, for wrappers that sum gradients over ranks."""
 
     def __init__(self, policy: Policy, objective: Objective) -> None:
         super().__init__()
@@ -118,8 +118,6 @@ class MicroStep(nn.Module):
 
 
 class Objective:
-    """The loss of an update, as `algorithm` describes it."""
-
     def __init__(self, algorithm: AlgorithmSettings) -> None:
         self._algorithm = algorithm
         self._level = algorithm.logprob_level
@@ -130,10 +128,10 @@ class Objective:
     def select(
         self, own: TrainingBatch, seed: Sequence[int], whole: Callable[[Tensor], Tensor], places: Tensor | slice
     ) -> Tensor | None:
-        """Which entries of these chunk steps the loss's rule selects, None where it has none; seed: of its draws.
+        """Entries of these chunk steps that the loss's rule selects, None without a rule. seed: of its random draws.
 
         The rule sees the whole mini-batch. whole: rows of this rank [n,...] → those of all ranks, in the mini-batch's
-        order, among which this rank's are at `places`.
+        order; this rank's are at `places`.
         """
         if self._select is None:
             return None
@@ -146,8 +144,11 @@ class Objective:
         return self._select(entries, generator=generator)[places]
 
     def normalizers(self, batch: TrainingBatch, minibatches: Sequence[Tensor], totals: Totals) -> list[Normalizers]:
-        """Of every mini-batch of an update, computed on the host (no wait for a device). minibatches: of each the chunk
-        steps of `batch` that are this rank's, int64; totals: numbers → their sums over ranks, asked once."""
+        """Normalizers of every mini-batch of an update, computed on the host without waiting for a device.
+
+        minibatches: the chunk steps of `batch` that are this rank's, int64, of each; totals: numbers → their sums over
+        ranks, called once.
+        """
         of_value = batch.value_mask if batch.value_weight is None else batch.value_weight
         columns = (batch.weight, of_value, batch.weight > 0)
         table = torch.stack([x.reshape(len(batch), -1).sum(1, dtype=torch.float64) for x in columns], dim=1)
@@ -158,7 +159,6 @@ class Objective:
         return [self._normalizers(*found[i : i + 4]) for i in range(0, len(found), 4)]
 
     def _normalizers(self, policy: float, value: float, valid: float, chunk_steps: float) -> Normalizers:
-        """From the sums of a mini-batch."""
         how, constant, steps = self._algorithm.aggregation, self._algorithm.aggregation_constant, int(chunk_steps)
         by_value = aggregation.normalizer(value, steps)
         if self._algorithm.value.aggregation == "policy":
@@ -168,9 +168,12 @@ class Objective:
     def loss(
         self, evaluation: Evaluation, batch: TrainingBatch, by: Normalizers, *, critic_only: bool
     ) -> MicroBatchLoss:
-        """The loss of one micro-batch. critic_only leaves all terms but the value loss out of the graph, and a
-        coefficient of 0 its term: a zero gradient would still let weight decay and momentum move the parameters. Terms
-        left out by critic_only are still reported."""
+        """The loss of one micro-batch.
+
+        critic_only excludes all terms but the value loss from the graph, and a coefficient of 0 its term: a zero
+        gradient would still let weight decay and momentum move the parameters. Terms excluded by critic_only are still
+        reported.
+        """
         algorithm = self._algorithm
         logprob = levels.reduce(evaluation.logprob, batch.valid, self._level)
         proximal = batch.proximal if batch.alpha is None else interpolate(logprob, batch.behavior, batch.alpha)
@@ -229,5 +232,4 @@ class Objective:
 
 
 def _dot(weight: Tensor, x: Tensor) -> Tensor:
-    """Σ weight·x over all entries."""
     return torch.dot(weight.flatten().to(x.dtype), x.flatten())

@@ -24,14 +24,13 @@ PIECE_BYTES = 256 * 2**20
 
 
 class AdamW:
-    """Loshchilov and Hutter's AdamW by torch's fused kernel: bit-equal to `torch.optim.AdamW(fused=True)`, with
-    its state in the same layout.
+    """AdamW (Loshchilov and Hutter) by torch's fused kernel: bit-equal to `torch.optim.AdamW(fused=True)`, with the
+    same state layout.
 
-    Torch's class brings torch's compiler into the process at its first use, which takes half of the CPU time in which a
-    trainer starts, and 70 MB; nothing here is compiled. groups: `params`, `lr` and `weight_decay` of each.
-    ranks: whose parts of sharded parameters it steps.
-    offload: the moments are in host memory (pinned where the parameters are on a GPU) and on the parameters' device
-    only during a step, `PIECE_BYTES` bytes of parameters at a time; the same bits.
+    Torch's class imports torch's compiler at its first use, which takes half of a trainer's CPU time at start, and 70
+    MB; nothing here is compiled. groups: `params`, `lr` and `weight_decay` of each. ranks: whose parts of sharded
+    parameters it steps. offload: the moments are in host memory (pinned if the parameters are on a GPU) and on the
+    parameters' device only during a step, `PIECE_BYTES` bytes of parameters at a time; bit-equal results.
     """
 
     def __init__(
@@ -53,11 +52,10 @@ class AdamW:
             group["lr"] = rate * factor
 
     def steps(self) -> int:
-        """Steps taken, by the parameter that took most; it waits for the device."""
+        """Steps taken, of the parameter with the most; waits for the device."""
         return max((int(state["step"]) for state in self.state.values()), default=0)
 
     def zero_grad(self) -> None:
-        """Drop the gradients."""
         for group in self.param_groups:
             for p in group["params"]:
                 p.grad = None
@@ -103,7 +101,7 @@ class AdamW:
                 state["exp_avg_sq"].copy_(square, non_blocking=True)
 
     def _fetched(self, name: str, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """The parameters' moments of this name on their device: copies where moments are kept on the host."""
+        """The parameters' moments of this name on their device: copies if moments are kept on the host."""
         if not self.offload:
             return [self.state[p][name] for p in parameters]
         return [self.state[p][name].to(p.device, non_blocking=True, copy=True) for p in parameters]
@@ -114,7 +112,7 @@ class AdamW:
         return self.state[p]
 
     def _kept(self, moment: Tensor) -> Tensor:
-        """Memory for the moment with its content, where moments are kept."""
+        """Copy of the moment where moments are kept; the moment itself without offload."""
         if not self.offload:
             return moment
         kept = torch.empty_like(moment, device="cpu", pin_memory=moment.is_cuda)
@@ -153,7 +151,7 @@ class AdamW:
             self.state[p] = own | {name: self._kept(own[name]) for name in _MOMENTS}
 
     def moments_like(self) -> dict[int, dict[str, Tensor]]:
-        """By parameter's number and moment's name the parameter that the moment is shaped and sharded like."""
+        """Parameter number → moment name → the parameter with the moment's shape and sharding."""
         return {number: dict.fromkeys(_MOMENTS, p) for number, p in enumerate(self._parameters())}
 
     def _parameters(self) -> list[Tensor]:
@@ -212,7 +210,7 @@ def adamw(
 
 
 def adamw_of(module: nn.Module, settings: OptimizerSettings, ranks: Ranks = ONE_RANK) -> AdamW:
-    """The optimizer that the settings describe. ValueError: as from `adamw`."""
+    """The optimizer of these settings. ValueError: as from `adamw`."""
     return adamw(
         module,
         lr=settings.lr,
@@ -228,7 +226,7 @@ def adamw_of(module: nn.Module, settings: OptimizerSettings, ranks: Ranks = ONE_
 def check_patterns(
     names: Sequence[str], groups: Sequence[ParameterGroup], value_lr: float | None, *, has_critic: bool
 ) -> None:
-    """ValueError: a pattern matches none of these names of trainable parameters, or value_lr is for no critic."""
+    """ValueError: a pattern matches no name of a trainable parameter, or value_lr is set without a critic."""
     if value_lr is not None and not has_critic:
         why = "the policy has no module `critic`; leave it out"
         raise ValueError(f"training.optimizer.value_lr = {value_lr}: {why}")
@@ -242,7 +240,8 @@ def check_patterns(
 
 
 class GradientNorm(NamedTuple):
-    """total: scalar; each [P]: of the parameters that have a gradient; places [P]: theirs among all parameters."""
+    """total: scalar; each [P]: norms of the parameters that have a gradient; places [P]: their indices
+    among all parameters."""
 
     total: Tensor
     each: Tensor
@@ -252,8 +251,8 @@ class GradientNorm(NamedTuple):
 def clip_gradient(parameters: Iterable[Tensor], largest: float | None, ranks: Ranks = ONE_RANK) -> GradientNorm:
     """Scale gradients to a global norm of at most `largest` (None: leave them); returns the norm before.
 
-    To the bit what `nn.utils.clip_grad_norm_` does on one device, in a quarter of its time: a tenth of an update of a
-    small policy went there.
+    Bit-equal to `nn.utils.clip_grad_norm_` on one device, in a quarter of its time, which was a tenth of an update of a
+    small policy.
     """
     given = {place: p.grad for place, p in enumerate(parameters) if p.grad is not None}
     gradients = ranks.parts(list(given.values()))
@@ -265,7 +264,6 @@ def clip_gradient(parameters: Iterable[Tensor], largest: float | None, ranks: Ra
 
 
 def scale_gradient(parameters: Iterable[Tensor], factor: float, ranks: Ranks) -> None:
-    """Multiply the gradients by the factor."""
     torch._foreach_mul_(ranks.parts([p.grad for p in parameters if p.grad is not None]), factor)
 
 

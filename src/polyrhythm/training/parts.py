@@ -1,7 +1,8 @@
-"""An update's samples in parts: those that have come, and what was made of them, joined again.
+"""An update's samples in parts: those that have arrived, and their targets, joined again.
 
-The trainer passes over each part as it comes and adds up gradients of sums, not of means: the normaliser is known with
-the last sample, and scales them once (`config.streaming` says where that gives the gradient of all samples together).
+The trainer processes each part as it arrives and adds up gradients of sums, not of means: the normaliser is known with
+the last sample, and then scales them once (`config.streaming` says where that gives the gradient of all samples
+together).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _REJECTED = "train/actor/rejected_fraction"
 
 
 class SampleFeed:
-    """The samples of an update that are there and not trained on. complete: none will follow. starved: the learner can
-    only go on with more. stepped: it has changed the weights by some of them. taken: how often it took some."""
+    """Samples of an update that have arrived and are not trained on yet. complete: no more follow. starved: the learner
+    needs more to continue; stepped: it has changed the weights by some of them; taken: number of `take` calls."""
 
     def __init__(self) -> None:
         self._waiting: deque[Trajectory] = deque()
@@ -38,20 +39,20 @@ class SampleFeed:
         return len(self._waiting)
 
     def add(self, samples: Sequence[Trajectory], *, more: bool) -> None:
-        """Whole groups, in their order in the update. more: others follow."""
+        """Add whole groups, in their order in the update. more: others follow."""
         assert not self.complete, "samples for an update that has all of its own"
         self._waiting += samples
         self.complete, self.starved = not more, False
 
     def take(self, most: int | None = None) -> list[Trajectory]:
-        """What waits, at most so many."""
+        """Remove and return all waiting samples, at most `most`."""
         self.taken += 1
         count = len(self) if most is None else min(most, len(self))
         return [self._waiting.popleft() for _ in range(count)]
 
 
 class UpdatePart(NamedTuple):
-    """What targets make of a part; packed: with what the policy's frozen part computes."""
+    """Targets of a part. packed: including the output of the policy's frozen part."""
 
     packed: PackedBatch
     batch: TrainingBatch
@@ -60,7 +61,7 @@ class UpdatePart(NamedTuple):
 
 
 def join_packed(parts: Sequence[PackedBatch]) -> PackedBatch:
-    """One batch of all their trajectories, in order."""
+    """One batch of all trajectories, in order."""
     first = [0]
     for part in parts:
         first.append(first[-1] + len(part.terminated))
@@ -70,7 +71,7 @@ def join_packed(parts: Sequence[PackedBatch]) -> PackedBatch:
 
 
 def join_batches(parts: Sequence[TrainingBatch], obs: Arrays, forward_inputs: Arrays, factor: float) -> TrainingBatch:
-    """One training batch of all their chunk steps, in order, with these inputs of the policy, which are joined already.
+    """One training batch of all chunk steps, in order, with these inputs of the policy, which are joined already.
     factor: on the weights of entries (`weight_factor`)."""
     joined = _joined(parts, without=("obs", "forward_inputs")) | {"obs": obs, "forward_inputs": forward_inputs}
     scaled = {name: joined[name] * factor for name in ("weight", "value_weight") if joined[name] is not None}
@@ -78,15 +79,15 @@ def join_batches(parts: Sequence[TrainingBatch], obs: Arrays, forward_inputs: Ar
 
 
 def weight_factor(algorithm: AlgorithmSettings, parts: Sequence[PackedBatch]) -> float:
-    """By what weights that were made as of one chunk step and one trajectory (`counts`) become those of the update."""
+    """Factor from weights made with `counts` of one chunk step and one trajectory to those of the update."""
     if algorithm.aggregation != "episode_mean":
         return 1.0
     return sum(part.chunk_steps for part in parts) / sum(len(part.terminated) for part in parts)
 
 
 def target_metrics(algorithm: AlgorithmSettings, parts: Sequence[UpdatePart], batch: TrainingBatch) -> Metrics:
-    """The metrics of the targets of all parts, as of the joined `batch`: each part's by its entries, which is exact
-    for shares of entries and of samples."""
+    """Metrics of the targets of all parts, for the joined `batch`. Each part's metrics are averaged by its entries,
+    which is exact for shares of entries and of samples."""
     found: Metrics = {}
     for name in dict.fromkeys(name for part in parts for name in part.metrics):
         own = [part for part in parts if name in part.metrics]
@@ -99,7 +100,8 @@ def target_metrics(algorithm: AlgorithmSettings, parts: Sequence[UpdatePart], ba
 
 
 def _share(name: str, part: UpdatePart, *, by_chunk: bool) -> float:
-    """What the metric of a part is a mean over: samples where groups are compared; entries, or those not rejected."""
+    """Weight of a part in the mean of a metric: samples if groups are compared, else entries, without
+    rejected ones if `_KEPT`."""
     if name.endswith("zero_advantage_fraction"):
         return part.samples
     entries = float(part.packed.valid.any(1).sum() if by_chunk else part.packed.valid.sum())

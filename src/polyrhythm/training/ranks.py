@@ -1,9 +1,9 @@
-"""The ranks of a trainer: processes that train one policy together. One rank, which is here, sends nothing.
+"""The ranks of a trainer: processes that train one policy together. A single rank does not communicate.
 
-Several come from a plugin of kind `ranks`, by `placement.trainer.strategy`: a class that is made with
-(rank, size, store, device, shard), as `open_ranks` describes them, and has joined the other ranks once it is made.
-All methods with an argument are collective where there are several ranks: all of them call it, in the same order and
-from one thread (docs/design/training-and-objectives.md).
+Several ranks come from a plugin of kind `ranks`, by `placement.trainer.strategy`: a class with the constructor (rank,
+size, store, device, shard), as described in `open_ranks`, which joins the other ranks. With several ranks all methods
+with an argument are collective: all ranks call them, in the same order and from one thread
+(docs/design/training-and-objectives.md).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Strategy = Literal["replicate", "shard"]
 
 
 class Ranks(Protocol):
-    """This process among the ranks of its trainer: rank in 0..size-1."""
+    """Communication of this process, rank 0..size-1, with the other ranks of its trainer."""
 
     rank: int
     size: int
@@ -40,11 +40,12 @@ class Ranks(Protocol):
 
     @property
     def device(self) -> torch.device | None:
-        """Where this rank computes; None for one rank: where its policy is."""
+        """Device on which this rank computes; None for a single rank, whose policy determines it."""
         ...
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum of `x` over all ranks, shaped like it, on its device (host or this rank's); `x` itself for one."""
+        """The sum of `x` over all ranks, of the same shape and device (host or this rank's);
+        `x` itself for one rank."""
         ...
 
     def totals(self, numbers: Sequence[float]) -> Sequence[float]:
@@ -56,76 +57,78 @@ class Ranks(Protocol):
         ...
 
     def gather(self, item: Any) -> list[Any]:
-        """The items of all ranks by rank: text, numbers, lists and dicts of them, as JSON has them."""
+        """The items of all ranks, by rank: JSON-able data."""
         ...
 
     def whole(self, rows: Tensor, places: Tensor | slice, count: int) -> Tensor:
-        """Rows [n,...] of every rank at their places [n] (int64; a slice for one rank, which has all) in one tensor
-        [count,...], which all ranks get; no place is taken twice."""
+        """Rows [n,...] of every rank at their distinct places [n] in one tensor [count,...], on all ranks. places:
+        int64; a slice for a single rank, which has all rows."""
         ...
 
     def share(self, groups: Sequence[int], steps: Sequence[int], samples: int = 0) -> Share:
-        """This rank's share of the trajectories with these groups and chunk steps, in mini-batches of so many samples
-        (0: all in one). Groups stay whole; nothing is sent."""
+        """This rank's share of the trajectories with these groups and chunk steps. Needs no communication. samples:
+        trajectories per mini-batch (0: all in one). Groups stay whole."""
         ...
 
     def wrap(self, step: nn.Module) -> nn.Module:
-        """The module whose forward pass gives a micro-batch's loss, so that its backward pass sums gradients over all
-        ranks. `step.policy` is the policy, the same on every rank; with shard its parameters are replaced in place by
-        their shards (DTensors) on `device`, so optimizers are made afterwards. It may be on the host, or have tensors
-        that are still to be read (`load_part`): one block after another is read, brought to the device and divided.
-        ConfigError: the ranks have other weights, or a tensor cannot be sharded."""
+        """A module whose forward pass gives a micro-batch's loss and whose backward pass sums gradients over all ranks.
+
+        `step.policy` is the policy, equal on every rank. With shard its parameters are replaced in place by their
+        shards (DTensors) on `device`, so optimizers must be made afterwards. It may be on the host, or have tensors
+        that are still to be read (`load_part`): block after block is read, moved to the device and sharded.
+        ConfigError: the ranks have different weights, or a tensor cannot be sharded.
+        """
         ...
 
     def shard(self, policy: nn.Module) -> None:
-        """Shard the parameters of one more policy in place, which is not trained; nothing with another strategy."""
+        """Shard the parameters of another, untrained policy in place; nothing with another strategy."""
         ...
 
     def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> AbstractContextManager[None]:
-        """The context of forward and backward pass of one micro-step of an optimizer step. last: its last one. counts:
-        one rank would do it, too; otherwise all its entries are masked, and a gradient that it gives is none."""
+        """Context of the forward and backward pass of one micro-step. last: of its optimizer step. counts: a
+        single rank would do this micro-step too; otherwise all its entries are masked, and its zero
+        gradients count as none."""
         ...
 
     def part(self, x: Tensor, like: Tensor | None = None) -> Tensor:
-        """This rank's part of `x`, on its memory; `x` itself where nothing is sharded. like: how a whole `x` would be
-        sharded; a sharded one is anyhow. Nothing is sent."""
+        """This rank's part of `x`, on its memory; `x` itself without sharding. Needs no communication. like: sharding
+        of a whole `x`; a sharded `x` has its own."""
         ...
 
     def parts(self, tensors: list[Tensor]) -> list[Tensor]:
-        """`part` of each, of which all are sharded or none is."""
+        """`part` of each tensor; all or none are sharded."""
         ...
 
     def join(self, part: Tensor, like: Tensor) -> Tensor:
-        """The tensor of which `part` is this rank's part, sharded like `like`; `part` itself where that is not.
-        Nothing is sent."""
+        """The tensor of which `part` is this rank's part, sharded like `like`; `part` itself if that is not sharded.
+        Needs no communication."""
         ...
 
     def norms(self, each: Tensor) -> Tensor:
-        """Norms [P] of this rank's parts of P gradients → those of the whole gradients."""
+        """Norms [P] of the whole gradients from the norms [P] of this rank's parts."""
         ...
 
     def snapshot(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors by name, in their order, one at a time: a sharded one exists whole only until the next. Every
-        rank goes through all of it."""
+        """Whole tensors by name, in order, one at a time: a sharded one is whole only until the next. Every rank must
+        iterate over all of them."""
         ...
 
     def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:
-        """Save the state of a learner: in a file that rank 0 writes, or where it is sharded in a folder, in the
-        background. background: a file is written in the background, too, from a copy. OSError: cannot write."""
+        """Save a learner's state: in a file written by rank 0, or, if sharded, in a folder written in the background.
+        background: write a file in the background too, from a copy. OSError: cannot write."""
         ...
 
     def buffers(self) -> list[Tensor]:
-        """What it keeps on the device from one update to the next, once one was trained: the room for gradients that
-        DDP sums."""
+        """Device memory kept between updates: DDP's gradient buckets."""
         ...
 
     def close(self) -> None:
-        """Leave the others; collectives are no longer possible. Waits for nobody."""
+        """Leave the other ranks without waiting; collectives are no longer possible."""
         ...
 
 
 class OneRank:
-    """A trainer of one process: nothing is sent, nothing is sharded."""
+    """A trainer of one process: no communication, no sharding."""
 
     rank, size, divides, device = 0, 1, False, None
 
@@ -192,11 +195,11 @@ def open_ranks(
     strategy: Strategy = "replicate",
     shard: ShardSettings | None = None,
 ) -> Ranks:
-    """Join the other ranks of this trainer; returns once all have joined. `ONE_RANK` where size is 1.
+    """Join the other ranks of this trainer; returns once all have joined. `ONE_RANK` if size is 1.
 
-    store: a file in the run's private folder, of this incarnation alone, which the ranks make. device: of this rank,
-    cpu or cuda:N. There is no deadline: supervision ends a process that waits too long. KeyError: no plugin has this
-    strategy.
+    store: a file that the ranks create in the run's private folder, used by this incarnation alone. device: of this
+    rank, cpu or cuda:N. There is no deadline: supervision ends a process that waits too long. KeyError: no plugin has
+    this strategy.
     """
     if size == 1:
         return ONE_RANK
@@ -205,8 +208,8 @@ def open_ranks(
 
 
 def take_share(trajectories: Sequence[Trajectory], ranks: Ranks, samples: int = 0) -> tuple[Share, PackedBatch]:
-    """This rank's share of an update's trajectories, which alone are read, collated. A rank without any has a sample of
-    another, in which no entry counts. samples: as in `Ranks.share`."""
+    """This rank's share of an update's trajectories, collated; no other trajectories are read. A rank without any gets
+    a sample of another, with all entries masked. samples: as in `Ranks.share`."""
     steps = [t.steps for t in trajectories]
     if not steps or min(steps) == 0:
         collate(trajectories)  # refuses them

@@ -1,7 +1,7 @@
-"""The reference policy of the KL term: the policy as it was when the first update began.
+"""The reference policy of the KL term: the policy at the start of the first update.
 
-A policy that shares its frozen tensors with its reference (trait shares_reference) is not copied: only what
-training changes is kept, and put in its place while the reference is asked. Any other policy is copied.
+A policy that shares its frozen tensors with its reference (trait shares_reference) is not copied: only the trained
+tensors are kept, and swapped in while the reference is evaluated. Any other policy is copied.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from polyrhythm.training.ranks import Ranks
 
 
 class SharedReference:
-    """The trained policy with what training changes as it was; the rest is the policy's own memory.
-
-    While it is asked, nobody else may read the policy's weights.
-    """
+    """The trained policy with the initial values of its trained tensors; the rest is the policy's own memory. During
+    `evaluate` nothing else may read the policy's weights."""
 
     def __init__(self, policy: OptionalMethods, ranks: Ranks) -> None:
         self._policy, self._ranks = policy, ranks
@@ -34,7 +32,7 @@ class SharedReference:
             return self._policy.evaluate(obs, forward_inputs)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What was kept."""
+        """The initial values of the trained tensors."""
         return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -50,15 +48,16 @@ Reference = Policy | SharedReference
 
 
 def room_for_copy(policy: Policy) -> Policy | None:
-    """A copy of a policy that will be sharded and cannot be copied then; None where its reference shares its memory."""
+    """A copy of a policy before it is sharded, as it cannot be copied afterwards; None if its
+    reference shares its memory."""
     return None if policy_traits(policy).shares_reference else copy.deepcopy(policy)
 
 
 def make_reference(
     policy: Policy, ranks: Ranks, state: Mapping[str, Tensor] | None = None, room: Policy | None = None
 ) -> Reference:
-    """The policy as it is now, or as it was when its reference had this state_dict. room: from `room_for_copy`, sharded
-    as the policy is; None for a policy that is not sharded."""
+    """The policy as it is now, or with the state_dict of a reference. room: from `room_for_copy`,
+    sharded like the policy."""
     if policy_traits(policy).shares_reference:
         shared = SharedReference(extended(policy), ranks)
         if state is not None:
@@ -76,8 +75,8 @@ def make_reference(
 
 
 def load_weights(module: nn.Module, state: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Restore what `published_state` gave or is in a file of weights, whole tensors or sharded ones, in a module that
-    may be sharded. ValueError: it is of another policy."""
+    """Restore published or saved tensors, whole or sharded, in a module that may be sharded. ValueError: they
+    are of another policy."""
     if ranks.divides:
         _fill_all(published_state(module), state, ranks)
     else:
@@ -86,7 +85,7 @@ def load_weights(module: nn.Module, state: Mapping[str, Tensor], ranks: Ranks) -
 
 @torch.no_grad()
 def _fill_all(own: Mapping[str, Tensor], state: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Overwrite tensors with those of `state`, which are whole, or sharded like them."""
+    """Overwrite tensors with those of `state`, which are whole, or sharded alike."""
     if odd := sorted(own.keys() ^ state.keys()):
         raise ValueError(f"the state does not fit the policy: {odd[0]} (and {len(odd) - 1} more) is of another policy")
     for name, x in state.items():

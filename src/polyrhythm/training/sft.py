@@ -1,7 +1,7 @@
 """Supervised warm start: imitation of demonstrations before reinforcement learning.
 
-The loss is the policy's (`sft_loss`, soft labels included). This module has the order of the data, the optimizer and
-its schedule: AdamW, linear warm-up, half a cosine to zero.
+The loss is the policy's (`sft_loss`, including soft labels). This module has the data order, the optimizer and its
+schedule: AdamW, linear warm-up, half a cosine to zero.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _TASKS, _REPEAT = "tasks", "action_repeat"
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """N demonstrated chunk steps. obs: name → [N,...]; actions [N,C,A] in env units, the expert's from there on.
+    """N demonstrated chunk steps. obs: name → [N,...]; actions [N,C,A] in env units, the expert's from that step on.
 
     tasks: names of the tasks that instructions index; action_repeat: env steps that an action was held. Both are
-    checked against the run; () and 0 where unknown.
+    checked against the run; () and 0 if unknown.
     """
 
     obs: dict[str, NDArray[np.generic]]
@@ -68,8 +68,8 @@ class Demonstrations:
 
     @classmethod
     def load(cls, path: Path) -> Demonstrations:
-        """Read what `save` wrote; nothing in the file is executed. RunFolderError: the file is absent, not
-        demonstrations, or has NaN or infinity, which would make every step that imitates them non-finite."""
+        """Read what `save` wrote, without executing anything in the file. RunFolderError: the file is absent, not
+        demonstrations, or contains NaN or infinity, which would make every imitating step non-finite."""
         if not path.is_file():
             raise RunFolderError(f"{path} is not there; name a file of demonstrations")
         if not zipfile.is_zipfile(path):
@@ -96,7 +96,7 @@ _CHECK_EVERY = 50
 
 
 class SupervisedLearner:
-    """A policy and an optimizer of its own; the policy stays on the device where it is given."""
+    """A policy with its own optimizer; the policy stays on its device."""
 
     def __init__(self, policy: Policy, supervised: SupervisedSettings, *, seed: int) -> None:
         self.policy = policy
@@ -155,21 +155,20 @@ class SupervisedLearner:
         return {"policy": published_state(self._module), "optimizer": self._optimizer.state_dict(), "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         load_published(self._module, state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
 
 
 def _check(metrics: list[Tensor], demonstrations: Mapping[str, Tensor]) -> None:
-    """RunHalted: some of these steps had a loss or gradient that is not finite."""
+    """RunHalted: one of these steps had a loss or gradient that is not finite."""
     table = torch.stack(metrics)
     if not table.isfinite().all():
         raise RunHalted(_find_cause(table, demonstrations))
 
 
 def _find_cause(table: Tensor, demonstrations: Mapping[str, Tensor]) -> str:
-    """Cause of a loss or gradient that is not finite. table: both of each step, [steps, 2]."""
+    """Cause of a loss or gradient that is not finite. table [steps, 2]: both of each step."""
     bad = int((~table.isfinite().all(1)).sum())
     for name, x in demonstrations.items():
         if not x.isfinite().all():

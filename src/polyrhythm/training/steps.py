@@ -13,25 +13,25 @@ Steps = Generator[None, None, Metrics]
 
 
 class PhaseTimes:
-    """Seconds of an update by phase, as the host's clock has them: nothing waits for a device to measure, so what a
-    device does counts in the phase that waits for its result."""
+    """Seconds of an update by phase, on the host's clock. Measuring waits for no device, so a device's time counts in
+    the phase that waits for its result."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._since = time.monotonic()
 
     def end(self, phase: str) -> None:
-        """The time since the last call was this phase's."""
+        """Attribute the time since the last call to this phase."""
         before, self._since = self._since, time.monotonic()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + self._since - before
 
     def skip(self) -> None:
-        """The time since the last call was not the update's."""
+        """Attribute the time since the last call to no phase."""
         self._since = time.monotonic()
 
 
 def finish(steps: Steps, each: Callable[[int], None] = lambda _: None) -> Metrics:
-    """Run the remaining `steps` and return their metrics. each: told after every step how many were done here."""
+    """Run the remaining `steps` and return their metrics. each: called after every step with the number done here."""
     done = 0
     while True:
         try:

@@ -40,12 +40,14 @@ _ZERO_ADVANTAGE = "train/actor/zero_advantage_fraction"
 
 
 class TargetInputs(NamedTuple):
-    """What targets depend on, apart from the batch: the policy at the update's start, on `device`; the frozen reference
-    policy where there is one; the updates in the weights that this one makes; rows per forward pass (0: all at once).
-    counts: N and M of the whole update, where the batch is one rank's part of it. tokens: most of a pass that evaluates
-    messages (0: any number). own_version: that of the weights that the update begins with, where generators could have
-    them and not all samples are theirs. token_versions: the log-prob of a token depends on the weights of its version
-    alone. reward_scale: factor of the environment's rewards. sync_interval: updates of a version.
+    """Inputs of the targets besides the batch: the policy at the update's start, on `device`, and the frozen reference,
+    if any.
+
+    produced: updates in the weights that this update makes; micro_batch: rows per forward pass (0: all at once);
+    tokens: maximum of a pass that evaluates messages (0: no limit). counts: N and M of the whole update, if the batch
+    is one rank's part of it. own_version: version of the update's initial weights, if generators could have them and
+    not all samples are theirs. token_versions: the log-prob of a token depends on the weights of its version alone.
+    reward_scale: factor on the environment's rewards. sync_interval: updates of a version.
     """
 
     policy: Policy
@@ -63,7 +65,7 @@ class TargetInputs(NamedTuple):
 
 
 class Recomputed(NamedTuple):
-    """A policy's present log-probs [N,C,A] and values ([N] or [N,C]) of the batch's actions, on the host."""
+    """The policy's current log-probs [N,C,A] and values ([N] or [N,C]) of the batch's actions, on the host."""
 
     logprob: Tensor
     value: Tensor
@@ -73,8 +75,8 @@ class Recomputed(NamedTuple):
 def compute_targets(
     packed: PackedBatch, algorithm: AlgorithmSettings, inputs: TargetInputs, times: PhaseTimes | None = None
 ) -> tuple[TrainingBatch, Metrics]:
-    """The update's training batch on the host, and metrics of its targets. times: where the pass that recomputes
-    log-probs is the phase "proximal"."""
+    """The update's training batch on the host, and metrics of its targets. times: a pass that recomputes log-probs is
+    the phase "proximal"."""
     _check_value_shape(packed, algorithm)
     packed, shaping = _penalise_overlong(packed, algorithm, inputs.ranks.total)
     late = algorithm.uses_value and policy_traits(inputs.policy).values_late
@@ -168,10 +170,8 @@ def estimate_advantages(
 
 
 def bootstrap_values(packed: PackedBatch, algorithm: AlgorithmSettings, inputs: TargetInputs) -> Tensor:
-    """Value [M] after each trajectory's end: V(final observation) where `algorithm.bootstrap` adds it, 0 elsewhere.
-
-    Only those observations are evaluated; of a value per action ([M,C]) the first is taken.
-    """
+    """Value [M] after each trajectory's end: V(final observation) if `algorithm.bootstrap` adds it, else 0. Only those
+    observations are evaluated; of a value per action ([M,C]) the first is taken."""
     needed = advantages.needs_bootstrap(packed.terminated, packed.truncated, algorithm.bootstrap)
     out = torch.zeros(needed.shape, dtype=packed.value.dtype)
     index = needed.nonzero().squeeze(1)
@@ -200,8 +200,8 @@ def evaluate(packed: PackedBatch, policy: Reference, inputs: TargetInputs) -> Re
 
 
 def late_values(packed: PackedBatch, inputs: TargetInputs) -> Tensor:
-    """The values of a policy that gives them late ([N] or [N,C]), by `late_values` where it has that, which computes
-    nothing else."""
+    """The values ([N] or [N,C]) of a policy whose values come late, by its `late_values` if it has one,
+    which computes only them."""
     if not policy_traits(inputs.policy).late_values:
         return evaluate(packed, inputs.policy, inputs).value
     call = extended(inputs.policy).late_values
@@ -209,7 +209,7 @@ def late_values(packed: PackedBatch, inputs: TargetInputs) -> Tensor:
 
 
 def _over_batch(packed: PackedBatch, call: Callable[..., _Found], inputs: TargetInputs) -> Iterator[_Found]:
-    """What it gives for each micro-batch's observations and forward inputs, as often on every rank."""
+    """Results of `call` for each micro-batch's observations and forward inputs, equally many on every rank."""
     limits = MicroBatchLimits(inputs.policy, inputs.micro_batch, inputs.tokens)
     sizes = limits.sizes(packed.chunk_steps, packed.obs, packed.forward_inputs)
     for rows in as_many_on_every_rank(sizes, inputs.ranks):
@@ -221,14 +221,14 @@ def _over_batch(packed: PackedBatch, call: Callable[..., _Found], inputs: Target
 
 
 def passes(rows: int, size: int, ranks: Ranks) -> Iterator[slice]:
-    """The rows of each forward pass of at most `size` (0: all at once), as many on every rank: with shard each gathers
-    weights. A rank with fewer rows gets slices behind its last one."""
+    """Row slices of forward passes of at most `size` rows (0: all at once), equally many on every rank. With shard each
+    pass gathers weights. A rank with fewer rows gets empty slices at the end."""
     size = size or rows or 1
     return as_many_on_every_rank([size] * -(-rows // size), ranks)
 
 
 def as_many_on_every_rank(sizes: Sequence[int], ranks: Ranks) -> Iterator[slice]:
-    """The rows of passes of these sizes; a rank with fewer passes than others gets empty slices behind its last one."""
+    """Row slices of passes of these sizes; a rank with fewer passes than others gets empty slices at the end."""
     end = 0
     for number in range(ranks.most(len(sizes))):
         start, end = end, end + (sizes[number] if number < len(sizes) else 0)
@@ -240,8 +240,8 @@ def _at_level(logprob: Tensor, packed: PackedBatch, algorithm: AlgorithmSettings
 
 
 def _versions(packed: PackedBatch, algorithm: AlgorithmSettings) -> Tensor:
-    """Behaviour versions [N,C] of actions where they are known and log-probs are not summed over them; else the oldest
-    of each chunk step, [N]."""
+    """Behaviour versions [N,C] of actions if they are known and log-probs are not summed over them; else the oldest of
+    each chunk step, [N]."""
     if packed.newer is None or algorithm.logprob_level == "chunk":
         return packed.version
     return packed.version[:, None] + packed.newer
@@ -277,8 +277,8 @@ def mismatch(
     inputs: TargetInputs,
     own_version: int,
 ) -> Metrics:
-    """Divergence of `logprobs`, of generators and trainer, over the entries that the weights of `own_version` sampled,
-    of chunk steps that are wholly theirs or by token; no metric where there are none."""
+    """Divergence of the generators' and the trainer's `logprobs`, over entries sampled by the weights of `own_version`.
+    Compares chunk steps that are entirely theirs, or tokens; no metric without any."""
     mask, total = levels.mask(packed.valid, algorithm.logprob_level, packed.logprob.shape[-1]), inputs.ranks.total
     own = (_versions(packed, algorithm) if inputs.token_versions else packed.version).eq(own_version)
     own = mask & aggregation.per_row_like(own, mask)
@@ -288,8 +288,8 @@ def mismatch(
 
 
 def _penalise_overlong(packed: PackedBatch, algorithm: AlgorithmSettings, total: Total) -> tuple[PackedBatch, Metrics]:
-    """The batch with the penalty of `algorithm.overlong` at the last token of each message, and its mean; the samples'
-    own rewards, which episodes report, stay as they are."""
+    """The batch with the penalty of `algorithm.overlong` at the last token of each message, and its mean. The samples'
+    own rewards, which episodes report, stay unchanged."""
     settings = algorithm.overlong
     if settings.tokens is None:
         return packed, {}
@@ -306,8 +306,8 @@ def _penalise_overlong(packed: PackedBatch, algorithm: AlgorithmSettings, total:
 
 
 def _zero_advantage(advantage: Tensor, valid: Tensor, packed: PackedBatch, total: Total) -> Metrics:
-    """The share of samples whose advantages ([N] or [N,C], valid alike) are all 0: those of groups whose returns are
-    equal."""
+    """The share of samples whose advantages ([N] or [N,C], valid alike) are all 0, as their
+    groups' returns are equal."""
     rows, samples = len(advantage), packed.terminated.shape
     nonzero = (valid & (advantage != 0)).reshape(rows, -1).any(1)
     counted = [valid.reshape(rows, -1).any(1), nonzero]
@@ -327,7 +327,7 @@ def _check_value_shape(packed: PackedBatch, algorithm: AlgorithmSettings) -> Non
 
 @torch.no_grad()
 def with_precomputed(packed: PackedBatch, inputs: TargetInputs, *, limit_mib: int) -> PackedBatch:
-    """The batch with what `policy.precompute` gives among its observations; as it is if that is nothing.
+    """The batch with the output of `policy.precompute` among its observations; unchanged if that is empty.
 
     The arrays stay on the policy's device if they take at most `limit_mib`, else they are in host memory. ValueError: a
     name is taken, or rows are missing.

@@ -1,4 +1,4 @@
-"""One update of a learner: samples in, optimizer steps, metrics out. `Learner` says what an update depends on."""
+"""One update of a learner: samples in, optimizer steps, metrics out. See `Learner`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _BEHAVIOR_KL = ("train/actor/behav_approx_kl", "train/actor/approx_kl")
 
 class Update:
     """An update in three steps: `prepare` collates the samples and computes their targets; `accumulate` adds a
-    mini-batch's gradient, which `step` gives to the optimizer; `finish` counts the update and returns its metrics.
+    mini-batch's gradient, which `step` applies; `finish` counts the update and returns its metrics.
 
-    version, own_version, before_step: as in `Learner.update`. decay: factor on learning rates, but for the warm-up by
+    version, own_version, before_step: as in `Learner.update`. decay: factor on learning rates, without the warm-up by
     steps; factor: of its last step; ended: it takes no further step; epoch: the next one.
     """
 
@@ -72,7 +72,7 @@ class Update:
     # ------------------------------------------------------------ samples and targets
 
     def prepare(self, trajectories: Sequence[Trajectory], *, own_weights: bool) -> None:
-        """Collate all of the update's samples, and compute their targets."""
+        """Collate all samples and compute their targets."""
         learner = self.learner
         self.share, packed = take_share(trajectories, learner.ranks, learner.training.step_samples)
         self.times.end("collate")
@@ -85,7 +85,7 @@ class Update:
         self.packed, self.own_weights = packed, own_weights and not unlike
 
     def prepare_parts(self, feed: SampleFeed) -> Generator[None, None, None]:
-        """`prepare`, and the first epoch over samples that come in parts."""
+        """`prepare`, and the first epoch, over samples that arrive in parts."""
         learner, times = self.learner, self.times
         training = learner.training
         parts, inputs = list[UpdatePart](), None
@@ -119,7 +119,7 @@ class Update:
         self._join(parts)
 
     def _part(self, samples: Sequence[Trajectory], inputs: TargetInputs) -> tuple[UpdatePart, MiniBatch]:
-        """These samples with their targets, and as one mini-batch."""
+        """These samples with their targets, also as one mini-batch."""
         learner = self.learner
         share, packed = take_share(samples, learner.ranks)
         self.times.end("collate")
@@ -132,7 +132,7 @@ class Update:
         return UpdatePart(packed, batch, metrics, len(samples)), minibatch
 
     def _join(self, parts: Sequence[UpdatePart]) -> None:
-        """What `prepare` makes of all samples, from their parts."""
+        """Join the parts into the result of `prepare`."""
         learner, algorithm = self.learner, self.learner.algorithm
         packed = self.packed = join_packed([part.packed for part in parts])
         factor = weight_factor(algorithm, [part.packed for part in parts])
@@ -161,13 +161,13 @@ class Update:
         )
 
     def _with_precomputed(self, packed: PackedBatch, inputs: TargetInputs, share: float = 1.0) -> PackedBatch:
-        """The batch with what the policy's frozen part gives. share: the batch's part of the update."""
+        """The batch with the output of the policy's frozen part. share: the batch's part of the update."""
         return with_precomputed(packed, inputs, limit_mib=int(share * self.learner.training.precomputed_mib))
 
     # ------------------------------------------------------------ optimizer steps
 
     def run(self) -> Steps:
-        """The epochs that are left, one optimizer step per `next()`, and `finish`."""
+        """The remaining epochs, one optimizer step per `next()`, and `finish`."""
         for minibatch, by in self._minibatches():
             self.learner.optimizer.zero_grad()
             self.step(self.accumulate(minibatch, by, {}))
@@ -178,7 +178,7 @@ class Update:
         return self.finish()
 
     def _minibatches(self) -> Iterator[tuple[MiniBatch, Normalizers]]:
-        """The mini-batches of the epochs that are left, until `ended`, with their divisors."""
+        """Mini-batches of the remaining epochs, until `ended`, with their divisors."""
         learner, share, batch = self.learner, self.share, self.batch
         training, ranks = learner.training, learner.ranks
         drawn = [
@@ -200,8 +200,8 @@ class Update:
             yield minibatch, by
 
     def accumulate(self, minibatch: MiniBatch, by: Normalizers, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Forward and backward pass of a mini-batch, micro-batch by micro-batch: adds to the gradients, and its metrics
-        as scalars, this rank's part of them, to `metrics`."""
+        """Forward and backward pass of a mini-batch, micro-batch by micro-batch: adds to the gradients and to
+        `metrics`. The metrics are scalars, this rank's part of them."""
         learner = self.learner
         for batch, last, counts in minibatch.micro_batches(learner.device):
             with learner.ranks.reducing(learner.micro_step, last=last, counts=counts):
@@ -211,8 +211,8 @@ class Update:
         return metrics
 
     def step(self, metrics: dict[str, Tensor]) -> None:
-        """One optimizer step by the gradients that are there. To the metrics are added those of the step, which are the
-        same on all ranks (NORM, STOPPED)."""
+        """One optimizer step by the accumulated gradients; adds NORM and STOPPED, equal on all
+        ranks, to the metrics."""
         learner = self.learner
         norm = optim.clip_gradient(learner.parameters, learner.training.optimizer.grad_clip, learner.ranks)
         metrics[NORM] = norm.total.float().to(learner.device)  # of shards in host memory it is there
@@ -234,8 +234,8 @@ class Update:
         self.times.end("step")
 
     def _end_if_far(self) -> None:
-        """End where the policy has left the one that the update began with by more than `training.max_kl`. Another
-        proximal policy differs from the present one by the samples' age too."""
+        """End if the policy is further than `training.max_kl` from the update's initial one. Needs recomputed
+        log-probs: another proximal policy also differs from the present one by the samples' age."""
         bound, last = self.learner.training.max_kl, self.log.last
         if bound is not None and self.learner.algorithm.recomputes and _PROXIMAL_KL in last:
             self.ended = float(self.learner.ranks.total(last[_PROXIMAL_KL])) > bound
@@ -243,7 +243,6 @@ class Update:
     # ------------------------------------------------------------ end
 
     def finish(self) -> Metrics:
-        """Count the update, and return its metrics."""
         learner, ranks = self.learner, self.learner.ranks
         if self.before_step is not None:
             self.before_step()  # publication and saving have read the weights before the update counts
@@ -265,7 +264,7 @@ class Update:
         return metrics | self.target_metrics
 
     def _step_metrics(self, table: StepTable) -> Metrics:
-        """Metrics of the optimizer steps: means, and of the first step what only that has."""
+        """Means of the optimizer steps' metrics, and those that only the first step has."""
         metrics = table.means() | {STEPS: float(len(table.metrics))}
         if self.learner.training.on_nonfinite_gradient == "skip" or table.skipped.any():
             metrics[SKIPPED] = float(table.skipped.sum())
@@ -276,7 +275,7 @@ class Update:
         return metrics
 
     def _note_skipped(self, table: StepTable) -> str:
-        """Count the steps that were skipped; why the run must stop for them, "" if it need not."""
+        """Count the skipped steps; why the run must stop for them, "" if it need not."""
         learner, skipped = self.learner, table.skipped.tolist()
         if not any(skipped):
             learner.skipped.reset_count()

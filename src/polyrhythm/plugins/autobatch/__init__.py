@@ -1,10 +1,10 @@
 """`batching: auto`: chooses the batch limits of `dynamic` from measured times, by forecasting candidates.
 
-timing      how long passes take and slots are away, as the conductor hears it
+timing      measured times of passes and of slots' absences
 forecast    the present state as a closed loop, and its rows per second under given limits
-search      the limits that are compared, and forecasts of all of them, in slices
-rates       rates that were measured, which correct the forecasts
-tuning      when a search begins, and which candidate is taken: begin reading here
+search      the candidate limits, and forecasts of all of them, in slices
+rates       measured rates, which correct the forecasts
+tuning      when a search begins, and which candidate is chosen: begin reading here
 """
 
 from polyrhythm.plugin import Plugin

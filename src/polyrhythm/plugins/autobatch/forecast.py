@@ -1,9 +1,8 @@
 """Rows per second that given batch limits would achieve: a discrete-event simulation of slots and generators.
 
-The slots repeat the absences that were measured, in their order, and a pass takes what the fitted line says; so no
-distribution is assumed, and long tails, slow env batches and resets are in the forecast as they are. A forecast runs in
-slices, as much at a time as its owner allows, and is plain data, so that a saved run continues in the middle of one.
-`snapshot_loop` gives the present state, from which it starts.
+The slots repeat their measured absences, in order, and a pass takes the time of the fitted line; so no distribution is
+assumed, and long tails, slow env batches and resets are included. A forecast starts from `snapshot_loop`, runs in
+slices, and is plain data, so that a saved run continues in the middle of one.
 
 Invariant: every slot is in exactly one place: it is away (in `returns`), waits (in `waiting`), or is in a pass (in a
 batch of `passes`).
@@ -34,8 +33,8 @@ class ClosedLoop:
 
     rows: of each slot's request. absences_s: of each slot, seconds between an answer and the next request, oldest
     first. A pass of n rows, padded to the next of `buckets`, takes base_s + per_row_s · n seconds on any generator.
-    waiting: arrival (0 or earlier) and slot of each waiting request, oldest first. returns: when each slot that is
-    away asks next. passes: when each pass under way ends, and whom it answers.
+    waiting: arrival (0 or earlier) and slot of each waiting request, oldest first. returns: time of the next request of
+    each absent slot. passes: end and slots of each current pass.
     """
 
     rows: list[int]
@@ -53,13 +52,12 @@ class ClosedLoop:
 class Forecast:
     """One simulation of `loop` under `limits`; `rate` is its result, 0 until it has ended.
 
-    warm_up, total: answered requests at which counting rows begins, and at which the simulation ends.
-    together: all slots ask at time 0, instead of the present state.
-    rate: rows per second between warm_up and total.
-    now: simulated seconds. idle: generators without a pass. absences_used: of each slot.
-    answered, answered_rows: so far; counted_from, rows_before: time and answered rows at the end of the warm-up
-    (-1 before that). waiting: requests by arrival, of which the first `taken` are served already; waiting_rows: of the
-    others. returns, passes: as in ClosedLoop, as heaps.
+    warm_up, total: answered requests at which counting rows begins, and at which the simulation ends. together: all
+    slots send a request at time 0, instead of the present state. rate: rows per second between warm_up and total. now:
+    simulated seconds. idle: generators without a pass. absences_used: of each slot. answered, answered_rows: so far;
+    counted_from, rows_before: time and answered rows at the end of the warm-up (-1 before). waiting: requests by
+    arrival, of which the first `taken` are served already; waiting_rows: of the others. returns, passes: as in
+    ClosedLoop, as heaps.
     """
 
     loop: ClosedLoop
@@ -96,7 +94,7 @@ class Forecast:
         self.idle = loop.generators - len(self.passes)
 
     def advance(self, requests: int) -> int:
-        """Simulate until about `requests` more requests are answered, or to the end; the number that were."""
+        """Simulate about `requests` more answered requests, or to the end; returns their number."""
         returns, passes, slot_rows = self.returns, self.passes, self.loop.rows
         before = self.answered
         until = min(before + requests, self.total)
@@ -119,7 +117,6 @@ class Forecast:
         return self.answered - before
 
     def _next_start(self) -> float:
-        """When the next pass starts if no further request arrives."""
         count = len(self.waiting) - self.taken
         if not self.idle or not count:
             return math.inf
@@ -127,7 +124,6 @@ class Forecast:
         return due_from(Waiting(count, self.waiting_rows, self.waiting[self.taken][0], complete), self.limits)
 
     def _start_pass(self) -> None:
-        """An idle generator takes the oldest requests that fit the limits."""
         loop, limits = self.loop, self.limits
         batch: list[SlotIndex] = []
         rows = 0
@@ -145,7 +141,7 @@ class Forecast:
         heappush(self.passes, (self.now + seconds, tuple(batch)))
 
     def _end_pass(self) -> None:
-        """The earliest pass ends: its slots leave for their next absences."""
+        """End the earliest pass: its slots begin their next absences."""
         self.now, batch = heappop(self.passes)
         self.idle += 1
         loop, used = self.loop, self.absences_used
@@ -161,7 +157,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class ServingGroup:
-    """Slots by name, and how many generators serve them in common."""
+    """Slots by name, and the number of generators that serve all of them."""
 
     slots: dict[str, SlotTiming]
     generators: int
@@ -170,9 +166,9 @@ class ServingGroup:
 def select_group(slots: Mapping[str, SlotTiming], generators: int, *, shared: bool) -> ServingGroup:
     """The slots and generators that a forecast covers.
 
-    All of them, where any generator serves any slot. Where slots have generators of their own, by the routing (not
-    `shared`) or by their sharding, one generator alone: the one that most rows are bound to, with those slots and its
-    share (one in `generators`) of the slots that are bound to none.
+    All of them, if any generator serves any slot. If slots are bound to generators, by the routing (not `shared`) or by
+    their sharding, only the generator with the most bound rows, with those slots and its share (one in `generators`) of
+    the unbound slots.
     """
     unbound = [name for name, slot in slots.items() if not slot.generator]
     if shared and len(unbound) == len(slots):
@@ -194,7 +190,7 @@ def snapshot_loop(
     buckets: tuple[int, ...],
     now: float,
 ) -> ClosedLoop:
-    """The group's closed loop with `now` as time 0. running: all passes under way; buckets: row counts of padding."""
+    """The group's closed loop with `now` as time 0. running: all current passes; buckets: row counts of padding."""
     index = {name: number for number, name in enumerate(group.slots)}
     loop = ClosedLoop(
         rows=[slot.rows for slot in group.slots.values()],

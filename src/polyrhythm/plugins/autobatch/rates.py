@@ -1,7 +1,7 @@
-"""Measured rates of the limits that were in force, which correct the forecasts.
+"""Measured rates of past limits, which correct the forecasts.
 
-A forecast cannot know everything (slots that share a thread come back later when they are served together); the rows
-per second between two searches are what the limits in force really achieved.
+A forecast cannot model everything (slots that share a thread return later when they are served together); the rows per
+second between two searches are what the limits in force really achieved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LIFETIME_SEARCHES = 40.0
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRate:
-    """rows_per_s with a candidate in force, measured until the time `at`."""
+    """rows_per_s with a candidate in force; at: end of the measurement."""
 
     rows_per_s: float
     at: float
@@ -26,11 +26,8 @@ class MeasuredRate:
 
 @dataclass(slots=True)
 class RateMeter:
-    """Counts answered rows, and keeps the rates that the candidates achieved while they were in force.
-
-    rows: answered since the time `since`; since = 0: no count has begun. point: conditions under which `rates` were
-    measured.
-    """
+    """Counts answered rows, and keeps the rates that candidates achieved while in force. rows: answered since time
+    `since`; since = 0: not counting. point: conditions under which `rates` were measured."""
 
     rows: int = 0
     since: float = 0.0
@@ -38,19 +35,16 @@ class RateMeter:
     point: OperatingPoint = field(default_factory=OperatingPoint)
 
     def begin(self, point: OperatingPoint, now: float) -> None:
-        """Begin to count, under these conditions."""
         self.point, self.rows, self.since = point, 0, now
 
     def restart(self) -> None:
-        """The clock begins anew: no count is under way, and times of measurements mean nothing."""
+        """Stop counting and drop all rates: the clock starts anew."""
         self.since = 0.0
         self.rates.clear()
 
     def measure(self, candidate: Candidate, search: Search, now: float) -> None:
-        """Enter the rate since the last search for `candidate`, which was in force, and begin a new count.
-
-        A second measurement of a candidate counts half. Rates under other conditions, or too old ones, are dropped.
-        """
+        """Record the rate of `candidate` since the last search, and start counting again. A second measurement of a
+        candidate counts half. Rates under other conditions, or too old ones, are dropped."""
         if search.point.has_drifted_from(self.point):
             self.rates.clear()
             self.point = search.point
@@ -65,7 +59,7 @@ class RateMeter:
     def correct(self, forecasts: dict[Candidate, float], candidate: Candidate) -> dict[Candidate, float]:
         """Expected rows per second of every candidate. candidate: the one in force.
 
-        All forecasts are scaled by measured / forecast of the candidate in force; where another one was measured and
+        All forecasts are scaled by measured / forecast of the candidate in force; where another candidate's measurement
         differs from its scaled forecast by more than NOISE, the measurement is taken.
         """
         here = self.rates.get(candidate)

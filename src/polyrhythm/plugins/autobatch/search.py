@@ -19,7 +19,7 @@ DRIFT = 0.25
 
 
 def has_drifted(new: float, old: float) -> bool:
-    """Whether a time or a size has changed so much that what was measured before no longer counts."""
+    """Whether a time or size has changed too much for earlier measurements to count."""
     return abs(new - old) > DRIFT * old
 
 
@@ -36,7 +36,6 @@ class OperatingPoint:
     share_rows: float = 0.0
 
     def has_drifted_from(self, old: OperatingPoint) -> bool:
-        """Whether any of the three has changed by more than DRIFT."""
         return (
             has_drifted(self.pass_s, old.pass_s)
             or has_drifted(self.short_absence_s, old.short_absence_s)
@@ -48,10 +47,10 @@ class OperatingPoint:
 class Search:
     """Forecasts of all candidates of `grid` for `loop`; complete when `remaining` is empty.
 
-    began: time on the conductor's clock. median_absence_s: over all slots. remaining: candidates still to forecast,
-    the next one last. forecast: the one under way. rate_from_present: rows per second of the next candidate when
-    started from the present state, 0 until that is known. rates: rows per second of those that are done.
-    simulated: requests simulated so far.
+    began: time on the conductor's clock. median_absence_s: over all slots. remaining: candidates still to forecast, the
+    next one last. forecast: the current one. rate_from_present: rows per second of the next candidate when started from
+    the present state, 0 until known. rates: rows per second of finished candidates. simulated: requests simulated so
+    far.
     """
 
     loop: ClosedLoop
@@ -66,7 +65,7 @@ class Search:
     simulated: int = 0
 
     def advance(self, requests: int) -> None:
-        """Simulate about so many requests more, or to the end of the search."""
+        """Simulate about `requests` more requests, or to the end of the search."""
         while requests > 0 and self.remaining:
             forecast = self._next_forecast()
             simulated = forecast.advance(requests)
@@ -77,7 +76,6 @@ class Search:
                 self._add_rate(forecast.rate)
 
     def _next_forecast(self) -> Forecast:
-        """The forecast under way, or a new one of the next candidate."""
         if self.forecast is None:
             slots = len(self.loop.rows)
             self.forecast = Forecast(
@@ -90,10 +88,8 @@ class Search:
         return self.forecast
 
     def _add_rate(self, rate: float) -> None:
-        """A forecast has ended. A candidate that may be the best is forecast from both starts, and the worse counts.
-
-        Slots that are served together stay together, so what a rule achieves can depend on where it starts.
-        """
+        """Add the rate of a finished forecast. A candidate that may be the best is forecast from both starts; the worse
+        counts. Slots that are served together stay together, so a rule's rate can depend on its start."""
         if self.rate_from_present:
             rate = min(rate, self.rate_from_present)
         elif rate >= max(self.rates.values(), default=0.0):
@@ -110,7 +106,7 @@ WAIT_CYCLES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.25)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A place in the grid: requests per batch, and the index of its wait in WAIT_CYCLES."""
+    """A point of the grid: requests per batch, and the index of its wait in WAIT_CYCLES."""
 
     requests: int
     wait: int
@@ -125,10 +121,10 @@ def build_grid(
 ) -> dict[Candidate, BatchLimits]:
     """All candidates with their limits. slot_rows: of full slots; cycle_s: seconds of a slot's absence and a pass.
 
-    Requests per batch: of all S slots the whole, three quarters (all but the stragglers), a half and a quarter;
-    S / (G + 1), S / G and S / 2G with G generators; and as many full slots as fill max_rows or a bucket. Sizes are
-    counted in requests, not in rows: a slot lacks a row while that row has no episode, and a batch that
-    waited for that one row would wait for a whole further slot.
+    Requests per batch: of all S slots the whole, three quarters (all but the stragglers), a half and a quarter; S / (G
+    + 1), S / G and S / 2G with G generators; and as many full slots as fill max_rows or a bucket. Sizes are counted in
+    requests, not rows: a slot lacks a row while that row has no episode, and a batch that waited for one more row would
+    wait for a whole further slot.
     """
     slots, largest = len(slot_rows), max(slot_rows)
     parts = (1, 2, 4, generators, generators + 1, 2 * generators)

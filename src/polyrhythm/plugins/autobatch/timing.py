@@ -1,7 +1,7 @@
 """Measured times that batching depends on: seconds of a pass by its rows, and each slot's absences.
 
-All times are seconds on the conductor's clock, from command to report, so they include messages: batching cannot
-change that part either.
+All times are seconds on the conductor's clock, from command to report, so they include message latency, which batching
+cannot change.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class PassTimeModel:
     covariance: float = 0.0
 
     def record(self, rows: int, seconds: float) -> None:
-        """Take in a pass of `rows` rows that took `seconds`."""
         self.passes += 1
         if self.passes > PASSES_BEFORE_LIMIT:
             seconds = min(seconds, MAX_OVERRUN * self.predict(rows))
@@ -79,7 +78,6 @@ class PassTimeModel:
         return (1.0 - self.row_share) * self.mean_s
 
     def predict(self, rows: float) -> float:
-        """Seconds of a pass of `rows` rows."""
         return self.base_s + self.per_row_s * rows
 
 
@@ -87,11 +85,11 @@ class PassTimeModel:
 class SlotTiming:
     """One slot's size, state and last absences. An absence: seconds from an answer to the slot's next request.
 
-    generator: the only one that may serve it, "" for any. rows: of its last request. max_rows: of its largest one (a
+    generator: the only one that may serve it, "" for any. rows: of its last request; max_rows: of its largest one (a
     request is smaller while a row of the slot has no episode). absences_s: a ring whose oldest entry is at `oldest`.
-    is_away: it was answered, and has not asked since. in_pass: a pass that answers it is under way; both hold where an
-    answer that may have been lost with its generator is computed again. since: time of its last answer while it is
-    away, else of its request.
+    is_away: its last request is answered. in_pass: a pass that answers it is under way; both hold if an answer that may
+    have been lost with its generator is computed again. since: time of its last answer while it is away, else of its
+    request.
     """
 
     generator: str = ""
@@ -107,11 +105,11 @@ class SlotTiming:
         self.is_away, self.in_pass, self.since = True, False, now
 
     def record_request(self, rows: int, now: float, capacity: int) -> None:
-        """A request of `rows` rows arrived. capacity: absences to keep."""
+        """A request of `rows` rows arrived. capacity: number of absences to keep."""
         was_away, absence = self.is_away, now - self.since
         self.rows, self.is_away, self.since = rows, False, now
         self.max_rows = max(self.max_rows, rows)
-        if not was_away:  # it asks again after a fault, without an answer
+        if not was_away:  # it repeats the request after a fault, without an answer
             return
         if len(self.absences_s) < capacity:
             self.absences_s.append(absence)
@@ -120,17 +118,17 @@ class SlotTiming:
             self.oldest = (self.oldest + 1) % len(self.absences_s)
 
     def list_absences(self) -> list[float]:
-        """Its absences in seconds, oldest first."""
+        """Absences in seconds, oldest first."""
         return [*self.absences_s[self.oldest :], *self.absences_s[: self.oldest]]
 
     def predict_return(self) -> float:
-        """When it asks next, if it is away as long as the oldest time that is kept."""
+        """Time of its next request if this absence is as long as the oldest recorded one."""
         return self.since + self.absences_s[self.oldest % len(self.absences_s)]
 
 
 @dataclass(frozen=True, slots=True)
 class RunningPass:
-    """A pass under way: when it started, its rows without padding, its slots."""
+    """A current pass: its start, its rows without padding, its slots."""
 
     started: float
     rows: int
@@ -139,10 +137,8 @@ class RunningPass:
 
 @dataclass(slots=True)
 class ClusterTiming:
-    """What the conductor has heard of passes and slots that serve training.
-
-    running: generator → its pass under way. passes: generator → its passes so far, while it is present.
-    """
+    """Measured passes and slots that serve training. running: generator → its current pass. passes: present generator →
+    number of its passes."""
 
     pass_time: PassTimeModel = field(default_factory=PassTimeModel)
     slots: dict[str, SlotTiming] = field(default_factory=dict)
@@ -150,7 +146,6 @@ class ClusterTiming:
     passes: dict[str, int] = field(default_factory=dict)
 
     def record_request(self, request: Request, now: float) -> None:
-        """A request arrived."""
         slot = self.slots.get(request.slot)
         if slot is None:
             slot = self.slots[request.slot] = SlotTiming(generator=request.generator or "")
@@ -159,7 +154,6 @@ class ClusterTiming:
         slot.record_request(request.rows, now, max(ABSENCES_KEPT // len(self.slots), ABSENCES_KEPT_PER_SLOT))
 
     def start_pass(self, generator: str, requests: Sequence[Request], now: float) -> None:
-        """The generator was given a batch."""
         rows = sum(request.rows for request in requests)
         self.running[generator] = RunningPass(now, rows, tuple(request.slot for request in requests))
         for request in requests:
@@ -167,7 +161,8 @@ class ClusterTiming:
                 self.slots[request.slot].in_pass = True
 
     def finish_pass(self, generator: str, answered: Sequence[str], now: float, buckets: Sequence[int]) -> int:
-        """Its pass is over and the slots `answered` are away now; the pass's rows. buckets: of the padding."""
+        """The generator's pass is over; returns its rows. answered: slots that are away now;
+        buckets: of the padding."""
         finished = self.running.pop(generator)
         passes = self.passes[generator] = self.passes.get(generator, 0) + 1
         if passes > WARM_UP_PASSES:
@@ -193,5 +188,5 @@ class ClusterTiming:
         return {name: slot for name, slot in self.slots.items() if len(slot.absences_s) >= MIN_ABSENCES}
 
     def is_sufficient(self, known: int) -> bool:
-        """Whether there is enough to forecast from, with `known` slots known."""
+        """Whether there are enough measurements for a forecast. known: number of `known_slots`."""
         return self.pass_time.passes >= MIN_PASSES and known >= MIN_KNOWN_SHARE * len(self.slots)

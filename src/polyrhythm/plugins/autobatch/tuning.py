@@ -42,11 +42,11 @@ EQUAL_SHARE = 0.99
 
 @dataclass(slots=True)
 class BatchTuner:
-    """Chooses the batch limits from what the conductor hears.
+    """Chooses the batch limits from the conductor's requests and passes.
 
-    limits: in force; candidate: their place in the grid. choice: the last one, None before the first; announced:
-    whether it was. generators: that serve, at the last pass. simulated_until: time up to which simulation has been paid
-    for. next_search_at: end of the pause after a search.
+    limits: in force; candidate: their point in the grid. choice: the last one, None before the first; announced:
+    whether it was announced. generators: serving at the last pass. simulated_until: time up to which the simulation
+    budget is spent. next_search_at: end of the pause after a search.
     """
 
     saved: ClassVar[tuple[type, ...]] = ()  # below: this class is one of them
@@ -67,18 +67,16 @@ class BatchTuner:
     def begin(cls, settings: SchedulerSettings) -> BatchTuner:
         return cls(settings, BatchLimits(settings.max_rows, settings.max_requests, 0.0))
 
-    # ------------------------------------------------------------ what the conductor hears
+    # ------------------------------------------------------------ events of the conductor
 
     def on_request(self, request: Request, now: float) -> None:
-        """A request arrived."""
         self.timing.record_request(request, now)
 
     def on_pass_started(self, generator: str, requests: Sequence[Request], now: float) -> None:
-        """A generator was given a batch."""
         self.timing.start_pass(generator, requests, now)
 
     def on_pass_finished(self, generator: str, answered: Sequence[str], now: float, generators: int) -> None:
-        """Its pass is over; the slots `answered` are away now. generators: how many there are to serve."""
+        """The generator's pass is over. answered: slots that are away now; generators: number that serve."""
         self.meter.rows += self.timing.finish_pass(generator, answered, now, self.settings.buckets)
         if generators != self.generators:
             self.generators, self.search, self.next_search_at = generators, None, 0.0
@@ -92,12 +90,12 @@ class BatchTuner:
         self.timing.remove_generator(generator)
 
     def restart_clock(self) -> None:
-        """The run is resumed under another clock: times and limits that were learned stay, all else begins anew."""
+        """The run is resumed under another clock: keep learned times and limits, reset everything else."""
         self.search, self.simulated_until, self.next_search_at = None, 0.0, 0.0
         self.meter.restart()
 
     def take_announcement(self) -> BatchingChosen | None:
-        """The last choice, the first time that it is asked for."""
+        """The last choice; None if it was taken already."""
         if self.announced:
             return None
         self.announced = True
@@ -106,7 +104,7 @@ class BatchTuner:
     # ------------------------------------------------------------ searching
 
     def _work(self, now: float) -> None:
-        """Go on with the search, or begin one: as many requests as the time since the last call pays for."""
+        """Continue or begin a search: as many requests as the time since the last call allows."""
         if self.search is None:
             self.search = self._begin_search(now)
             self.simulated_until = now
@@ -121,7 +119,6 @@ class BatchTuner:
             self._choose(search, now)
 
     def _begin_search(self, now: float) -> Search | None:
-        """A new search, if it is time for one and there is enough to forecast from."""
         point, pass_time = self.meter.point, self.timing.pass_time
         if now < self.next_search_at and not has_drifted(pass_time.predict(point.share_rows), point.pass_s):
             return None
@@ -148,14 +145,14 @@ class BatchTuner:
         return Search(loop, now, grid, [*others, self.candidate], median_s, point)
 
     def _first_limits(self, is_sufficient: bool) -> BatchLimits:
-        """Limits before the first choice: no wait, and sizes that vary while that teaches something."""
+        """Limits before the first choice: no wait, and varying sizes while measurements are missing."""
         passes = self.timing.pass_time.passes
         is_trying = not is_sufficient and passes < TRIAL_PASSES
         rows = sum(slot.max_rows for slot in self.timing.slots.values()) >> (passes % TRIAL_SIZES if is_trying else 0)
         return BatchLimits(min(self.settings.max_rows, max(1, rows)), self.settings.max_requests, 0.0)
 
     def _place_limits(self, grid: dict[Candidate, BatchLimits]) -> None:
-        """Enter the limits in force into the grid: at their candidate, or OFF_GRID if its wait has changed."""
+        """Add the limits in force to the grid: at their candidate, or OFF_GRID if its wait has changed."""
         present = grid.get(self.candidate)
         if present is None or has_drifted(self.limits.max_wait_s, present.max_wait_s):
             self.candidate = OFF_GRID
@@ -163,7 +160,7 @@ class BatchTuner:
         grid[self.candidate] = self.limits
 
     def _choose(self, search: Search, now: float) -> None:
-        """Take the best candidate, if it is clearly better than the limits in force."""
+        """Choose the best candidate, if it is clearly better than the limits in force."""
         self.meter.measure(self.candidate, search, now)
         expected = self.meter.correct(search.rates, self.candidate)
         enough = EQUAL_SHARE * max(expected.values())

@@ -1,6 +1,6 @@
-"""Simulators that join a run from another machine or Python environment: the token, what both ends say, who is let in.
+"""Simulators that join a run from another machine or Python environment.
 
-A run waits for them at a port of its own (`plugins.join.joined`); `polyrhythm join` comes to it
+The run waits for them at ports of their own (`plugins.join.joined`); `polyrhythm join` is the client
 (`plugins.join.joining`). docs/design/clusters-and-joining.md.
 """
 

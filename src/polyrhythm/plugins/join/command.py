@@ -55,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     left = threading.Event()
 
     def leave(*_: object) -> None:
-        """An exception could be raised anywhere, also where it is dropped; a second signal is one."""
+        """Signal handler: leave the run. It sets a flag, as an exception could be raised where it is dropped; a
+        second signal interrupts."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         left.set()
         client.leave()

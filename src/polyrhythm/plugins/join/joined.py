@@ -1,11 +1,11 @@
-"""The run's side of a simulator that joins: a station that others cannot tell from a simulator of the run's own.
+"""Proxy station for a remote simulator: the run treats it like a simulator of its own.
 
-    commands, replies     are sent on to who has joined
-    requests              come with their observations, which go into the run's blocks, where a generator reads them
-    finished samples      come with what requests have not brought; then the block is whole
+    commands, replies     are forwarded to the remote simulator
+    requests              carry observations, which are written to the run's blocks for the generators to read
+    finished samples      carry everything else; then the block is complete
 
-Whoever joins knows the run's blocks by number and has a memory of its own; what it says is checked before anything is
-written (`InFlight`, `JoinedSamples`). Imports neither torch nor transformers.
+The remote simulator refers to the run's blocks by number and has its own memory. Its messages are validated before
+anything is written (`InFlight`, `JoinedSamples`). Imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -44,17 +44,19 @@ from polyrhythm.stations.simulator.slot import StepSettings
 
 log = logging.getLogger(__name__)
 
-#: Most frames that one unit of work takes: others' turns come between.
+#: Maximum frames of one unit of work, so that other stations get their turns.
 _AT_ONCE = 64
-#: Seconds in which who has joined may still be told that it is over.
+#: Seconds for sending the end of the session to the simulator.
 _LINGER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedSimulatorFactory:
-    """A simulator that joins at `port` of this machine's `address`. spec: of its environment; info: its env batch;
-    keys: of the token; polyrhythm: the version that it must have; reconnect_s, start_s: as for `Reception`; ports: of
-    the run's other places."""
+    """A proxy that accepts a simulator at `port` of this machine's `address`.
+
+    spec: of its environment; info: its env batch; keys: of the token; polyrhythm: the version that it must have;
+    reconnect_s, start_s: as for `Reception`; ports: the run's other join ports.
+    """
 
     name: str
     spec: EnvSpec
@@ -78,7 +80,7 @@ class JoinedSimulatorFactory:
 
 
 class JoinedSimulator:
-    """The station of one incarnation; answers for it arrive at `address`. StartError: its port is taken."""
+    """One incarnation of the proxy; answers for it arrive at `address`. StartError: its port is taken."""
 
     def __init__(
         self,
@@ -126,27 +128,27 @@ class JoinedSimulator:
         )
 
     def joined(self) -> records.SimulatorJoined:
-        """The event that announces it."""
         return records.SimulatorJoined(self.name, self.incarnation, (self._plan.info,))
 
-    # ------------------------------------------------------------ who has joined
+    # ------------------------------------------------------------ frames of the simulator
 
     @property
     def traits(self) -> StationTraits:
         return StationTraits(deliver=self.deliver, attend=self.attend, socket=self._end.socket)
 
     def attend(self, seconds: float) -> bool:
-        """Hear who wants to join; whether somebody has and is ready. What they say after that is left to `work`."""
+        """Accept connections for up to `seconds`; whether a simulator is present. Its later
+        messages are left to `work`."""
         for turn in range(_AT_ONCE):
             if not self._receive(0.0 if turn else seconds) or self._reception.present:
                 break
         return self._reception.present
 
     def work(self) -> bool:
-        """Take what has come from who has joined.
+        """Handle the frames that the remote simulator has sent.
 
-        Consumes: frames. Waits for: nothing. Unblocked by: one. Produces: requests, finished and failed samples.
-        Raises Departed: who had joined is gone.
+        Consumes: frames. Waits for: nothing. Unblocked by: a frame. Produces: requests, finished and failed samples.
+        Raises Departed if the simulator is gone.
         """
         worked = False
         for _ in range(_AT_ONCE):
@@ -156,7 +158,7 @@ class JoinedSimulator:
         return worked
 
     def _receive(self, seconds: float) -> bool:
-        """Take one frame, if one comes in time, and see to the connection. Departed: who had joined is gone."""
+        """Handle one frame, if one arrives in time, and check the connection. Departed: the simulator is gone."""
         try:
             found = self._end.receive(seconds)
             if found is not None:
@@ -170,7 +172,7 @@ class JoinedSimulator:
         return found is not None
 
     def _take(self, heard: Heard) -> None:
-        """One event of who has joined; who says what cannot be true is sent away."""
+        """Handle one event of the simulator; reject the simulator if the event contradicts the run."""
         try:
             event = wire.decode(heard.event)
             if isinstance(event, wire.Refused):
@@ -197,7 +199,7 @@ class JoinedSimulator:
             who, frame = out.popleft()
             self._end.answer(who, [frame])
 
-    # ------------------------------------------------------------ what it is told
+    # ------------------------------------------------------------ messages to the simulator
 
     def handle(self, command: Order) -> None:
         match command:
@@ -214,7 +216,7 @@ class JoinedSimulator:
         self._flush()
 
     def deliver(self, reply: Reply) -> None:
-        """Send a generator's answer on; one for an earlier incarnation is dropped."""
+        """Forward a generator's answer; one for an earlier incarnation is dropped."""
         if reply.reply_to != self._address:
             return
         if len(reply.answers):
@@ -223,20 +225,19 @@ class JoinedSimulator:
         self._reception.tell(wire.encode_reply(reply))
         self._flush()
 
-    # ------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------ reports
 
     def spans(self, begin: float, end: float) -> Iterable[Span]:  # noqa: ARG002
-        """None: where it works another clock goes."""
+        """None: the remote machine has another clock."""
         return ()
 
     def current_call(self) -> tuple[str, float]:
-        """The call of the environment that is under way; `join` while nobody is there."""
+        """The environment call under way; `join` while no simulator is present."""
         if not self._reception.present:
             return AWAITING, self._since
         return self._reception.current_call(self._clock())
 
     def pending_work(self) -> list[str]:
-        """What it waits for, for a stall report."""
         if not self._reception.present:
             return [f"{self.name} waits for a simulator to join at port {self._plan.port}"]
         call, since = self._reception.current_call(self._clock())
@@ -244,7 +245,7 @@ class JoinedSimulator:
         return [f"{self.name} has joined and holds {len(self._samples)} tickets{doing}"]
 
     def statistics(self) -> dict[str, float]:
-        """Counters of who has joined, as last heard; of its connections, and of who was not let in."""
+        """The simulator's last reported counters, those of its connections, and the number of rejected simulators."""
         beat = self._reception.beat
         counts = dict(beat.statistics) if beat else {}
         own = {"join_reconnects": self._reception.reconnects, "join_refused": self._reception.refused}
@@ -252,7 +253,6 @@ class JoinedSimulator:
         return counts | {name: float(count) for name, count in own.items()} | self._drops.statistics()
 
     def close(self) -> None:
-        """Tell who has joined that the run is over."""
         self._reception.close("the run is over")
         self._flush()
         self._end.close(_LINGER_S)
@@ -260,7 +260,7 @@ class JoinedSimulator:
 
 
 def _largest(layout: ArenaLayout, info: records.EnvBatchInfo) -> int:
-    """Bytes of the largest frame of a simulator: a request of all its rows, or the rest of a sample with its texts."""
+    """Bytes of a simulator's largest frame: a request of all its rows, or the rest of a sample with its texts."""
     rows = sum(slot.rows for slot in info.slots)
     shown = sum(spec.nbytes for spec in layout.obs.values())
     sample = layout.steps * 5 * layout.chunk + shown

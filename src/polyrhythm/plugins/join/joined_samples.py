@@ -1,8 +1,8 @@
 """The run's record of a joined simulator's samples; its messages are checked against it before they are written.
 
-A joined simulator supplies observations, rewards and the end of an episode, which must be finite and of the run's
-shapes. The run knows everything else: tickets, versions, noise keys, numbers of steps, and the answers, which are kept
-here when they are sent.
+The simulator supplies observations, rewards and the end of an episode, which must be finite and of the run's shapes.
+Everything else is the run's: tickets, versions, noise keys, step counts, and the answers, which are recorded as they
+are sent.
 
 Invariant: an answer is written only to blocks whose attempt is still under way.
 """
@@ -51,7 +51,7 @@ _REASONS = frozenset(
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """One attempt under way. steps: of its requests that were answered; oldest, newest: versions of these answers;
+    """An attempt under way. steps: answered requests; oldest, newest: versions of the answers;
     newest_own: of its own rows."""
 
     ticket: Ticket
@@ -64,13 +64,12 @@ class _Attempt:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Number and attempt of its ticket."""
         return self.ticket.number, self.ticket.attempt
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A request that is not answered yet, and the attempts of its rows."""
+    """An unanswered request and the attempts of its rows."""
 
     sequence: int
     entries: NDArray[np.int64]
@@ -91,13 +90,11 @@ class JoinedSamples:
     # ------------------------------------------------------------ sent by the run
 
     def start(self, start: StartRows) -> None:
-        """These attempts begin."""
         for grant in start.grants:
             attempt = _Attempt(grant.ticket, start.slot, grant.block)
             self._attempts[attempt.key] = attempt
 
     def answer(self, reply: Reply) -> None:
-        """Keep a generator's answers."""
         asked = self._open.get(reply.slot)
         if asked is None or asked.sequence != reply.sequence or len(reply.answers) != len(asked.attempts):
             return
@@ -113,14 +110,13 @@ class JoinedSamples:
             attempt.newest_own = max(attempt.newest_own, newest_version(own))
 
     def refuse(self, slot: str, sequence: int) -> None:
-        """This request of the slot will not be answered."""
         if slot in self._open and self._open[slot].sequence == sequence:
             del self._open[slot]
 
     # ------------------------------------------------------------ received from the simulator
 
     def request(self, event: RequestArrived, pieces: Sequence[Received]) -> None:
-        """Write the observations of a request. ValueError: it is not the next one of its rows' samples."""
+        """Write the observations of a request. ValueError: it is not the next request of its rows' samples."""
         entries = np.frombuffer(pieces[0] if pieces else b"", np.int64)
         by_block = {attempt.block: attempt for attempt in self._attempts.values() if attempt.slot == event.slot}
         layout = self._arena.layout
@@ -149,7 +145,7 @@ class JoinedSamples:
         self._open[event.slot] = _Open(event.sequence, entries, attempts)
 
     def finish(self, event: SampleFinished, pieces: Sequence[Received]) -> None:
-        """Write the rest of a finished sample. ValueError: it contradicts what the run has sent."""
+        """Write the rest of a finished sample. ValueError: it contradicts the run's record."""
         attempt = self._attempts[event.ticket, event.attempt]
         self._check_end(event, attempt)
         if event.payload_id:
@@ -172,7 +168,7 @@ class JoinedSamples:
         del self._attempts[event.ticket, event.attempt]
 
     def fail(self, event: SampleFailed) -> None:
-        """An attempt has failed. ValueError: its reason or the length of its texts is not a simulator's."""
+        """End a failed attempt. ValueError: a simulator cannot give this reason, or its texts are too long."""
         if event.reason not in _REASONS:
             raise ValueError(f"a sample that failed by {event.reason.value!r}, which is for the run to decide")
         if max(len(event.error), len(event.detail)) > TEXT_CHARS:
@@ -180,7 +176,6 @@ class JoinedSamples:
         del self._attempts[event.ticket, event.attempt]
 
     def _check_end(self, event: SampleFinished, attempt: _Attempt) -> None:
-        """ValueError: the event contradicts the attempt."""
         steps, stride, segment = event.chunk_steps, self._step.stride, self._step.segment_steps
         if steps != attempt.steps:
             raise ValueError(f"a sample of {steps} steps; {attempt.steps} were answered")
@@ -200,13 +195,12 @@ class JoinedSamples:
 
 
 def _check_return(given: float, rewards: NDArray[Any]) -> None:
-    """ValueError: it is not the sum of the rewards."""
+    """ValueError: `given` differs from the sum of the rewards."""
     total, size = float(rewards.sum(dtype=np.float64)), float(np.abs(rewards).sum(dtype=np.float64))
     if abs(given - total) > _ROUNDING * (size + 1.0):
         raise ValueError(f"a return of {given:g}; its rewards sum up to {total:g}")
 
 
 def _check_finite(arrays: Mapping[str, NDArray[Any]]) -> None:
-    """ValueError: an array has NaN or infinity."""
     if bad := first_not_finite({name: array for name, array in arrays.items() if array.dtype.kind == "f"}):
         raise ValueError(f"{next(iter(bad.values()))} is not finite")

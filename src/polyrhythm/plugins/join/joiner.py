@@ -1,16 +1,15 @@
-"""The protocol of a simulator that joins a run, decided without I/O: events and the time in, actions out.
+"""State machine of a simulator that joins a run: events and the time in, actions out, no I/O.
 
-    outside    a connection is opened, and proves that the run knows the token; then the run answers the greeting
-    member     the station at work sends events, the run commands and replies; signs of life go both ways
-    broken     the connection has ended: another is opened, and the session goes on where both ends stood
-    leaving    the session has ended, or the run has given it up: the station ends before another session begins
+    outside    connecting: the run proves that it knows the token, then answers the greeting
+    member     the station sends events, the run sends commands and replies; both send heartbeats
+    broken     the connection is lost: reconnect, and continue the session where both ends stood
+    leaving    the session has ended: the station must end before another session begins
 
-A connection that breaks is opened again, and the session goes on; a session that the run has given up is followed by a
-new one. A reset that takes longer than `park_s` parks the simulator: it leaves the run, whose tickets go elsewhere, and
-joins again once the reset is done.
+A session that the run has given up is followed by a new one. A reset longer than `park_s` parks the simulator: it
+leaves the run, whose tickets go to others, and joins again after the reset.
 
-Invariants: at most one session; frames of another are dropped and counted; the station's events are sent in order, each
-once as far as the run can tell. `plugins.join.client` has the sockets, the clock and the environment.
+Invariants: at most one session; frames of another session are dropped and counted; the station's events are sent in
+order, and the run receives each once. `plugins.join.joining` has the sockets, the clock and the environment.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two attempts to connect; to be let in where all places are taken; for the last words.
+#: Seconds between attempts to connect; between attempts while all ports are taken; for the last message.
 _RETRY_S, _TAKEN_S, LEAVE_S = 0.5, 2.0, 1.0
-#: Seconds in which whoever answers may close every connection at once, before that counts as a refusal of the token.
+#: Seconds of connections closed at once by the other side, after which that counts as a refusal of the token.
 _CLOSED_S = 3.0
-#: A run that is connected may be silent for so many times as long as one that is not: it may be in a long update.
+#: Factor on the allowed silence of a run once it is connected: it may be in a long update.
 _BUSY = 15
-#: Why a simulator leaves that somebody ends.
+#: Reason of a simulator that the user stops.
 INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
 class StationStatus:
-    """What the station is at. ready: its environment is built; doing, since: the environment's call under way, and when
-    it began; units: of its work; over: it has ended, by `error` if that is not None."""
+    """State of the station. ready: its environment is built. doing, since: the environment call under way and its
+    start; units: units of work done; over: the station has ended, by `error` unless that is None."""
 
     ready: bool
     doing: str
@@ -59,8 +58,8 @@ class StationStatus:
 
 
 class TimePassed(NamedTuple):
-    """Time has passed. status: of the session's station, if there is one; ending: the station of an earlier session has
-    still to end; leaving: somebody wants to leave the run, which goes on."""
+    """Timer event. status: of the session's station, if any. ending: the station of an earlier session has not ended
+    yet; leaving: the user wants to leave the run."""
 
     status: StationStatus | None = None
     ending: bool = False
@@ -76,7 +75,7 @@ class FrameCame(NamedTuple):
 
 
 class StationSaid(NamedTuple):
-    """An event of the station, as `wire` encodes it, and the arrays that belong to it."""
+    """An event of the station, encoded by `wire`, with its arrays."""
 
     event: bytes
     pieces: Sequence[memoryview] = ()
@@ -91,27 +90,27 @@ class CloseLine(NamedTuple):
 
 
 class SendFrame(NamedTuple):
-    """linger_s: seconds for which a closed connection still tries to send."""
+    """Send a frame. linger_s: seconds for which a closed connection still tries to send it."""
 
     frame: bytes
     linger_s: float = 0.0
 
 
 class MakeStation(NamedTuple):
-    """Make the session's station."""
+    """Create the session's station."""
 
     welcome: m.Welcome
 
 
 class HandOver(NamedTuple):
-    """Hand the run's command or reply to the station: the message, and how it came."""
+    """Pass a command or reply of the run to the station. content: the encoded message."""
 
     message: object
     content: memoryview
 
 
 class StopStation(NamedTuple):
-    """End the session's station once it has finished what it is at."""
+    """Stop the session's station after its current unit of work."""
 
 
 class LeaveRun(NamedTuple):
@@ -124,7 +123,8 @@ JoinAction = OpenLine | CloseLine | SendFrame | MakeStation | HandOver | StopSta
 
 @dataclass(slots=True)
 class _Membership:
-    """A session. answers: dtype of the run's answers; reconnect_s: how long the session outlasts its connection."""
+    """A session. answers: dtype of the run's answers; reconnect_s: seconds that the session
+    survives a lost connection."""
 
     session: str
     station: str
@@ -134,11 +134,11 @@ class _Membership:
 
 
 class Joiner:
-    """Joins the run at `address` (tcp://HOST:PORT). spec: of the environment; env: words for it; version: of ours.
-    patience_s: how long a run that does not answer is waited for; park_s: seconds of a reset after which the simulator
-    parks, infinite for never.
+    """Joins the run at `address` (tcp://HOST:PORT). spec: of the environment; env: its description; version: of this
+    program.
 
-    StartError: the address cannot be one, or the environment's spec is too large to be told.
+    patience_s: seconds to wait for a run that does not answer; park_s: seconds of a reset after which the simulator
+    parks, infinite for never. StartError: the address is invalid, or the environment's spec is too large to send.
     """
 
     def __init__(
@@ -161,19 +161,19 @@ class Joiner:
                 "its tasks or instructions"
             )
         self.drops = DropCounter("join")
-        self._ports, self._at = [port], 0  # places of the run that are known, and the one that is tried
-        self._is_open = self._proven = False  # a connection is; the run is there and has proven its keys
-        self.attached = False  # the session goes by this connection
+        self._ports, self._at = [port], 0  # known ports of the run, and the index of the current one
+        self._is_open = self._proven = False  # the connection is open; the run has proven its keys
+        self.attached = False  # the session uses this connection
         self._member: _Membership | None = None
         self._heard, self._next, self._beat_at = now, 0.0, 0.0
-        self._closed_since: float | None = None  # connections have been closed at once, all of them
+        self._closed_since: float | None = None  # start of a series of connections closed at once
         self._full_since, self._said_full = float("inf"), False
         self._leave_by = float("inf")
         self._actions: list[JoinAction] = []
 
     def handle(self, event: JoinEvent, now: float) -> list[JoinAction]:
-        """What is to be done, in this order. StartError: the run does not let it in, or does not answer. RunHalted: the
-        environment failed, or the run sent it away."""
+        """The actions to execute, in order. StartError: the run refuses this simulator or does not answer. RunHalted:
+        the environment failed, or the run rejected the simulator."""
         self._actions = []
         match event:
             case FrameCame(frame):
@@ -187,7 +187,7 @@ class Joiner:
         return self._actions
 
     def farewell(self, reason: str, *, blame: bool) -> list[JoinAction]:
-        """Tell the run that this simulator goes, if it can be told. blame: what it had counts as attempts."""
+        """Tell the run, if connected, that this simulator leaves. blame: its tickets count an attempt."""
         if self._member is None or not self.attached:
             return []
         return [SendFrame(m.pack(m.Leave(self._member.session, reason[:300], blame)), LEAVE_S)]
@@ -199,7 +199,7 @@ class Joiner:
             self._heard = now  # it waits for its own environment, not for the run
         if turn.status is not None:
             if self._parks(turn.status, now):
-                return  # its station is ending from now on
+                return  # its station ends
             self._beat(turn.status, now)
         if now >= self._heard + self._patience_s * (_BUSY if self._proven else 1):
             raise StartError(
@@ -212,7 +212,6 @@ class Joiner:
             self._connect()
 
     def _beat(self, status: StationStatus, now: float) -> None:
-        """Send a sign of life, where that is due."""
         member = self._member
         if member is None or not self.attached or now < self._beat_at + BEAT_S:
             return
@@ -222,7 +221,7 @@ class Joiner:
         self._send(m.Beat(*said, status.units, status.statistics))
 
     def _parks(self, status: StationStatus, now: float) -> bool:
-        """Leave in a reset that takes long. RunHalted: the environment failed."""
+        """Leave the run during a long reset. RunHalted: the environment failed."""
         if status.over:
             error = status.error
             raise RunHalted(f"the environment cannot go on: {type(error).__name__}: {error}") from error
@@ -234,9 +233,8 @@ class Joiner:
         return True
 
     def _may_leave(self, now: float) -> bool:
-        """Whether nothing is left to wait for: the run can be told, or has no session of this simulator any more.
-
-        A run that is not told would take the silence for a failure, and its tickets would count an attempt."""
+        """Whether leaving is safe: the run can be told, or it has no session of this simulator. Otherwise the run would
+        take the silence for a failure, and its tickets would count an attempt."""
         if self._member is None or self.attached:
             return True
         if self._leave_by == float("inf"):
@@ -269,7 +267,7 @@ class Joiner:
             self._closed_since = None
         if state in ("opening", "proven"):
             return
-        if state == "refused" and self._member is None:  # with one it is a broken link, such as a tunnel's
+        if state == "refused" and self._member is None:  # in a session it is a broken link, such as a tunnel's
             self._closed_since = now if self._closed_since is None else self._closed_since
             if now >= self._closed_since + min(_CLOSED_S, self._patience_s):
                 raise StartError(
@@ -287,10 +285,10 @@ class Joiner:
     def _send(self, message: m.FromSimulator) -> None:
         self._actions.append(SendFrame(m.pack(message)))
 
-    # ------------------------------------------------------------ what comes from the run
+    # ------------------------------------------------------------ messages of the run
 
     def _on_frame(self, frame: memoryview, now: float) -> None:
-        """What cannot be the run's is dropped and counted."""
+        """Frames that the run cannot have sent are dropped and counted."""
         try:
             message, pieces = m.unpack(frame, "run")
             self._heard = now
@@ -317,7 +315,7 @@ class Joiner:
         log.info("joined %s as %s; building the environment", self._address, welcome.station)
 
     def _on_refused(self, refused: m.JoinRefused, now: float) -> None:
-        """StartError: it can never join here."""
+        """StartError: the refusal is permanent."""
         if refused.kind == "session":
             log.warning("the run has given up this simulator's session; joining anew")
             self._give_up_session(now)
@@ -334,7 +332,7 @@ class Joiner:
                 words = "%s: %s taken; %s waits for one to be free, %g s at most (--patience)"
                 log.warning(words, self._address, taken, self._env, self._patience_s)
             self._disconnect(_TAKEN_S if self._at == 0 else 0.0, now)
-            self._heard = self._next  # until then it is not silent, only full
+            self._heard = self._next  # until then silence means a full run
         else:
             raise StartError(f"the run does not let this simulator in: {refused.reason}")
 
@@ -347,7 +345,7 @@ class Joiner:
                 raise UnfitMessage("impossible", f"a message in {len(pieces)} pieces")
             decoded = wire.decode(pieces[0], member.answers, m.LARGEST_TOLD)
         member.numbering.note(message.received)
-        if isinstance(message, m.Resumed):  # what the run lacks is sent again
+        if isinstance(message, m.Resumed):  # messages that the run lacks are sent again
             self._actions += [SendFrame(frame) for frame in member.numbering.kept()]
             self.attached = True
             log.info("%s: the session goes on", member.station)
@@ -360,7 +358,7 @@ class Joiner:
         self._member = None
         self._disconnect(0.0, now)
 
-    # ------------------------------------------------------------ what comes from the station
+    # ------------------------------------------------------------ events of the station
 
     def _on_said(self, member: _Membership, said: StationSaid) -> None:
         numbering = member.numbering
@@ -371,7 +369,7 @@ class Joiner:
 
 
 def _parse(address: str) -> tuple[str, int]:
-    """Host and port. StartError: it is no address."""
+    """Host and port. StartError: the address is invalid."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname or "", parts.port or 0

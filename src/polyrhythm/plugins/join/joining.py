@@ -1,8 +1,8 @@
-"""A simulator that joins a run, with its connection, its clock, its environment and its own memory.
+"""Client of `polyrhythm join`: its connection, clock, environment and memory.
 
-One thread has the connection and lets `plugins.join.joiner` decide; another makes the environment and steps it, so that
-signs of life go on while a reset waits for a person. The run's blocks keep their numbers outside; here each lies in a
-block of this process's own arena.
+One thread has the connection and executes what `plugins.join.joiner` decides. Another makes and steps the environment,
+so heartbeats continue while a reset waits for a person. The run's blocks keep their numbers in messages; each is mapped
+to a block of this process's own arena.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from polyrhythm.stations.simulator.station import Simulator, refuse_other
 
 log = logging.getLogger(__name__)
 
-#: Blocks for each row: one that it writes, and one whose end the run does not know of yet.
+#: Blocks for each row: one being written, and one whose end is not acknowledged yet.
 _BLOCKS_PER_ROW = 2
-#: Characters of a refusal that the run is told.
+#: Maximum characters of a refusal sent to the run.
 _REASON_CHARS = 300
 #: Seconds that an environment has to close.
 _CLOSE_S = 5.0
@@ -52,7 +52,7 @@ _CLOSE_S = 5.0
 
 class JoinClient:
     """Takes part in the run at `address` with the token's `keys`. settings: of the environment; version: of this
-    program; limits: `patience_s` and `park_s`, as of `Joiner`, which raises StartError where these cannot be."""
+    program. limits: `patience_s` and `park_s` of `Joiner`, which raises StartError for invalid arguments."""
 
     def __init__(self, address: str, keys: RunKeys, settings: EnvSettings, version: str, **limits: float) -> None:
         spec = settings.spec()
@@ -69,10 +69,10 @@ class JoinClient:
         self._leaving, self._outcome = False, ""
 
     def run(self) -> str:
-        """Take part until the run is over; what ended it, in words.
+        """Take part until the run is over; returns why it ended.
 
-        Consumes: frames of the run, what the station says. Waits for: either, or the next sign of life. Unblocked by:
-        these. Produces: frames. Raises what `Joiner.handle` raises.
+        Consumes: frames of the run, events of the station. Waits for: either, or the next heartbeat. Unblocked by:
+        these. Produces: frames. Raises the errors of `Joiner.handle`.
         """
         try:
             while not self._outcome:
@@ -93,17 +93,17 @@ class JoinClient:
         return self._outcome
 
     def leave(self) -> None:
-        """Leave the run, which goes on without this simulator; any thread may call it."""
+        """Leave the run, which continues; callable from any thread."""
         self._leaving = True
         self.wake()
 
     def wake(self) -> None:
-        """There is something to send, or the station's thread has news; any thread may call it."""
+        """Interrupt the wait for frames and events; callable from any thread."""
         with suppress(OSError):  # the pipe is full, which wakes as well, or closed
             os.write(self._waking, b"\0")
 
     def close(self) -> None:
-        """Let the environment and the connection go; a second call does nothing."""
+        """Close the environment and the connection; a second call does nothing."""
         for station in (self._station, self._ending):
             if station is not None:
                 station.stop()
@@ -117,7 +117,6 @@ class JoinClient:
         self._woken = self._waking = -1
 
     def _wait(self) -> None:
-        """Wait for news, and hand on what has come."""
         line = self._line
         wait_for([self._woken, *([line.socket, line.monitor] if line is not None else [])], BEAT_S / 2)
         with suppress(BlockingIOError):
@@ -159,10 +158,11 @@ class JoinClient:
 
 
 class JoinedStation:
-    """The station of the session that `welcome` begins. env: makes the environment of so many rows, in the thread that
-    calls `part.run`; wake: called by that thread when something is said, or it has ended.
+    """The station of the session that `welcome` begins.
 
-    part: the station at work; said: what it says. StartError: the run's samples do not fit into memory here.
+    env: makes the environment for a number of rows, in the thread that calls `part.run`; wake: called by that thread
+    when an event is queued or it has ended. part: the running station; said: its queued events. StartError: the run's
+    samples do not fit into this machine's memory.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class JoinedStation:
         self.part = StationThread(welcome.address, make, self._queue, drops, layout, self)
 
     def take(self, hand: j.HandOver) -> None:
-        """Hand a command or reply of the run to the station; one that cannot be the run's is dropped and counted."""
+        """Pass a command or reply of the run to the station; invalid ones are dropped and counted."""
         content = hand.content
         if isinstance(hand.message, records.StartRows):
             try:
@@ -214,22 +214,21 @@ class JoinedStation:
         return replace(start, grants=tuple(own))
 
     def stop(self) -> None:
-        """Have the station finish what it is at and end; what it says from now on is lost."""
+        """Stop the station after its current unit of work; its later events are lost."""
         self._over = True
         self._queue.put(wire.encode(wire.Stop()))
 
     def status(self) -> j.StationStatus:
-        """What it is at."""
         part, station = self.part, self.part.station
         doing, since = station.current_call() if station is not None else ("", 0.0)
         counts = {**(station.statistics() if station is not None else {}), "busy_s": part.busy_s}
         ready = part.ready.is_set() and part.error is None and station is not None
         return j.StationStatus(ready, doing, since, part.units, counts, part.over.is_set(), part.error)
 
-    # ------------------------------------------------------------ what the station says
+    # ------------------------------------------------------------ events of the station
 
     def say(self, event: records.Event | wire.Refused) -> None:
-        """Send an event with what belongs to it; the arrays are copied here, as the station goes on."""
+        """Queue an event with copies of its arrays, as the station goes on to overwrite them."""
         with self._turn:
             if not self._over:
                 event, pieces = self._with_pieces(event)
@@ -255,17 +254,17 @@ class JoinedStation:
     # ------------------------------------------------------------ for the station's thread (`PartHost`)
 
     def is_meant(self, message: wire.Dismissed) -> bool:  # noqa: ARG002
-        """Main does not tell who joined."""
+        """The run does not send these to joined simulators."""
         return False
 
     def connect(self, message: wire.Connect | wire.HostAt) -> None:
         raise UnfitMessage("misdirected", f"{type(message).__name__} is not for who joined")
 
     def beat(self, *, pending_work: bool = False) -> None:
-        """Nothing: signs of life come in their own time."""
+        """Nothing: heartbeats are sent by the connection's thread."""
 
     def begin_frame(self) -> None:
-        """Nothing is collected: what the station says is sent by the thread that has the connection."""
+        """Nothing: the connection's thread sends the queued events."""
 
     def flush(self) -> None:
         if self.said:
@@ -279,7 +278,7 @@ class JoinedStation:
 
 
 class EnvThread:
-    """The thread that makes the environment once, and steps it in one session after another."""
+    """Thread that makes the environment once and steps it in successive sessions."""
 
     def __init__(self, settings: EnvSettings, spec: EnvSpec) -> None:
         self._settings, self._spec = settings, spec
@@ -289,11 +288,11 @@ class EnvThread:
         self._thread.start()
 
     def work(self, station: JoinedStation) -> None:
-        """Have the thread run this station, once it is done with the one before."""
+        """Queue this station to run after the current one."""
         self._stations.put(station)
 
     def batch(self, rows: int) -> EnvBatch:
-        """The environment, for a session: it outlasts it."""
+        """The environment, which outlives the session."""
         if self._env is None or self._env.rows != rows:
             if self._env is not None:
                 self._env.close()
@@ -302,7 +301,7 @@ class EnvThread:
         return cast(EnvBatch, KeptEnv(self._env))
 
     def _run(self) -> None:
-        """Consumes: stations. Waits for: one. Unblocked by: one, or `close`. Produces: what they say."""
+        """Consumes: stations. Waits for: one. Unblocked by: `work`, or `close`. Produces: their events."""
         while (station := self._stations.get()) is not None:
             station.part.run()
         if self._env is not None:
@@ -312,13 +311,13 @@ class EnvThread:
                 log.exception("the environment raised while it was closed")
 
     def close(self) -> None:
-        """End the thread; one that hangs in the environment is left to the process's end."""
+        """Stop the thread; one that hangs in the environment ends with the process."""
         self._stations.put(None)
         self._thread.join(_CLOSE_S)
 
 
 class KeptEnv:
-    """An environment that its station cannot close."""
+    """An environment that outlives its station: `close` does nothing."""
 
     def __init__(self, env: EnvBatch) -> None:
         self._env = env
@@ -326,12 +325,11 @@ class KeptEnv:
     def __getattr__(self, name: str) -> object:
         return getattr(self._env, name)
 
-    def close(self) -> None:
-        """Nothing: it outlasts the session."""
+    def close(self) -> None: ...
 
 
 def _own_layout(layout: ArenaLayout, info: records.EnvBatchInfo) -> ArenaLayout:
-    """The layout of the arena here. StartError: it needs more memory than this machine has."""
+    """Layout of the local arena. StartError: it needs more memory than this machine has."""
     slots = {slot.slot: slot.rows for slot in info.slots}
     own = replace(layout, blocks=_BLOCKS_PER_ROW * sum(slots.values()), slots=slots)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

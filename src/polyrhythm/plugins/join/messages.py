@@ -1,9 +1,9 @@
-"""What a simulator that joins and the run that it joins say to each other. A frame (`runtime.transport.frames`) is one
-message and the arrays that go with it.
+"""Messages between a run and a simulator that joins it. A frame (`runtime.transport.frames`) is a message with its
+arrays.
 
-Messages arrive once and in order although connections break: each end numbers its own from 1 and keeps it until the
-other end has it. After a break the ends tell each other the last number that came, and what lies after it is sent
-again. At most what was sent since the last sign of life is kept.
+Messages are delivered once and in order across reconnections: each end numbers its messages from 1 and keeps them until
+they are acknowledged. After a reconnection both ends exchange the last number received, and later messages are sent
+again. Heartbeats acknowledge too, so at most the messages since the last one are kept.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from polyrhythm.scheduler.records import EnvBatchInfo
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.slot import StepSettings
 
-#: Why a simulator is not let in. taken: somebody else has this place; session: it was lost meanwhile, it may join anew.
+#: Why a simulator is refused. taken: another one has this port; session: it was lost meanwhile, it may join anew.
 RefusalKind = Literal["version", "messages", "spec", "taken", "session"]
 
 
 class JoinHello(msgspec.Struct, frozen=True, tag=0):
-    """From who wants in. messages: `protocol_digest`; spec: of the environment, encoded. session, received: of a
-    session that goes on, with the number of the last message that came."""
+    """Greeting of a simulator. messages: `protocol_digest`; spec: of the environment, encoded. session, received: to
+    resume a session, with the number of the last message received."""
 
     polyrhythm: str
     messages: str
@@ -40,7 +40,8 @@ class JoinHello(msgspec.Struct, frozen=True, tag=0):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=1):
-    """A simulator lives. ready: its environment is built; doing, for_s: its call under way."""
+    """Heartbeat of a simulator. ready: its environment is built; doing, for_s: its current call
+    and the seconds in it."""
 
     session: str
     received: int
@@ -52,8 +53,8 @@ class Beat(msgspec.Struct, frozen=True, tag=1):
 
 
 class SimulatorSaid(msgspec.Struct, frozen=True, tag=2):
-    """Message `number` of a simulator: an event as `wire` encodes it. Pieces: of a request its entries, noise keys,
-    greedy flags and observations; of a finished sample what requests have not brought."""
+    """Message `number` of a simulator: an event encoded by `wire`. Pieces of a request: its entries, noise keys, greedy
+    flags and observations; of a finished sample: the arrays that its requests did not contain."""
 
     session: str
     number: int
@@ -62,7 +63,7 @@ class SimulatorSaid(msgspec.Struct, frozen=True, tag=2):
 
 
 class Leave(msgspec.Struct, frozen=True, tag=3):
-    """A simulator goes, and why. blame: the episodes that it had count as attempts."""
+    """A simulator leaves. blame: its episodes count as attempts."""
 
     session: str
     reason: str
@@ -70,8 +71,8 @@ class Leave(msgspec.Struct, frozen=True, tag=3):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=4):
-    """A simulator is let in, as this station. info: its env batch; step: how it steps; layout: of the run's
-    arena; address: its own, in requests. reconnect_s: how long a session outlasts its connection."""
+    """A simulator is accepted, as this station. info: its env batch; step: how it steps; layout: of the run's arena.
+    address: reply address for its requests; reconnect_s: seconds that a session survives a lost connection."""
 
     session: str
     station: str
@@ -84,14 +85,14 @@ class Welcome(msgspec.Struct, frozen=True, tag=4):
 
 
 class Resumed(msgspec.Struct, frozen=True, tag=5):
-    """The session goes on. received: the last message that came."""
+    """The session is resumed. received: number of the last message received."""
 
     session: str
     received: int
 
 
 class JoinRefused(msgspec.Struct, frozen=True, tag=6):
-    """A simulator is not let in. ports: of the run's other places, where it is taken."""
+    """A simulator is refused. ports: the run's other join ports, if this one is taken."""
 
     kind: RefusalKind
     reason: str
@@ -99,7 +100,7 @@ class JoinRefused(msgspec.Struct, frozen=True, tag=6):
 
 
 class Told(msgspec.Struct, frozen=True, tag=7):
-    """Message `number` of the run. Its piece: a command or a reply as `wire` encodes it."""
+    """Message `number` of the run. Its piece: a command or a reply, encoded by `wire`."""
 
     session: str
     number: int
@@ -107,28 +108,28 @@ class Told(msgspec.Struct, frozen=True, tag=7):
 
 
 class Alive(msgspec.Struct, frozen=True, tag=8):
-    """The run lives."""
+    """Heartbeat of the run."""
 
     session: str
     received: int
 
 
 class Over(msgspec.Struct, frozen=True, tag=9):
-    """The session has ended, and why. fault: the simulator's; else the run is over."""
+    """The session has ended. fault: because of the simulator, else because the run is over."""
 
     session: str
     reason: str
     fault: bool
 
 
-#: What a simulator says, and what the run says.
+#: Messages of a simulator, and of the run.
 FromSimulator = JoinHello | Beat | SimulatorSaid | Leave
 FromRun = Welcome | Resumed | JoinRefused | Told | Alive | Over
 Message = FromSimulator | FromRun
 
-#: Bytes that a head and the fields beside the arrays may take; of what a simulator receives (a reply, or the layout).
+#: Maximum bytes of a head with the fields beside the arrays; of a message to a simulator (a reply, or the layout).
 HEAD_BYTES, LARGEST_TOLD = 2**16, 64 * 2**20
-#: Bytes of a spec; the head that it comes in has some more.
+#: Maximum bytes of a spec; its head has some more.
 LARGEST_SPEC = HEAD_BYTES - 4096
 _decoders: dict[str, Any] = {
     "simulator": msgspec.msgpack.Decoder(tuple[FromSimulator, tuple[int, ...]]),
@@ -137,49 +138,45 @@ _decoders: dict[str, Any] = {
 
 
 def pack(message: Message, pieces: Sequence[frames.Piece] = ()) -> bytes:
-    """The frame of a message."""
     return frames.pack(message, pieces)
 
 
 def unpack(frame: bytes | memoryview, sender: Literal["simulator", "run"]) -> tuple[Any, list[memoryview]]:
-    """The message and its pieces, in place. UnfitMessage: this is none that `sender` could send."""
+    """The message and its pieces, without a copy. UnfitMessage: `sender` cannot have sent it."""
     return frames.unpack(frame, _decoders[sender])
 
 
 @cache
 def protocol_digest() -> str:
-    """Sixteen digits that two programs have in common if their messages have the same fields and types."""
+    """Sixteen hexadecimal digits that are equal if all messages have the same fields and types."""
     types = (*wire._TYPES, *get_args(Message), EnvSpec)
     schemas, components = msgspec.json.schema_components(types)
     return hashlib.sha256(json.dumps([schemas, components], sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Numbering:
-    """One end of a session. sent, received: the last numbers; kept: messages that the other end may lack."""
+    """Sequence numbers of one end of a session. sent, received: the last ones; kept: unacknowledged messages."""
 
     def __init__(self) -> None:
         self.sent = self.received = 0
         self._kept: deque[tuple[int, bytes]] = deque()
 
     def next(self) -> int:
-        """The number of the next message."""
         return self.sent + 1
 
     def keep(self, content: bytes) -> None:
-        """The next message is this, packed with `next`."""
         self.sent += 1
         self._kept.append((self.sent, content))
 
     def note(self, received: int) -> None:
-        """The other end has everything up to this number. UnfitMessage: it cannot."""
+        """The other end has received all messages up to this one. UnfitMessage: it was never sent."""
         if not 0 <= received <= self.sent:
             raise UnfitMessage("impossible", f"message {received} is said to have come; {self.sent} were sent")
         while self._kept and self._kept[0][0] <= received:
             self._kept.popleft()
 
     def take(self, number: int) -> bool:
-        """Whether a message that comes now is the next; False if it came before. UnfitMessage: one before it is
-        missing."""
+        """Whether the message is the next one; False for a duplicate. UnfitMessage: an earlier one is missing."""
         if number > self.received + 1:
             raise UnfitMessage("impossible", f"message {number} comes after message {self.received}")
         if number <= self.received:
@@ -188,7 +185,6 @@ class Numbering:
         return True
 
     def kept(self) -> Iterator[bytes]:
-        """What the other end may lack, in order."""
         return (content for _, content in self._kept)
 
     def __len__(self) -> int:

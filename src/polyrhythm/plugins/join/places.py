@@ -1,4 +1,4 @@
-"""The places of a run for simulators that join it: their stations, the token file, and the line to type."""
+"""The run's join ports: their stations, the token file, and the command to type."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EVERY = frozenset({"0.0.0.0"})  # noqa: S104
 
 
 def add_places(plan: StationPlan) -> AddedStations:
-    """The places that `join` opens, with a new token in the run's folder. StartError: this ZeroMQ has no encryption."""
+    """Stations that accept simulators, and a new token in the run's folder. StartError: ZeroMQ lacks encryption."""
     config, folder = plan.context.config, plan.context.folder
     assert folder is not None, "a run that simulators join has a folder, for its token"
     join, own, names = config.join, config.rollout.simulators, joined_names(config)
@@ -58,7 +58,7 @@ def add_places(plan: StationPlan) -> AddedStations:
 
 @contextmanager
 def open_token(token: Path) -> Iterator[RunKeys]:
-    """Write the file that gives new keys to simulators that join; it goes at the end, or with this process."""
+    """Write new keys for simulators to the token file; it is removed on exit."""
     token.parent.mkdir(parents=True, exist_ok=True)
     keys = make_keys()
     with start_cleaner(token):
@@ -70,7 +70,6 @@ def open_token(token: Path) -> Iterator[RunKeys]:
 
 
 def _announce(config: RunConfig, folder: Path, needed: int) -> None:
-    """Log how to join."""
     join = config.join
     host = socket.gethostname() if join.address in _EVERY else join.address
     token = shlex.quote(str((folder / TOKEN_FILE).resolve()))
@@ -81,7 +80,7 @@ def _announce(config: RunConfig, folder: Path, needed: int) -> None:
 
 
 def _env_words(config: RunConfig) -> str:
-    """The environment as `polyrhythm join` takes it: its type, and the settings that are not its defaults."""
+    """The environment as arguments of `polyrhythm join`: its type and the settings that differ from the defaults."""
     own = config.env.model_dump(mode="json", exclude_defaults=True)
     kind, found = config.env_type, own.pop("id", "")
     own.pop("type", None)

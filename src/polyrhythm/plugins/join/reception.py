@@ -1,14 +1,14 @@
-"""Who has joined at one port: lets a simulator in, hears it, keeps its session over broken connections. No I/O.
+"""Session of one join port: accepts a simulator, receives its frames, keeps the session across reconnections. No I/O.
 
-    open       nobody is here; the next simulator that fits the terms is let in
-    building   it builds its environment; if it goes, the place is open again
-    present    the run uses it; its connection may break and come back within `reconnect_s`
+    open       no simulator; the next one that meets the terms is accepted
+    building   it builds its environment; if it leaves, the port is open again
+    present    the run uses it; a lost connection may come back within `reconnect_s`
 
-A frame that cannot be decoded, that comes from nobody who was let in, or by an earlier connection of who was, is
-dropped and counted. A simulator whose messages contradict the run's is sent away.
+A frame that cannot be decoded, or that comes from an unknown or an outdated connection, is dropped and counted. A
+simulator whose messages contradict the run's record is rejected.
 
-Invariants: at most one session; what belongs to it comes by its latest connection, once and in order; after `Departed`
-the reception is over, and its successor lets in the next.
+Invariants: at most one session; its messages come by its latest connection, once and in order; a reception that raised
+`Departed` is over, and its successor accepts the next simulator.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from polyrhythm.runtime.messages import Departed
 from polyrhythm.runtime.processes.supervision import RECONNECTING
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 
-#: Seconds between two signs of life; silence after which nothing more is sent by a connection.
+#: Seconds between two heartbeats; silence after which a connection is no longer used for sending.
 BEAT_S, _SILENT_S = 0.5, 3.0
 #: The calls of an environment that a simulator may be in; "" between them.
 _CALLS = ("", "reset", "step", "observe", "discard", "texts")
 
 
 class Heard(NamedTuple):
-    """An event of the simulator, as `wire` encodes it, and the arrays that belong to it."""
+    """An event of the simulator, encoded by `wire`, with its arrays."""
 
     event: bytes
     pieces: list[memoryview]
@@ -42,8 +42,8 @@ class Heard(NamedTuple):
 
 @dataclass(slots=True)
 class _Session:
-    """who: its connection; began: when it was let in; heard: when it last said anything; at: when its call under way
-    began."""
+    """who: its connection; began: when it was accepted; heard: time of its last frame; at:
+    start of its current call."""
 
     name: str
     who: bytes
@@ -59,10 +59,11 @@ class _Session:
 
 
 class Reception:
-    """welcome: makes the welcome of a session of this name. reconnect_s: how long a session outlasts its connection;
-    start_s: how long a simulator may build its environment; ports: of the run's other places.
+    """welcome: makes the `Welcome` of a session by name. reconnect_s: seconds that a session survives a lost
+    connection.
 
-    out: frames to be sent, each with the connection that it goes to.
+    start_s: limit for building the environment; ports: the run's other join ports; out: frames to send, each with its
+    connection.
     """
 
     def __init__(
@@ -86,16 +87,15 @@ class Reception:
 
     @property
     def present(self) -> bool:
-        """Whether the run can use it: its environment is built."""
+        """Whether the run can use the simulator: its environment is built."""
         return self._session is not None and self._session.ready
 
     @property
     def beat(self) -> m.Beat | None:
-        """Its last sign of life."""
         return self._session.beat if self._session is not None else None
 
     def current_call(self, now: float) -> tuple[str, float]:
-        """Its call under way and since when; `reconnect` while its connection is silent."""
+        """The simulator's current call and its start; `reconnect` while its connection is silent."""
         session = self._session
         if session is None or session.beat is None:
             return "", 0.0
@@ -103,11 +103,10 @@ class Reception:
             return RECONNECTING, session.heard
         return (session.beat.doing, session.at) if session.beat.doing else ("", 0.0)
 
-    # ------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------ incoming
 
     def hear(self, who: bytes, frame: bytes, now: float) -> Heard | None:
-        """Take one frame of a connection; the event in it, if it has one. Departed: the simulator leaves, or is sent
-        away."""
+        """Handle one frame; returns its event, if any. Departed: the simulator leaves or is rejected."""
         try:
             message, pieces = m.unpack(frame, "simulator")
             if isinstance(message, m.JoinHello):
@@ -132,7 +131,7 @@ class Reception:
         if refused is None and self._session is not None:
             others = f"; other places of this run are at ports {', '.join(map(str, self._ports))}" * bool(self._ports)
             refused = m.JoinRefused("taken", f"a simulator has joined here already{others}", self._ports)
-            if self._ports:  # it goes on to another place: nothing that the log need tell
+            if self._ports:  # it tries another port: not worth a log line
                 self.refused += 1
                 self._say(who, refused)
                 return
@@ -143,7 +142,7 @@ class Reception:
         self._say(who, self._welcome(self._session.name))
 
     def _resume(self, who: bytes, hello: m.JoinHello, now: float) -> None:
-        """A session goes on by another connection. UnfitMessage: it lacks messages that are not kept any more."""
+        """Continue a session by another connection. UnfitMessage: messages that it lacks are no longer kept."""
         session = self._session
         if session is None or session.name != hello.session:
             self._refuse(who, m.JoinRefused("session", "its session is over: the run has done without it since"))
@@ -160,8 +159,7 @@ class Reception:
         self._say(who, refused)
 
     def _session_of(self, who: bytes, name: str) -> _Session:
-        """The session that a frame belongs to. UnfitMessage: it is of none, or came by a connection that was
-        replaced."""
+        """The session of a frame. UnfitMessage: it has none, or came by an outdated connection."""
         session = self._session
         if session is None or session.name != name:
             raise UnfitMessage("unknown_station", "a frame of nobody who has joined")
@@ -170,7 +168,7 @@ class Reception:
         return session
 
     def _take(self, session: _Session, message: object, pieces: list[memoryview], now: float) -> Heard | None:
-        """UnfitMessage: it cannot be true."""
+        """UnfitMessage: the message contradicts the session."""
         match message:
             case m.SimulatorSaid():
                 if not session.ready:
@@ -193,10 +191,10 @@ class Reception:
                 self._end(f"left: {message.reason[:200]}", blame=message.blame)
         return None
 
-    # ------------------------------------------------------------ what goes out
+    # ------------------------------------------------------------ outgoing
 
     def tell(self, content: bytes) -> None:
-        """Tell the simulator that is present this, once and in order."""
+        """Send a message to the present simulator, once and in order."""
         session = self._session
         assert session is not None, "nobody has joined"
         told = m.Told(session.name, session.numbering.next(), session.numbering.received)
@@ -205,7 +203,7 @@ class Reception:
         self.out.append((session.who, frame))
 
     def look(self, now: float) -> None:
-        """Say that the run lives, where that is due. Departed: the connection has been silent for too long."""
+        """Send a heartbeat if one is due. Departed: the connection has been silent for too long."""
         session = self._session
         if session is None:
             return
@@ -218,19 +216,18 @@ class Reception:
             self._say(session.who, m.Alive(session.name, session.numbering.received))
 
     def send_away(self, reason: str) -> None:
-        """Tell the simulator that it must go. Departed, if it was present."""
+        """Reject the simulator. Departed, if it was present."""
         assert self._session is not None, "nobody has joined"
         self._say(self._session.who, m.Over(self._session.name, reason, fault=True))
         self._end(f"was sent away: {reason}", blame=True)
 
     def close(self, reason: str) -> None:
-        """The run is over."""
         if self._session is not None:
             self._say(self._session.who, m.Over(self._session.name, reason, fault=False))
             self._session = None
 
     def _end(self, reason: str, *, blame: bool) -> None:
-        """The session is over. Departed, if the run had used it; else the place is open again."""
+        """End the session. Departed, if the simulator was present; else the port is open again."""
         session, self._session = self._session, None
         if session is not None and session.ready:
             raise Departed(reason, blame=blame)

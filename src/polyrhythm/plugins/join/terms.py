@@ -1,9 +1,8 @@
-"""Who may join a run: its program, its messages and its environment are those of the run, and it has the run's token,
-a file that only its owner can read.
+"""Terms for joining a run: the same program, messages and environment, and the run's token, readable by its owner only.
 
     polyrhythm-join-1 PUBLIC_KEY_OF_THE_RUN PUBLIC_KEY SECRET_KEY
 
-The keys are CURVE keys in Z85, made for the run. They open its join ports and nothing else of it.
+The keys are CURVE keys in Z85, made for the run; they give access to its join ports and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from polyrhythm.plugins.join.messages import JoinHello, JoinRefused, protocol_di
 from polyrhythm.runtime.transport.authentication import KeyPair, RunKeys
 from polyrhythm.specs import EnvSpec
 
-#: What a simulator may count (`stations.simulator`), and the largest count: beyond that float64 has no whole numbers.
+#: Counters of a simulator (`stations.simulator`), and the largest count: beyond it float64 skips integers.
 COUNTERS = frozenset(
     {"busy_s", "env_s", "env_steps", "chunk_steps", "resets_ready", "resets_waited", "resets_in_place"}
 )
@@ -33,19 +32,19 @@ _SHOWN = 120
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a run asks of who joins. polyrhythm: its version; spec: of its environments."""
+    """Requirements for a simulator. polyrhythm: the version; spec: of the run's environments."""
 
     polyrhythm: str
     spec: EnvSpec
 
 
 def known_counts(statistics: Mapping[str, float]) -> dict[str, float]:
-    """Those of a simulator's statistics that have a known name and a value from 0 to `LARGEST_COUNT`."""
+    """The statistics with a known name and a value from 0 to `LARGEST_COUNT`."""
     return {name: count for name, count in statistics.items() if name in COUNTERS and 0 <= count <= LARGEST_COUNT}
 
 
 def refusal(hello: JoinHello, terms: Terms) -> JoinRefused | None:
-    """Why this simulator is not let in, in one sentence; None if it is."""
+    """Why the simulator is refused; None if it is accepted."""
     if hello.polyrhythm != terms.polyrhythm:
         return JoinRefused(
             "version",
@@ -68,7 +67,7 @@ def refusal(hello: JoinHello, terms: Terms) -> JoinRefused | None:
 
 
 def difference(spec: EnvSpec, wanted: EnvSpec) -> str:
-    """The first field in which two specs differ, in words; "" if they are equal."""
+    """Description of the first field in which two specs differ; "" if they are equal."""
     for field in fields(EnvSpec):
         found, expected = getattr(spec, field.name), getattr(wanted, field.name)
         if found != expected and isinstance(found, Mapping):
@@ -96,7 +95,7 @@ _KEY, _LARGEST = 40, 4096
 
 
 def write_token(path: Path, keys: RunKeys) -> None:
-    """Write the token with mode 0600; a file of that name is replaced."""
+    """Write the token with mode 0600, replacing an existing file."""
     words = (_KIND, *(key.decode() for key in (keys.inbox.public, keys.outbox.public, keys.outbox.secret)))
     unfinished = path.with_name(f".{path.name}.part")
     unfinished.unlink(missing_ok=True)
@@ -107,8 +106,8 @@ def write_token(path: Path, keys: RunKeys) -> None:
 
 
 def read_token(path: Path) -> RunKeys:
-    """The keys for joining; the run's secret one is not among them. StartError: the file is none, or others can read
-    it."""
+    """The keys for joining, without the run's secret key. StartError: the file is not a token,
+    or others can read it."""
     try:
         mode = path.stat().st_mode
         with path.open("rb") as file:

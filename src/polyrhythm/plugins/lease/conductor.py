@@ -1,13 +1,13 @@
-"""The conductor of stations that take turns on devices: each command waits until its station is on all of its own.
+"""A conductor around another one for stations that take turns on devices: a command waits until its station holds all
+of its devices.
 
-To the conductor inside, a lease is a delay between a command and its station, and everything that is decided allows
-for any delay; so leases change when things happen, but no guarantee. Two refinements keep the delay small. Batches are
-made for generators that are on their devices (`GeneratorState.away`), so requests wait in common and not behind
-a generator that is away; `lockstep`, which starts all batches at once, is the exception. And a trainer that has to go
-publishes before it goes.
+To the inner conductor a lease is only a delay between a command and its station, which every decision allows for; so
+leases change timing, but no guarantee. Two refinements keep the delay small. Batches are formed for generators that are
+on their devices (`GeneratorState.away`), so no request waits behind a generator that is away; `lockstep`, which starts
+all batches at once, is the exception. And a trainer publishes before it leaves its devices.
 
 Invariants: commands reach a station in the order in which they were given; a station that waits for its devices has
-commands here, or a batch is due for it, or its environments have actions to execute.
+held-back commands, or a batch is due for it, or its environments have actions to execute.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STAGES: dict[type, int] = {
 
 
 class LeasedConductor:
-    """A conductor around `inner`: commands for stations that are not on their devices wait in `delivery`."""
+    """A conductor around `inner`; `delivery` holds back commands for stations that are off their devices."""
 
     def __init__(self, inner: Conductor) -> None:
         rules = inner.settings.lease
@@ -68,7 +68,7 @@ class LeasedConductor:
         return self.inner.refused
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """As `Conductor.handle`; of what is decided, the commands that go out now, and which devices change hands."""
+        """As `Conductor.handle`: the decided commands that are sent now, and the device switches."""
         inner, delivery = self.inner, self.delivery
         if self.stations.is_outdated(event):
             return []
@@ -87,7 +87,7 @@ class LeasedConductor:
         self._update_away()
         sent += delivery.deliver(commands, now)
         released: list[Command] | None = []
-        while released is not None:  # those that may stay after all can take batches that others waited for
+        while released is not None:  # stations that stay after all can take batches
             sent += [*released, *delivery.deliver(self.serving.due(now), now)]
             delivery.set_due(self.serving.due_away(now), now)
             released = delivery.keep(now)
@@ -97,7 +97,7 @@ class LeasedConductor:
         return sent
 
     def _on_station(self, event: Event) -> None:
-        """A station is lost, or joins: then an earlier incarnation of it, or an earlier trainer, is lost."""
+        """Track a station that joins or is lost. Joining replaces an earlier incarnation, or an earlier trainer."""
         if isinstance(event, records.StationLost):
             self.delivery.leave(event.station)
         elif (stage := _STAGES.get(type(event))) is not None:
@@ -109,7 +109,7 @@ class LeasedConductor:
                 self.delivery.leave(trainer)
 
     def _answered_slots(self, event: Event) -> list[str]:
-        """The slots that ask, or are answered, by this event; where a generator is lost, all may wait again."""
+        """The slots that request or are answered by this event; all slots if a generator is lost."""
         generators = self.serving.generators
         match event:
             case records.RequestArrived():
@@ -126,7 +126,7 @@ class LeasedConductor:
         return []
 
     def _update_working(self, names: Iterable[str], now: float) -> None:
-        """A simulator has work for its device while one of its slots lives and waits for no answer."""
+        """A simulator needs its device while one of its live slots has no open request."""
         for name in names:
             if (slot := self.serving.slots.slots.get(name)) is not None:
                 self.delivery.set_working(slot.simulator, name, working=slot.live and slot.request is None, now=now)
@@ -143,7 +143,7 @@ class LeasedConductor:
         return self.inner.summary()
 
     def pending(self) -> list[str]:
-        """Also who holds which device, and who waits for one."""
+        """Pending work of `inner`, and the holders and waiters of each device."""
         leases, held_back = self.delivery.leases, self.delivery.held_back
         held = ", ".join(f"{device} by {name}" for device, name in sorted(leases.holders.items()))
         waiting = [f"{name} ({len(held_back[name])} commands)" for name in sorted(leases.waiting)]
@@ -156,7 +156,7 @@ class LeasedConductor:
         return {**self.inner.save(), "delivery": self._codec.encode(self.delivery)}
 
     def load(self, data: dict[str, Any]) -> None:
-        """As `Conductor.load`. A run that was saved without leases begins with all stations off their devices."""
+        """As `Conductor.load`. All stations of a run saved without leases start off their devices."""
         self.inner.load(data)
         self._share_parts()
         if "delivery" in data:
@@ -169,9 +169,11 @@ class LeasedConductor:
 
 @dataclass(slots=True)
 class CommandDelivery:
-    """held_back: by station, commands that wait for its devices; working: by leased simulator, its slots that have
-    something to do, as far as their requests and answers say; changed: stations that came onto or left their devices,
-    for `take_changes`."""
+    """Holds back commands of stations that are off their devices.
+
+    held_back: commands by station; working: leased simulator → its slots with actions to execute, by their requests and
+    answers; changed: stations that came onto or left their devices, for `take_changes`.
+    """
 
     rules: LeaseSettings = field(metadata=UNSAVED)
     leases: DeviceLeases
@@ -187,7 +189,7 @@ class CommandDelivery:
     # ------------------------------------------------------------ stations
 
     def join(self, name: str, flow: int) -> None:
-        """A station is there; one that leases devices is off them."""
+        """Add a station, off the devices that it leases."""
         self.leases.join(name, flow, interruptible=flow == SIMULATOR)
         if name in self.leases.present:
             self.held_back[name] = deque()
@@ -196,14 +198,13 @@ class CommandDelivery:
                 self.working[name] = {}
 
     def leave(self, name: str) -> None:
-        """A station is lost, and with it the commands that waited for it."""
         self.leases.leave(name)
         for table in (self.held_back, self.working, self.changed):
             table.pop(name, None)
         self.due = [other for other in self.due if other != name]
 
     def take_changes(self) -> list[tuple[str, bool]]:
-        """Stations that may be given work, or no longer, since the last call."""
+        """Stations that became able or unable to work since the last call, each with whether it is able."""
         if not self.changed:
             return []
         changes = [(name, self.leases.present[name].open) for name in self.changed]
@@ -213,7 +214,7 @@ class CommandDelivery:
     # ------------------------------------------------------------ events
 
     def on_event(self, event: Event, now: float) -> None:
-        """A unit of work has ended, or a station is on a device or off one."""
+        """Track ends of units of work, and stations that came onto or left a device."""
         if isinstance(event, DeviceTaken):
             self.leases.on_taken(event, now)
             self.changed[event.station] = None
@@ -225,7 +226,7 @@ class CommandDelivery:
                 state.under_way -= 1
 
     def set_working(self, simulator: str, slot: str, *, working: bool, now: float) -> None:
-        """Whether the slot has something to do: not while it waits for a ticket or an answer."""
+        """Set whether the slot has actions to execute, rather than waiting for a ticket or an answer."""
         slots = self.working.get(simulator)
         if slots is None:
             return
@@ -247,13 +248,13 @@ class CommandDelivery:
     # ------------------------------------------------------------ commands
 
     def preempt(self, now: float) -> None:
-        """Give no new work to stations that others have waited for long enough."""
+        """Give no new work to stations that must leave their devices for others."""
         for state in self.leases.preempt(now):
             self.changed[state.name] = None
 
     def deliver(self, commands: Iterable[Command], now: float) -> list[Command]:
-        """The commands that go out now: those for stations that are on their devices, what waited for them, and others
-        that are for no leased station, and to abort a stream. The rest waits."""
+        """The commands to send now: those for stations on their devices, with what was held back for them, those for
+        stations without leases, and aborts of streams. The others are held back."""
         present, sent = self.leases.present, list[Command]()
         for command in commands:
             field = "" if type(command) is AbortStream else ADDRESSEES.get(type(command), "")
@@ -272,15 +273,15 @@ class CommandDelivery:
         return sent
 
     def release(self, event: Event, now: float) -> list[Command]:
-        """What waited for the station that this event brought onto the last of its devices, if it is one."""
+        """The held-back commands of the station that this event brought onto the last of its devices."""
         if not isinstance(event, DeviceTaken) or not (state := self.leases.present[event.station]).open:
             return []
         state.worked = state.interruptible
         return self._release(state, now)
 
     def keep(self, now: float) -> list[Command] | None:
-        """What waited for stations that were to leave their devices and may stay, as nobody waits for these any more;
-        None if there is no such station."""
+        """Cancel yields that are no longer needed; returns the commands that they held back, or
+        None if there were none."""
         kept = self.leases.keep()
         if not kept:
             return None
@@ -303,16 +304,15 @@ class CommandDelivery:
         state.under_way += type(command) in _UNITS
 
     def set_due(self, due: Collection[str], now: float) -> None:
-        """For these generators, which are off their devices, a batch is due."""
+        """Set the generators off their devices for which a batch is due."""
         if not due and not self.due:
             return
         before, self.due = self.due, list(due)
-        for name in dict.fromkeys((*before, *due)):  # in an order that is the same in every process
+        for name in dict.fromkeys((*before, *due)):  # deterministic order in every process
             if (state := self.leases.present.get(name)) is not None:
                 self._update_wants(state, now)
 
     def switch_devices(self) -> list[Command]:
-        """Devices that change hands now."""
         switches = self.leases.switch()
         for switch in switches:
             self.changed[switch.station] = None

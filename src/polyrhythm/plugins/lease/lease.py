@@ -1,17 +1,17 @@
 """Device leases: which station is on a device that only one of its stations fits on at a time.
 
-A station wants its devices while it has work. It is given them one by one in increasing number (it moves onto each at
-once), and gives all of them back together, because it can work only with all. It gives them back between two units of
-work, when somebody waits for one of them and it has nothing to do, or has had them for `min_hold_s` and done something
-since.
+A station wants its devices while it has work. It gets them one by one in increasing number, moving onto each at once,
+and gives all of them back together, because it works only with all. It gives them back between two units of work, when
+another station waits for one of them and it has nothing to do, or has held them for `min_hold_s` and done some work.
 
-Who gets a free device: `data_flow`: the trainer before generators before simulators, so a consumer has it as soon as
-its producer has delivered; `arrival`: whoever has waited longest. Never the one that has just given it back while
-another waits; and whoever has been passed over as often as the device has stations goes first.
+A free device goes by `data_flow` to the trainer before generators before simulators, so a consumer has it as soon as
+its producer has delivered; by `arrival` to the station that has waited longest. It never returns at once to the station
+that has just given it back while another waits; and a station that has been passed over as often as the device has
+stations goes first.
 
 Invariants (property tests with faults, `tests/plugins/lease/test_simulated.py`): a device has at most one holder; a
-station that waits for a device holds only smaller ones, so no circle of waiting stations can form; a station that goes
-on wanting gets its devices after finitely many switches.
+station that waits for a device holds only devices of smaller numbers, so waiting stations form no cycle; a station that
+keeps wanting gets its devices after finitely many switches.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from polyrhythm.scheduler.settings import LeaseSettings
 
 @dataclass(slots=True)
 class LeaseState:
-    """A present station. flow: its place in the data flow, consumers first. interruptible: it can give its devices back
-    with units under way, which it goes on with later (a simulator).
+    """A present station. flow: its stage in the data flow, consumers first.
 
-    held: devices that it was given, in order; taking: those of them that it is not on yet (`TakeDevice` is out);
-    yielding: those on their way back; leaving: gets no new work, as it must give them back after the units under way.
-    since: when it had all; worked: it was given the work that waited for this; under_way: units of work that it does.
-    wants: it has work; waits_since, passed: since when it waits, and how often others got the device meanwhile.
+    interruptible: it can give its devices back with units of work under way, which it continues later (a simulator).
+    held: assigned devices, in order; taking: those that it has not reached yet (`TakeDevice` is out); yielding: those
+    on their way back; leaving: it gets no new work, as it must give its devices back after the units under way. since:
+    time from which it held all; worked: it got the work that waited for this; under_way: units of work under way.
+    wants: it has work; waits_since, passed: start of its wait, and how often others got the device meanwhile.
     """
 
     name: str
@@ -53,30 +53,31 @@ class LeaseState:
 
     @property
     def complete(self) -> bool:
-        """It is on all its devices, and not on its way off them."""
+        """It is on all its devices, with none on the way back."""
         return len(self.held) == len(self.devices) and not self.taking and not self.yielding
 
     @property
     def open(self) -> bool:
-        """It may be given work."""
         return self.complete and not self.leaving
 
     @property
     def waiting(self) -> bool:
-        """It wants a device that it has not been given."""
+        """It wants a device that is not assigned to it."""
         return self.wants and not self.yielding and len(self.held) < len(self.devices)
 
     @property
     def idle(self) -> bool:
-        """It holds something that it does not need now."""
+        """It holds devices that it does not need now."""
         return bool(self.held) and not self.taking and not self.yielding and not self.under_way and not self.wants
 
 
 @dataclass(slots=True)
 class DeviceLeases:
-    """present: leased stations by name; holders: device → who has it, from `TakeDevice` to `DeviceYielded`; last:
-    device → who gave it back last; waiting: names of stations that wait for a device, in no order that decides; going:
-    those that are to give theirs back after the units under way."""
+    """present: leased stations by name; holders: device → holder, from `TakeDevice` to `DeviceYielded`.
+
+    last: device → last holder; waiting: names of stations that wait for a device, in no relevant order; going: stations
+    that give their devices back after the units under way.
+    """
 
     rules: LeaseSettings = field(metadata=UNSAVED)
     present: dict[str, LeaseState] = field(default_factory=dict)
@@ -88,13 +89,12 @@ class DeviceLeases:
     # ------------------------------------------------------------ stations
 
     def join(self, name: str, flow: int, *, interruptible: bool = False) -> None:
-        """A station is there, off its devices; nothing if it leases none."""
+        """Add a station, off its devices; nothing if it leases none."""
         devices = self.rules.devices.get(name)
         if devices:
             self.present[name] = LeaseState(name, tuple(sorted(devices)), flow, interruptible)
 
     def leave(self, name: str) -> None:
-        """A station is lost: its devices are free, and it waits no more."""
         state = self.present.pop(name, None)
         self.waiting.pop(name, None)
         self.going.pop(name, None)
@@ -102,7 +102,6 @@ class DeviceLeases:
             del self.holders[device]
 
     def set_wants(self, state: LeaseState, wants: bool, now: float) -> None:
-        """Whether the station has work that it needs its devices for."""
         if wants and not state.wants:
             state.waits_since, state.passed = now, 0
         state.wants = wants
@@ -114,10 +113,9 @@ class DeviceLeases:
         else:
             self.waiting.pop(state.name, None)
 
-    # ------------------------------------------------------------ what stations say
+    # ------------------------------------------------------------ events
 
     def on_taken(self, event: DeviceTaken, now: float) -> None:
-        """The station is on a device that it was given."""
         state = self.present[event.station]
         assert event.device in state.taking, f"{event} was not due"
         state.taking.remove(event.device)
@@ -126,7 +124,6 @@ class DeviceLeases:
         self._update_waiting(state)
 
     def on_yielded(self, event: DeviceYielded, now: float) -> None:
-        """The station is off this device."""
         state = self.present[event.station]
         assert event.device in state.yielding, f"{event} was not due"
         state.yielding.remove(event.device)
@@ -140,7 +137,7 @@ class DeviceLeases:
     # ------------------------------------------------------------ deciding
 
     def preempt(self, now: float) -> list[LeaseState]:
-        """Stations that get no new work from now on: they have had what others wait for long enough."""
+        """Stations that get no new work from now on: their minimum time on devices that others wait for is over."""
         if not self.waiting:
             return []
         found = [state for state, at in self._overdue() if at <= now]
@@ -150,7 +147,7 @@ class DeviceLeases:
         return found
 
     def keep(self) -> list[LeaseState]:
-        """Stations that were to go, but nobody waits any more for what they have: they may be given work again."""
+        """Stations that need not leave after all, as nobody waits for their devices: they may get work again."""
         if not self.going:
             return []
         wanted = {self._next(self.present[name]) for name in self.waiting}
@@ -161,23 +158,21 @@ class DeviceLeases:
         return found
 
     def deadline(self) -> float:
-        """When `preempt` finds somebody if nothing happens before; infinite if it does not.
-
-        Only an interruptible station needs a clock: the others are looked at whenever a unit of theirs ends.
-        """
+        """Time at which `preempt` finds a station if no event comes before; infinite if none. Only an interruptible
+        station needs a clock: the others are checked whenever one of their units ends."""
         if not self.waiting:
             return math.inf
         return min((at for state, at in self._overdue() if state.interruptible), default=math.inf)
 
     def _overdue(self) -> Iterator[tuple[LeaseState, float]]:
-        """Open stations that hold what others wait for and have done something, each with when it must go."""
+        """Open stations that hold what others wait for and have worked, each with the time at which it must leave."""
         for name in self.waiting:
             holder = self._holder_before(self.present[name])
             if holder is not None and holder.open and not holder.idle and holder.worked:
                 yield holder, holder.since + self.rules.min_hold_s
 
     def switch(self) -> list[TakeDevice | YieldDevice]:
-        """Take devices back from stations that are to go or have nothing to do, and give free ones away."""
+        """Take devices back from stations that must leave or are idle, and assign free ones."""
         commands: list[TakeDevice | YieldDevice] = []
         for name in tuple(self.waiting):
             holder = self._holder_before(self.present[name])
@@ -192,11 +187,9 @@ class DeviceLeases:
 
     @staticmethod
     def _next(state: LeaseState) -> int:
-        """The device that a waiting station needs next."""
         return state.devices[len(state.held)]
 
     def _holder_before(self, waiter: LeaseState) -> LeaseState | None:
-        """Who has what this station waits for."""
         name = self.holders.get(self._next(waiter))
         return None if name is None else self.present[name]
 
@@ -207,7 +200,7 @@ class DeviceLeases:
         return holder.idle or (holder.leaving and (holder.interruptible or not holder.under_way))
 
     def _give(self, device: int) -> TakeDevice:
-        """Give a free device to the first of those that wait for it."""
+        """Assign a free device to the first station in its waiting order."""
         waiters = [state for name in self.waiting if self._next(state := self.present[name]) == device]
         chosen = min(waiters, key=lambda state: self._place(state, device))
         for state in waiters:
@@ -219,7 +212,6 @@ class DeviceLeases:
         return TakeDevice(chosen.name, device)
 
     def _place(self, state: LeaseState, device: int) -> tuple[bool, bool, int, float, str]:
-        """Sorts the stations that wait for a device."""
         late = state.passed >= self.rules.sharers(device)
         by_flow = self.rules.switch_order == "data_flow" and not late
         return (

@@ -1,13 +1,13 @@
-"""Where a station's tensors are while it is off the device that it leases: in host memory, or, from the CPU, in a file.
+"""Storage for a station's tensors while it is off its leased device: host memory, or, for CPU tensors, a file.
 
-From a CUDA device the bytes go to pinned host memory, which is kept for the next time, and the tensors' memory goes
-back to the device. Tensors come back at other addresses: what was captured over them is to be captured anew.
+CUDA: the bytes go to pinned host memory, which is reused the next time, and the device memory is freed. Tensors come
+back at other addresses, so CUDA graphs must be captured anew.
 
-On the CPU, where tests run the same thing without a GPU, the bytes go to a file without a name, which is gone with its
-process however that ends, and the pages go back to the system. The addresses stay reserved, so tensors come back where
-they were, with views, arrays and pointers to them. Only private, writable memory is moved, in whole pages.
+CPU (tests without a GPU): the bytes go to an unnamed file, which ends with the process, and the pages are freed. The
+addresses stay reserved, so tensors come back where they were, and views, arrays and pointers stay valid. Only private,
+writable memory is moved, in whole pages.
 
-Invariant: between `suspend` and `resume` nobody reads or writes the tensors; after `resume` every bit is as before.
+Invariant: between `suspend` and `resume` nothing reads or writes the tensors; after `resume` every bit is as before.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _MADV_DONTNEED = 4
 
 
 def open_store(device: str, folder: str) -> OffloadStore:
-    """For the tensors of this device. folder: for those of the CPU; "": the system's temporary one."""
+    """The store for this device. folder: for CPU tensors; "": the system's temporary folder."""
     if torch.device(device).type == "cuda":
         return DeviceStore(torch.device(device))
     return FileStore(Path(folder or tempfile.gettempdir()))
 
 
 class DeviceStore:
-    """Tensors of a CUDA device, in pinned host memory."""
+    """Tensors of a CUDA device, stored in pinned host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -47,7 +47,7 @@ class DeviceStore:
 
     def suspend(self, tensors: Iterable[Tensor]) -> int:
         before = torch.cuda.memory_allocated(self._device)
-        kept, self._pinned = self._pinned, {}  # what is no longer moved is not kept
+        kept, self._pinned = self._pinned, {}  # memory of tensors that are no longer moved is freed
         for storage in _storages(tensors, self._device):
             size, key = storage.nbytes(), storage._cdata
             host = kept.get(key)
@@ -74,7 +74,7 @@ class DeviceStore:
 
 
 class FileStore:
-    """Tensors of the CPU, in a file without a name in `folder`."""
+    """CPU tensors, stored in an unnamed file in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -82,7 +82,7 @@ class FileStore:
         self._away: list[tuple[int, int]] = []  # address and size, in the order of the file
 
     def suspend(self, tensors: Iterable[Tensor]) -> int:
-        """As in `OffloadStore`. RunHalted: there is no room in the folder; then nothing has been freed."""
+        """As in `OffloadStore`. RunHalted: the folder lacks room; nothing has been freed then."""
         assert not self._away, "they are away already"
         places = list(_private_pages(_storages(tensors, torch.device("cpu"))))
         try:
@@ -120,7 +120,6 @@ class FileStore:
 
 
 def _storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.UntypedStorage]:
-    """The distinct pieces of memory of those tensors that are on the device."""
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
         if tensor.device.type == device.type:
@@ -130,7 +129,7 @@ def _storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.Unt
 
 
 def _private_pages(storages: Iterable[torch.UntypedStorage]) -> Iterable[tuple[int, int]]:
-    """Address and size of the whole pages of each that no other process and no file has a part in."""
+    """Address and size of the whole private pages of each storage, not shared with a process or file."""
     regions = _private_regions()
     starts = [first for first, _ in regions]
     for storage in storages:
@@ -142,7 +141,7 @@ def _private_pages(storages: Iterable[torch.UntypedStorage]) -> Iterable[tuple[i
 
 
 def _private_regions() -> list[tuple[int, int]]:
-    """Private, writable, anonymous memory of this process, (begin, end), lowest first; neighbours are one."""
+    """(begin, end) of this process's private, writable, anonymous memory, ascending; neighbours are merged."""
     regions: list[tuple[int, int]] = []
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         places, rights, _, _, inode = line.split(maxsplit=5)[:5]

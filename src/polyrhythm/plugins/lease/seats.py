@@ -1,10 +1,11 @@
-"""Which stations are on their device in turn (`placement.sharing: lease`): settings and seats in, leases out.
+"""Device leases (`placement.sharing: lease`) from the placement settings and seats.
 
-A device is leased where at least two stations on it can leave it: generators and the trainer, and simulators whose
-environment says so (`leaves_device`); others, and scorers, stay on it. `lease.devices` may name some: the others are
-shared. Where no station has a CUDA device the host counts as one device, so the whole mechanism runs without a GPU.
+A device is leased if at least two stations on it can leave it: generators, the trainer, and simulators whose
+environment can (`leaves_device`); other simulators and scorers stay on it. `lease.devices` restricts the leased
+devices; the others are shared. If no station has a CUDA device, the host counts as one device, so everything runs
+without a GPU.
 
-A trainer of several ranks is one station: it leases what any of its ranks works on, and all of them leave together.
+A trainer of several ranks is one station: it leases the devices of all ranks, which leave together.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HOST = -1
 def share_seats(
     placement: PlacementSettings, seats: Mapping[str, Resources], *, simulators_leave: bool, offload: str
 ) -> SharedSeats:
-    """`placement.sharing: lease`: the seats with their leases; arguments as of `lease_devices`."""
+    """Seats with leases for `placement.sharing: lease`; arguments as of `lease_devices`."""
     leased = lease_devices(placement, seats, simulators_leave=simulators_leave, offload=offload)
     return SharedSeats(leased, lease_settings(placement, leased), list_unleased(placement, leased))
 
@@ -36,9 +37,8 @@ def share_seats(
 def lease_devices(
     placement: PlacementSettings, seats: Mapping[str, Resources], *, simulators_leave: bool, offload: str = ""
 ) -> dict[str, Resources]:
-    """The seats, with the devices that each station leases. simulators_leave: the environment can leave a device;
-    offload: folder for what leaves the host, "" for the system's temporary one.
-    """
+    """The seats with the devices that each leases. simulators_leave: the environment can leave a device. offload:
+    folder for tensors that leave the host, "" for the system's temporary one."""
     if placement.sharing == "share":
         return dict(seats)
     own: dict[str, set[int]] = {}
@@ -57,13 +57,13 @@ def lease_devices(
 
 
 def lease_settings(placement: PlacementSettings, seats: Mapping[str, Resources]) -> LeaseSettings | None:
-    """What the conductor is told of the leases; None if there are none."""
+    """The conductor's lease settings; None without leases."""
     devices = {station_of(name): seat.leases for name, seat in seats.items() if seat.leases}
     return LeaseSettings(devices, placement.lease.min_hold_s, placement.lease.switch_order) if devices else None
 
 
 def list_unleased(placement: PlacementSettings, seats: Mapping[str, Resources]) -> list[str]:
-    """A sentence if `lease.devices` names devices on which nobody takes turns. seats: with their leases."""
+    """A warning if `lease.devices` names devices that no stations share. seats: with their leases."""
     leased = {number for seat in seats.values() for number in seat.leases}
     idle = [number for number in _named(placement) if number not in leased]
     if placement.sharing == "share" or not idle:
@@ -77,7 +77,7 @@ def list_unleased(placement: PlacementSettings, seats: Mapping[str, Resources]) 
 
 
 def _named(placement: PlacementSettings) -> tuple[int, ...]:
-    """The devices that alone may be leased; none: all may."""
+    """The only devices that may be leased; empty if all may."""
     asked = placement.lease.devices
     return () if asked is None or asked == "all" else list_device_ids(asked)
 

@@ -1,10 +1,10 @@
-"""A station that is on its devices only while it holds them.
+"""A station that runs only while it holds its devices.
 
-It announces itself at once and is made when it first holds all of its devices; from then on it leaves them and comes
-back as it is told. The order to leave comes between two units of work; a simulator may have more at hand, which the
-conductor does not see (a reset beside a request that waits), and does it first.
+It announces itself at once and is built when it first holds all of its devices; from then on it leaves them and comes
+back on command. A switch happens between two units of work; a simulator first does work that the conductor does not
+know of (a reset beside a request that waits).
 
-Invariant: nothing of the station runs while it is off its devices. What it hears meanwhile (answers) waits.
+Invariant: the station does not run while it is off its devices; answers that arrive meanwhile wait.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ log = logging.getLogger(__name__)
 
 Switch = TakeDevice | YieldDevice
 
-#: Units of work that a part does at most before it leaves: more than it can have at hand, and no end without generators
-#: on other devices that go on answering.
+#: Maximum units of work of a part before it leaves: more than it can have pending. Without a limit, generators on other
+#: devices could keep it busy forever.
 _MOST_AT_HAND = 64
 
 
 def leased_parts(
     factory: StationFactory, context: StationContext, incarnation: int, resources: Resources
 ) -> list[tuple[str, Callable[[], Station]]]:
-    """The parts of a station that leases the devices of its seat."""
     parts = factory.parts(replace(context, announced=True), incarnation)
     announcements = factory.announcements(incarnation)
     report = SwitchReport(len(parts), context.channels.emit)
@@ -50,7 +49,7 @@ def leased_parts(
 
 
 class _LazyStore:
-    """An `OffloadStore` that is opened when first needed: it takes torch, which a simulator's process may lack."""
+    """An `OffloadStore` opened on first use: it imports torch, which a simulator's process may lack."""
 
     def __init__(self, device: str, folder: str) -> None:
         self._device, self._folder = device, folder
@@ -73,7 +72,7 @@ class _LazyStore:
 
 
 class SwitchReport:
-    """Reports a switch of the station once all of its parts have made it; parts work in threads of their own."""
+    """Reports a station's switch once all of its parts, each in its own thread, have made it."""
 
     def __init__(self, parts: int, emit: Callable[[Event], None]) -> None:
         self._parts, self._emit = parts, emit
@@ -81,7 +80,7 @@ class SwitchReport:
         self._lock = threading.Lock()
 
     def add(self, command: Switch, incarnation: int, freed: int, seconds: float) -> None:
-        """A part has made the switch: so many bytes are free, after so many seconds."""
+        """A part has switched: `freed` bytes, after `seconds`."""
         with self._lock:
             made = self._made.setdefault(command, [])
             made.append((freed, seconds))
@@ -96,8 +95,8 @@ class SwitchReport:
 
 
 class LeasedStation:
-    """One part of a station that leases `devices`. joined: its announcement; make: makes it, on its devices; store:
-    where its tensors are while it is off them."""
+    """One part of a station that leases `devices`. joined: its announcement; make: builds it, on its devices. store:
+    keeps its tensors while it is off its devices."""
 
     def __init__(
         self,
@@ -118,7 +117,6 @@ class LeasedStation:
         self._switched, self._switch_s, self._freed = 0, 0.0, 0
 
     def joined(self) -> Announcement:
-        """The event that announces this station."""
         return self._joined
 
     def handle(self, command: Order) -> None:
@@ -145,7 +143,7 @@ class LeasedStation:
         return StationTraits(deliver=self.deliver)
 
     def deliver(self, reply: Reply) -> None:
-        """Deliver a generator's answer. UnfitMessage: the station takes none."""
+        """Deliver a generator's answer. UnfitMessage: the station accepts none."""
         deliver = self._station.traits.deliver if self._station is not None else None
         if deliver is None:
             raise UnfitMessage("misdirected", f"{self.name} expects no reply")
@@ -154,8 +152,8 @@ class LeasedStation:
     def work(self) -> bool:
         """Do a unit of work of the station, while it is on its devices, or a switch.
 
-        Consumes: orders to switch, and what the station consumes. Waits for: nothing; off its devices for an order.
-        Unblocked by: `handle`. Produces: what the station produces; `DeviceTaken`, `DeviceYielded`.
+        Consumes: orders to switch, and the station's messages. Waits for: nothing; off its devices for an order.
+        Unblocked by: `handle`. Produces: the station's events; `DeviceTaken`, `DeviceYielded`.
         """
         self._last = None
         station = self._station if self._on == self._devices else None
@@ -168,7 +166,7 @@ class LeasedStation:
         return True
 
     def _switch(self, command: Switch) -> None:
-        """Come onto a device or leave it. The memory moves as the first device is left, or the last one is taken."""
+        """Come onto a device or leave it. Memory moves with the first device left, or the last one taken."""
         begin, freed = time.monotonic(), 0
         self._doing = (TAKE if isinstance(command, TakeDevice) else YIELD, begin)
         if isinstance(command, TakeDevice):
@@ -190,25 +188,23 @@ class LeasedStation:
         self._report.add(command, self._incarnation, freed, seconds)
 
     def spans(self, begin: float, end: float) -> Iterable[Span]:
-        """Spans of the last unit of work."""
         if self._last is not None:
             kind = TAKE if isinstance(self._last, TakeDevice) else YIELD
             return [Span(self.name, kind, begin, end, self._last.device)]
         return self._station.spans(begin, end) if self._station is not None else ()
 
     def current_call(self) -> tuple[str, float]:
-        """The switch under way, else what the station is at."""
+        """The switch under way, else the station's current call."""
         if self._doing[0] or self._station is None:
             return self._doing
         return self._station.current_call()
 
     def pending_work(self) -> list[str]:
-        """What it has not finished, in words, for a stall report."""
         own = [f"{self.name} has {type(switch).__name__} to do" for switch in list(self._switches)]
         return own + (self._station.pending_work() if self._station is not None else [])
 
     def statistics(self) -> dict[str, float]:
-        """The station's, with switches, seconds in them, and the bytes that the last one freed."""
+        """The station's statistics, with the number of switches, seconds in them, and bytes freed by the last one."""
         own = {"switches": float(self._switched), "switch_s": self._switch_s, "offloaded_bytes": float(self._freed)}
         return own | (self._station.statistics() if self._station is not None else {})
 

@@ -1,4 +1,4 @@
-"""Ranks that are processes of their own, over torch.distributed: how they find each other, and what they sum."""
+"""Ranks in separate processes, over torch.distributed: rendezvous and sums."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from polyrhythm.training.micro_batches import Share
 if TYPE_CHECKING:
     from polyrhythm.config.sections.placement import ShardSettings
 
-#: Supervision ends a rank that waits too long; a collective of its own accord only after this.
+#: Timeout of a collective; supervision ends a rank that waits too long much earlier.
 _DEADLINE = timedelta(days=7)
 #: Environment variables by which gloo and NCCL choose the network interface of ranks on one host.
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class ProcessRanks:
-    """What the ranks of either strategy have in common (`training.ranks`).
+    """Common part of both strategies (`training.ranks`).
 
-    Host tensors go over gloo by the loopback interface, device tensors over NCCL where every rank has a GPU of its own,
-    else over gloo. background: the group for the collectives of the thread that saves. host_mesh: of the ranks, for
-    gathers in host memory; None where they are on devices of their own.
+    Host tensors go over gloo by the loopback interface, device tensors over NCCL if every rank has a GPU of its own,
+    else over gloo. background: process group of the saving thread. host_mesh: of the ranks, for gathers in host memory;
+    None if they are on devices of their own.
     """
 
     def __init__(self, rank: int, size: int, store: Path, device: str, shard: ShardSettings | None) -> None:
@@ -46,7 +46,7 @@ class ProcessRanks:
             torch.cuda.set_device(self.device)
         with _loopback():
             backend = _backend(files, rank, size, self.device)
-            # NCCL connects at its first collective unless it is told its device now, while the interface is set.
+            # Without a device NCCL would connect at its first collective, when the interface is no longer set.
             own = self.device if "nccl" in backend else None
             dist.init_process_group(backend, store=files, rank=rank, world_size=size, timeout=_DEADLINE, device_id=own)
             self._host = dist.new_group(backend="gloo", timeout=_DEADLINE)
@@ -86,7 +86,8 @@ class ProcessRanks:
             dist.destroy_process_group()
 
     def check_equal(self, sums: dict[str, int]) -> None:
-        """ConfigError unless all ranks have the same weights, by integer sums of their bits: no order changes these."""
+        """ConfigError unless all ranks have the same weights, by integer sums of their bits, which
+        do not depend on order."""
         names = list(sums)
         found = self.gather([names, list(sums.values())])
         for rank, (other_names, others) in enumerate(found):
@@ -102,8 +103,8 @@ class ProcessRanks:
 
 
 def add_bit_sums(policy: nn.Module, part: nn.Module, sums: dict[str, int]) -> dict[str, int]:
-    """Add those of the parameters within a part of the policy that are whole still, by their names in the policy; all
-    of `sums`."""
+    """Add the sums of a module's unsharded parameters to `sums`, by their names in the policy;
+    returns all of `sums`."""
     own = {id(p) for p in part.parameters()}
     for name, p in policy.named_parameters():
         if id(p) in own and not is_sharded(p):
@@ -117,7 +118,7 @@ def _bit_sum(x: Tensor) -> int:
 
 
 def _backend(store: FileStore, rank: int, size: int, device: torch.device) -> str:
-    """NCCL for device tensors needs a GPU for each rank."""
+    """Backend of the process group: NCCL for device tensors, if each rank has a GPU."""
     if device.type != "cuda":
         return "gloo"
     store.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(device).uuid))
@@ -127,7 +128,7 @@ def _backend(store: FileStore, rank: int, size: int, device: torch.device) -> st
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Connections within it use the loopback interface, unless the user has chosen one."""
+    """Connections opened in the context use the loopback interface, unless the user has chosen one."""
     added = [name for name in _INTERFACES if name not in os.environ]
     os.environ.update(dict.fromkeys(added, "lo"))
     try:

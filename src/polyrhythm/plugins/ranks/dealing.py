@@ -1,5 +1,5 @@
-"""Deals an update's trajectories to ranks, and picks a rank's part of each mini-batch: arithmetic, the same on every
-rank."""
+"""Assigns an update's trajectories to ranks, and selects a rank's part of each mini-batch;
+deterministic on every rank."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from polyrhythm.training.micro_batches import MicroBatchLimits, MiniBatch, Share
 
 
 def deal(groups: Sequence[int], steps: Sequence[int], ranks: int) -> list[list[int]]:
-    """Which trajectories each rank trains on: [ranks] lists of their indices, ascending.
+    """Indices of the trajectories of each rank, ascending: [ranks] lists.
 
-    groups, steps: of each trajectory. Whole groups, the longest first to the rank with the fewest chunk steps; of equal
-    ones the first. Example: groups (7, 7, 8, 9), steps (2, 3, 4, 1), 2 ranks → [[0, 1], [2, 3]].
+    groups, steps: of each trajectory. Whole groups are assigned, the longest first, to the rank with the fewest chunk
+    steps; ties go to the first. Example: groups (7, 7, 8, 9), steps (2, 3, 4, 1), 2 ranks → [[0, 1], [2, 3]].
     """
     members: dict[int, list[int]] = {}
     for index, group in enumerate(groups):
@@ -37,9 +37,8 @@ def deal(groups: Sequence[int], steps: Sequence[int], ranks: int) -> list[list[i
 class DealtShare(Share):
     """One rank's share.
 
-    own: its trajectories. borrowed: the trajectory of which it takes a chunk step to pad with, as it has none; else
-    None. owner [N]: the rank of each chunk step; place [N]: where it is among those of its rank. totals: numbers → each
-    summed over the ranks.
+    own: its trajectories. borrowed: the trajectory whose chunk step it uses as padding if it has none; else None. owner
+    [N]: rank of each chunk step; place [N]: index among those of its rank. totals: sums each number over the ranks.
     """
 
     rank: int
@@ -75,12 +74,12 @@ class DealtShare(Share):
         return MiniBatch(own, places, len(index), sizes, padding, sum(missing) / (max(counts) * len(counts)))
 
     def micro_steps(self, index: Tensor, size: int) -> list[int]:
-        """How many micro-batches of at most `size` chunk steps (0: all at once) each rank has of a mini-batch."""
+        """Each rank's number of micro-batches of at most `size` chunk steps (0: one) in a mini-batch."""
         counts = torch.bincount(self.owner[index], minlength=self.ranks).tolist()
         return [-(-count // size) if size else min(count, 1) for count in counts]
 
     def _micro_batches_by_rank(self, own: int) -> list[int]:
-        """Micro-batches of each rank, which no other knows where they go by tokens."""
+        """Number of micro-batches of each rank, exchanged because it depends on token counts known only there."""
         return [int(count) for count in self.totals([own * (rank == self.rank) for rank in range(self.ranks)])]
 
 
@@ -92,8 +91,8 @@ def share_of(
     samples: int = 0,
     totals: Callable[[Sequence[float]], Sequence[float]] = tuple,
 ) -> DealtShare:
-    """The share of `rank` where trajectories are dealt to so many ranks, mini-batch by mini-batch. samples:
-    trajectories of a mini-batch; 0 for all in one."""
+    """The share of `rank` of `ranks`, assigned mini-batch by mini-batch. samples: trajectories of a
+    mini-batch; 0 for all in one."""
     dealt: list[list[int]] = [[] for _ in range(ranks)]
     for first in range(0, len(steps), samples or len(steps)):
         cut = slice(first, first + (samples or len(steps)))

@@ -1,10 +1,9 @@
-"""Ranks that have all weights each, with torch's DDP.
+"""Replicated ranks: each has all weights, with torch's DDP.
 
-Parameters may be without gradient: the actor's while the critic warms up, those of a task that no row of a mini-batch
-has, or what a policy has and does not use. DDP itself looks for such by a walk through the graph, in every step. Here
-its graph reaches every parameter in any case, so that it never waits for one; which got a gradient is noted as they get
-it, and summed over the ranks with the last gradients. Afterwards those that got none on any rank have none, as on one
-rank.
+Parameters may have no gradient: the actor's while the critic warms up, those of a task without a row in a mini-batch,
+or unused ones. DDP itself would search the graph for them in every step. Here its graph always reaches every parameter,
+so that it never waits for one; which of them got a gradient is recorded and summed over the ranks with the last
+gradients. Afterwards a parameter without a gradient on any rank has none, as on a single rank.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 from polyrhythm.plugins.ranks.collectives import ProcessRanks, add_bit_sums
 from polyrhythm.training.checkpoint import Saved, Saving, save_file
 
-#: What tells DDP to leave buffers alone: torch 2.13 has renamed it.
+#: DDP's option that disables buffer synchronisation, renamed in torch 2.13.
 _SYNCS_BUFFERS = "forward_sync_buffers"
 if _SYNCS_BUFFERS not in signature(DistributedDataParallel).parameters:
     _SYNCS_BUFFERS = "broadcast_buffers"
 
 
 class ReplicatedRanks(ProcessRanks):
-    """See `training.ranks.Ranks`; what is not sharded is its own part."""
+    """See `training.ranks.Ranks`; nothing is sharded."""
 
     divides = False
     _step: ReplicatedStep | None = None
@@ -82,10 +81,8 @@ class ReplicatedRanks(ProcessRanks):
 
 
 class ReplicatedStep(nn.Module):
-    """The step, with a loss of which every trained parameter is a part.
-
-    Its calls give a named tuple with `total`, the loss. buckets: the memory in which DDP has summed the last gradients.
-    """
+    """The micro-step, with a loss that depends on every trained parameter. Its calls return a named tuple with `total`,
+    the loss. buckets: memory of the last gradients that DDP summed."""
 
     def __init__(self, step: nn.Module) -> None:
         super().__init__()
@@ -108,17 +105,17 @@ class ReplicatedStep(nn.Module):
 
     @contextmanager
     def reducing(self, *, last: bool, counts: bool) -> Iterator[None]:
-        """The context of one micro-step. last: DDP sums gradients in it. counts: its gradients are those of one rank;
-        otherwise they are zeros, of parameters that may be none of this mini-batch's."""
-        self.buckets.clear()  # before the second step DDP replaces them, and both would be there
+        """Context of one micro-step. last: DDP sums gradients in it. counts: its gradients count; otherwise they are
+        zeros, of parameters that the mini-batch may not use."""
+        self.buckets.clear()  # DDP replaces them before the second step; keeping both would double the memory
         self._counts = counts
         yield
         if last:
             self._drop_unreached()
 
     def tell_reached(self, last: GradBucket) -> None:
-        """Have it summed over ranks which parameters got a gradient: within the last bucket, which is about to be
-        summed, where the host can read that without a wait for a device, else beside it."""
+        """Sum over the ranks which parameters got a gradient. Inside the last bucket, which is about to be summed, if
+        the host can write it without waiting for a device, else separately."""
         reached = torch.tensor([float(place in self._reached) for place in range(len(self._trained))])
         self._ranks, self._told = reached, None
         for p, gradient in zip(last.parameters(), last.gradients(), strict=True):
@@ -135,19 +132,20 @@ class ReplicatedStep(nn.Module):
         return note
 
     def _drop_unreached(self) -> None:
-        """No gradient where no rank had one in any micro-step, rather than zeros: the optimizer leaves it alone."""
+        """Set gradients to None, not zeros, if no rank had one in any micro-step, so the
+        optimizer skips the parameter."""
         if self._told is not None:
             self._told.wait()
         for p, ranks in zip(self._trained, self._ranks.tolist(), strict=True):
             if not ranks:
                 p.grad = None
         self._notes.grad = None
-        del self._ranks  # it may lie in a bucket, which DDP replaces before the second step
+        del self._ranks  # it may be a view of a bucket, which DDP replaces before the second step
         self._reached.clear()
 
 
 def sum_bucket(step: ReplicatedStep, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's hook: sums over ranks, as losses are divided by the normaliser of all ranks already."""
+    """DDP hook: sums over ranks, as losses are already divided by the normaliser of all ranks."""
     step.buckets.append(bucket.buffer())
     if bucket.is_last():  # so every parameter has its gradient
         step.tell_reached(bucket)
@@ -159,7 +157,7 @@ sum_bucket.__annotations__.clear()  # torch compares them with its classes, not 
 
 
 class _ReachAll(torch.autograd.Function):
-    """The loss as it is; its backward pass comes to every parameter, with nothing."""
+    """Identity on the loss whose backward pass reaches every parameter with a zero gradient."""
 
     @staticmethod
     def forward(ctx: Any, total: Tensor, *parameters: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Ranks that have a part of every tensor each, with FSDP2: a policy is sharded block by block, and once for the rest.
+"""Sharded ranks: each has a part of every tensor, with FSDP2, block by block, and once for the rest.
 
 A block's weights are whole on a rank only while it computes. Blocks are the repeated layers of a policy: modules in a
-`ModuleList` of at least two of one class that hold modules themselves. A policy may name others (`blocks`). What is
-read of a block other than by calling it must be a method that its class names in `forward_methods`; of the policy these
-are `POLICY_METHODS`.
+`ModuleList` of at least two of one class that contain modules themselves. A policy may name others (`blocks`). Methods
+of a block other than `forward` that use its weights must be listed in its class's `forward_methods`; for the policy
+these are `POLICY_METHODS`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ShardedRanks(ProcessRanks):
         self._shard(policy, None)
 
     def _shard(self, policy: nn.Module, sums: dict[str, int] | None) -> None:
-        """sums: of a policy that will be trained, to be filled by `add_bit_sums`."""
+        """sums: for a policy that will be trained, filled by `add_bit_sums`."""
         everyone = dist.group.WORLD
         assert everyone is not None
         mesh = DeviceMesh.from_group(everyone, self.device.type)
@@ -93,8 +93,7 @@ class ShardedRanks(ProcessRanks):
             yield name, self._whole(x) if is_sharded(x) else x
 
     def _whole(self, x: Any) -> Tensor:
-        """A sharded tensor as one. Gloo gathers it in host memory, where its messages lie anyway: given the shards of a
-        device it ends the process (torch 2.11)."""
+        """The whole tensor. Gloo gathers in host memory: given shards on a device it ends the process (torch 2.11)."""
         if self.host_mesh is None:
             whole: Tensor = x.full_tensor()
             return whole
@@ -117,10 +116,13 @@ def shard_policy(
     trained: bool = True,
     before: Callable[[nn.Module], None] = lambda _: None,
 ) -> None:
-    """Replace the parameters by their shards on the mesh's device, in place and block by block, so that one block at a
-    time is whole there. trained: whether backward passes follow; they drop the weights outside of blocks, which a
-    forward pass leaves whole for them. before: called with each block and then the policy, before it is sharded; it may
-    read what is still on meta. ConfigError: a tensor cannot be sharded, or stays behind."""
+    """Replace the parameters by their shards on the mesh's device, in place, so that one block at a time is whole
+    there.
+
+    trained: backward passes follow; they drop the weights outside of blocks, which a forward pass leaves whole for
+    them. before: called with each block and then the policy, before it is sharded; it may read tensors that are still
+    on meta. ConfigError: a tensor cannot be sharded, or stays unsharded.
+    """
     settings = settings or ShardSettings()
     for name, p in policy.named_parameters():
         if p.dim() == 0:
@@ -153,7 +155,7 @@ def shard_policy(
 
 
 def check_read(policy: nn.Module, part: nn.Module) -> None:
-    """ConfigError: a tensor within this part of the policy is on the meta device still."""
+    """ConfigError: a tensor in this part of the policy is still on the meta device."""
     here = {id(x) for x in (*part.parameters(), *part.buffers()) if x.is_meta}
     for name, x in (*policy.named_parameters(), *policy.named_buffers()) if here else ():
         if id(x) in here:
@@ -173,7 +175,7 @@ def _check_moved(policy: nn.Module, device_type: str) -> None:
 
 
 def blocks_of(policy: nn.Module) -> list[nn.Module]:
-    """The modules whose weights are gathered one after another, none within another."""
+    """The modules whose weights are gathered one after another; none is inside another."""
     found = list(extended(policy).blocks() if policy_traits(policy).names_blocks else _repeated(policy))
     inner = {id(part) for block in found for part in block.modules() if part is not block}
     return [block for block in found if id(block) not in inner]
@@ -189,8 +191,7 @@ def _repeated(policy: nn.Module) -> Iterator[nn.Module]:
 
 
 def _precision(module: nn.Module, dtype: torch.dtype) -> MixedPrecisionPolicy:
-    """Weights are gathered in the policy's dtype where all of a block's are used in it; gradients are summed in
-    float32."""
+    """Weights are gathered in the policy's dtype if a block uses all of them in it; gradients are summed in float32."""
     parts = [part for part in module.modules() if any(True for _ in part.parameters(recurse=False))]
     rounded = dtype != torch.float32 and all(type(part) in _COMPUTE_IN_DTYPE for part in parts)
     reduce = torch.float32 if any(p.dtype in (torch.bfloat16, torch.float16) for p in module.parameters()) else None

@@ -1,8 +1,7 @@
-"""Shards of tensors (DTensors), and the state that they make: a folder in the format of torch.distributed.checkpoint
-(DCP).
+"""Shards of tensors (DTensors), and saved states of them: a folder in the format of torch.distributed.checkpoint (DCP).
 
     <folder>/__0_0.distcp, __1_0.distcp, …     tensors, each an archive of torch.save
-    <folder>/index                             where they are, where each belongs in the state, and what is no tensor
+    <folder>/index                             positions of tensors in the files and in the state, and other data
     <folder>/.metadata                         what DCP itself reads; a pickle, so it is not read here
 
 Each rank writes its shards; a tensor that all ranks have is written once. The index is plain text (Python literals).
@@ -74,8 +73,8 @@ def join(part: Tensor, like: Tensor) -> Tensor:
 
 
 def save_folder(state: Mapping[str, Any], folder: Path, rank: int, group: Group) -> BackgroundSaving:
-    """Save a state of tensors, plain data and dicts of them; copied to host memory before this returns, and written in
-    a thread. group: of all ranks, for its collectives alone, so one saving at a time."""
+    """Save a state of tensors, plain data and dicts of them: copied to host memory at once, then written in a thread.
+    group: all ranks, used only by saves, so one runs at a time."""
     tensors: dict[str, Tensor] = {}
     index: list[tuple[Path_, Any]] = []
     for path, value in _leaves(state):
@@ -89,9 +88,8 @@ def save_folder(state: Mapping[str, Any], folder: Path, rank: int, group: Group)
 
 
 def load_folder(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
-    """The state, its tensors sharded as those of `like` that stand in the same place, else whole in host memory.
-    RunFolderError: it is damaged, or no such folder. Whoever reads all of it (an empty `like`) also learns of a tensor
-    that was changed since."""
+    """The state; tensors are sharded like those at the same path in `like`, else whole in host memory. RunFolderError:
+    it is damaged, or not such a folder. Only reading all of it (an empty `like`) detects a tensor that was modified."""
     try:
         reader = _Reader(folder)
         if not like:
@@ -117,7 +115,7 @@ def _write(
     unfinished = folder.with_name(f"{folder.name}.part")
     try:
         save(dict(tensors), storage_writer=_Writer(unfinished, index), process_group=group)
-    except CheckpointException as error:  # torch's own, no Exception, with that of each rank within
+    except CheckpointException as error:  # torch's own, not an Exception; contains that of each rank
         causes = [cause for cause, _ in error.failures.values()]
         raise next((cause for cause in causes if isinstance(cause, OSError)), OSError(str(causes[0]))) from None
     if rank == 0:
@@ -126,7 +124,6 @@ def _write(
 
 
 def _leaves(state: Mapping[Any, Any], above: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
-    """Every path of keys and what stands there: tensors, and plain data (empty dicts included)."""
     for key, value in state.items():
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, (*above, key))
@@ -142,8 +139,8 @@ def _at(like: Any, path: Path_) -> Tensor | None:
 
 @torch.no_grad()
 def _room(stored: TensorStorageMetadata, like: Tensor | None) -> Tensor:
-    """Host memory for a stored tensor or this rank's part of it, as `like` is sharded; for all of it if that has
-    another shape, so it is of another policy, which whoever takes it says."""
+    """Host memory for a stored tensor, or for this rank's part of it, sharded like `like`. For all of it if the shapes
+    differ, as then it is of another policy, which the caller reports."""
     if like is None or like.shape != stored.size:
         return torch.empty(stored.size, dtype=stored.properties.dtype)
     part = torch.empty_like(part_of(like.detach()), dtype=stored.properties.dtype, device="cpu")
@@ -158,7 +155,7 @@ def _read(reader: FileSystemReader, rooms: dict[str, Tensor]) -> dict[str, Tenso
 
 
 class _Writer(FileSystemWriter):
-    """Writes the index beside DCP's metadata. state: places in the state, and what is no tensor."""
+    """Writes the index beside DCP's metadata. state: paths of tensors in the state, and other data."""
 
     def __init__(self, folder: Path, state: Sequence[tuple[Path_, Any]]) -> None:
         super().__init__(folder)
@@ -206,8 +203,7 @@ class _Reader(FileSystemReader):
         return Metadata(dict(self.tensors), storage_data=self.places, storage_meta=StorageMeta(load_id=self.load_id))
 
     def check_sums(self) -> None:
-        """ValueError: a tensor is not as it was written. Each is an archive with checksums, which torch does not
-        verify."""
+        """ValueError: a tensor was modified. Each is an archive with checksums, which torch does not verify."""
         for index, place in self.places.items():
             with (Path(self.path) / place.relative_path).open("rb") as file:
                 file.seek(place.offset)

@@ -1,4 +1,4 @@
-"""Scorers: reward functions and models between a finished sample and its group."""
+"""Scorers: reward functions and models that score finished samples before their group counts them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _function(context: CheckContext) -> tuple[()]:
-    """Whether there is such a reward function, where no episode is played on which it is tried."""
+    """Check that the reward function exists, if no episode is played on which to try it."""
     scoring = context.config.scoring
     if scoring is not None and not (context.depth == "trial" and context.simulates):
         from polyrhythm.plugins.scoring.reward_function import load_reward
@@ -22,7 +22,7 @@ def _function(context: CheckContext) -> tuple[()]:
 
 
 def _on_episode(episode: TriedEpisode) -> tuple[()]:
-    """The reward function, on an episode of a text environment."""
+    """Try the reward function on an episode of a text environment."""
     if episode.trial.function:
         from polyrhythm.plugins.scoring.reward_trial import try_reward
 

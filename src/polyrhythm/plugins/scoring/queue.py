@@ -1,18 +1,17 @@
-"""From a finished sample to one that has its score: running → scoring → buffered.
+"""Scoring of finished samples: running → scoring → buffered.
 
-A try fails where the reward function raises, and where its scorer is lost; after `max_attempts` of them the sample is
-dropped and replaced like any other lost one. It is not produced again, since what the scorer could not score was the
-sample. A score is added to the sample's return, and goes to the trainer with the sample.
+A try fails if the reward function raises or the scorer is lost; after `max_attempts` failed tries the sample is dropped
+and replaced. It is not produced again, since the sample itself could not be scored. A score is added to the sample's
+return, and goes to the trainer with the sample.
 
-First come, first served; a sample whose try failed goes first. Each try has a number of its own, because a sample may
-be given up, or run again, while a scorer still works on what it was.
+First come, first served; a sample whose try failed goes first. Each try has its own number, because a sample may be
+dropped, or run again, while a scorer still works on the old one.
 
-A sample whose scorer was lost is scored alone next time: its scorer has nothing else meanwhile. So a sample that ends
-its scorer takes others with it once, and is not taken for one of them after that.
+A sample whose scorer was lost is next scored alone: its scorer has no other sample meanwhile. So a sample that crashes
+its scorer takes others with it only once.
 
-Invariants: a sample in the state scoring waits here or has one try under way that is not given up; a sample that is
-given up while a scorer reads it keeps its payload until the scorer has answered, or is gone; no scorer has more samples
-than places.
+Invariants: a sample in the state scoring waits here or has one current try; a sample that is dropped while a scorer
+reads it keeps its payload until the scorer has answered or is gone; no scorer has more samples than places.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ from polyrhythm.scheduler.samples.ledger import SampleState
 
 @dataclass(frozen=True, slots=True)
 class ScoringTry:
-    """A sample to score. failed: tries before this one; alone: its scorer has nothing else meanwhile. number: of the
-    try, -1 before it begins; given_up: nobody waits for the score; payload_id: what is then to be released, "" for
-    nothing."""
+    """A sample to score. failed: earlier failed tries; alone: its scorer gets no other sample meanwhile. number: of the
+    try, -1 before it begins; given_up: the score is no longer needed; payload_id: to release then, "" for none."""
 
     ticket: int
     failed: int = 0
@@ -59,7 +57,7 @@ class ScorerState:
     under_way: dict[int, ScoringTry] = field(default_factory=dict)
 
     def takes(self, waiting: ScoringTry) -> bool:
-        """Whether it has a place for this one now."""
+        """Whether it has a place for this sample now."""
         if waiting.alone or any(other.alone for other in self.under_way.values()):
             return not self.under_way
         return len(self.under_way) < self.places
@@ -67,7 +65,7 @@ class ScorerState:
 
 @dataclass(slots=True)
 class ScoringQueue(SampleScoring):
-    """waiting: samples without a scorer, in their order; scorers: by name; begun: tries so far."""
+    """waiting: samples without a scorer, in order; scorers: by name; begun: number of tries so far."""
 
     saved: ClassVar[tuple[type, ...]] = ()  # below: this class is one of them
 
@@ -78,11 +76,11 @@ class ScoringQueue(SampleScoring):
     # ------------------------------------------------------------ the queue
 
     def add(self, ticket: int) -> None:
-        """A sample has finished."""
         self.waiting.append(ScoringTry(ticket))
 
     def begin(self) -> list[tuple[str, ScoringTry]]:
-        """Begin as many tries as scorers have places for: each with its scorer, the one with the fewest."""
+        """Assign waiting samples to scorers with free places, the least busy first; returns each
+        new try with its scorer."""
         started: list[tuple[str, ScoringTry]] = []
         while self.waiting:
             first = self.waiting[0]
@@ -98,11 +96,10 @@ class ScoringQueue(SampleScoring):
         return started
 
     def end(self, scorer: str, number: int) -> ScoringTry:
-        """A try has ended."""
         return self.scorers[scorer].under_way.pop(number)
 
     def retry(self, ended: ScoringTry, *, blame: bool = True, alone: bool = False) -> None:
-        """The sample goes first. blame: what has ended counts as a try."""
+        """Queue the sample first. blame: the ended try counts as failed."""
         again = replace(ended, number=-1, failed=ended.failed + blame, alone=ended.alone or alone)
         self.waiting.appendleft(again)
 
@@ -114,7 +111,6 @@ class ScoringQueue(SampleScoring):
         return []
 
     def start(self, rollout: RolloutScheduler) -> list[Command]:
-        """Give samples to scorers that have places."""
         commands: list[Command] = []
         for scorer, begun in self.begin():
             sample = rollout.samples[begun.ticket]
@@ -124,7 +120,7 @@ class ScoringQueue(SampleScoring):
         return commands
 
     def is_full(self, rollout: RolloutScheduler) -> bool:
-        """Whether as many samples of evaluations lie in blocks until they are scored as may."""
+        """Whether the evaluations have as many unscored samples in blocks as allowed."""
         rules = rollout.settings.scoring
         assert rules is not None, "samples are scored in a run without scorers"
         return sum(each.running for each in rollout.evaluations.under_way) >= rules.max_evaluations
@@ -162,7 +158,6 @@ class ScoringQueue(SampleScoring):
         return commands
 
     def on_score(self, rollout: RolloutScheduler, event: SampleScored, now: float) -> list[Command]:
-        """A sample has its score: it counts for its group, or its evaluation."""
         ended = self.end(event.scorer, event.number)
         if ended.given_up:
             return _release(ended)
@@ -175,7 +170,7 @@ class ScoringQueue(SampleScoring):
         return [*([] if sample.ticket.evaluation else counted), *rollout.complete(sample, now)]
 
     def on_failure(self, rollout: RolloutScheduler, event: ScoringFailed, now: float) -> list[Command]:
-        """The reward function raised: again, or drop the sample."""
+        """The reward function failed: retry, or drop the sample."""
         ended = self.end(event.scorer, event.number)
         return self._fail(rollout, ended, DropReason.SCORING_FAILED, now)
 
@@ -203,7 +198,7 @@ class ScoringQueue(SampleScoring):
         return [f"{len(self.waiting)} samples wait for scorers {scorers or '(none)'}"]
 
     def detach(self, wanted: Collection[int]) -> None:
-        """Scorers are gone, which counts as no try."""
+        """The scorers are gone, which counts as no try."""
         under_way = [begun for scorer in self.scorers.values() for begun in scorer.under_way.values()]
         kept = [begun for begun in under_way if not begun.given_up]
         again = [replace(begun, number=-1) for begun in sorted(kept, key=lambda begun: begun.number)]
@@ -215,5 +210,4 @@ ScoringQueue.saved = (ScoringQueue, ScorerState, ScoringTry)
 
 
 def _release(ended: ScoringTry) -> list[Command]:
-    """Nobody reads the sample any more."""
     return [ReleasePayloads((ended.payload_id,))] if ended.payload_id else []

@@ -1,4 +1,4 @@
-"""The reward function of a run, as its settings name it."""
+"""Loads and calls the run's reward function."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _NO_TEXT = Transcript("", (), "")
 
 
 class WrongScore(Exception):
-    """The function returned what is no score."""
+    """The function returned no valid score."""
 
 
 class RewardFunction:
-    """A function of a `SampleView`, called by `__call__`. label: the setting that names it; place: ` (file, line 12)`
-    where it is written, if that is known."""
+    """A callable on a `SampleView`. label: the setting that names it; place: ` (file, line 12)` of
+    its source, if known."""
 
     def __init__(self, label: str, function: Callable[[SampleView], object], place: str = "") -> None:
         self.label, self._function, self.place = label, function, place
@@ -41,8 +41,8 @@ class RewardFunction:
 
 
 def load_reward(path: str, options: Mapping[str, Any]) -> RewardFunction:
-    """The function that `module:function` names, called with `options` as further keyword arguments; of a class, an
-    object that was made with them. ConfigError: there is none, or it does not take them."""
+    """The function or class `module:function`; `options` are keyword arguments, of a class for its constructor.
+    ConfigError: it does not exist, or does not accept them."""
     label = f"scoring.function = {path}"
     found: Any = import_function(label, path)
     if inspect.isclass(found):
@@ -67,7 +67,7 @@ def load_reward(path: str, options: Mapping[str, Any]) -> RewardFunction:
 
 
 def as_score(value: object) -> Score:
-    """The score that the function returned. WrongScore: it is none, or not finite."""
+    """The returned value as a score. WrongScore: it is not a score, or not finite."""
     number, success = (value.reward, value.success) if isinstance(value, Score) else (value, None)
     reward = as_number(number)
     if not math.isfinite(reward):
@@ -76,7 +76,7 @@ def as_score(value: object) -> Score:
 
 
 def view_of(env: object, spec: EnvSpec, trajectory: Trajectory, *, seed: int, evaluation: bool) -> SampleView:
-    """A sample as a reward function sees it. env: its environment's settings; seed: of its ticket."""
+    """The view of a sample for a reward function. env: its environment's settings; seed: of its ticket."""
     trajectory = _read_only(trajectory)
     traits, full = traits_of(env), cast(FullEnvSettings, env)
     prompt, messages, text = full.transcribe(trajectory) if traits.transcribes else _NO_TEXT
@@ -96,7 +96,6 @@ def view_of(env: object, spec: EnvSpec, trajectory: Trajectory, *, seed: int, ev
 
 
 def _read_only(trajectory: Trajectory) -> Trajectory:
-    """The same sample, whose arrays cannot be written."""
     content: dict[str, Any] = {}
     for field in fields(trajectory):
         value = getattr(trajectory, field.name)

@@ -1,4 +1,4 @@
-"""Calls the run's reward function before the start, on an episode of the run's text environment."""
+"""Tries the run's reward function before the start, on an episode of the run's text environment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from polyrhythm.plugins.scoring.reward_function import WrongScore, as_score, loa
 
 
 def try_reward(episode: TriedEpisode) -> None:
-    """Make the reward function, and score an episode. Raises ConfigError for the function, ContractViolation for the
-    environment."""
+    """Make the reward function and score an episode. ConfigError: the function is invalid.
+    ContractViolation: the environment is."""
     episode.about_to("load")
     reward = load_reward(episode.trial.function, episode.trial.options)
     if not episode.trial.score or (played := episode.play()) is None:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Scorer:
-    """Scores samples of an environment by `reward`. env: its settings; places: samples at a time, each in a thread if
+    """Scores samples of an environment by `reward`. env: its settings. places: samples at a time, each in a thread if
     there are several and `overlap` allows threads."""
 
     def __init__(  # noqa: PLR0913 - its collaborators
@@ -62,7 +62,6 @@ class Scorer:
             thread.start()
 
     def joined(self) -> ScorerJoined:
-        """The event that announces this station."""
         return ScorerJoined(self.name, self.incarnation, self._places)
 
     def handle(self, command: Order) -> None:
@@ -75,7 +74,7 @@ class Scorer:
         self._todo.put(command)
 
     def work(self) -> bool:
-        """Score one sample, where no threads do that.
+        """Score one sample, unless threads do.
 
         Consumes: samples, in command order. Waits for: the reward function. Unblocked by: `handle`. Produces:
         `SampleScored` or `ScoringFailed`.
@@ -108,7 +107,6 @@ class Scorer:
         self._channels.emit(answer)
 
     def _answer(self, command: ScoreSample) -> SampleScored | ScoringFailed:
-        """The score of the sample, or what went wrong."""
         identity = (self.name, self.incarnation, command.number, command.ticket)
         detail = f"task {self._spec.tasks[command.task].name}, seed {command.seed}"
         try:
@@ -122,7 +120,6 @@ class Scorer:
         return SampleScored(*identity, score.reward, score.success)
 
     def _view(self, command: ScoreSample) -> SampleView:
-        """The sample, as the reward function sees it."""
         with self._reading:  # a sample of another host is fetched by one thread at a time
             if not self._arena.holds(command.payload_id, command.ticket):
                 raise _SampleGone("the sample is not there any more")
@@ -132,11 +129,11 @@ class Scorer:
     # ------------------------------------------------------------ the station
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
-        """The sample that was scored; threads have none, since a lane shows one thing at a time."""
+        """Span of the scored sample; none with threads, since a lane shows one activity at a time."""
         yield Span(self.name, SCORE, begin, end, self._last)
 
     def current_call(self) -> tuple[str, float]:
-        """The call that has lasted longest."""
+        """The longest-running call."""
         begun = list(self._calls.values())
         return (SCORE, min(begun)[0]) if begun else IDLE
 
@@ -145,7 +142,6 @@ class Scorer:
         return StationTraits(calling_thread=self.calling_thread)
 
     def calling_thread(self) -> int | None:
-        """The thread of that call."""
         begun = list(self._calls.values())
         return min(begun)[1] if begun else None
 
@@ -154,7 +150,7 @@ class Scorer:
         return [f"{self.name} has {count} samples to score"] if count else []
 
     def statistics(self) -> dict[str, float]:
-        """scored, scoring_failed: samples; busy_s: seconds of the calls, over the places."""
+        """scored, scoring_failed: samples; busy_s: seconds in calls, divided by the places."""
         return {
             "scored": float(self._scored),
             "scoring_failed": float(self._failed),
@@ -167,4 +163,4 @@ class Scorer:
 
 
 class _SampleGone(Exception):
-    """The sample does not lie where it did: its host is lost."""
+    """The sample's payload is gone: its host is lost."""

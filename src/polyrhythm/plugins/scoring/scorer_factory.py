@@ -1,4 +1,4 @@
-"""How a scorer is made from plain data. Reaches torch only if the reward function does."""
+"""Builds a scorer from plain data. Imports torch only if the reward function does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScorerFactory:
-    """function, options: `scoring`'s; env: the environment's settings as plain data; places: samples at a time."""
+    """function, options: of `scoring`; env: the environment's settings as plain data; places: samples at a time."""
 
     name: str
     function: str
@@ -50,7 +50,6 @@ class ScorerFactory:
 
 
 def add_scorers(plan: StationPlan) -> AddedStations:
-    """The scorers of a run with a reward function."""
     from polyrhythm.pipeline.context import AddedStations  # in main alone: a scorer's process has no use for it
     from polyrhythm.pipeline.placed import scorer_names
 

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    """ConfigError for options of another kind of plan, which would have no effect."""
+    """ConfigError: an option belongs to another kind of plan and would have no effect."""
     from polyrhythm.errors import ConfigError
 
     for other, names in (("theory", _THEORY), ("memory", plan_memory.OPTIONS)):
@@ -83,7 +83,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
 
 
 def _limit_of(arguments: argparse.Namespace) -> str:
-    """The sentence on what limited the run. RunFolderError: there is none."""
+    """The sentence on what limited the run. RunFolderError: the run has none."""
     from polyrhythm.errors import ConfigError, RunFolderError
     from polyrhythm.observe.run_folder import SUMMARY_FILE, find_run
 

@@ -28,7 +28,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _find(file: Path) -> Path:
-    """The file, or the shipped description of this name."""
     from polyrhythm.config.recipes import examples_folder
     from polyrhythm.errors import ConfigError
 
@@ -42,7 +41,6 @@ def _find(file: Path) -> Path:
 
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The main entries of the summary."""
     throughput, requests = summary["throughput"], summary["requests"]
     trained, rows = throughput["trained_samples_per_s"], requests["rows_per_batch"]
     yield "simulated", f"{summary['versions']} versions in {summary['virtual_s']:,.1f} s, {summary['gpus']:g} GPUs"

@@ -1,4 +1,4 @@
-"""Workflows of one's own: workers, channels between them, and a driver. See docs/workflows.md."""
+"""User-defined workflows: workers, channels between them, and a driver. See docs/workflows.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLUGIN = Plugin(
     needs=("cluster",),
 )
 
-#: Module → what it offers here, imported on use.
+#: Module → its names exported here, imported on use.
 _MODULES = {
     "channel": ("Channel", "Pending"),
     "errors": ("ChannelClosed", "WaitTimeout", "WorkerFailed", "WorkflowError", "WorkflowOver"),

@@ -1,11 +1,11 @@
-"""Carries nested values between the processes of a workflow, in the way that their size and the two ends allow.
+"""Transfers nested values between the processes of a workflow.
 
-    message   at most 32 KiB: within the message that says of it
-    kept      in one process: a buffer changes hands
-    host      on one host: a file in shared memory, which the receiver maps; one copy, made by the sender
-    tcp       from another host, in pieces of 4 MiB, authenticated and encrypted
+The way depends on the size and the two ends only:
 
-Which of the last three it is depends on where the parcel lies and who takes it, nothing else.
+    message   at most 32 KiB: inside the message itself
+    kept      in one process: the buffer is handed over
+    host      on one host: a file in shared memory, which the receiver maps; the sender makes one copy
+    tcp       from another host: pieces of 4 MiB, authenticated and encrypted
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DECODER = msgspec.msgpack.Decoder(tuple[bytes, tuple[int, ...]])
 
 
 class Parcel(msgspec.Struct, frozen=True, array_like=True):
-    """A value on its way: its bytes, or the host and the name under which they are kept."""
+    """A value in transit: its bytes, or the host and the name under which they are kept."""
 
     nbytes: int
     content: bytes = b""
@@ -35,22 +35,22 @@ class Parcel(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pack_whole(value: Any, what: str) -> Parcel:
-    """A parcel that has its bytes with it, whatever they are. TypeError: it cannot be sent."""
+    """A parcel that contains its bytes, whatever their size. TypeError: the value cannot be sent."""
     content = frames.pack(*values.encode(value, what))
     return Parcel(len(content), content)
 
 
 class Carrier:
-    """One process's end. channel: makes a channel of this process by name; device: of what this process receives.
-    ways: parcels received so far, by way."""
+    """One process's end. channel: makes a channel of this process by name; device: where received tensors go. ways:
+    number of parcels received, by way."""
 
     def __init__(self, parcels: Parcels, channel: Callable[[str], Any], device: str = "cpu") -> None:
         self.ways: Counter[str] = Counter()
         self._parcels, self._channel, self._device = parcels, channel, device
 
     def pack(self, value: Any, what: str, copies: int = 1) -> list[Parcel]:
-        """Parcels of a value, one for each of `copies` receivers. what: it is, for errors. TypeError: it cannot be
-        sent. StartError: it does not fit into shared memory."""
+        """One parcel of the value for each of `copies` receivers. what: names the value in errors. TypeError: it cannot
+        be sent. StartError: it does not fit into shared memory."""
         parts = frames.parts_of(*values.encode(value, what))
         nbytes = sum(map(len, parts))
         if nbytes <= SMALL:
@@ -58,7 +58,8 @@ class Carrier:
         return [Parcel(nbytes, host=self._parcels.host, name=name) for name in self._parcels.keep(parts, copies)]
 
     def unpack(self, parcel: Parcel) -> Any:
-        """The value of a parcel, which is gone then. LookupError: it is gone already. UnfitMessage: it is damaged."""
+        """The value of a parcel; a parcel can be unpacked once. LookupError: it is gone.
+        UnfitMessage: it is damaged."""
         memory = memoryview(bytearray(parcel.content)) if parcel.content else self._take(parcel)
         if parcel.content:
             self.ways["message"] += 1
@@ -72,6 +73,6 @@ class Carrier:
         return memory
 
     def drop(self, parcel: Parcel) -> None:
-        """Nobody will take this parcel, which this process packed."""
+        """Free a parcel of this process that nobody will receive."""
         if not parcel.content:
             self._parcels.drop(parcel.name)

@@ -1,4 +1,4 @@
-"""A channel as workers and the driver use it, and how they reach the exchange that has its items."""
+"""Channels as workers and the driver use them, and their requests to the exchange that holds the items."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from polyrhythm.plugins.workflow.carrier import Carrier
 from polyrhythm.plugins.workflow.errors import ChannelClosed, WorkflowError, as_error
 from polyrhythm.plugins.workflow.protocol import Answer, Close, Denied, Get, Given, Key, Put, Request
 
-#: Puts that a process has begun and nobody has waited for.
+#: Maximum puts of a process that nobody has waited for.
 PUT_AHEAD = 64
 
 
 class Reply(Protocol):
-    """The answer to a request that may still be under way."""
+    """The future answer to a request."""
 
     @property
-    def done(self) -> bool:
-        """Whether it has come."""
-        ...
+    def done(self) -> bool: ...
 
     def wait(self) -> Answer:
-        """The answer, once it comes: every request has a deadline at the exchange."""
+        """Block until the answer comes; the exchange gives every request a deadline."""
         ...
 
 
 class Pending:
-    """A put or a get under way, until its deadline. It belongs to the process that began it."""
+    """A put or get under way, until its deadline. Only the process that began it may wait for it."""
 
     def __init__(self, reply: Reply, finish: Callable[[Reply], Any]) -> None:
         self._reply, self._finish = reply, finish
@@ -38,11 +36,11 @@ class Pending:
 
     @property
     def done(self) -> bool:
-        """Whether `wait` returns, or raises, at once."""
+        """Whether `wait` returns or raises at once."""
         return self.waited or self._reply.done
 
     def wait(self) -> Any:
-        """What the get was given; None for a put. The errors of `Channel.put` and `Channel.get`."""
+        """The item of a get, None for a put. Raises the errors of `Channel.put` and `Channel.get`."""
         if not self.waited:
             try:
                 self._found = self._finish(self._reply)
@@ -55,26 +53,25 @@ class Pending:
 
 
 class PendingPuts:
-    """Puts that nobody has waited for, oldest first, at most `PUT_AHEAD`: their errors reach whoever puts next, or who
-    ends this."""
+    """Puts that nobody has waited for, oldest first, at most `PUT_AHEAD`. A later `add` or
+    `finish` raises their errors."""
 
     def __init__(self) -> None:
         self._puts: deque[Pending] = deque()
 
     def add(self, put: Pending) -> None:
-        """One more; waits for the oldest if there are too many. It is kept first, so that it is waited for although an
-        earlier one raises."""
+        """Add a put; waits for the oldest if there are too many. It is added first, so that an error of an earlier
+        one does not lose it."""
         self._puts.append(put)
         while len(self._puts) > 1 and (len(self._puts) > PUT_AHEAD or self._puts[0].done):
             self._wait_for_oldest()
 
     def finish(self) -> None:
-        """Wait for all of them."""
         while self._puts:
             self._wait_for_oldest()
 
     def clear(self) -> None:
-        """Forget them: the process has an error already."""
+        """Forget all puts: the process has an error already."""
         self._puts.clear()
 
     def _wait_for_oldest(self) -> None:
@@ -84,20 +81,16 @@ class PendingPuts:
 
 
 class Port(Protocol):
-    """How this process reaches the exchange. wait_s: the longest wait, where none is given; puts: begun by `put_async`
-    and `send_async`."""
+    """Connection of this process to the exchange. wait_s: default limit of a wait; puts: puts begun by
+    `put_async` and `send_async`."""
 
     wait_s: float
     puts: PendingPuts
 
     @property
-    def carrier(self) -> Carrier:
-        """By which values are sent and received."""
-        ...
+    def carrier(self) -> Carrier: ...
 
-    def begin(self, request: Request) -> Reply:
-        """Send a request to the exchange."""
-        ...
+    def begin(self, request: Request) -> Reply: ...
 
 
 class Channel:
@@ -114,25 +107,28 @@ class Channel:
         return f"Channel({self.channel_name!r})"
 
     def put(self, item: Any, *, key: Key = None, weight: float = 1.0, timeout_s: float | None = None) -> None:
-        """Add an item, and wait until there is room for it. key: by which consumers may ask for it; weight: what it
-        costs its consumer, for balance. ChannelClosed: the channel is closed. TypeError: it cannot be sent."""
+        """Add an item, waiting for room. key: consumers may ask for it; weight: cost to the consumer, for balance.
+        ChannelClosed: the channel is closed. TypeError: the item cannot be sent."""
         begin_put(self._port, self.channel_name, item, key=key, weight=weight, timeout_s=timeout_s).wait()
 
     def put_async(self, item: Any, *, key: Key = None, weight: float = 1.0, timeout_s: float | None = None) -> Pending:
-        """As `put`, without waiting for room. Whoever does not `wait` for it gets its error from a later `put_async`,
-        at the end of the worker's method, or when the driver leaves the `with` statement; these wait for it. A process
-        has at most 64 such puts under way, then the oldest is waited for."""
+        """As `put`, without waiting for room.
+
+        An error of a put without `wait` is raised by a later `put_async`, at the end of the worker's method, or when
+        the driver leaves the `with` statement; the latter two wait for the put. With 64 such puts under way in a
+        process, the next one waits for the oldest.
+        """
         put = begin_put(self._port, self.channel_name, item, key=key, weight=weight, timeout_s=timeout_s)
         self._port.puts.add(put)
         return put
 
     def get(self, *, key: Key = None, order: str = "", timeout_s: float | None = None) -> Any:
-        """The next item, of this key if one is given. order: the name of one of the channel's orders, by default its
-        own. ChannelClosed: it is closed, and has no more."""
+        """The next item, of this key if given. order: one of the channel's orders by name, default its own.
+        ChannelClosed: the channel is closed and empty."""
         return self.get_async(key=key, order=order, timeout_s=timeout_s).wait()
 
     def get_async(self, *, key: Key = None, order: str = "", timeout_s: float | None = None) -> Pending:
-        """As `get`, without waiting: the item is this process's as soon as it is given, so wait for it."""
+        """As `get`, without waiting. The item is assigned to this process as soon as there is one, so wait for it."""
         request = Get(self.channel_name, key, 1, None, _or_default(self._port, timeout_s), order=order)
         return begin_get(self._port, request)
 
@@ -145,15 +141,14 @@ class Channel:
         order: str = "",
         timeout_s: float | None = None,
     ) -> list[Any]:
-        """The next `items` items, or the fewest next ones that weigh `weight` or more, whichever are fewer. There are
-        fewer only where no more can come: the channel is closed, or full. ChannelClosed: it has no more."""
+        """The next `items` items, or the fewest next ones that weigh at least `weight`, whichever are fewer. There are
+        fewer only if no more can come: the channel is closed, or full. ChannelClosed: it is closed and empty."""
         heavy = None if weight is None else float(weight)
         get = Get(self.channel_name, key, items, heavy, _or_default(self._port, timeout_s), order=order)
         return receive_items(self._port, get, self._port.begin(get))
 
     def close(self) -> None:
-        """Say that this producer has no more. Once all have (`producers`), consumers get what is left, then
-        `ChannelClosed`."""
+        """End this producer. Once all `producers` have, consumers get the remaining items, then `ChannelClosed`."""
         answered(self._port.begin(Close(self.channel_name)).wait())
 
     def __iter__(self) -> Iterator[Any]:
@@ -182,8 +177,6 @@ def begin_put(
 
 
 def begin_parcel(port: Port, put: Put) -> Pending:
-    """Begin to put a parcel; if that is denied, the parcel is dropped."""
-
     def finish(reply: Reply) -> None:
         try:
             answered(reply.wait())
@@ -199,12 +192,11 @@ def begin_parcel(port: Port, put: Put) -> Pending:
 
 
 def begin_get(port: Port, get: Get) -> Pending:
-    """Begin to get one item."""
     return Pending(port.begin(get), lambda reply: receive_items(port, get, reply)[0])
 
 
 def receive_items(port: Port, get: Get, reply: Reply) -> list[Any]:
-    """The items that a request is given. The errors of `Channel.get_batch`."""
+    """The items given to a request. Raises the errors of `Channel.get_batch`."""
     answer = answered(reply.wait())
     assert isinstance(answer, Given), f"{answer} answers a Get"
     try:
@@ -214,7 +206,7 @@ def receive_items(port: Port, get: Get, reply: Reply) -> list[Any]:
 
 
 def answered(answer: Answer) -> Answer:
-    """The answer, unless it is that it cannot be: then the error."""
+    """The answer; raises its error if it is `Denied`."""
     if isinstance(answer, Denied):
         raise as_error(answer)
     return answer

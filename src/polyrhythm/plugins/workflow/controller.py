@@ -1,7 +1,7 @@
-"""The controller of a workflow: calls out, results back, and the exchange between all who wait. One thread owns it.
+"""The controller of a workflow: sends calls, receives results, owns the exchange. It runs in one thread.
 
-Invariants: every call and every request of the driver is a future that is set once. The first failure, of a worker or
-of a method, ends the workflow: everybody who waits is told, with the worker, its rank and the cause.
+Invariants: every call and every request of the driver is a future that is set once. The first failure of a worker or a
+method ends the workflow; all waiting parties get an error with the worker, its rank and the cause.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ DRIVER = "driver"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a call returned. seconds: by timer."""
+    """Return value of a call. seconds: by timer."""
 
     parcel: Parcel
     seconds: Mapping[str, float]
 
 
 class SkippableClock:
-    """Seconds. In one process, where nothing else can happen, the wait for a deadline is skipped."""
+    """Clock in seconds. In a single process, where nothing else can happen, it skips to the next deadline."""
 
     def __init__(self) -> None:
         self._skipped = 0.0
@@ -43,13 +43,13 @@ class SkippableClock:
         return time.monotonic() + self._skipped
 
     def skip_to(self, at: float) -> None:
-        """It is this late now, if it is not later."""
+        """Advance the clock to `at`; never moves it back."""
         self._skipped += max(0.0, at - self())
 
 
 class Controller:
-    """Joins `hosting`, which has the workers, and the exchange. workers: group and rank of each station. failure: what
-    ended the workflow, once something has."""
+    """Connects `hosting`, which has the workers, with the exchange. workers: group and rank of each station. failure:
+    the error that ended the workflow, if any."""
 
     def __init__(self, hosting: Hosting, workers: Mapping[str, tuple[str, int]], clock: SkippableClock) -> None:
         self.exchange, self.clock = Exchange(), clock
@@ -60,24 +60,22 @@ class Controller:
         self._requests: dict[int, Future[p.Answer]] = {}
 
     def start(self) -> None:
-        """Start all workers, and wait until each is made. WorkerFailed: one cannot be."""
+        """Start all workers and wait until they are constructed. WorkerFailed: a constructor failed."""
         try:
             self._hosting.start()
         except RunHalted as halted:
             raise self._as_failed(halted) from halted
 
     def _as_failed(self, halted: RunHalted) -> PolyrhythmError:
-        """The error with the worker that it is about, if it is about one."""
         if halted.station not in self._workers:
             return halted
         group, rank = self._workers[halted.station]
-        own = halted.reason.removeprefix(f"worker {group} rank {rank}: ")  # it said why itself
+        own = halted.reason.removeprefix(f"worker {group} rank {rank}: ")  # the reason repeats the name
         return WorkerFailed(group, rank, own.replace("supervision.", ""))
 
-    # ------------------------------------------------------------ what the driver does
+    # ------------------------------------------------------------ for the driver
 
     def call(self, station: str, method: str, arguments: Parcel) -> Future[Result]:
-        """Call a method of a worker."""
         number, future = next(self._numbers), Future[Result]()
         if self.failure is not None:
             future.set_exception(self.failure)
@@ -87,14 +85,13 @@ class Controller:
         return future
 
     def ask(self, request: p.Request) -> Future[p.Answer]:
-        """A request of the driver's own."""
         number, future = next(self._numbers), Future[p.Answer]()
         self._requests[number] = future
         self._answer(self.exchange.ask((DRIVER, number), request, self.clock()))
         return future
 
     def describe(self) -> str:
-        """Who is at what, and who waits for what, in words."""
+        """Description of what each worker does and what each waiting party waits for."""
         busy: dict[str, None] = {}
         for station, _ in self._calls:
             call = self._hosting.station(station).current_call()
@@ -102,20 +99,19 @@ class Controller:
         return "; ".join([*busy, *self.exchange.waits()]) or "nobody waits"
 
     def processes(self) -> dict[str, int]:
-        """The process id of each worker that has a process of its own on this machine."""
+        """Process id by worker, of workers with a process of their own on this machine."""
         return process_ids(self._hosting)
 
     def statistics(self) -> dict[str, dict[str, float]]:
-        """Counters of each worker."""
         return self._hosting.statistics(fresh=True)
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def step(self, timeout: float) -> bool:
-        """Take one thing that happens within `timeout` seconds; whether something did.
+        """Handle one event that arrives within `timeout` seconds; whether there was one.
 
-        Consumes: what workers say, the ends of their processes, deadlines. Waits for: one of them. Unblocked by: it,
-        the timeout, or the hosting's waker. Produces: answers, results.
+        Consumes: messages of workers, ends of their processes, deadlines. Waits for: one of them. Unblocked by: it, the
+        timeout, or the hosting's waker. Produces: answers, results.
         """
         now, worked = self.clock(), self._hosting.work_done
         late = self.exchange.expire(now)
@@ -159,7 +155,7 @@ class Controller:
             future.set_result(Result(message.result, message.seconds))
 
     def _lose(self, halted: RunHalted) -> None:
-        """A worker is lost: hear what came before that, then end."""
+        """A worker is lost: handle its earlier messages, then end the workflow."""
         try:
             while self.failure is None and (event := self._hosting.receive(0.0)) is not None:
                 self._handle(event)
@@ -181,7 +177,7 @@ class Controller:
     # ------------------------------------------------------------ the end
 
     def end(self, error: PolyrhythmError) -> None:
-        """The workflow is over, for this reason; the first one counts."""
+        """End the workflow with this error; later errors are ignored."""
         if self.failure is not None:
             return
         self.failure = error
@@ -191,6 +187,6 @@ class Controller:
             future.set_exception(error)
 
     def close(self) -> None:
-        """End all workers; nothing of them is left."""
+        """End all workers and free their resources."""
         self.end(WorkflowOver("the workflow was closed"))
         self._hosting.close()

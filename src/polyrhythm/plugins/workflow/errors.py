@@ -1,8 +1,8 @@
-"""What can go wrong in a workflow.
+"""Errors of workflows.
 
-WorkflowError            a worker, a channel or a value cannot be used so
-├── WorkerFailed         a worker raised, or is lost: the worker, its rank and the cause; the workflow ends
-├── WaitTimeout          a wait was longer than allowed; who waits for what is in its message
+WorkflowError            invalid use of a worker, a channel or a value
+├── WorkerFailed         a worker raised or is lost: the worker, its rank and the cause; the workflow ends
+├── WaitTimeout          a wait passed its deadline; the message lists all waits
 ├── ChannelClosed        a channel has no more items
 └── WorkflowOver         the workflow has ended meanwhile
 """
@@ -14,11 +14,11 @@ from polyrhythm.plugins.workflow.protocol import Denied
 
 
 class WorkflowError(PolyrhythmError):
-    """Base of a workflow's errors."""
+    """Base of the errors of workflows."""
 
 
 class WorkerFailed(WorkflowError):
-    """A worker raised or is lost. group, rank: which; cause: in one line; trace: where it raised, if it did."""
+    """A worker raised or is lost. group, rank: of the worker; cause: one line; trace: traceback, if it raised."""
 
     def __init__(self, group: str, rank: int, cause: str, trace: str = "") -> None:
         super().__init__(f"worker {group} rank {rank}: {cause}" + (f"\n{trace}" if trace else ""))
@@ -26,11 +26,11 @@ class WorkerFailed(WorkflowError):
 
 
 class WaitTimeout(WorkflowError, TimeoutError):
-    """Nothing came in time."""
+    """A wait passed its deadline."""
 
 
 class ChannelClosed(WorkflowError):
-    """A channel is closed: nothing more comes, and nothing can be put."""
+    """The channel is closed: it has no more items and accepts none."""
 
 
 class WorkflowOver(WorkflowError):
@@ -41,5 +41,4 @@ _BY_REASON = {"timeout": WaitTimeout, "closed": ChannelClosed, "over": WorkflowO
 
 
 def as_error(denied: Denied) -> WorkflowError:
-    """The error that tells of it."""
     return _BY_REASON[denied.reason](denied.why)

@@ -1,11 +1,11 @@
-"""All channels of a workflow and everybody who waits at one. It decides without I/O and is told the time.
+"""All channels of a workflow and the requests that wait at them, decided without I/O; the caller passes the time.
 
-    ask     a request is answered at once, or waits here until another request or its deadline answers it
-    expire  requests whose deadline has passed are answered with that
-    end     all that wait, and all that ask later, are told why the workflow is over
+    ask     a request is answered at once, or waits until another request or its deadline answers it
+    expire  requests past their deadline are answered with an error
+    end     all waiting and later requests are answered with the reason for the workflow's end
 
-Invariants: a request is answered once. An item that was put is given once, to one who asked for it. Whoever waits has a
-deadline. Of several consumers who wait, the one who has been given the least weight so far is served first.
+Invariants: a request is answered once. An item is given once, to a consumer that asked for it. Every waiting request
+has a deadline. Of several waiting consumers, the one with the least weight received so far is served first.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from polyrhythm.plugins.workflow.protocol import LONGEST_KEY, Answer, Close, Denied, Done, Get, Given, Put, Request
 from polyrhythm.plugins.workflow.queues import Orders, Queue, orders_of
 
-#: Who asks, and the number of the request.
+#: Sender and number of a request.
 Asker = tuple[str, int]
 Answers = list[tuple[Asker, Answer]]
 #: Items between two workers that the receiver has not taken yet.
 SEND_AHEAD = 64
-#: Most other waits that are listed where one was too long.
+#: Maximum number of other waits listed in a timeout's message.
 _LISTED = 6
 #: Characters of an error of the user's order, and of a channel's name that is unknown.
 _ERROR_CHARS, _NAME_CHARS = 1000, 200
@@ -38,8 +38,8 @@ class _Wait:
 
 @dataclass(slots=True)
 class _Channel:
-    """producers: how many have yet to say that they have no more; putting, getting: who waits, in the order in which
-    they came; given: weight by consumer."""
+    """producers: number of producers that have not closed it; putting, getting: waiting requests in order of arrival.
+    given: weight received, by consumer."""
 
     name: str
     queue: Queue
@@ -61,13 +61,13 @@ class Exchange:
         self._over = ""
 
     def open(self, name: str, capacity: int, producers: int = 1, order: Orders = None) -> None:
-        """Make a channel. ValueError: there is one of this name, or no such order."""
+        """Create a channel. ValueError: the name is taken, or the order is unknown."""
         if name in self._channels:
             raise ValueError(f"channel {name!r} is there already; give this one another name")
         self._channels[name] = _Channel(name, Queue(capacity, orders_of(order)), producers)
 
     def ask(self, asker: Asker, request: Request, now: float) -> Answers:
-        """The answers that a request leads to, its own among them unless it has to wait."""
+        """All answers that a request causes; its own is among them unless it waits."""
         if self._over:
             return [(asker, Denied("over", self._over))]
         channel = self._find(request)
@@ -91,7 +91,7 @@ class Exchange:
         return channel
 
     def _why_not(self, channel: _Channel | None, request: Request) -> Denied | None:
-        """Why the request cannot be granted, whatever comes."""
+        """The error of a request that can never be granted, else None."""
         if channel is None:
             return Denied("refused", f"there is no channel {request.channel[:_NAME_CHARS]!r}")
         name = channel.name
@@ -113,11 +113,10 @@ class Exchange:
     # ------------------------------------------------------------ time and the end
 
     def deadline(self) -> float:
-        """When the next request expires."""
         return min((wait.deadline for _, wait in self._waiting()), default=math.inf)
 
     def expire(self, now: float) -> Answers:
-        """Answer the requests whose deadline has come."""
+        """Answer the requests whose deadline has passed."""
         answers: Answers = []
         late = [(channel, wait) for channel, wait in self._waiting() if wait.deadline <= now]
         others = [_words(channel, wait) for channel, wait in self._waiting() if wait.deadline > now] if late else []
@@ -132,20 +131,18 @@ class Exchange:
         return answers
 
     def end(self, why: str) -> Answers:
-        """Answer everybody who waits; later requests get the same answer."""
+        """Answer all waiting requests; later ones get the same answer."""
         self._over = why
         answers: Answers = [(wait.asker, Denied("over", why)) for _, wait in self._waiting()]
         self._channels.clear()
         return answers
 
-    # ------------------------------------------------------------ for people
+    # ------------------------------------------------------------ descriptions
 
     def sizes(self) -> dict[str, int]:
-        """Items in each channel."""
         return {name: len(channel.queue) for name, channel in self._channels.items()}
 
     def waits(self) -> list[str]:
-        """Who waits for what, in words."""
         return [_words(channel, wait) for channel, wait in self._waiting()]
 
     def _waiting(self) -> Iterator[tuple[_Channel, _Wait]]:
@@ -155,7 +152,7 @@ class Exchange:
 
 
 def _why_no_batch(request: Get, queue: Queue) -> str:
-    """Why there can be no such batch; "" if there can."""
+    """Why no such batch can ever form; "" if it can."""
     items, weight, capacity = request.items, request.weight, queue.capacity
     if request.order not in queue.orders:
         return f"order = {request.order[:_NAME_CHARS]!r}: there are {', '.join(filter(None, queue.orders))}"
@@ -167,7 +164,6 @@ def _why_no_batch(request: Get, queue: Queue) -> str:
 
 
 def _serve(channel: _Channel) -> Answers:
-    """Answer all who can be answered now."""
     answers: Answers = []
     while answer := _admit(channel) or _give(channel):
         answers.append(answer)
@@ -175,7 +171,7 @@ def _serve(channel: _Channel) -> Answers:
 
 
 def _admit(channel: _Channel) -> tuple[Asker, Answer] | None:
-    """The next item of those that wait for room."""
+    """Accept the next item that waits for room."""
     if not channel.putting or channel.queue.full:
         return None
     wait = channel.putting.popleft()
@@ -188,7 +184,7 @@ def _admit(channel: _Channel) -> tuple[Asker, Answer] | None:
 
 
 def _give(channel: _Channel) -> tuple[Asker, Answer] | None:
-    """Items for the next consumer who can have them; after the end of the channel, that it has ended."""
+    """Items for the next consumer that can be served, or the channel's end."""
     over, given = channel.closed and not channel.putting, channel.given
     for wait in sorted(channel.getting, key=lambda wait: given[wait.asker[0]]):
         request = wait.request

@@ -1,4 +1,4 @@
-"""Workers of one class as the driver sees them: their methods are called on all ranks, and waited for by a handle."""
+"""Groups of workers as the driver sees them, and handles of the calls of their methods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REDUCE: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 class Driver(Port, Protocol):
-    """How the driver reaches the workers."""
+    """The driver's connection to the workers."""
 
     def call(self, station: str, method: str, arguments: Parcel) -> Future[Result]: ...
 
@@ -29,7 +29,7 @@ class Driver(Port, Protocol):
 
 
 class Handle:
-    """A call of a method on some ranks. Calls are under way until they have returned; nobody has to wait for them."""
+    """A call of a method on some ranks. It runs whether or not anybody waits for it."""
 
     def __init__(self, futures: Sequence[Future[Result]], method: str, driver: Driver) -> None:
         self._futures, self._method, self._driver = futures, method, driver
@@ -37,14 +37,14 @@ class Handle:
 
     @property
     def done(self) -> bool:
-        """Whether it has returned, or failed, in all ranks. With `inline`, workers work while the driver waits."""
+        """Whether all ranks have returned or failed. With `inline`, workers run only while the driver waits."""
         return all(future.done() for future in self._futures)
 
     def wait(self, timeout_s: float | None = None) -> list[Any]:
-        """What the method returned in each rank, in their order. timeout_s: default is the workflow's `wait_s`.
+        """The return value of each rank, in rank order. timeout_s: default is the workflow's `wait_s`.
 
-        WorkerFailed: a worker of the workflow raised or was lost, this one or another; the workflow has ended.
-        WaitTimeout: it takes longer; it goes on, and can be waited for again.
+        WorkerFailed: a worker of the workflow, this one or another, raised or was lost; the workflow has ended.
+        WaitTimeout: the call takes longer; it continues, and `wait` can be called again.
         """
         if self._results is None:
             results = self._wait(timeout_s)
@@ -55,8 +55,8 @@ class Handle:
         return self._results
 
     def seconds(self, timer: str | None = None, reduce: Reduce = "mean") -> float:
-        """Seconds that the call took, or that were spent within its `timer` of this name, reduced over the ranks that
-        used it; waits as `wait` does. ValueError: no rank used it."""
+        """Seconds of the call, or within its `timer` of this name, reduced over the ranks that used the timer. Waits as
+        `wait` does. ValueError: no rank used it."""
         name, results = timer or self._method, self._wait(None)
         found = [result.seconds[name] for result in results if name in result.seconds]
         if not found:
@@ -83,7 +83,7 @@ class WorkerGroup:
         return f"WorkerGroup({self.name!r}, {self._kind.__name__}, ranks {self._ranks})"
 
     def on(self, *ranks: int) -> WorkerGroup:
-        """These ranks of the group alone. ValueError: it has no such rank."""
+        """Only these ranks of the group. ValueError: the group has no such rank."""
         odd = [rank for rank in ranks if rank not in range(self.size)]
         if odd or not ranks:
             raise ValueError(f"ranks = {odd or ranks}: group {self.name!r} has ranks 0 to {self.size - 1}")
@@ -104,5 +104,4 @@ class WorkerGroup:
 
 
 def station_name(group: str, rank: int) -> str:
-    """The name of the station that a rank is."""
     return f"{group}-{rank}"

@@ -1,4 +1,4 @@
-"""Opens the hosting of a workflow's workers, for each launcher: that of the pipeline's stations.
+"""Opens the hosting of a workflow's workers, by launcher; it is the hosting of the pipeline's stations.
 
 A workflow has no samples and no weights, so the arena that every process opens has one empty block.
 """
@@ -34,8 +34,8 @@ NO_WEIGHTS = WeightsLayout.of({})
 
 @dataclass(frozen=True)
 class Limits:
-    """`SupervisionLimits` of a workflow: no failure is survived, and a call may take any time as long as its process
-    lives; who waits for it has a deadline. heartbeat_s, start_s: as in the section supervision."""
+    """`SupervisionLimits` of a workflow: no failure is survived, and calls have no time limit while their process
+    lives. heartbeat_s, start_s: as in the section supervision."""
 
     heartbeat_s: float = 20.0
     start_s: float = 300.0
@@ -51,8 +51,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """waker: makes what ends the hosting's `receive`, where it has a thread of its own; undo: closed after the
-    hosting."""
+    """waker: makes the object that interrupts the hosting's `receive`, if it has its own thread; undo:
+    closed after the hosting."""
 
     hosting: Hosting
     parcels: Parcels
@@ -69,7 +69,7 @@ def open_inline(stations: StationList) -> Opened:
 
 
 def open_local(stations: StationList, limits: Limits, logs: Path, transport: Transport) -> Opened:
-    """Each worker in a process of this machine. StartError: it lacks something; then nothing is left."""
+    """Each worker in a process of this machine. StartError: it lacks something; nothing is left running."""
     with ExitStack() as undo:
         folder = SharedRunFolder({"arena": LAYOUT.nbytes})
         undo.callback(folder.remove)
@@ -86,8 +86,8 @@ def open_on_nodes(
     address: str = LOOPBACK,
     leave: Callable[[], None] = lambda: None,
 ) -> Opened:
-    """Each worker in a process on its node. address: of this machine for them; leave: called in the end. StartError: a
-    node lacks something; then nothing is left."""
+    """Each worker in a process on its node. address: of this machine for the nodes; leave: called at the end.
+    StartError: a node lacks something; nothing is left running."""
     hosts = open_hosts(stations, LAYOUT, NO_WEIGHTS, limits, logs, Places(address, nodes, {}, leave=leave))
     parcels = SharedParcels(hosts.folder.folder, "driver", MAIN, hosts.memory.clients)
     undo = ExitStack()
@@ -97,8 +97,8 @@ def open_on_nodes(
 
 
 def open_ray(stations: StationList, limits: Limits, logs: Path, settings: Mapping[str, Any]) -> Opened:
-    """Each worker in an actor of a Ray cluster. settings: of the section `ray`. StartError: there is no such cluster,
-    or no room in it; then nothing is left."""
+    """Each worker in an actor of a Ray cluster. settings: of the section `ray`. StartError: the cluster does not exist
+    or lacks room; nothing is left running."""
     from polyrhythm.config.sections.running import RaySettings
     from polyrhythm.plugins.cluster.ray.cluster import Cluster
 

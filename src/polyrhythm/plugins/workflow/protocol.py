@@ -1,4 +1,4 @@
-"""What workers and the controller of a workflow say to each other, as MessagePack of tagged records.
+"""Messages between the workers and the controller of a workflow, as MessagePack of tagged records.
 
 `ToWorker` carries a `Call` or an `Answered`, `FromWorker` an `Asked`, a `Returned` or a `Raised`. Receiving one
 executes nothing.
@@ -17,14 +17,14 @@ Key = str | int | None
 #: Characters of the longest key; bytes of the items in one answer, which is far less than a message may have
 #: (`runtime.transport.wire.LARGEST`), also with one item more.
 LONGEST_KEY, ANSWER_BYTES = 1024, 4 * 2**20
-#: timeout: a deadline has passed; closed: a channel has no more; refused: it was asked for what cannot be; over: the
-#: workflow ends.
+#: timeout: a deadline has passed; closed: a channel has no more items; refused: the request is invalid; over: the
+#: workflow has ended.
 Reason = Literal["timeout", "closed", "refused", "over"]
 
 
 class Put(msgspec.Struct, frozen=True, tag=0):
-    """Put an item into a channel, within `timeout_s`. direct: the channel is between two workers, and is made if it is
-    not there. Answered by `Done`."""
+    """Put an item into a channel within `timeout_s`. Answered by `Done`. direct: the channel connects two workers, and
+    is created if missing."""
 
     channel: str
     parcel: Parcel
@@ -35,8 +35,8 @@ class Put(msgspec.Struct, frozen=True, tag=0):
 
 
 class Get(msgspec.Struct, frozen=True, tag=1):
-    """Get `items` items of a channel, or as many as weigh `weight`, within `timeout_s`. key: only items of this key,
-    None for all; order: by name, "" for the channel's own. Answered by `Given`."""
+    """Get `items` items of a channel, or the fewest that weigh `weight`, within `timeout_s`. Answered by `Given`. key:
+    only items of this key, None for all; order: by name, "" for the channel's own."""
 
     channel: str
     key: Key = None
@@ -48,7 +48,7 @@ class Get(msgspec.Struct, frozen=True, tag=1):
 
 
 class Close(msgspec.Struct, frozen=True, tag=2):
-    """One of a channel's producers has no more. Answered by `Done`."""
+    """Close a channel for one of its producers. Answered by `Done`."""
 
     channel: str
 
@@ -57,18 +57,18 @@ Request = Put | Get | Close
 
 
 class Done(msgspec.Struct, frozen=True, tag=3):
-    """It is done."""
+    """The request was granted."""
 
 
 class Given(msgspec.Struct, frozen=True, tag=4):
-    """Items in order, each with its key and weight. more: further ones follow in the next answer to this request."""
+    """Items in order, each with its key and weight. more: another answer to this request follows."""
 
     items: tuple[tuple[Parcel, Key, float], ...]
     more: bool = False
 
 
 class Denied(msgspec.Struct, frozen=True, tag=5):
-    """It cannot be done, and why."""
+    """The request failed. reason: kind of error; why: its message."""
 
     reason: Reason
     why: str
@@ -78,7 +78,7 @@ Answer = Done | Given | Denied
 
 
 class Call(msgspec.Struct, frozen=True, tag=6):
-    """Call a method; arguments: a tuple of positional and a dict of named ones."""
+    """Call a method. arguments: a tuple of positional and a dict of named ones."""
 
     number: int
     method: str
@@ -86,7 +86,7 @@ class Call(msgspec.Struct, frozen=True, tag=6):
 
 
 class Answered(msgspec.Struct, frozen=True, tag=7):
-    """The answer to the request of this number."""
+    """The answer to the worker's request of this number."""
 
     number: int
     answer: Answer
@@ -100,7 +100,7 @@ class Asked(msgspec.Struct, frozen=True, tag=8):
 
 
 class Returned(msgspec.Struct, frozen=True, tag=9):
-    """The result of a call. seconds: by timer, those of this call; the call's own by the name of its method."""
+    """The result of a call. seconds: by timer; the whole call's by the name of its method."""
 
     number: int
     result: Parcel
@@ -108,7 +108,7 @@ class Returned(msgspec.Struct, frozen=True, tag=9):
 
 
 class Raised(msgspec.Struct, frozen=True, tag=10):
-    """A call raised. error: what, in one line; trace: where."""
+    """A call raised. error: one line; trace: traceback."""
 
     number: int
     error: str
@@ -123,7 +123,7 @@ decode_from = msgspec.msgpack.Decoder(From).decode
 
 
 def in_parts(answer: Answer) -> Iterator[Answer]:
-    """The answer as messages can have it: items in several answers if they are large together."""
+    """The answer split into messages of acceptable size: large items go into several answers."""
     if isinstance(answer, Given):
         items: list[tuple[Parcel, Key, float]] = []
         nbytes = 0

@@ -1,7 +1,6 @@
-"""The items of one channel, without any waiting: what is there, in which order it goes, and whether there is room.
+"""The items of one channel: contents, orders and capacity, without any waiting.
 
-Invariant: an item that was put is there until it is taken, once, whatever the order by which it is; there are never
-more than `capacity`.
+Invariant: an item stays until it is taken, once, in whatever order; there are never more than `capacity`.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from polyrhythm.plugins.workflow.protocol import Key
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An item as its order sees it. number: of items put into the channel before; key, weight: as it was put."""
+    """An item as an order function sees it. number: of items put into the channel before; key, weight: as in `put`."""
 
     number: int
     key: Key
     weight: float
 
 
-#: What items are sorted by; the smallest goes first, equals as they came.
+#: Sort key of items: the smallest goes first, equal ones in order of arrival.
 Order = Callable[[Entry], Any]
 #: One order, the name of one, several by name, or None for arrival.
 Orders = Order | str | Mapping[str, Order] | None
@@ -39,8 +38,8 @@ ORDERS: Mapping[str, Order] = {
 
 
 def orders_of(order: Orders) -> dict[str, Order]:
-    """A channel's orders by name, "" for the one that applies where a consumer names none: one function, the name of
-    one of `ORDERS`, several functions by name (the first applies), or None for arrival. ValueError: there is none."""
+    """A channel's orders by name; "" is the default. Accepts a function, the name of one of `ORDERS`, several functions
+    by name (the first is the default), or None for arrival. ValueError: the name is unknown."""
     if isinstance(order, Mapping):
         if not order or not all(isinstance(name, str) and callable(own) for name, own in order.items()):
             raise ValueError(f"order = {order!r}: not functions of an Entry by name")
@@ -52,7 +51,7 @@ def orders_of(order: Orders) -> dict[str, Order]:
 
 @dataclass(slots=True)
 class _Item:
-    """sort_keys: its place in each list of the queue."""
+    """sort_keys: its position in each sorted list of the queue."""
 
     entry: Entry
     parcel: Parcel
@@ -61,8 +60,8 @@ class _Item:
 
 @dataclass(slots=True)
 class Queue:
-    """The items of a channel. orders: as `orders_of` gives them. A list is kept for the first order and for each other
-    one that was asked for."""
+    """The items of a channel. orders: from `orders_of`. A sorted list is kept for the default and
+    every order used so far."""
 
     capacity: int
     orders: Mapping[str, Order] = field(default_factory=lambda: orders_of(None))
@@ -79,15 +78,14 @@ class Queue:
 
     @property
     def weight(self) -> float:
-        """Of all items together."""
         return math.fsum(item.entry.weight for item in self._items.values())
 
     def count(self, key: Key) -> int:
-        """Items of this key; of all for None."""
+        """Number of items of this key; of all for None."""
         return sum(key is None or item.entry.key == key for item in self._items.values())
 
     def put(self, parcel: Parcel, key: Key, weight: float) -> None:
-        """Add an item; there must be room. What an order raises is passed on, and nothing has changed."""
+        """Add an item; requires room. If an order function raises, the queue is unchanged."""
         assert not self.full, "a full queue"
         entry = Entry(next(self._numbers), key, weight)
         places = []
@@ -102,7 +100,7 @@ class Queue:
         self, key: Key, items: int | None, weight: float | None, *, rest: bool, order: str = ""
     ) -> list[tuple[Parcel, Key, float]]:
         """The next items of this key by `order`: `items` of them, or the fewest that weigh `weight`, whichever are
-        fewer; none if there are not enough. rest: then what there is."""
+        fewer. None if there are not enough, unless `rest`: then all that remain."""
         numbers, heavy = list[int](), 0.0
         for _, number in self._list(order):
             entry = self._items[number].entry
@@ -124,7 +122,7 @@ class Queue:
         return item.parcel, item.entry.key, item.entry.weight
 
     def _list(self, order: str) -> list[tuple[Any, int]]:
-        """Sort keys and numbers of all items by this order. What it raises is passed on, and nothing has changed."""
+        """Sort keys and numbers of all items by this order. If an order function raises, the queue is unchanged."""
         if order not in self._sorted:
             marks = sorted((self.orders[order](item.entry), number) for number, item in self._items.items())
             self._sorted[order] = marks

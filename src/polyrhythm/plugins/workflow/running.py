@@ -1,4 +1,4 @@
-"""Who runs the controller: a thread of its own, or, in one process, the driver while it waits."""
+"""Runs the controller: in its own thread, or, in a single process, in the driver's thread while it waits."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Running(Protocol):
     """Runs a controller, from its start to `close`."""
 
     def do(self, action: Callable[[], T]) -> T:
-        """What `action` returns or raises where the controller runs."""
+        """Execute `action` in the controller's thread; returns or raises its outcome."""
         ...
 
     def wait(self, futures: Collection[Future[Any]], timeout_s: float) -> None:
-        """Until all futures are set, or one of them to an error. WaitTimeout: they are not in time."""
+        """Wait until all futures are set, or one has an error. WaitTimeout: not within `timeout_s`."""
         ...
 
     def close(self) -> None:
@@ -38,8 +38,8 @@ class Running(Protocol):
 
 
 class ControllerThread:
-    """Runs it in a thread of its own, so that workers are served and watched whatever the driver does. wake: ends the
-    hosting's `receive`. `close` raises what kept workers from ending."""
+    """Runs the controller in its own thread, so that workers are served whatever the driver does. wake: interrupts the
+    hosting's `receive`. `close` raises the error that kept workers from ending."""
 
     def __init__(self, controller: Controller, wake: Callable[[], None]) -> None:
         self._controller, self._wake = controller, wake
@@ -82,8 +82,8 @@ class ControllerThread:
             raise error
 
     def _run(self) -> None:
-        """Consumes: actions of the driver, and what the controller consumes. Waits for: these. Unblocked by: them.
-        Produces: what they lead to. Ends with the first failure, or with `close`; the workers end before it does."""
+        """Consumes: actions of the driver, and events of the controller. Waits for: these. Unblocked by: them.
+        Produces: results. Ends with the first failure or with `close`, after the workers have ended."""
         controller = self._controller
         try:
             self._start()
@@ -106,7 +106,6 @@ class ControllerThread:
                 self._error = error
 
     def _start(self) -> None:
-        """Start the workers, or say why not."""
         try:
             self._controller.start()
         except BaseException as error:  # noqa: BLE001 - whoever made this object is told
@@ -116,7 +115,7 @@ class ControllerThread:
             self._started.set_result(None)
 
     def _end(self) -> None:
-        """Take no more actions; those that wait are denied."""
+        """Accept no more actions; queued ones get an error."""
         with self._lock:
             self._over = True
             for _, future in self._actions:
@@ -124,7 +123,8 @@ class ControllerThread:
 
 
 class DriverTurns:
-    """The driver runs it while it waits. Where nothing else can happen, the next deadline has come."""
+    """The driver runs the controller while it waits. When nothing else can happen, the clock skips
+    to the next deadline."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller, self._closed = controller, False

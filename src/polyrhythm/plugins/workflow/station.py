@@ -1,7 +1,7 @@
-"""A worker as a station (`runtime.messages.Station`): whoever hosts the pipeline's stations hosts workers too.
+"""A worker as a station (`runtime.messages.Station`): every hosting of the pipeline's stations can host workers.
 
-In a process of its own the station's thread runs the methods, and hears messages while one of them waits. In the one
-process of `inline` a call that waits pauses, and the other workers have their turns.
+In a process of its own, the station's thread runs the methods and receives messages while a method waits. With `inline`
+a call that waits is paused, and the other workers run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TRACE_CHARS, _ERROR_CHARS = 6000, 1000
 
 @dataclass(frozen=True)
 class WorkerFactory:
-    """Makes rank `rank` of a group. worker: its class, module:name; arguments: packed; sizes: ranks of every group."""
+    """Makes one rank of a group. worker: class as module:name; arguments: packed; sizes: number of ranks by group."""
 
     name: str
     group: str
@@ -55,7 +55,7 @@ class WorkerFactory:
 
 @dataclass(frozen=True)
 class WorkerBeside:
-    """Makes a worker in the driver's process, with which it shares `parcels`."""
+    """Makes a worker in the driver's process; both share `parcels`."""
 
     factory: WorkerFactory
     parcels: Parcels
@@ -75,8 +75,6 @@ class WorkerBeside:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReply:
-    """The answer to a request of a worker."""
-
     number: int
     station: WorkerStation
 
@@ -89,7 +87,7 @@ class WorkerReply:
 
 
 class WorkerStation:
-    """One rank of a worker. WorkerFailed: it cannot be made."""
+    """One rank of a worker. WorkerFailed: its constructor failed."""
 
     def __init__(self, factory: WorkerFactory, context: StationContext, incarnation: int, parcels: Parcels) -> None:
         self.name, self._incarnation, self._emit = factory.name, incarnation, context.channels.emit
@@ -147,7 +145,6 @@ class WorkerStation:
             raise UnfitMessage("impossible", f"{self.name} can neither be called so nor has it asked for {message}")
 
     def _take(self, message: p.Answered) -> None:
-        """An answer, or a part of one that is still to come."""
         answer = message.answer
         if isinstance(answer, p.Given):
             self._given.append(answer)
@@ -163,7 +160,7 @@ class WorkerStation:
         self._said += 1
 
     def _begin(self, request: p.Request) -> WorkerReply:
-        """Ask the exchange; the deadline is kept there."""
+        """Send a request to the exchange, which enforces its deadline."""
         if not self._doing[0]:
             raise WorkflowError("a constructor cannot wait for others; do that in a method that the driver calls")
         self._asked += 1
@@ -172,13 +169,12 @@ class WorkerStation:
         return WorkerReply(self._asked, self)
 
     def has_answer(self, number: int) -> bool:
-        """Whether the request has its answer, after a look at what has come; inline others have their turns."""
+        """Whether the request is answered, after receiving new messages. With `inline` other workers run meanwhile."""
         if number in self._open:
             self._listen(0.0, 0)
         return number not in self._open
 
     def await_answer(self, number: int) -> p.Answer:
-        """The answer to the request, once it comes."""
         while number in self._open:
             self._listen(_WAIT_S, number)
         return self._answers.pop(number)
@@ -194,7 +190,7 @@ class WorkerStation:
     # ------------------------------------------------------------ work
 
     def work(self) -> bool:
-        """Consumes: calls. Waits for: answers, within a call. Unblocked by: them. Produces: results."""
+        """Consumes: calls. Waits for: answers, within a call. Unblocked by: answers. Produces: results."""
         if self._turn is None:
             if not self._calls:
                 return False
@@ -210,7 +206,7 @@ class WorkerStation:
         return True
 
     def _call(self, call: p.Call) -> None:
-        """One call, and what became of it. StopWork: the station is to leave."""
+        """Execute one call and send its result or error. StopWork: the station must stop."""
         self._doing = (call.method, time.monotonic())
         self._place.seconds.clear()
         begin = time.perf_counter()
@@ -231,7 +227,7 @@ class WorkerStation:
             self._doing = ("", 0.0)
             self._done += 1
 
-    # ------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------ reports
 
     def joined(self) -> WorkerJoined:
         return WorkerJoined(self.name, self._incarnation)
@@ -246,7 +242,7 @@ class WorkerStation:
         return [f"{self.name} has {len(self._calls)} calls to do"] if self._calls else []
 
     def statistics(self) -> dict[str, float]:
-        """Calls done, and parcels received by way."""
+        """calls: finished calls; parcels/...: parcels received, by way."""
         ways = dict(self._carrier.ways)
         return {"calls": float(self._done), **{f"parcels/{way}": float(count) for way, count in ways.items()}}
 

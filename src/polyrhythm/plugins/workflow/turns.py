@@ -1,4 +1,4 @@
-"""A call that can stop in the middle and go on later, for workers that take turns in one process."""
+"""A call that can pause and resume, for workers that take turns in one process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ _LEAVE_S = 5.0
 
 
 class Turn:
-    """Runs `body` in a thread that works only while `resume` waits for it, so that there is one at work at a time.
-
-    Invariant: whoever calls `resume` and the body never run side by side.
-    """
+    """Runs `body` in a thread that executes only during `resume`, so that only one thread works at a time. Invariant:
+    the body and the caller of `resume` never run simultaneously."""
 
     def __init__(self, name: str, body: Callable[[], None]) -> None:
         self._body, self._over, self._ended = body, False, False
@@ -27,20 +25,20 @@ class Turn:
         self._thread.start()
 
     def resume(self) -> bool:
-        """Let it work until it pauses or ends; True if it has ended."""
+        """Run the body until it pauses or ends; True if it has ended."""
         self._go.release()
         self._back.acquire()
         return self._over
 
     def pause(self) -> None:
-        """Called by the body: wait until it is resumed. StopWork: it is to leave."""
+        """Called by the body: wait for `resume`. StopWork: the body must end."""
         self._back.release()
         self._go.acquire()
         if self._ended:
             raise StopWork
 
     def end(self) -> None:
-        """Have the body leave where it paused."""
+        """Make the paused body raise StopWork, and wait until it ends."""
         self._ended = True
         self._go.release()
         self._thread.join(_LEAVE_S)
@@ -48,7 +46,7 @@ class Turn:
             log.warning("%s does not leave; its thread ends with this process", self._thread.name)
 
     def _run(self) -> None:
-        """Consumes: turns. Waits for: one. Unblocked by: `resume` or `end`. Produces: what the body does."""
+        """Consumes: turns. Waits for: one. Unblocked by: `resume` or `end`. Produces: the effects of the body."""
         self._go.acquire()
         try:
             if not self._ended:

@@ -1,9 +1,9 @@
-"""Nested values as MessagePack and pieces of memory, and back: arrays and tensors are never encoded.
+"""Encodes nested values as MessagePack and pieces of memory: arrays and tensors are never serialized.
 
 A value is None, a bool, a number, text, bytes, a numpy array or scalar, a torch tensor, a `Channel`, or a list, tuple
-or dict of such values. Everything else is refused by the sender, with its place in the value: nothing is pickled. What
-comes out is equal to what went in, and is the receiver's own: it may be written to. A tensor comes without its
-gradient; one that was on a device goes to the receiver's.
+or dict of such values. The sender refuses everything else and names its position in the value; nothing is pickled. The
+received value is equal to the sent one, belongs to the receiver and is writable. A tensor comes without its gradient;
+one from a device goes to the receiver's device.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _decode_array = msgspec.msgpack.Decoder(tuple[int, str, tuple[int, ...], bool]).
 
 
 def encode(value: Any, what: str) -> tuple[bytes, list[memoryview]]:
-    """The structure, and the memory of its arrays and tensors. what: it is, for errors. TypeError: part of it cannot be
-    sent."""
+    """The structure, and the memory of its arrays and tensors. what: names the value in errors. TypeError: part of the
+    value cannot be sent."""
     pieces: list[memoryview] = []
     try:
         return _encode(_node(value, what, pieces)), pieces
@@ -105,8 +105,8 @@ def _tensor_node(tensor: torch.Tensor, path: str, pieces: list[memoryview]) -> m
 
 
 def decode(content: bytes, pieces: Sequence[memoryview], channel: Callable[[str], Any], device: str = "cpu") -> Any:
-    """The value. pieces: memory that is the receiver's own; channel: makes the channel of this name; device: where
-    tensors go that were on one. UnfitMessage: it was not made by `encode`."""
+    """The value. pieces: memory owned by the receiver; channel: makes a channel by name; device: for tensors from
+    devices. UnfitMessage: the content was not made by `encode`."""
 
     def extension(code: int, data: memoryview) -> Any:
         if code == _TUPLE:

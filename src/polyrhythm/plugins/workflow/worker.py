@@ -1,4 +1,4 @@
-"""What a worker of one's own is: a class whose public methods the driver calls on all ranks of a group."""
+"""Base class of user-defined workers: the driver calls their public methods on all ranks of a group."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from polyrhythm.plugins.workflow.protocol import Get, Put, Request
 
 @dataclass(slots=True)
 class Place:
-    """Where a worker is, and how it reaches others. sizes: ranks of each group of the workflow; seconds: by timer, of
-    the call under way."""
+    """Identity of a worker and its connection to others. sizes: number of ranks by group; seconds: of the
+    current call, by timer."""
 
     group: str
     rank: int
@@ -27,63 +27,63 @@ class Place:
 
 
 class Worker:
-    """Subclass it and give the class to `Workflow.group`: one object is made in each rank's process, with the arguments
-    given there. Methods are called one at a time, in the order of the calls; what they return is sent back.
+    """Base class of workers; give the subclass to `Workflow.group`. Each rank's process makes one object of it.
 
-    A constructor can use `rank`, `size`, `group` and `device`; it cannot wait for others yet.
+    Methods are called one at a time, in the order of the calls; their return values are sent to the driver. A
+    constructor can use `rank`, `size`, `group` and `device`, but not wait for other workers.
     """
 
     _place: Place
 
     @property
     def rank(self) -> int:
-        """Which of the group's workers this is, from 0."""
+        """Number of this worker in its group, from 0."""
         return self._place.rank
 
     @property
     def size(self) -> int:
-        """How many workers the group has."""
+        """Number of workers in the group."""
         return self._place.sizes[self._place.group]
 
     @property
     def group(self) -> str:
-        """The name of the group."""
+        """Name of the group."""
         return self._place.group
 
     @property
     def device(self) -> str:
-        """`cpu` or `cuda:N`, by the seat of this rank."""
+        """`cpu` or `cuda:N`, from the rank's seat."""
         return self._place.device
 
     def close(self) -> None:
-        """Called once when the workflow ends in good order, for what this worker has to free."""
+        """Free resources; called once if the workflow ends without an error."""
 
     def send(self, value: Any, rank: int, group: str | None = None, *, timeout_s: float | None = None) -> None:
-        """Send a value to a worker, of this group if none is named. Its `recv` gets what this worker sends in order; up
-        to 64 values may be under way, then sending waits."""
+        """Send a value to a rank, by default of this group; its `recv` gets this worker's values in order. Blocks while
+        64 values are under way."""
         line = self._line(rank, group, out=True)
         begin_put(self._place.port, line, value, timeout_s=timeout_s, direct=True).wait()
 
     def send_async(self, value: Any, rank: int, group: str | None = None, *, timeout_s: float | None = None) -> Pending:
-        """As `send`, without waiting; as `Channel.put_async`."""
+        """As `send`, without waiting; errors as for `Channel.put_async`."""
         port, line = self._place.port, self._line(rank, group, out=True)
         sending = begin_put(port, line, value, timeout_s=timeout_s, direct=True)
         port.puts.add(sending)
         return sending
 
     def recv(self, rank: int, group: str | None = None, *, timeout_s: float | None = None) -> Any:
-        """The next value that this worker is sent by that one. WaitTimeout: none came in time."""
+        """The next value that the given rank has sent to this worker. WaitTimeout: none came in time."""
         return self.recv_async(rank, group, timeout_s=timeout_s).wait()
 
     def recv_async(self, rank: int, group: str | None = None, *, timeout_s: float | None = None) -> Pending:
-        """As `recv`, without waiting; as `Channel.get_async`. Several are given values in the order of the calls."""
+        """As `recv`, without waiting; as `Channel.get_async`. Several calls receive values in their order."""
         port = self._place.port
         patience = port.wait_s if timeout_s is None else float(timeout_s)
         return begin_get(port, Get(self._line(rank, group, out=False), timeout_s=patience, direct=True))
 
     def broadcast(self, value: Any = None, source: int = 0, *, timeout_s: float | None = None) -> Any:
-        """The value that rank `source` gives, in all ranks of this group; every rank calls it. Rank `source` keeps it
-        once for all of them, and gets its own object back."""
+        """The value of rank `source`, on all ranks of this group; every rank must call it. Rank `source` packs the
+        value once for all of them, and gets its own object back."""
         port, others = self._place.port, [rank for rank in range(self.size) if rank != self.rank]
         if self.rank != self._known(source, self.group):
             return self.recv(source, timeout_s=timeout_s)
@@ -95,7 +95,8 @@ class Worker:
 
     @contextmanager
     def timer(self, name: str) -> Iterator[None]:
-        """Measures what is done within it; `Handle.seconds(name)` has the sum over a call, reduced over the ranks."""
+        """Context manager that measures its body; `Handle.seconds(name)` has the sum over a call,
+        reduced over the ranks."""
         begin = time.perf_counter()
         try:
             yield
@@ -104,7 +105,7 @@ class Worker:
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin
 
     def _line(self, rank: int, group: str | None, *, out: bool) -> str:
-        """The name of the channel to that worker, or from it."""
+        """Name of the channel to that worker (`out`), or from it."""
         group = self.group if group is None else group
         own, other = f"{self.group}-{self.rank}", f"{group}-{self._known(rank, group)}"
         return f"{own}>{other}" if out else f"{other}>{own}"
@@ -119,7 +120,7 @@ class Worker:
 
 
 def is_public(kind: type[Worker], method: str) -> bool:
-    """Whether the driver may call this method: one of the subclass's own, without a leading underscore."""
+    """Whether the driver may call the method: defined by the subclass, without a leading underscore."""
     return not method.startswith("_") and not hasattr(Worker, method) and callable(getattr(kind, method, None))
 
 

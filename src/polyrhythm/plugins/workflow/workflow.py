@@ -1,4 +1,4 @@
-"""A workflow of one's own: groups of workers, channels between them, and the driver that calls and waits."""
+"""A user-defined workflow: groups of workers, channels between them, and the driver's calls."""
 
 from __future__ import annotations
 
@@ -33,18 +33,17 @@ from polyrhythm.runtime.transport.sockets import Transport
 T = TypeVar("T")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,29}")
-#: Seconds that anything is waited for, where nothing else is said.
+#: Default limit of a wait, in seconds.
 _WAIT_S = 600.0
 
 
 class Workflow:
-    """Declare groups, then call their methods: all workers start together with the first call, channel operation or
-    `start`. Use it in a `with` statement, or `close` it.
+    """Declare groups, then call their methods. The first call, channel operation or `start` starts all workers.
 
-    launcher: `inline` (this process, taking turns), `local` (a process for each rank) or `ray`; wait_s: the longest
-    wait where none is given; heartbeat_s: after so many seconds without a sign of life a worker is lost; start_s: in
-    which all have to be made; logs: folder for what workers print and log (default: a temporary one); transport: of
-    `local`; ray: settings of the section `ray`.
+    Use it in a `with` statement, or `close` it. launcher: `inline` (this process, taking turns), `local` (one process
+    per rank) or `ray`; wait_s: default limit of a wait; heartbeat_s: seconds of silence after which a worker is lost;
+    start_s: limit for constructing all workers; logs: folder for their output and logs (default: a temporary one);
+    transport: of `local`; ray: settings of the section `ray`.
     """
 
     def __init__(
@@ -71,13 +70,13 @@ class Workflow:
         self._carrier: Carrier | None = None
         self.puts = PendingPuts()
 
-    # ------------------------------------------------------------ what is declared
+    # ------------------------------------------------------------ declarations
 
     def group(
         self, name: str, worker: type[Worker], seats: int | Sequence[Resources] = 1, /, *arguments: Any, **named: Any
     ) -> WorkerGroup:
-        """A group of workers of this class, a rank for each seat. seats: how many, on the CPU, or the seat of each
-        (`seats`). The other arguments are for the class's constructor, in every rank."""
+        """A group of workers of this class, one rank per seat. seats: the number of seats on the CPU, or the seat of
+        each rank (`seats`). The other arguments go to the class's constructor, on every rank."""
         places = [Resources()] * seats if isinstance(seats, int) else list(seats)
         if not _NAME.fullmatch(name) or name in self._groups:
             raise ValueError(f"group {name!r}: give it a name of its own, of a-z, 0-9 and _, with a letter first")
@@ -92,15 +91,17 @@ class Workflow:
         return WorkerGroup(name, worker, range(len(places)), len(places), self)
 
     def channel(self, name: str, capacity: int, *, order: Orders = None, producers: int = 1) -> Channel:
-        """A channel that holds at most `capacity` items. order: what items are sorted by, a function of `Entry` that
-        runs in this process, the smallest goes first; or one of `arrival` (the default), `lightest`, `heaviest`; or
-        several functions by name, of which a consumer names one (`get(order=...)`), else the first applies. producers:
-        after so many `close` it is closed."""
+        """A channel that holds at most `capacity` items.
+
+        order: sort key of the items, smallest first: a function of `Entry` that runs in this process, or `arrival` (the
+        default), `lightest` or `heaviest`, or several functions by name, which consumers choose by `get(order=...)`
+        (default: the first). producers: number of `close` calls that close the channel.
+        """
         if not _NAME.fullmatch(name):
             raise ValueError(f"channel {name!r}: give it a name of a-z, 0-9 and _, with a letter first")
         if capacity < 1 or producers < 1:
             raise ValueError(f"channel {name!r}: capacity = {capacity}, producers = {producers}; each is 1 or more")
-        orders_of(order)  # raises if there is no such
+        orders_of(order)  # raises if the order is unknown
         if self._running is None:
             if any(name == declared for declared, *_ in self._declared):
                 raise ValueError(f"channel {name!r} is there already; give this one another name")
@@ -116,8 +117,8 @@ class Workflow:
     # ------------------------------------------------------------ the start and the end
 
     def start(self) -> None:
-        """Start all workers and wait until each is made; a second call does nothing. WorkerFailed: one cannot be.
-        StartError: this machine, or the cluster, lacks something. Then nothing is left."""
+        """Start all workers and wait until they are constructed; a second call does nothing. WorkerFailed: a
+        constructor failed. StartError: this machine or the cluster lacks something. Nothing is left running."""
         self._started()
 
     def _started(self) -> Controller:
@@ -168,8 +169,7 @@ class Workflow:
         return open_local(stations, self._limits, logs, self._transport)
 
     def close(self) -> None:
-        """End all workers; nothing of them is left, and handles that have not returned raise `WorkflowOver`. A second
-        call does nothing."""
+        """End all workers; unfinished handles raise `WorkflowOver`. A second call does nothing."""
         self._closed = True
         atexit.unregister(self.close)
         try:
@@ -190,27 +190,24 @@ class Workflow:
         finally:
             self.close()
 
-    # ------------------------------------------------------------ what handles, groups and channels use
+    # ------------------------------------------------------------ for handles, groups and channels
 
     @property
     def carrier(self) -> Carrier:
-        """By which the driver sends and receives values."""
         self._started()
         assert self._carrier is not None
         return self._carrier
 
     def call(self, station: str, method: str, arguments: Parcel) -> Future[Result]:
-        """Call a method of one worker."""
         controller = self._started()
         return self._run(lambda: controller.call(station, method, arguments))
 
     def begin(self, request: Request) -> DriverReply:
-        """A request to the exchange."""
         controller = self._started()
         return DriverReply(self._run(lambda: controller.ask(request)), controller, self)
 
     def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> None:
-        """Until all are set, or one to an error. WaitTimeout: not in time."""
+        """Wait until all futures are set, or one has an error. WaitTimeout: not within `timeout_s`."""
         assert self._running is not None, "nobody has been called"
         self._running.wait(futures, timeout_s)
 
@@ -223,13 +220,13 @@ class Workflow:
         return self._run(self._started().processes)
 
     def statistics(self) -> dict[str, dict[str, float]]:
-        """Counters of each worker, as it last told: calls, parcels received by way, seconds within calls (`busy_s`)."""
+        """Latest counters by worker: calls, parcels received by way, seconds within calls (`busy_s`)."""
         return self._run(self._started().statistics)
 
 
 @dataclass(frozen=True, slots=True)
 class DriverReply:
-    """The answer to a request of the driver. PolyrhythmError: what ended the workflow."""
+    """Future answer to a request of the driver. PolyrhythmError: the error that ended the workflow."""
 
     future: Future[Answer]
     controller: Controller
@@ -237,7 +234,7 @@ class DriverReply:
 
     @property
     def done(self) -> bool:
-        """Whether it has come. With `inline`, workers work while the driver waits."""
+        """Whether it has come. With `inline`, workers run only while the driver waits."""
         return self.future.done()
 
     def wait(self) -> Answer:

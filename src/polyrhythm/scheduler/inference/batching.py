@@ -1,15 +1,13 @@
 """The batching rule: when waiting requests become a batch, in a run, in the cluster simulation and in forecasts.
 
 `dynamic`: a batch for a generator is due when max_rows rows or max_requests requests that it may serve wait, when the
-oldest has waited max_wait_s, or, with fire_when_all_wait, when every live slot waits that it may serve, so that
-nothing more can come. The clock starts at the oldest pending request, not when the generator becomes idle.
-`auto`: the same, with a max_rows and max_wait_s that are chosen while the run goes on (`tuning`).
-`lockstep`: all batches are due at once, when every live slot waits and every generator is free.
+oldest has waited max_wait_s, or, with fire_when_all_wait, when every live slot that it may serve waits, so that nothing
+more can come. The wait counts from the arrival of the oldest request, not from when the generator becomes idle. `auto`:
+the same, with max_rows and max_wait_s adapted during the run (`plugins/autobatch`). `lockstep`: all batches are due at
+once, when every live slot waits and every generator is free.
 
-`dynamic` also queues a batch behind a pass, at a generator that gathers it meanwhile (depth 2): only one that is full,
-which waiting could not make larger, and that no idle generator could take.
-
-`has_place` says what a batch takes, `padded` to how many rows its pass is padded.
+`dynamic` also queues a batch behind a pass, at a generator of depth 2, which gathers it meanwhile: only a full batch,
+which waiting cannot make larger, and only if no idle generator can take it.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from polyrhythm.scheduler.settings import BatchLimits
 
 
 class Waiting(NamedTuple):
-    """What an idle generator could be given. oldest: arrival of the oldest, infinite for none; complete: every live
+    """Requests that an idle generator could get. oldest: arrival of the oldest, infinite for none. complete: every live
     slot that it may serve waits."""
 
     requests: int
@@ -39,7 +37,7 @@ def is_due(waiting: Waiting, limits: BatchLimits, now: float) -> bool:
 
 
 def due_from(waiting: Waiting, limits: BatchLimits) -> float:
-    """When the batch becomes due if nothing else arrives: -infinity if it is already, infinity if nothing waits."""
+    """Time at which the batch is due if nothing else arrives: -infinity if it is due now, infinity if nothing waits."""
     requests, rows, oldest, complete = waiting
     if not requests:
         return math.inf
@@ -49,13 +47,13 @@ def due_from(waiting: Waiting, limits: BatchLimits) -> float:
 
 
 def is_full(requests: int, rows: int, limits: BatchLimits) -> bool:
-    """Whether so many that wait are a whole batch, or more."""
+    """Whether the waiting requests fill a batch."""
     return rows >= limits.max_rows or requests >= limits.max_requests
 
 
 def has_place(rows: int, more: int, max_rows: int) -> bool:
-    """Whether a batch of so many rows takes a request of `more` rows; the first one however large it is, as none is
-    split."""
+    """Whether a batch of `rows` rows takes a request of `more` rows. An empty batch takes any, as
+    requests are not split."""
     return not rows or rows + more <= max_rows
 
 
@@ -74,11 +72,11 @@ def split_evenly(requests: Sequence[Request], parts: int) -> list[tuple[Request,
 
 
 def powers(rows: int) -> tuple[int, ...]:
-    """The powers of two from 1 to the first that holds so many rows."""
+    """Powers of two from 1 up to the first that is at least `rows`."""
     return tuple(1 << power for power in range((rows - 1).bit_length() + 1))
 
 
 def padded(rows: int, buckets: Sequence[int]) -> int:
-    """Rows of a pass of so many, where passes are padded to the next bucket."""
+    """Rows of a pass after padding to the next bucket."""
     index = bisect_left(buckets, rows)
     return buckets[index] if index < len(buckets) else rows

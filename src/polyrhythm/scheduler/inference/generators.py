@@ -1,16 +1,16 @@
-"""The generators, as the serving half knows them: who is present, live and idle, and when each takes newer weights.
+"""Generators in the serving half: which are present, live and idle, and when each applies newer weights.
 
 A generator is live when it holds the applied version or a newer one; only live generators serve training requests.
 
 Invariants: `live` is in the order of names; `idle` holds the live generators that could start a pass now (or streams,
-if they have places for them), `away` those that could if they were on the device that they lease, `room` those that do
-a pass behind which a batch can wait. After every event `due_weights` over all generators is empty.
+if they have places for them), `away` those that could if they were on the device that they lease, `room` those with a
+pass behind which a batch can wait. After every event `due_weights` over all generators is empty.
 
 When weights are applied. `drain`: no training tickets are granted while a version waits, and the version is applied
 once no training episode runs. `continue`, `abort`: it is applied between two forward passes, or between two decode
-steps of streams, generator by generator. While an evaluation holds the weights (pinned), the live generators keep
-theirs. All generators are looked at only after a change of weights or when `quiet` or `pinned` change while a version
-waits; otherwise only the generator whose pass has just ended is, so a request costs O(1).
+steps of streams, generator by generator. While an evaluation pins the weights, the live generators keep theirs. All
+generators are checked only after a change of weights or when `quiet` or `pinned` change while a version waits;
+otherwise only the generator whose pass has just ended is, so a request costs O(1).
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from polyrhythm.scheduler.versions import VersionLedger
 
 @dataclass(slots=True)
 class GeneratorState:
-    """version: weights that it holds (-1: none yet); applying: version that it is loading; batch: the pass under way;
-    began: when it began; ahead: the batch that waits behind it, at a generator of depth 2.
+    """version: weights that it holds (-1: none yet); applying: version that it is loading.
 
-    streams: those under way by number, aborted ones included until their end is reported; load: rows of those that are
-    not pinned.
-
-    pinned: version in its second copy, for background evaluation (-1: none yet, or loading); pinning: the second copy
-    is loading; was_pinned: the last pass used the second copy. away: it leases its device and is not on it. host: where
-    it works.
+    batch: the pass under way; began: its start; ahead: the batch queued behind it, at a generator of depth 2. streams:
+    streams under way by number, including aborted ones until their end is reported; load: rows of the streams that are
+    not pinned. pinned: version in its second copy, for background evaluation (-1: none yet, or loading); pinning: the
+    second copy is loading; was_pinned: the last pass used the second copy. away: it leases its device and is not on it;
+    host: its host.
     """
 
     name: str
@@ -57,12 +55,11 @@ class GeneratorState:
 
     @property
     def busy(self) -> bool:
-        """Whether it can neither be given requests nor weights. Streams do not keep it from either."""
+        """Whether it can take neither requests nor weights. Streams do not make it busy."""
         return self.batch is not None or self.applying is not None
 
     @property
     def requests(self) -> list[Request]:
-        """The requests that it works on."""
         batches = [batch for batch in (self.batch, self.ahead) if batch is not None]
         return [
             *(request for batch in batches for request in batch.requests),
@@ -71,7 +68,7 @@ class GeneratorState:
 
     @property
     def has_room(self) -> bool:
-        """Whether a batch can wait behind the pass for training that it does."""
+        """Whether a batch can wait behind its current training pass."""
         if self.depth == 1 or self.batch is None or self.ahead is not None:
             return False
         return not (self.batch.pinned or self.away)
@@ -79,10 +76,13 @@ class GeneratorState:
 
 @dataclass(slots=True)
 class GeneratorRegistry:
-    """present: generators that serve training, by name and in the order of names; apart: the evaluator, if it serves
-    nothing but evaluation. away: live generators that could start a pass if they were on their devices; room: those
-    behind whose passes a batch can wait, as they hold the newest published version. several_hosts: they work on more
-    than one."""
+    """present: generators that serve training, by name in the order of names; apart: the evaluator, if it does nothing
+    else.
+
+    away: live generators that could start a pass if they were on their devices; room: generators with a pass behind
+    which a batch can wait, as they hold the newest published version. several_hosts: the generators run on more than
+    one host.
+    """
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     present: dict[str, GeneratorState] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class GeneratorRegistry:
         self._count_hosts()
 
     def leave(self, name: str) -> GeneratorState:
-        """Forget the generator; returns its last state."""
+        """Remove the generator; returns its last state."""
         if name in self.apart:
             return self.apart.pop(name)
         for group in (self.idle, self.away, self.room):
@@ -120,16 +120,14 @@ class GeneratorRegistry:
         return left
 
     def find(self, name: str) -> GeneratorState | None:
-        """The present generator of this name."""
         return self.present.get(name) or self.apart.get(name)
 
     @property
     def evaluator(self) -> GeneratorState | None:
-        """The generator that answers background evaluations."""
         return self.find(self.settings.evaluator)
 
     def update_live(self, applied: int, published: int) -> None:
-        """Find anew which generators are live and what they could do: O(generators), after a change of weights."""
+        """Recompute the live generators and what each can do: O(generators), after a change of weights."""
         self.newest = published
         for generator in self.present.values():
             generator.live = generator.version >= 0 and generator.version >= applied
@@ -137,7 +135,7 @@ class GeneratorRegistry:
         self.live = [name for name, generator in self.present.items() if generator.live]
 
     def refresh(self, generator: GeneratorState) -> None:
-        """The generator has begun or ended something: find anew what it could do."""
+        """Recompute what the generator can do, after it has begun or ended something."""
         name = generator.name
         for group in (self.idle, self.away, self.room):
             group.pop(name, None)
@@ -149,8 +147,8 @@ class GeneratorRegistry:
             self.room[name] = None
 
     def set_away(self, name: str, *, away: bool) -> None:
-        """A generator left the device that it leases, or is on it again. `lockstep` starts all batches at once,
-        wherever their generators are."""
+        """A generator left its leased device or came back. `lockstep` ignores this, as it
+        starts all batches at once."""
         generator = self.find(name)
         if generator is None or self.settings.batching == "lockstep":
             return
@@ -161,11 +159,11 @@ class GeneratorRegistry:
 def due_weights(
     candidates: Iterable[GeneratorState], versions: VersionLedger, *, anyone_live: bool, quiet: bool, pinned: bool
 ) -> list[GeneratorState]:
-    """The free ones of `candidates` that take weights now: the published ones, or the applied ones where `pinned`.
+    """The free `candidates` that apply weights now: the published ones, or the applied ones if `pinned`.
 
-    quiet: no training episode runs. pinned: an evaluation holds the weights, so that only generators that are not live
-    yet take some: the applied ones. A generator that is not live cannot serve, so it also takes the published weights
-    when these are the applied ones, or when no generator is live.
+    quiet: no training episode runs. pinned: an evaluation pins the weights, so only generators that are not live yet
+    take some: the applied ones. A generator that is not live cannot serve, so it also takes the published weights when
+    these are the applied ones, or when no generator is live.
     """
     free = [generator for generator in candidates if not generator.busy]
     if pinned:
@@ -178,15 +176,15 @@ def due_weights(
 
 @dataclass(slots=True)
 class WeightScheduler:
-    """Gives generators their `ApplyWeights`. seen: (quiet, pinned) when all generators were last looked at."""
+    """Creates the `ApplyWeights` of generators. seen: (quiet, pinned) when all generators were last checked."""
 
     seen: tuple[bool, bool] = (False, False)
 
     def apply_due(
         self, generators: GeneratorRegistry, versions: VersionLedger, *, changed: bool, quiet: bool, pinned: bool
     ) -> list[ApplyWeights]:
-        """Commands after an event that may allow weights to be taken. changed: it changed who holds or is offered
-        which weights."""
+        """Commands after an event that may allow weights to be applied. changed: it changed which
+        weights are held or offered."""
         if not (changed or (versions.waiting and (quiet, pinned) != self.seen)):
             return []
         self.seen = quiet, pinned
@@ -202,7 +200,7 @@ class WeightScheduler:
         quiet: bool,
         pinned: bool,
     ) -> list[ApplyWeights]:
-        """The same for one generator whose pass has just ended."""
+        """As `apply_due`, for one generator whose pass has just ended."""
         if generator.name in generators.apart or (generator.live and not versions.waiting):
             return []
         return self._apply((generator,), generators, versions, quiet=quiet, pinned=pinned)

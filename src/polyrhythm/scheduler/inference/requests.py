@@ -1,9 +1,9 @@
 """The queue of waiting requests.
 
-Requests wait in pools: one for requests that any generator may serve, one per generator that slots are bound to.
-Within what a generator may serve, the lowest key goes first (arrival time unless the user gives a key function).
+Requests wait in pools: one for requests that any generator may serve, one per generator that slots are bound to. Among
+the requests that a generator may serve, the lowest key goes first (arrival time, or the user's key function).
 
-Invariant: a slot has at most one request here, and `rows` and `count` are the sums over what waits.
+Invariant: a slot has at most one request here; `rows` and `count` are sums over the waiting requests.
 """
 
 from __future__ import annotations
@@ -33,16 +33,14 @@ def by_arrival(request: Request) -> float:
 
 
 def load_key(settings: SchedulerSettings) -> Key:
-    """The user's `queue_key`, or arrival time."""
+    """The function named by `queue_key`; by default arrival time."""
     return cast(Key, load_function(settings.queue_key, "queue_key")) if settings.queue_key else by_arrival
 
 
 @dataclass(slots=True)
 class Pool:
     """Waiting requests of one pool: heaps by key and by arrival, whose stale entries are dropped when they surface.
-
-    keyed: the key is not arrival itself; otherwise one heap says both, and `by_key` stays empty.
-    """
+    keyed: the key is not the arrival time; otherwise `by_key` stays empty."""
 
     keyed: bool = False
     rows: int = 0
@@ -74,7 +72,7 @@ class Pool:
         request = self.waiting.pop(order)
         self.rows -= request.rows
         if len(self.by_arrival) > 2 * len(self.waiting) + _SLACK:
-            # Stale entries of a heap that nobody looks into never surface.
+            # Stale entries of an unused heap never surface.
             self.by_key = [entry for entry in self.by_key if entry[1] in self.waiting]
             self.by_arrival = [entry for entry in self.by_arrival if entry[1] in self.waiting]
             heapq.heapify(self.by_key)
@@ -99,7 +97,7 @@ class RequestQueue:
         return len(self.orders)
 
     def push(self, request: Request, pool: str) -> None:
-        """Queue the request in `pool`. Pushing it again after a fault keeps its arrival time."""
+        """Queue the request in `pool`. Pushing it again after a failure keeps its arrival time."""
         assert request.slot not in self.orders, f"slot {request.slot} waits already"
         self.pushed += 1
         self.orders[request.slot] = (pool, self.pushed)
@@ -110,7 +108,7 @@ class RequestQueue:
             self.bound[pool] = None
 
     def remove(self, slot: str) -> Request | None:
-        """Take the slot's request out of the queue, if it waits."""
+        """Remove the slot's request and return it; None if none waits."""
         return self._remove(slot) if slot in self.orders else None
 
     def _remove(self, slot: str) -> Request:
@@ -133,7 +131,6 @@ class RequestQueue:
         return requests, rows, oldest
 
     def peek(self, names: Sequence[str]) -> Request | None:
-        """The request of the named pools that goes first, left in place."""
         pools = [self.pools[name] for name in names if name in self.pools and self.pools[name].waiting]
         if not pools:
             return None
@@ -141,10 +138,8 @@ class RequestQueue:
         return pool.waiting[pool.head()[1]]
 
     def take(self, names: Sequence[str], max_rows: int, max_requests: int) -> tuple[Request, ...]:
-        """The next batch from the named pools, in order of the key.
-
-        It ends before the request that it has no place for (`has_place`), and is empty only when nothing waits.
-        """
+        """Remove the next batch from the named pools, in key order. It ends before the first request that does not fit
+        (`has_place`), and is empty only if nothing waits."""
         taken: list[Request] = []
         rows = 0
         pools = [self.pools[name] for name in names if name in self.pools and self.pools[name].waiting]
@@ -163,7 +158,6 @@ class RequestQueue:
         return tuple(taken)
 
     def move_all(self, source: str, target: str) -> None:
-        """Move all requests of one pool to another."""
         pool = self.pools.get(source)
         for request in list(pool.waiting.values()) if pool else ():
             self.push(self._remove(request.slot), target)

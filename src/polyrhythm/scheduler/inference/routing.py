@@ -1,21 +1,20 @@
 """Routing: which generator serves a request.
 
-`least_loaded` binds late: requests wait in common and the idle generator that has served the fewest rows takes the next
-batch, so no request waits behind a busy generator while another is idle. On several hosts it prefers generators on the
-requests' hosts where that costs no waiting (`deal`).
-`round_robin` deals requests out in turn as they arrive; `fixed` binds slot i to generator i mod n.
-`affinity`: a slot stays with the generator that served it, whose caches know it; its first one is that with the fewest
-rows bound to it. It moves only to rebalance after generators join or slots leave.
-A slot that its sharding binds to a named generator stays bound. A binding to a generator that is gone is void.
+`least_loaded` binds late: requests wait in a common pool, and the idle generator that has served the fewest rows takes
+the next batch, so no request waits behind a busy generator while another is idle. `round_robin` assigns requests in
+turn as they arrive; `fixed` binds slot i to generator i mod n. `affinity` binds a slot to the generator that first
+served it, whose caches know it; the first one is that with the fewest bound rows. It moves only to rebalance after
+generators join or slots leave. A slot that its sharding binds to a named generator stays bound. A binding to an absent
+generator is void.
 
-The observations of a request lie on its simulator's host; a generator on another host fetches them when it serves the
-request. `deal` only exchanges what starts at the same moment, so it costs no waiting:
+Several hosts: the observations of a request lie on its simulator's host; a generator on another host must fetch them.
+`deal` exchanges only what starts at the same moment, so it costs no waiting:
 
 - batches exchange requests of equal rows, so that more of them lie where their batch is served;
 - where fewer batches start than generators are idle, each goes to one on the host where most of its rows lie.
 
-Invariants (`deal`): the same requests start at the same moment, in batches of the same rows as without it; and no
-fewer rows are served where they lie.
+Invariants (`deal`): the same requests start at the same moment, in batches of the same rows as without it; and at least
+as many rows are served on their own host.
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ from polyrhythm.scheduler.records import Request
 
 @dataclass(slots=True)
 class Router:
-    """rule: `SchedulerSettings.routing`; turn: requests dealt out so far.
-
-    bindings: of `affinity`, slot → (generator, rows of the request that bound it); loads: their rows by generator.
-    """
+    """rule: `SchedulerSettings.routing`; turn: requests assigned so far. bindings (`affinity`): slot → (generator, rows
+    of the request that bound it); loads: bound rows by generator."""
 
     rule: str
     turn: int = 0
@@ -42,7 +39,7 @@ class Router:
     loads: dict[str, int] = field(default_factory=dict)
 
     def pool(self, request: Request, ordinal: int, generators: Sequence[str]) -> str:
-        """Pool in which a request waits. ordinal: its slot's number; generators: present ones, in order of name."""
+        """Pool in which a request waits. ordinal: its slot's number; generators: present ones, in name order."""
         named = request.generator is not None and request.generator in generators
         if named or not generators or self.rule in ("least_loaded", "fixed"):
             return self.expected_pool(request.slot, request.generator, ordinal, generators)
@@ -52,8 +49,8 @@ class Router:
         return generators[(self.turn - 1) % len(generators)]
 
     def expected_pool(self, slot: str, named: str | None, ordinal: int, generators: Sequence[str]) -> str:
-        """Pool in which the slot's next request will wait if generators and bindings stay as they are; ANY also where
-        any generator may get it. named: the generator that its sharding names."""
+        """Pool of the slot's next request if generators and bindings stay as they are; ANY if any generator may get it.
+        named: the generator that its sharding names."""
         if named is not None and named in generators:
             return named
         if self.rule == "fixed" and generators:
@@ -62,7 +59,7 @@ class Router:
         return own if own in generators else ANY
 
     def _own(self, request: Request, generators: Sequence[str]) -> str:
-        """The generator that the slot is bound to; binds it if it has none that is present."""
+        """The generator that the slot is bound to; binds it first if that generator is absent."""
         least = min(generators, key=lambda name: self.loads.get(name, 0))
         own, rows = self.bindings.get(request.slot, (ANY, 0))
         if own in generators and self.loads[own] <= self.loads.get(least, 0) + rows:
@@ -71,7 +68,7 @@ class Router:
         return least
 
     def served(self, requests: Sequence[Request], generator: str) -> None:
-        """A generator serves these: `affinity` binds their slots to it."""
+        """A generator serves these requests; `affinity` binds their slots to it."""
         if self.rule == "affinity":
             for request in requests:
                 if self.bindings.get(request.slot, (ANY, 0))[0] != generator:
@@ -83,24 +80,21 @@ class Router:
         self.loads[generator] = self.loads.get(generator, 0) + request.rows
 
     def forget_slot(self, slot: str) -> None:
-        """The slot is gone, or bound anew."""
         generator, rows = self.bindings.pop(slot, (ANY, 0))
         if generator != ANY:
             self.loads[generator] -= rows
 
     def forget_generator(self, generator: str) -> None:
-        """The generator is gone, and all bindings to it."""
         if self.loads.pop(generator, None) is not None:
             self.bindings = {slot: bound for slot, bound in self.bindings.items() if bound[0] != generator}
 
 
 def in_turn(generator: GeneratorState) -> tuple[int, str]:
-    """The order in which idle generators are offered work."""
+    """Sort key of idle generators: fewest served rows first."""
     return generator.served_rows, generator.name
 
 
 def next_idle(idle: Iterable[GeneratorState]) -> GeneratorState:
-    """The idle generator that is offered work first."""
     return min(idle, key=in_turn)
 
 
@@ -112,8 +106,8 @@ HostOf = Callable[[Request], str]
 def deal(
     batches: Batches, idle: Sequence[GeneratorState], host_of: HostOf
 ) -> list[tuple[GeneratorState, tuple[Request, ...]]]:
-    """The batches, dealt anew, each with its generator. idle: as many as there are batches or more, in the order in
-    which they are offered work."""
+    """The batches, each with its generator, rearranged so that more rows are served on their own host. idle: at least
+    as many generators as batches, in the order in which they get work."""
     plain = list(idle[: len(batches)])
     options = [(near, exchange(batches, near, host_of)) for near in (plain, _nearest(batches, idle, host_of))]
     chosen, dealt = max(options, key=lambda option: _local_rows(option[0], option[1], host_of))
@@ -121,8 +115,8 @@ def deal(
 
 
 def exchange(batches: Batches, generators: Sequence[GeneratorState], host_of: HostOf) -> Batches:
-    """The same requests in batches of the same rows, as many of them as can be where their generator is. A batch keeps
-    the order in which its requests came."""
+    """Batches of the same sizes with the same requests, as many of them as possible on their generator's host. A batch
+    keeps the order in which its requests came."""
     requests = [request for batch in batches for request in batch]
     order = {request.slot: place for place, request in enumerate(requests)}
     dealt: list[list[Request]] = [[] for _ in batches]
@@ -144,7 +138,7 @@ def exchange(batches: Batches, generators: Sequence[GeneratorState], host_of: Ho
 
 
 def _nearest(batches: Batches, idle: Sequence[GeneratorState], host_of: HostOf) -> list[GeneratorState]:
-    """For each batch, the largest first, the idle generator on whose host most of its rows lie, else the first."""
+    """For each batch, largest first, the idle generator on the host of most of its rows, else the first one."""
     left, chosen = list(idle), dict[int, GeneratorState]()
     for place in sorted(range(len(batches)), key=lambda place: -sum(request.rows for request in batches[place])):
         best = max(left, key=lambda generator: _local_rows([generator], [batches[place]], host_of))
@@ -154,6 +148,5 @@ def _nearest(batches: Batches, idle: Sequence[GeneratorState], host_of: HostOf) 
 
 
 def _local_rows(generators: Sequence[GeneratorState], batches: Batches, host_of: HostOf) -> int:
-    """Rows that are served on their host."""
     pairs = zip(generators, batches, strict=True)
     return sum(request.rows for own, batch in pairs for request in batch if host_of(request) == own.host)

@@ -1,7 +1,7 @@
-"""Serving by passes: from waiting requests to batches, one forward pass each, by the batching rule.
+"""Serving by passes: combines waiting requests into batches, one forward pass each, by the batching rule.
 
 Invariants: those of `serving`; an idle generator with a due batch never waits; `slots.absent` is up to date; weights
-wait for two passes at most, as no batch is queued behind a pass while newer ones are published.
+wait for at most two passes, as no batch is queued behind a pass while newer ones are published.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polyrhythm.scheduler.settings import BatchLimits
 
 @dataclass(slots=True)
 class BatchScheduler(RequestScheduler):
-    """batches: numbers the batches; limits: those in force."""
+    """batches: counter that numbers the batches; limits: in force."""
 
     batches: int = 0
     limits: BatchLimits = field(init=False, metadata=UNSAVED)
@@ -34,7 +34,7 @@ class BatchScheduler(RequestScheduler):
     # ------------------------------------------------------------ batches
 
     def finish(self, generator: GeneratorState, now: float) -> list[BatchingChosen]:
-        """The generator's pass is over and its replies are out; what `batching: auto` chose then, if it did."""
+        """The generator's pass is over and its replies are sent; returns a new choice of `batching: auto`, if any."""
         answered = [slot for _, slot in self._unanswered(generator.batch.requests if generator.batch else ())]
         for slot in answered:
             slot.request, slot.answered_by = None, generator.name
@@ -48,8 +48,8 @@ class BatchScheduler(RequestScheduler):
         return [] if choice is None else [choice]
 
     def due(self, now: float) -> list[Serve]:
-        """Start every batch that is due, and queue full ones behind passes. `evaluation_priority` says which goes first
-        where an evaluator serves both."""
+        """Start every due batch, and queue full ones behind passes. `evaluation_priority` decides which goes first if
+        an evaluator serves training too."""
         if self.slots.expected_among is not self.generators.live:
             self._expect_all()
         if not self.background:
@@ -61,9 +61,8 @@ class BatchScheduler(RequestScheduler):
         return started + self._serve_ahead(now) if self.generators.room else started
 
     def deadline(self, due_away: Sequence[str] = ()) -> float:
-        """When the next batch of an idle generator becomes due by the clock; infinite if none waits.
-
-        due_away: generators off their devices for which one is due already; of the others there it also says when."""
+        """Time at which the next batch of an idle generator is due by the clock; infinite if none waits. due_away:
+        generators off their devices that have a due batch already; those without one are included."""
         idle, away = self.generators.idle, self.generators.away
         if not (idle or len(away) > len(due_away)) or not self.queue.orders or self.settings.batching == "lockstep":
             return float("inf")
@@ -72,7 +71,7 @@ class BatchScheduler(RequestScheduler):
         return min(due_from(Waiting(*self.queue.view(names), complete=False), self.limits) for names in pools)
 
     def due_away(self, now: float) -> list[str]:
-        """Generators for which a batch is due, but which are not on the devices that they lease."""
+        """Generators with a due batch that are off their leased devices."""
         common = ANY not in self.slots.absent
         return [name for name in self.generators.away if self._is_due(name, common, now)] if self.queue.orders else []
 
@@ -83,7 +82,7 @@ class BatchScheduler(RequestScheduler):
         self.slots.expect(slot, pool)
 
     def _expect_all(self) -> None:
-        """Other generators are live: their slots are expected elsewhere. O(slots), after such a change alone."""
+        """Recompute the slots' expected pools after the live generators changed: O(slots)."""
         changed = self.slots.expected_among != self.generators.live
         self.slots.expected_among = self.generators.live
         for slot in self.slots.slots.values() if changed else ():
@@ -104,7 +103,7 @@ class BatchScheduler(RequestScheduler):
         if self.settings.batching == "lockstep":
             return self._serve_all(now) if len(waiting) == self.slots.live else []
         present = self.generators.present
-        common = ANY not in self.slots.absent  # before any of them is taken: all batches of such an instant start
+        common = ANY not in self.slots.absent  # before any is taken: all batches due at the same instant start
         bound = [name for name in self.queue.bound if name in idle]
         started = [self._start_next(present[name], now) for name in bound if self._is_due(name, common, now)]
         if not self.queue.bound and self.generators.several_hosts:
@@ -114,8 +113,7 @@ class BatchScheduler(RequestScheduler):
         return started
 
     def _free_for_common(self, common: bool, now: float) -> list[str]:
-        """Idle generators for which a batch of requests that any generator may serve is due. common: all such slots
-        wait."""
+        """Idle generators with a due batch of requests that any generator may serve. common: all such slots wait."""
         idle, waiting = self.generators.idle, self.queue.view((ANY,))
         if not idle or not waiting[0]:
             return []
@@ -126,7 +124,7 @@ class BatchScheduler(RequestScheduler):
         return [name for name in idle if name not in self.slots.absent]
 
     def _serve_near(self, common: bool, now: float) -> list[Serve]:
-        """The batches that are due now, each on the requests' hosts as far as that costs no waiting (`deal`)."""
+        """The batches due now, on their requests' hosts as far as that costs no waiting (`deal`)."""
         limits, batches, names = self.limits, list[tuple[Request, ...]](), list[str]()
         while len(batches) < len(free := self._free_for_common(common, now)):
             batches.append(self.queue.take((ANY,), limits.max_rows, limits.max_requests))
@@ -138,8 +136,8 @@ class BatchScheduler(RequestScheduler):
         return started
 
     def _serve_ahead(self, now: float) -> list[Serve]:
-        """Full batches for generators with room behind their passes: the pass that began first, first. What any
-        generator may serve is left to one that is idle."""
+        """Full batches for generators with room behind their passes, the earliest pass first. Requests that any
+        generator may serve are left to an idle one."""
         limits, common = self.limits, () if self.generators.idle else (ANY,)
         if not is_full(*self.queue.view((*common, *self.queue.bound))[:2], limits):
             return []
@@ -152,7 +150,7 @@ class BatchScheduler(RequestScheduler):
         return started
 
     def _may_queue(self, generator: GeneratorState) -> bool:
-        """Whether no evaluation waits for the end of its pass."""
+        """Whether no evaluation waits for the end of the generator's pass."""
         return not self.background or generator is not self.generators.evaluator
 
     def _serve_background(self, now: float) -> list[Serve]:
@@ -163,8 +161,8 @@ class BatchScheduler(RequestScheduler):
         return [self._start(evaluator, requests, now, pinned=True)]
 
     def _is_due(self, generator: str, common: bool, now: float) -> bool:
-        """Whether a batch is due for it, of its own requests and those that any may serve. common: all slots wait of
-        which any generator may get the next request."""
+        """Whether a batch of the generator's own and the common requests is due. common: all slots with
+        common requests wait."""
         complete = common and generator not in self.slots.absent
         return is_due(Waiting(*self.queue.view((ANY, generator)), complete), self.limits, now)
 
@@ -199,7 +197,7 @@ class BatchScheduler(RequestScheduler):
     def _start(
         self, generator: GeneratorState, requests: tuple[Request, ...], now: float, *, pinned: bool = False
     ) -> Serve:
-        """The batch is the pass under way from now on, or waits behind it."""
+        """Make the batch the generator's current pass, or queue it behind that."""
         held = generator.pinned if pinned else generator.version
         for request in requests:
             assert request.version <= held, "weights older than a ticket"

@@ -1,7 +1,7 @@
-"""What both forms of serving have in common: slots that ask, the queue, generators that come and go.
+"""Parts common to both forms of serving: slots, the request queue, generators that join and leave.
 
-The conductor's contract with serving: `on_request`; `finish` a pass, or `end` a stream, that has answered some; then
-the commands that are `due`, and when the next one will be (`deadline`). `BatchScheduler` serves by passes,
+The conductor's contract with serving: `on_request`; `finish` a pass, or `end` a stream, that has answered requests;
+then the commands that are `due`, and the time of the next ones (`deadline`). `BatchScheduler` serves by passes,
 `StreamScheduler` by streams.
 
 Invariants: a request waits, is being served by exactly one generator, or is answered; a generator never serves a
@@ -32,7 +32,7 @@ from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 
 
 class Tuner(Protocol):
-    """Chooses the batch limits of `batching: auto` from requests and passes that serve training.
+    """Chooses the batch limits of `batching: auto` from the requests and passes of training.
 
     saved: the dataclasses that its state consists of. limits: in force; they change only in `on_pass_finished`. choice:
     the last one, None before the first.
@@ -45,20 +45,19 @@ class Tuner(Protocol):
     def on_request(self, request: Request, now: float) -> None: ...
     def on_pass_started(self, generator: str, requests: Sequence[Request], now: float) -> None: ...
     def on_pass_finished(self, generator: str, answered: Sequence[str], now: float, generators: int) -> None:
-        """Its pass is over; the slots `answered` are away now. generators: how many there are to serve."""
+        """The generator's pass is over. answered: its slots, which no longer wait; generators: number that serve."""
 
     def remove_slot(self, slot: str) -> None: ...
     def remove_generator(self, generator: str) -> None: ...
-    def restart_clock(self) -> None:
-        """The run is resumed under another clock."""
+    def restart_clock(self) -> None: ...
 
     def take_announcement(self) -> BatchingChosen | None:
-        """The last choice, the first time that it is asked for."""
+        """The last choice; None if it was taken already."""
 
 
 @dataclass(slots=True)
 class RequestScheduler:
-    """background: requests of reserved slots, oldest first: the evaluator alone serves them, with its pinned weights.
+    """background: requests of reserved slots, oldest first; only the evaluator serves them, with its pinned weights.
     tuning: for `batching: auto`. Every queued request belongs to a live slot."""
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
@@ -84,15 +83,13 @@ class RequestScheduler:
     # ------------------------------------------------------------ stations
 
     def add_slots(self, event: SimulatorJoined) -> None:
-        """A simulator joined, with its env batches."""
         self.slots.join(event.simulator, event.batches, event.host)
 
     def host_of(self, request: Request) -> str:
-        """Where the request's observations lie."""
         return self.slots.slots[request.slot].host
 
     def remove_slots(self, simulator: str) -> list[AbortStream]:
-        """A simulator is gone, and with it what its slots asked: streams for them are aborted, if there are any."""
+        """Remove a lost simulator's slots and requests; aborts their streams."""
         for name in self.slots.leave(simulator):
             self._withdraw(name)
             self.router.forget_slot(name)
@@ -107,10 +104,9 @@ class RequestScheduler:
         self.generators.join(GeneratorState(name, incarnation, version, host=event.host, depth=depth))
 
     def remove_generator(self, name: str) -> list[RefuseRequest]:
-        """What it served or was to serve next returns to the queue with the old arrival times; requests bound to it go
-        to any generator.
+        """Requeue the requests of a lost generator with their old arrival times; its bound requests become common.
 
-        Requests that it reported as answered return too if their slot has not been heard since: the answer may be lost
+        Requests that it reported as answered return too if their slot has sent nothing since: the answer may be lost
         with the generator, and a second one does no harm. The request of a slot that is not live is refused: its reply
         arrived before the generator was lost, or its rows were cancelled.
         """
@@ -137,7 +133,7 @@ class RequestScheduler:
         return refusals
 
     def on_live_change(self, name: str, *, live: bool) -> list[RefuseRequest | AbortStream]:
-        """A slot became live, or stopped: a request that still waits for a slot without tickets is refused."""
+        """A slot became live or stopped; the waiting request of a slot without tickets is refused."""
         slot = self.slots.slots.get(name)
         if slot is None:
             return []
@@ -152,7 +148,6 @@ class RequestScheduler:
     # ------------------------------------------------------------ requests
 
     def on_request(self, event: RequestArrived, now: float) -> None:
-        """A request arrived now."""
         slot = self.slots.slots[event.slot]
         if slot.request is not None:
             # Its reply arrived before its generator's report, or the generator died between the two: it is answered.
@@ -183,11 +178,11 @@ class RequestScheduler:
             self._expect(slot)
 
     def _expect(self, slot: ServedSlot) -> None:
-        """The slot's request was queued or taken, or the slot became live or stopped: for `BatchScheduler`, whose rule
-        counts the slots that may still ask."""
+        """Hook for `BatchScheduler`, which counts the slots that may still send requests. Called when the slot's
+        request was queued or taken, or the slot became live or stopped."""
 
     def _withdraw(self, slot: str) -> Request | None:
-        """Take the slot's request out of its queue, if it waits there."""
+        """Remove the slot's waiting request; None if none waits."""
         request = next((request for request in self.background if request.slot == slot), None)
         if request is None:
             return self.queue.remove(slot)
@@ -195,7 +190,6 @@ class RequestScheduler:
         return request
 
     def _unanswered(self, requests: Sequence[Request]) -> list[tuple[Request, ServedSlot]]:
-        """Those of the requests whose slots still wait for them; others are gone or have gone on."""
         slots = self.slots.slots
         # Mostly it is the same object; after a resumption it is only equal.
         return [

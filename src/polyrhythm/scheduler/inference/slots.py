@@ -1,10 +1,10 @@
-"""What the serving half knows of a slot: its request, who answered it, and which generator it must use.
+"""The serving half's state of a slot: its request, the generator that answered it, and its bound generator.
 
-The other half of a slot's state (rows, tickets, parked episodes) is in `rollout/rows`. The conductor tells this half
-when a slot becomes live (one of its rows holds a ticket) or stops being live.
+The rest of a slot's state (rows, tickets, parked episodes) is in `rollout/rows`. The conductor reports when a slot
+becomes live (one of its rows holds a ticket) or stops being live.
 
-Invariants: `live` counts the live slots that are not reserved for evaluation; `absent` those of them that do not wait
-in the queue, by the pool in which they are expected next.
+Invariants: `live` counts the live slots that are not reserved for evaluation; `absent` counts those of them without a
+queued request, by the pool in which it is expected.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from polyrhythm.scheduler.records import EnvBatchInfo, Request
 @dataclass(slots=True)
 class ServedSlot:
     """ordinal: number of the slot for `routing: fixed`, -1 for a reserved one; generator: the only one that may serve
-    it, if its sharding names one. request: the one that waits or is in a batch; last_request: the last one heard;
-    answered_by: the generator that reported its answer, "" before that. host: where its observations lie. expected: the
-    pool in which it counts as absent, None while it waits, is not live or is reserved."""
+    it, if its sharding names one.
+
+    request: waiting or in a batch; last_request: the last one received; answered_by: the generator that reported its
+    answer, "" before that. host: of its observations. expected: the pool in which it counts as absent; None while it
+    waits, is not live or is reserved.
+    """
 
     name: str
     simulator: str
@@ -37,9 +40,11 @@ class ServedSlot:
 
 @dataclass(slots=True)
 class SlotRegistry:
-    """All slots of all present simulators. ordinals: slot → its number, kept while its simulator is away. absent:
-    counts of 1 or more by pool, kept by `BatchScheduler`; expected_among: the live generators for which they were
-    counted, None if they have to be counted anew, as after a restore."""
+    """Slots of all present simulators. ordinals: slot → its number, kept while its simulator is absent.
+
+    absent: positive counts by pool, kept by `BatchScheduler`; expected_among: the live generators for which they were
+    counted, None if they must be recounted, as after a restore.
+    """
 
     slots: dict[str, ServedSlot] = field(default_factory=dict)
     live: int = 0
@@ -55,7 +60,7 @@ class SlotRegistry:
                 self.slots[slot.slot] = own
 
     def leave(self, simulator: str) -> list[str]:
-        """Forget the simulator's slots; returns their names."""
+        """Remove the simulator's slots; returns their names."""
         gone = [slot for slot in self.slots.values() if slot.simulator == simulator]
         for slot in gone:
             self.live -= slot.live and not slot.reserved

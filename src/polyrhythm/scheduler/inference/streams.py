@@ -1,13 +1,13 @@
 """Serving by streams (continuous batching): each request begins as soon as a generator has places for its rows.
 
-A generator has `max_rows` places, and a stream takes as many as its request has rows, until its end is reported.
-Requests go in the order of their keys, each to the generator with the fewest rows under way of those that may serve it;
-one with more rows than there are places goes alone. A stream whose slot stops (its sample was cancelled: filtered,
-surplus, past its deadline) or is lost with its simulator is aborted. Weights change between two decode steps, whatever
-streams are under way (`weights`).
+A generator has `max_rows` places; a stream takes one for each row of its request until its end is reported. Requests go
+in key order, each to the generator with the fewest rows under way of those that may serve it; one with more rows than
+places goes alone. The stream of a slot that stops (its sample was cancelled: filtered, surplus, past its deadline) or
+is lost with its simulator is aborted. Weights change between two decode steps, whatever streams are under way
+(`weights`).
 
-Invariants: those of `serving`; a generator never has streams of more rows than places, unless it has one alone; no
-request that goes first in its pools waits while a live generator that takes no weights has places for it.
+Invariants: those of `serving`; a generator never has streams of more rows than places, unless it has one alone; the
+first request of its pools never waits while a live generator that applies no weights has places for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from polyrhythm.scheduler.records import (
 
 @dataclass(slots=True)
 class StreamScheduler(RequestScheduler):
-    """started: numbers the streams; answering: slot → the stream that answers its request, if one does."""
+    """started: counter that numbers the streams; answering: slot → the stream that answers its request, if any."""
 
     started: int = 0
     answering: dict[str, Stream] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class StreamScheduler(RequestScheduler):
         return refusals
 
     def on_live_change(self, name: str, *, live: bool) -> list[RefuseRequest | AbortStream]:
-        """Also aborts the stream for a slot that stopped. Its reply may be under way already: that does no harm."""
+        """Also aborts the stream of a slot that stopped. Its reply may be under way already, which does no harm."""
         commands = RequestScheduler.on_live_change(self, name, live=live)
         stream = None if live else self.answering.pop(name, None)
         if stream is None:
@@ -64,11 +64,11 @@ class StreamScheduler(RequestScheduler):
     # ------------------------------------------------------------ requests and streams
 
     def on_request(self, event: RequestArrived, now: float) -> None:
-        self.answering.pop(event.slot, None)  # it has answered, though its generator has not said so yet
+        self.answering.pop(event.slot, None)  # answered, though its generator has not reported it yet
         RequestScheduler.on_request(self, event, now)
 
     def end(self, generator: GeneratorState, event: StreamDone) -> Stream:
-        """The stream is over, and its reply is out unless it was aborted."""
+        """Remove the stream; its reply is sent unless it was aborted."""
         stream = generator.streams.pop(event.stream)
         generator.load -= 0 if stream.pinned else stream.request.rows
         name = stream.request.slot
@@ -79,7 +79,7 @@ class StreamScheduler(RequestScheduler):
         return stream
 
     def due(self, now: float) -> list[StartStream]:  # noqa: ARG002 - time alone makes nothing due
-        """Start every stream that there are places for."""
+        """Start every stream for which there are places."""
         started = self._start_background()
         while (found := self._next()) is not None:
             generator, request = found
@@ -93,12 +93,11 @@ class StreamScheduler(RequestScheduler):
         return float("inf")
 
     def due_away(self, now: float) -> list[str]:  # noqa: ARG002 - time alone makes nothing due
-        """Generators for which a stream is due, but which are not on the devices that they lease."""
+        """Generators with a due stream that are off their leased devices."""
         present = self.generators.present
         return [name for name in self.generators.away if self._first(present[name]) is not None]
 
     def _next(self) -> tuple[GeneratorState, Request] | None:
-        """The request that begins next, and its generator."""
         idle, queue = self.generators.idle, self.queue
         if not idle or not queue.orders:
             return None
@@ -107,13 +106,13 @@ class StreamScheduler(RequestScheduler):
         if queue.bound:
             order.sort(key=_by_load)
         else:
-            order = [self._nearest(order)]  # if it has no places for the first request, no other has
+            order = [self._nearest(order)]  # if it has no places for the first request, none has
         found = ((generator, self._first(generator)) for generator in order)
         return next(((generator, request) for generator, request in found if request is not None), None)
 
     def _nearest(self, generators: Sequence[GeneratorState]) -> GeneratorState:
-        """The generator with the fewest rows under way; or one on the first request's host that has places for it and
-        no more rows under way than that one would have with it."""
+        """The generator with the fewest rows under way, or one on the first request's host that is at least as good.
+        That one must have places for the request, and no more rows under way than the other would have with it."""
         least = min(generators, key=_by_load)
         request = self.queue.peek((ANY,)) if self.generators.several_hosts else None
         if request is None:
@@ -124,7 +123,7 @@ class StreamScheduler(RequestScheduler):
         return own if own.load <= least.load + rows else least
 
     def _first(self, generator: GeneratorState) -> Request | None:
-        """The request that this generator may serve and that goes first, if it has places for it."""
+        """The first request that this generator may serve, if it has places for it."""
         request = self.queue.peek((ANY, generator.name))
         return request if request is not None and self._fits(generator.load, request) else None
 
@@ -132,7 +131,7 @@ class StreamScheduler(RequestScheduler):
         return has_place(load, request.rows, self.settings.max_rows)
 
     def _start_background(self) -> list[StartStream]:
-        """The evaluator has as many places again for its second copy of the weights."""
+        """Start evaluation streams: the evaluator has `max_rows` further places for its second copy."""
         evaluator = self.generators.evaluator
         if not self.background or evaluator is None or evaluator.busy or evaluator.pinned < 0:
             return []

@@ -1,11 +1,11 @@
 """Finished samples whose host is lost: they are produced again under the same numbers.
 
-buffered or scoring → reissuing: number, version, deadline, group and place in `outstanding` stay, and it counts as no
-attempt. A group that was complete waits for its members again. A sample in training is the trainer's: it has read it,
-or refuses the update and is replaced, so that the sample is in the buffer again.
+buffered or scoring → reissuing: number, version, deadline, group and place in `outstanding` stay, and no attempt is
+counted. A group that was complete waits for its members again. A sample in training belongs to the trainer: it has read
+it, or it refuses the update and is replaced, which returns the sample to the buffer.
 
-Invariants: a group in the buffer is complete. A block that a scorer reads is released after the scorer has answered, or
-is gone: what it still fetches of the lost host is written there.
+Invariants: a group in the buffer is complete. A block that a scorer reads is released only after the scorer has
+answered or is gone, as its fetch from the lost host still writes there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polyrhythm.scheduler.samples.ledger import SampleState
 
 
 def reissue_lost(rollout: RolloutScheduler, payload_ids: Collection[str]) -> list[Command]:
-    """Let the finished samples of these payload ids go out again; their blocks are free but for those being scored."""
+    """Grant the finished samples of these payload ids again; frees their blocks, except those being scored."""
     gone = set(payload_ids)
     waiting = (SampleState.BUFFERED, SampleState.SCORING)
     lost = [s for s in rollout.samples.values() if s.state in waiting and s.payload_id in gone]
@@ -32,7 +32,7 @@ def reissue_lost(rollout: RolloutScheduler, payload_ids: Collection[str]) -> lis
         if sample.state is not SampleState.SCORING or rollout.scoring.give_up(sample.ticket.number, sample.payload_id)
     ]
     for sample in lost:
-        if sample.ticket.evaluation:  # it was to be scored
+        if sample.ticket.evaluation:  # it awaits its score
             rollout.end_evaluated(sample).waiting.append(sample.ticket)
         else:
             _reissue(rollout, sample)

@@ -1,10 +1,10 @@
-"""Forecast of the episodes that an env batch's rows will begin next, for rows that are reset ahead.
+"""Forecast of the next episodes of an env batch's rows, for rows that are reset ahead.
 
-Task and seed of a ticket follow from its group's number, so they are known before the ticket exists. A forecast grants
-nothing: it changes no ledger, version or order of tickets, and a wrong one costs a reset that nobody uses.
+Task and seed of a ticket follow from its group's number, so they are known before the ticket exists. A forecast changes
+no ledger, version or order of tickets; a wrong one costs an unused reset.
 
-Who gets which ticket is guessed: rows that wait, in their order, then those that run, the longest running first. Across
-a barrier, which ends all episodes before the next one begins, rows take tickets in the order of their places.
+Which row gets which ticket is guessed: waiting rows in their order, then running ones, the longest running first.
+Across a barrier, which ends all episodes before the next one begins, rows take tickets in the order of their places.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Start = tuple[int, int]
 
 @dataclass(slots=True)
 class ResetForecast:
-    """batches: name → (simulator, first slot, spare rows) of env batches that have any; told: their last forecasts."""
+    """batches: env batches with spare rows: name → (simulator, first slot, spare rows); told:
+    the forecasts last sent."""
 
     batches: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     told: dict[str, tuple[Start, ...]] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class ResetForecast:
             self.told.pop(name, None)
 
     def changes(self, rollout: RolloutScheduler, version: int) -> list[PrepareEpisodes]:
-        """The forecasts that differ from those told. version: the applied one, -1 if none is."""
+        """The forecasts that differ from the last ones sent. version: the applied one, -1 if none is."""
         if not self.batches:
             return []
         commands = []
@@ -63,7 +64,7 @@ class ResetForecast:
 
 
 def _assigned(rollout: RolloutScheduler, version: int) -> Iterator[tuple[str, Start]]:
-    """Env batch and episode of the coming grants: to each row once, and once more across a barrier."""
+    """Env batch and episode of the coming grants: one for each row, and a second one across a barrier."""
     evaluation, training = rollout.evaluations.current, coming(rollout)
     if evaluation is None:
         in_order = _in_order(rollout)
@@ -81,7 +82,7 @@ def _assigned(rollout: RolloutScheduler, version: int) -> Iterator[tuple[str, St
 
 
 def coming(rollout: RolloutScheduler) -> Iterator[Start]:
-    """Task and seed of the training tickets to come until the target, in the order of granting."""
+    """Task and seed of the remaining training tickets before the target, in the order of granting."""
     admission = rollout.admission
     for number in sorted(admission.lost):
         if (sample := rollout.samples.get(number)) is not None:
@@ -96,7 +97,7 @@ def coming(rollout: RolloutScheduler) -> Iterator[Start]:
 
 
 def _open(admission: Admission, version: int) -> int:
-    """How many of these tickets may be granted before the next version."""
+    """Number of these tickets that may be granted before the next version."""
     size = admission.settings.group_size
     group = None if admission.open_group is None else admission.groups[admission.open_group]
     begun = 0 if group is None else group.size - group.granted
@@ -109,7 +110,7 @@ def _of(evaluation: EvaluationState) -> Iterator[Start]:
 
 
 def _in_order(rollout: RolloutScheduler) -> list[str]:
-    """The env batch of each training row, in the order in which they are expected to want tickets."""
+    """The env batch of each training row, in the expected order of their next tickets."""
     rows = rollout.rows
     idle = [(waiting.env_batch, row) for waiting in rows.idle for row in waiting.rows]
     running = [

@@ -1,7 +1,7 @@
 """Rows, slots and env batches: which row holds a ticket, which row waits for one.
 
-A row that joins, ends or parks waits for a ticket. Rows of an env batch without `reset_rows` wait together, once all of
-them are free. First come, first served.
+A row that joins, ends or parks waits for a ticket, first come, first served. Rows of an env batch without `reset_rows`
+wait together, once all of them are free.
 
 Invariant: a row is running (it holds a ticket), parked in mid-episode, or free; a slot is live while one of its rows
 runs; every free or parked row of a present simulator is in `idle` (reserved: in `reserved`) exactly once, or waits for
@@ -18,7 +18,7 @@ from polyrhythm.scheduler.records import EnvBatchInfo
 
 @dataclass(slots=True)
 class SlotState:
-    """tickets: row (index in the env batch) → ticket number. What it asks of generators is in `inference/slots`."""
+    """tickets: row (index in the env batch) → ticket number. The slot's requests are in `inference/slots`."""
 
     name: str
     simulator: str
@@ -29,7 +29,7 @@ class SlotState:
 
 @dataclass(slots=True)
 class EnvBatchState:
-    """free: rows that wait for the others to end (only without reset_rows); slot_of: row → slot name; reserved: for
+    """free: rows that wait for the others to end (only without reset_rows); slot_of: row → slot name. reserved: for
     background evaluations."""
 
     name: str
@@ -42,7 +42,7 @@ class EnvBatchState:
 
 @dataclass(slots=True)
 class IdleRows:
-    """Rows of one env batch that wait for tickets, all to be started together."""
+    """Rows of one env batch that wait for tickets and start together."""
 
     env_batch: str
     rows: list[int]
@@ -51,10 +51,10 @@ class IdleRows:
 
 @dataclass(slots=True)
 class RowRegistry:
-    """All rows of all present simulators.
+    """Rows of all present simulators. idle, reserved: rows waiting for tickets of training, of background evaluation.
 
-    idle, reserved: rows that wait for tickets, of training and of background evaluation. live: number of live slots,
-    without the reserved ones; changed: slots that became live or stopped since `take_changes`.
+    live: number of live slots without the reserved ones; changed: slots that became live or stopped since
+    `take_changes`.
     """
 
     env_batches: dict[str, EnvBatchState] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class RowRegistry:
                 self._free(batch, row)
 
     def leave(self, simulator: str) -> list[SlotState]:
-        """Forget the simulator; its slots are returned as they were."""
+        """Remove the simulator; returns its slots."""
         gone = [slot for slot in self.slots.values() if slot.simulator == simulator]
         for slot in gone:
             del self.slots[slot.name]
@@ -88,7 +88,7 @@ class RowRegistry:
         return gone
 
     def take_changes(self) -> list[tuple[str, bool]]:
-        """Slots that became live or stopped since the last call, with whether they are live now."""
+        """Slots that became live or stopped since the last call, each with whether it is live."""
         if not self.changed:
             return []
         changes = [(name, bool(self.slots[name].tickets)) for name in self.changed if name in self.slots]
@@ -96,21 +96,21 @@ class RowRegistry:
         return changes
 
     def next_idle(self, *, fresh: bool = False) -> IdleRows | None:
-        """The rows that get tickets next, left in place. fresh: prefer rows that are not parked in mid-episode."""
+        """The rows that get tickets next, without removing them. fresh: prefer rows that are not parked."""
         unparked = (rows for rows in self.idle if not rows.parked) if fresh else ()
         return next(iter(unparked), self.idle[0] if self.idle else None)
 
     def sort_idle(self) -> None:
-        """While no slot is live, order the waiting rows by place, not by when their episodes ended.
+        """While no slot is live, order the waiting rows by place instead of by the end of their episodes.
 
-        So the events before a barrier (an evaluation, the first part of a resumed run) do not decide which row gets
+        So the events before a barrier (an evaluation, the first part of a resumed run) do not affect which row gets
         which ticket after it.
         """
         if not self.live:
             self.idle = deque(sorted(self.idle, key=lambda rows: (rows.env_batch, rows.rows[0])))
 
     def occupy(self, idle: IdleRows, tickets: list[int]) -> list[tuple[SlotState, int]]:
-        """Give the first of these rows these tickets; rows left over wait again when their env batch is free."""
+        """Give tickets to the first of these rows; remaining rows wait again when their env batch is free."""
         batch = self.env_batches[idle.env_batch]
         queue = self._queue(batch)
         if idle is queue[0]:
@@ -129,7 +129,7 @@ class RowRegistry:
         return placed
 
     def release(self, slot: SlotState, row: int, *, parked: bool) -> None:
-        """The row's ticket is over; the row waits for another."""
+        """End the row's ticket; the row waits for another."""
         del slot.tickets[row]
         if not slot.tickets:
             self.live -= not slot.reserved

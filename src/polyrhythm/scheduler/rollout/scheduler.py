@@ -1,10 +1,10 @@
-"""Grants tickets to rows and follows them until their samples are buffered or dropped.
+"""Grants tickets to rows and tracks them until their samples are buffered or dropped.
 
 A ticket goes running → buffered (→ reissuing, if its host is lost), or running → reissuing → running … → dropped after
-`max_attempts`: with its group, or alone if the group has extra members. Where samples are scored, it is scoring between
-running and buffered (`SampleScoring`). When its task and seed is set aside
-(`quarantine`) the group goes at once. In any of these states it may also be dropped because others finished first
-(`redundancy`) or because its group is filtered (`limits`). A row waits for a new ticket as soon as its ticket ends.
+`max_attempts`: with its group, or alone if the group has extra members. With scoring, it is `scoring` between running
+and buffered (`SampleScoring`). When its task and seed is set aside (`quarantine`) the group is dropped at once. In any
+state a ticket may also be dropped because others finished first (`redundancy`) or because its group is filtered
+(`limits`). A row waits for a new ticket as soon as its ticket ends.
 
 Invariant: every running ticket occupies one row of a present simulator; every cancelled one occupies its row until the
 simulator answers.
@@ -53,43 +53,42 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 
 @dataclass(slots=True)
 class SampleScoring:
-    """What happens to a finished sample before its group, or its evaluation, counts it: here nothing.
+    """Hook between a finished sample and its group or evaluation; this default does nothing.
 
-    With `SchedulerSettings.scoring` a subclass stands here, which has stations score samples first (`plugins/scoring`).
-    saved: the dataclasses that its state consists of, itself among them; none: it has no state.
+    With `SchedulerSettings.scoring` a subclass has stations score samples first (`plugins/scoring`). saved: the
+    dataclasses that its state consists of, including its own; empty if it has no state.
     """
 
     saved: ClassVar[tuple[type, ...]] = ()
 
     def finish(self, rollout: RolloutScheduler, sample: Sample, now: float) -> list[Command]:
-        """A sample has finished; one that is to be scored is counted later, by `RolloutScheduler.complete`."""
+        """Handle a finished sample. One to be scored is counted later, by `RolloutScheduler.complete`."""
         return rollout.complete(sample, now)
 
     def start(self, _rollout: RolloutScheduler) -> list[Command]:
-        """Give samples to stations that can take some."""
+        """Assign waiting samples to scorers with free places."""
         return []
 
     def is_full(self, _rollout: RolloutScheduler) -> bool:
-        """Whether no further episode of an evaluation may begin, as too many of their samples are under way."""
+        """Whether too many evaluation samples are under way for another evaluation episode to begin."""
         return False
 
     def give_up(self, _ticket: int, _payload_id: str) -> bool:
-        """Nobody needs this sample any more; whether nothing reads its payload, which else is released later."""
+        """Drop this sample; whether its payload can be freed now, else it is released later."""
         return True
 
     def scores(self, _samples: Sequence[Sample]) -> tuple[float, ...]:
-        """What the samples of an update were given beside their rewards; empty: nothing is scored."""
+        """Score of each sample of an update, apart from its rewards; empty without scoring."""
         return ()
 
     def has(self, _station: str) -> bool:
-        """Whether this is one of its present stations."""
         return False
 
     def join(self, event: ScorerJoined) -> None:
         raise AssertionError(f"{event.scorer} has nothing to score in this run")
 
     def lose(self, rollout: RolloutScheduler, station: str, now: float, *, blame: bool) -> list[Command]:
-        """One of its stations is lost. blame: that counts as a try of its samples."""
+        """A scorer is lost. blame: that counts as a try of its samples."""
         raise NotImplementedError
 
     def on_score(self, rollout: RolloutScheduler, event: SampleScored, now: float) -> list[Command]:
@@ -99,17 +98,16 @@ class SampleScoring:
         raise NotImplementedError
 
     def pending(self) -> list[str]:
-        """What is under way, in words, for a stall report."""
         return []
 
     def detach(self, wanted: Collection[int]) -> None:
-        """The run was resumed without its stations. wanted: tickets that still exist."""
+        """The run was resumed without its scorers. wanted: tickets that still exist."""
 
 
 @dataclass(slots=True)
 class RolloutScheduler:
-    """samples: every ticket not finally settled; expiries: (time, ticket, attempt) in the order of granting;
-    cancelling: (ticket, attempt) → (slot, row) until the simulator answers."""
+    """samples: every ticket that is neither trained nor dropped; expiries: (time, ticket, attempt) in order of
+    granting. cancelling: (ticket, attempt) → (slot, row) until the simulator answers."""
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     scoring: SampleScoring = field(metadata=UNSAVED)
@@ -141,10 +139,8 @@ class RolloutScheduler:
         )
 
     def summary(self) -> dict[str, Any]:
-        """What filtering and redundancy made of the samples; empty if neither is on.
-
-        kept_out_of_bounds: groups trained on although their mean return lies outside the filter's bounds.
-        """
+        """Counts of filtering and redundancy; empty if neither is on. kept_out_of_bounds: groups trained on although
+        their mean return lies outside the filter's bounds."""
         settings, result = self.settings, dict[str, Any]()
         if settings.filters:
             result["kept_out_of_bounds"] = self.filter.accepted
@@ -153,14 +149,14 @@ class RolloutScheduler:
         return result
 
     def set_aside(self) -> dict[tuple[int, int], DropReason]:
-        """Tasks and seeds that are set aside, with the reason of the last failure of each."""
+        """Tasks and seeds that are set aside, each with the reason of its last failure."""
         return self.background_quarantine.set_aside | self.quarantine.set_aside
 
     # ------------------------------------------------------------ granting
 
     def grant(self, version: int, now: float, *, training: bool) -> list[Command]:
-        """Give waiting rows the tickets that are due at applied version `version`; those of an evaluation that has
-        begun, else those of training."""
+        """Give waiting rows the tickets that are due at applied version `version`. The tickets of a begun evaluation go
+        first; without one, those of training if `training`."""
         evaluation = self.evaluations.current if self.evaluations.begun else None
         if evaluation is not None:
             self.rows.sort_idle()
@@ -179,7 +175,7 @@ class RolloutScheduler:
         return self._deal(next_ticket, self.rows.next_idle, now)
 
     def grant_background(self, now: float) -> list[Command]:
-        """Give the reserved rows tickets of the background evaluation, once its weights are there."""
+        """Give reserved rows the tickets of the background evaluation, once its weights are loaded."""
         evaluation, idle = self.evaluations.current_background, self.rows.reserved
         if evaluation is None or evaluation.version < 0 or not idle:
             return []
@@ -198,7 +194,7 @@ class RolloutScheduler:
         return ticket
 
     def _hedge(self, evaluation: EvaluationState, idle: Iterable[IdleRows], now: float) -> list[Command]:
-        """Copies of the evaluation's last episodes, on rows that would idle; parked episodes stay on theirs."""
+        """Copies of the evaluation's last episodes on otherwise idle rows, except rows with parked episodes."""
         if not self.settings.evaluation_hedge or not evaluation.single:
             return []
         return self._deal(
@@ -237,7 +233,7 @@ class RolloutScheduler:
     # ------------------------------------------------------------ ending
 
     def finish(self, event: SampleFinished, now: float) -> list[Command]:
-        """A sample is complete; one that was cancelled meanwhile is thrown away."""
+        """A sample is complete; discard it if it was cancelled meanwhile."""
         sample = self._release_row(event.ticket, event.attempt, parked=event.end is SampleEnd.SEGMENT)
         if sample is None:
             return [ReleasePayloads((event.payload_id,))]
@@ -250,7 +246,7 @@ class RolloutScheduler:
         return cancelled + self.scoring.finish(self, sample, now)
 
     def _cancel_twin(self, ticket: Ticket) -> list[Command]:
-        """An episode of an evaluation has finished: the other ticket that runs of it is cancelled."""
+        """Cancel the other running ticket of an evaluation episode that has finished."""
         evaluation = self.evaluations.find(ticket)
         evaluation.single.pop(ticket.number, None)
         if (twin := evaluation.twins.get(ticket.number)) is None:
@@ -260,7 +256,7 @@ class RolloutScheduler:
         return [self._cancel(other)]
 
     def complete(self, sample: Sample, now: float) -> list[Command]:
-        """A finished sample has its return: its group counts it, or its evaluation."""
+        """Count a finished sample, whose return is final, in its group or evaluation."""
         if sample.ticket.evaluation:
             return self._finish_evaluation(sample)
         self.move(sample, SampleState.BUFFERED)
@@ -270,13 +266,13 @@ class RolloutScheduler:
         return self._complete(group, now) if group.complete else []
 
     def move(self, sample: Sample, state: SampleState) -> None:
-        """A sample has another state; the ledger has none of evaluations."""
+        """Change a sample's state, also in the ledger unless it belongs to an evaluation."""
         if not sample.ticket.evaluation:
             self.ledger.move(sample.state, state)
         sample.state = state
 
     def _complete(self, group: Group, now: float) -> list[Command]:
-        """A group has all the members that it needs: the others are surplus. Keep it for the trainer, or drop it."""
+        """A group has enough members: drop the others as surplus, and buffer the group or drop it."""
         commands: list[Command] = []
         if len(group.members) > group.size:
             for number in [n for n in group.members if self.samples[n].state is not SampleState.BUFFERED]:
@@ -317,21 +313,21 @@ class RolloutScheduler:
         return [result, ReleasePayloads((sample.payload_id,))]
 
     def end_evaluated(self, sample: Sample) -> EvaluationState:
-        """A sample of an evaluation is no longer under way; the evaluation, which is to count why."""
+        """Remove a sample of an evaluation; returns the evaluation, in which the caller counts it."""
         del self.samples[sample.ticket.number]
         evaluation = self.evaluations.find(sample.ticket)
         evaluation.end(sample.ticket.number)
         return evaluation
 
     def fail(self, event: SampleFailed, now: float) -> list[Command]:
-        """The simulator gave a sample up, or answers a cancellation."""
+        """The simulator failed a sample, or confirms a cancellation."""
         sample = self._release_row(event.ticket, event.attempt, parked=False)
         if sample is None:
             return []
         return [*self._on_failure(sample, event.reason), *self._requeue(sample, event.reason, now)]
 
     def expire(self, now: float) -> list[Command]:
-        """Cancel what ran past its deadline and let it go out again."""
+        """Cancel tickets past their deadline and grant them again."""
         commands: list[Command] = []
         while self.expiries and self.expiries[0][0] <= now:
             _, number, attempt = self.expiries.popleft()
@@ -344,7 +340,7 @@ class RolloutScheduler:
     def requeue_slots(
         self, gone: Sequence[SlotState], reason: DropReason, now: float, *, blame: bool = True
     ) -> list[Command]:
-        """These slots are lost, and their running samples with them. blame: each counts as an attempt."""
+        """Requeue the running samples of lost slots. blame: each counts as an attempt."""
         names = {slot.name for slot in gone}
         self.cancelling = {key: place for key, place in self.cancelling.items() if place[0] not in names}
         held = [(slot.name, self.samples.get(number)) for slot in gone for number in slot.tickets.values()]
@@ -355,12 +351,12 @@ class RolloutScheduler:
         for sample in lost if blame else ():
             commands += self._on_failure(sample, reason)
         for sample in lost:
-            if sample.ticket.number in self.samples:  # else it was dropped with another one's group
+            if sample.ticket.number in self.samples:  # else dropped with the group of another lost sample
                 commands += self._requeue(sample, reason, now, blame=blame)
         return commands
 
     def add_evaluation(self, name: str, episodes: Sequence[Episode], *, background: bool) -> None:
-        """An evaluation is requested; its episodes that are set aside are dropped from the start."""
+        """Queue an evaluation; its episodes that are set aside are dropped at once."""
         self.evaluations.add(name, episodes, background=background)
         aside = (self.background_quarantine if background else self.quarantine).set_aside
         for start in dict.fromkeys((episode.task, episode.seed) for episode in episodes):
@@ -368,11 +364,11 @@ class RolloutScheduler:
                 self.evaluations.set_aside(start, background=background)
 
     def begin_evaluation(self) -> None:
-        """No training episode runs: the evaluation asked for first may take the rows."""
+        """Let the first evaluation take the rows; no training episode may run."""
         self.evaluations.begun = True
 
     def finish_evaluations(self) -> list[Command]:
-        """Report the evaluations under way whose last episode is in."""
+        """Report the evaluations under way whose episodes have all ended."""
         ended = [evaluation for evaluation in self.evaluations.under_way if evaluation.done]
         for evaluation in ended:
             self.evaluations.end(evaluation)
@@ -380,7 +376,7 @@ class RolloutScheduler:
         return [EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped) for evaluation in ended]
 
     def end_early(self, evaluation: EvaluationState) -> list[Command]:
-        """The weights of the evaluation under way are gone: end it; the episodes that lack count as dropped."""
+        """End an evaluation whose weights are gone; its missing episodes count as dropped."""
         self.evaluations.end(evaluation)
         self.suspects.end(evaluation.name)
         running = [sample for sample in self.samples.values() if sample.ticket.evaluation == evaluation.name]
@@ -392,12 +388,12 @@ class RolloutScheduler:
         return [*commands, done]
 
     def remove_simulator(self, simulator: str, now: float, *, blame: bool = True) -> list[Command]:
-        """The simulator is lost, and with it all that ran in its rows. blame: each counts as an attempt."""
+        """Requeue everything that ran on a lost simulator. blame: each sample counts as an attempt."""
         return self.requeue_slots(self.rows.leave(simulator), DropReason.SIMULATOR_LOST, now, blame=blame)
 
     def detach(self, simulators: Sequence[str]) -> None:
-        """The run was resumed without its simulators: what ran there is granted again, and this counts as no attempt.
-        Evaluations are forgotten, because whoever requested them is gone."""
+        """The run was resumed without its simulators: their tickets are granted again without counting an attempt.
+        Evaluations are forgotten, because their requester is gone."""
         self.samples = {number: sample for number, sample in self.samples.items() if not sample.ticket.evaluation}
         self.evaluations.queue.clear()
         self.evaluations.background.clear()
@@ -410,7 +406,7 @@ class RolloutScheduler:
         self.scoring.detach(self.samples)
 
     def next_expiry(self) -> float:
-        """When the oldest running ticket runs out of time; infinite without a deadline."""
+        """Time at which the oldest running ticket expires; infinite without a deadline."""
         while self.expiries:
             expires, number, attempt = self.expiries[0]
             if self._running(number, attempt) is not None:
@@ -419,13 +415,12 @@ class RolloutScheduler:
         return math.inf
 
     def _running(self, number: int, attempt: int) -> Sample | None:
-        """The ticket's sample while this attempt of it runs."""
         sample = self.samples.get(number)
         current = sample is not None and sample.state is SampleState.RUNNING and sample.ticket.attempt == attempt
         return sample if current else None
 
     def _release_row(self, number: int, attempt: int, *, parked: bool) -> Sample | None:
-        """Free the row of this attempt; the sample if it was still wanted, None if it was cancelled."""
+        """Free the row of this attempt; returns its sample, or None if it was cancelled."""
         cancelled = self.cancelling.pop((number, attempt), None)
         if cancelled is not None:
             name, row = cancelled
@@ -444,8 +439,8 @@ class RolloutScheduler:
         return CancelRow(self.rows.slots[sample.slot].simulator, sample.slot, ticket.number, ticket.attempt)
 
     def _on_failure(self, sample: Sample, reason: DropReason) -> list[Command]:
-        """An attempt failed: the notice if its task and seed is set aside for it. Waiting episodes of evaluations are
-        then dropped; whoever has failed is given to `_requeue` next."""
+        """Count a failed attempt; returns the notice if its task and seed is now set aside. Waiting evaluation episodes
+        are dropped then; the failed one goes to `_requeue` next."""
         ticket, limit = sample.ticket, self.settings.quarantine_after
         quarantine, start = self._quarantine_of(ticket), ticket.start
         notices: list[Command] = [*quarantine.on_failure(start, reason, ticket.attempt, limit)]
@@ -458,8 +453,8 @@ class RolloutScheduler:
         return self.background_quarantine if background else self.quarantine
 
     def _requeue(self, sample: Sample, reason: DropReason, now: float, *, blame: bool = True) -> list[Command]:
-        """A running ticket did not finish: out again, or dropped with its group when it had its attempts. Of an episode
-        and its copy the other one goes on."""
+        """A running ticket did not finish: grant it again, or drop it with its group after its last attempt. If the
+        episode has a copy, only the other of the two continues."""
         if sample.ticket.evaluation and sample.ticket.number in self.evaluations.find(sample.ticket).twins:
             self.end_evaluated(sample)
             return []
@@ -483,7 +478,7 @@ class RolloutScheduler:
     def drop_sample(
         self, sample: Sample, reason: DropReason, now: float, *, whole_group: bool = False
     ) -> list[Command]:
-        """Give up a sample that is off its row: with its group, or alone if the group has members to spare."""
+        """Drop a sample that has left its row: with its group, or alone if the group has members to spare."""
         group = self.admission.groups[sample.ticket.group]
         if len(group.members) > group.size and not whole_group:
             group.members.remove(sample.ticket.number)
@@ -493,8 +488,8 @@ class RolloutScheduler:
     def drop(
         self, group: Group, reason: DropReason, now: float, already_off_row: Sample | None = None
     ) -> list[Command]:
-        """Give up a group: running members are cancelled, finished ones released; a spare group takes its place, or a
-        new one may."""
+        """Drop a group: running members are cancelled, finished ones released; a spare group takes its
+        place, or a new one may."""
         commands: list[Command] = []
         if group.completed_order >= 0:
             self.buffer.remove(group)
@@ -504,11 +499,11 @@ class RolloutScheduler:
         if not group.spare and reason != DropReason.ROLLBACK:
             redundancy.replace_by_spare(self.admission, group)
         self.admission.forget(group)
-        self.quarantine.forget(sample.ticket.start)  # seeds of training do not come again
+        self.quarantine.forget(sample.ticket.start)  # training seeds do not recur
         return commands
 
     def _drop_member(self, sample: Sample, reason: DropReason, now: float, *, off_row: bool = False) -> list[Command]:
-        """Drop one sample. off_row: it ran, and has left its row."""
+        """Drop one sample. off_row: it was running and has left its row."""
         if reason == DropReason.SURPLUS:
             self.selection.add_surplus(sample, now)
         del self.samples[sample.ticket.number]
@@ -516,8 +511,8 @@ class RolloutScheduler:
         return self._free(sample, off_row=off_row)
 
     def _free(self, sample: Sample, *, off_row: bool = False) -> list[Command]:
-        """Free the row or the payload of a sample that is given up; what a scorer reads is freed after that."""
-        here = sample.slot in self.rows.slots  # false when its simulator went with it
+        """Free the row or payload of a dropped sample; a payload that a scorer reads is freed afterwards."""
+        here = sample.slot in self.rows.slots  # false if its simulator is lost too
         if sample.state is SampleState.RUNNING:
             return [self._cancel(sample)] if here and not off_row else []
         free = sample.state is not SampleState.SCORING or self.scoring.give_up(sample.ticket.number, sample.payload_id)

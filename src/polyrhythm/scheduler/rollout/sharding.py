@@ -1,4 +1,4 @@
-"""How an env batch is cut into slots, and which generator each slot must use.
+"""Sharding: divides an env batch into slots and assigns their generators.
 
 Invariant: the slots of an env batch are consecutive, not empty, and together cover its rows exactly.
 """
@@ -14,7 +14,7 @@ from polyrhythm.scheduler.settings import load_function
 
 
 class EnvBatchShape(NamedTuple):
-    """What a user's strategy gets to know of an env batch, named `simulator.number`."""
+    """Argument of a user's strategy: an env batch, named `simulator.number`."""
 
     name: str
     rows: int
@@ -28,17 +28,16 @@ Strategy = Callable[[EnvBatchShape, Sequence[str]], Sequence[tuple[int, str | No
 
 
 class StrategyFailure(ValueError):
-    """A user's strategy raised what is the cause of this."""
+    """A user's strategy raised; the cause is chained."""
 
 
 def shard(
     name: str, rows: int, strategy: str | Sequence[int], generators: Sequence[str], *, reset_rows: bool = True
 ) -> EnvBatchInfo:
-    """Cut env batch `name` into slots `name/0`, `name/1`, …
+    """Divide env batch `name` into slots `name/0`, `name/1`, …
 
     strategy: `whole`; `rows` (a slot for each); `even:n` (sizes differ by one at most, larger first); a list of sizes;
-    or `module:function`.
-    Raises ValueError with what, value and remedy.
+    or `module:function`. Raises ValueError with what, value and remedy.
     """
     shares = _shares(name, rows, strategy, generators)
     for size, generator in shares:
@@ -95,5 +94,4 @@ def _checked(result: object, strategy: str) -> Sequence[tuple[int, str | None]]:
 
 
 def _is_whole(rows: object) -> bool:
-    """An int, also of another library's type (numpy's)."""
     return hasattr(rows, "__index__") and not isinstance(rows, bool)

@@ -3,7 +3,7 @@
 Without grouping every sample is a group of one, so there is a single path. The version of a group is that of its first
 ticket.
 
-Invariant: a group enters training whole.
+Invariant: all members of a group enter training together.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from polyrhythm.scheduler.samples.ledger import SampleState
 
 @dataclass(slots=True)
 class Sample:
-    """A training or evaluation ticket that is not finally settled, and where it is.
+    """A ticket that is neither trained nor dropped, with its state.
 
-    slot, row: where it runs; started: since when, in seconds. payload_id, oldest (behaviour version), episode_return,
+    slot, row: where it runs; started: start time, in seconds. payload_id, oldest (behaviour version), episode_return,
     success, metrics, texts, chunk_steps, env_steps, and seconds in its row: set when it finished. score: by a scorer;
-    it is part of episode_return from then on.
+    from then on episode_return includes it.
     """
 
     ticket: Ticket
@@ -42,8 +42,8 @@ class Sample:
 
 @dataclass(slots=True)
 class Group:
-    """size: members that it needs. granted: tickets so far; members: numbers of those not given up; finished: how many
-    of them are complete; returns: the sum of their returns. spare: no quota is reserved for it (see `redundancy`)."""
+    """size: members that it needs. granted: tickets so far; members: numbers of those not dropped. finished: number of
+    complete members; returns: the sum of their returns. spare: no quota is reserved for it (see `redundancy`)."""
 
     number: int
     version: int

@@ -1,4 +1,4 @@
-"""The sample ledger: counts of training samples by state, so that none is trained twice and none vanishes.
+"""The sample ledger: counts of training samples by state, so that none is trained twice or lost.
 
 Invariant, at every event: started = trained + lent + buffered + scoring + running + reissuing + dropped + rolled_back.
 """
@@ -12,7 +12,7 @@ from polyrhythm.scheduler.records import NO_FAULTS, DropReason
 
 
 class SampleState(StrEnum):
-    """Present state of a sample, by its key in `ledger.json`. The last three are final."""
+    """State of a sample, named by its key in `ledger.json`. The last three are final."""
 
     RUNNING = "running"
     REISSUING = "reissuing"
@@ -39,7 +39,7 @@ _FOLLOWS: dict[SampleState, frozenset[SampleState]] = {
 
 @dataclass(slots=True)
 class SampleLedger:
-    """Counts of samples by state; `dropped` is by reason, which only a `DropReason` can be."""
+    """Counts of samples by state; `dropped` is by `DropReason`."""
 
     started: int = 0
     running: int = 0
@@ -72,17 +72,15 @@ class SampleLedger:
         return sum(self.dropped.values())
 
     def dropped_for_faults(self) -> dict[DropReason, int]:
-        """Samples dropped by faults, by reason."""
         return {reason: count for reason, count in self.dropped.items() if reason not in NO_FAULTS}
 
     @property
     def dropped_by_faults(self) -> int:
-        """Number of samples dropped by faults."""
         return sum(self.dropped_for_faults().values())
 
     @property
     def imbalance(self) -> int:
-        """started minus all places; zero, or the run is wrong."""
+        """started minus the sum of all states; nonzero is a bug."""
         waiting = self.reissuing + self.scoring + self.buffered
         return self.started - self.trained - self.lent - waiting - self.running - self.rolled_back - self.dropped_total
 

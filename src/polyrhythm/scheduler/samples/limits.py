@@ -1,7 +1,7 @@
-"""Bounds on what is dropped: by faults, after which the run halts, and by the filter of returns, per update.
+"""Limits on dropped samples: by faults, after which the run halts, and by the filter of returns, per update.
 
-Faults (`max_dropped`): samples of episodes that the environment refuses are none. Where most samples are refused, the
-run halts too: it would come to no end.
+Faults (`max_dropped`) do not include episodes that the environment refuses. If most samples are refused, the run halts
+too, as it would not end.
 
 Filter: a complete group whose mean return lies outside the bounds is dropped and replaced. If all members of a group
 fail, or all succeed, GRPO's advantages are all zero and the group carries no gradient. The number of groups dropped per
@@ -23,7 +23,7 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 
 #: Number of reasons that the message names.
 _NAMED = 3
-#: Samples of refused episodes from which on their share is looked at.
+#: Minimum number of refused samples before their share is checked.
 _REFUSED = 1000
 _FIX = "correct what fails, then resume the run"
 _FIX_POLICY = (
@@ -33,8 +33,7 @@ _FIX_POLICY = (
 
 
 class FaultLimit:
-    """forgiven: samples dropped before the run was resumed; refused, started: likewise. Remembers the last failure, for
-    the message."""
+    """forgiven, refused, started: counts from before the run was resumed. Keeps the last failure for the message."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
@@ -43,7 +42,7 @@ class FaultLimit:
         self._last_failure = ""
 
     def on_failure(self, event: SampleFailed | ScoringFailed) -> None:
-        """A sample failed, or answers a cancellation; or its score did."""
+        """Remember the failure of a sample or of its score; confirmed cancellations are ignored."""
         if isinstance(event, ScoringFailed):
             self._last_reason, what = DropReason.SCORING_FAILED, event.error
         elif event.reason == DropReason.CANCELLED:
@@ -53,12 +52,12 @@ class FaultLimit:
         self._last_failure = f"{what} ({event.detail})" if event.detail else what
 
     def forgive(self, ledger: SampleLedger) -> None:
-        """The run was resumed: what was dropped before does not count."""
+        """The run was resumed: samples dropped before do not count."""
         self.forgiven = ledger.dropped_by_faults
         self._refused, self._started = ledger.dropped.get(DropReason.EPISODE_REFUSED, 0), ledger.started
 
     def check(self, ledger: SampleLedger) -> list[Halt]:
-        """Halt if more samples were dropped than allowed: the reasons, and the last failure with its task and seed."""
+        """Halt, with the reasons and the last failure, if more samples were dropped than allowed."""
         if not ledger.dropped:
             return []
         settings, dropped = self._settings, ledger.dropped_by_faults - self.forgiven
@@ -86,7 +85,6 @@ class FaultLimit:
         ]
 
     def _attempts(self) -> str:
-        """The setting that limits them."""
         settings, scoring = self._settings, self._settings.scoring
         if scoring is not None and self._last_reason is DropReason.SCORING_FAILED:
             return f"scoring.max_attempts = {scoring.max_attempts}"
@@ -95,8 +93,8 @@ class FaultLimit:
 
 @dataclass(slots=True)
 class ReturnFilter:
-    """filtered: groups dropped since an update was lent; accepted: groups out of bounds that were kept, in all;
-    exhausted: the run has been told that this update's groups are kept."""
+    """filtered: groups dropped since the last update was lent; accepted: total groups kept out of bounds. exhausted:
+    `FilterExhausted` was sent for this update."""
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     filtered: int = 0
@@ -104,7 +102,7 @@ class ReturnFilter:
     exhausted: bool = False
 
     def check(self, group: Group) -> tuple[bool, list[Command]]:
-        """Whether the complete group is kept, and the commands that report it."""
+        """Whether the complete group is kept, and commands that report the decision."""
         settings = self.settings
         if settings.min_return <= group.returns / group.size <= settings.max_return:
             return True, []
@@ -121,5 +119,5 @@ class ReturnFilter:
         return True, [] if said else [FilterExhausted(self.filtered)]
 
     def next_update(self) -> None:
-        """An update starts: the count begins anew."""
+        """An update starts: reset its counts."""
         self.filtered, self.exhausted = 0, False

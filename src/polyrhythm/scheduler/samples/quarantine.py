@@ -1,24 +1,23 @@
-"""Quarantine: a task and seed whose episodes keep failing is set aside.
+"""Quarantine: sets a task and seed aside whose episodes keep failing.
 
-Counted are failures that the environment can cause: it raised, its numbers were not finite, the episode passed its
-deadline, or the simulator was lost. An episode that the environment refuses is set aside at once. A lost simulator
-takes episodes with it that did nothing wrong, and a lost host has several simulators. So a loss counts only together
-with earlier attempts of the same ticket: the count becomes at least the number of this attempt. An episode that
-finishes clears the count.
+It counts failures that the environment can cause: it raised, its numbers were not finite, the episode passed its
+deadline, or the simulator was lost. An episode that the environment refuses is set aside at once. A lost simulator or
+host takes innocent episodes with it, so a loss counts only together with earlier attempts of the same ticket: the count
+becomes at least the number of this attempt. An episode that finishes clears the count.
 
-A training group whose task and seed is set aside is dropped whole and replaced; seeds of training never come again.
-Episodes of evaluations come again, and are not started any more. Background evaluations have a quarantine of their own,
-so that they change none of training's decisions.
+A training group whose task and seed is set aside is dropped whole and replaced; training seeds do not recur. Evaluation
+episodes recur, and are not started any more. Background evaluations have their own quarantine, so that they change no
+decision of training.
 
-Suspects: a call that hangs, or a crash, takes a whole simulator and all episodes that ran there. One of them may be
-the cause, and would be again. So an episode has its last attempt (before it is set aside or dropped), if it lost a
-simulator in the one before, as the only such one of its run or evaluation: the others wait, rows go to other tickets
-meanwhile. The cause then fails alone, and its neighbours finish in their turn. With three attempts (`max_attempts`,
-`quarantine_after`): 4 rows of one simulator, one of them hangs at its first step. Attempts 1 and 2 are lost by all
-four. In attempt 3 the four run one after another: three finish, one is set aside.
+Suspects: a call that hangs or crashes takes a whole simulator and all episodes that ran there; any of them may be the
+cause, and would cause it again. So an episode that lost a simulator in its second-to-last attempt (before it is set
+aside or dropped) runs its last attempt as the only suspect of its run or evaluation: the others wait, and rows go to
+other tickets meanwhile. The cause then fails alone, and the others finish in turn. Example with three attempts
+(`max_attempts`, `quarantine_after`): 4 rows of one simulator, one hangs at its first step. All four lose attempts 1 and
+2. In attempt 3 the four run one after another: three finish, one is set aside.
 
-Invariants: no ticket is granted for a task and seed that is set aside; of the suspects of a run, or of an evaluation,
-no two run that have different tasks or seeds.
+Invariants: no ticket is granted for a task and seed that is set aside; two suspects of a run, or of an evaluation,
+never run simultaneously unless they have the same task and seed.
 """
 
 from __future__ import annotations
@@ -49,17 +48,16 @@ COUNTED = frozenset(
 
 @dataclass(slots=True)
 class Quarantine:
-    """failures: counted ones since an episode of this task and seed last finished; set_aside: those of whom that
-    became too many, with the last failure's reason, in the order in which it happened. background: of the background
-    evaluations."""
+    """failures: counted failures since an episode of this task and seed last finished. set_aside: tasks and seeds with
+    too many failures, with the last reason, in order; background: of background evaluations."""
 
     background: bool = False
     failures: dict[Start, int] = field(default_factory=dict)
     set_aside: dict[Start, DropReason] = field(default_factory=dict)
 
     def on_failure(self, start: Start, reason: DropReason, attempt: int, limit: int) -> list[EpisodeSetAside]:
-        """An attempt of an episode failed; the notice if that sets its task and seed aside. limit: failures that do, 0
-        for never; one refusal does."""
+        """Count a failed attempt; returns the notice if its task and seed is now set aside. limit: failures that set it
+        aside, 0 for never; one refusal always does."""
         limit = 1 if reason is DropReason.EPISODE_REFUSED else limit
         if not limit or reason not in COUNTED or start in self.set_aside:
             return []
@@ -73,7 +71,7 @@ class Quarantine:
         return [EpisodeSetAside(*start, count, reason, self.background)]
 
     def forget(self, start: Start) -> None:
-        """An episode finished, so this task and seed works; or it does not come again."""
+        """Clear the count of a task and seed: an episode finished, or the seed does not recur."""
         self.failures.pop(start, None)
 
 
@@ -83,28 +81,27 @@ Suspect = tuple[str, int, int]
 
 @dataclass(slots=True)
 class Suspects:
-    """order: suspects in the order in which they became it; the first that still has a ticket may run. dealt: suspects
-    whose ticket an evaluation gave away, and who have no row yet."""
+    """Isolates episodes that may have crashed their simulator. order: suspects in order of suspicion; the first that
+    still has a ticket may run. dealt: suspects whose ticket an evaluation has handed out and that have no row yet."""
 
     order: dict[Suspect, None] = field(default_factory=dict)
     dealt: list[Suspect] = field(default_factory=list)
 
     def on_loss(self, ticket: Ticket, settings: SchedulerSettings) -> None:
-        """The simulator of this attempt was lost, and another attempt follows."""
+        """The simulator of this attempt was lost; its next attempt may be the last."""
         last = min(settings.max_attempts, settings.quarantine_after or settings.max_attempts)
         if ticket.attempt + 1 >= last:
             self.order[_suspect(ticket)] = None
 
     def forget(self, ticket: Ticket) -> None:
-        """An episode of this task and seed finished."""
+        """An episode of this task and seed finished: it is no suspect."""
         self.order.pop(_suspect(ticket), None)
 
     def end(self, evaluation: str) -> None:
-        """This evaluation is over."""
         self.order = {known: None for known in self.order if known[0] != evaluation}
 
     def holds(self, ticket: Ticket, waiting: Iterable[Ticket], samples: Mapping[int, Sample]) -> bool:
-        """Whether this ticket has to wait for another suspect. waiting: tickets of its evaluation that do not run."""
+        """Whether this ticket must wait for another suspect. waiting: tickets of its evaluation that do not run."""
         own = _suspect(ticket)
         if own not in self.order:
             return False
@@ -118,7 +115,8 @@ class Suspects:
         return False
 
     def take(self, waiting: deque[Ticket], samples: Mapping[int, Sample]) -> Ticket | None:
-        """Remove the first of an evaluation's waiting tickets that has not to wait for a suspect; None without one."""
+        """Remove and return an evaluation's first waiting ticket that need not wait for a suspect;
+        None if there is none."""
         found = next((ticket for ticket in waiting if not self.holds(ticket, waiting, samples)), None)
         if found is not None:
             waiting.remove(found)

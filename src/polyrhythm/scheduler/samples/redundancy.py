@@ -1,20 +1,20 @@
 """Redundant tickets: more groups and members run than an update needs, and the first to finish are trained.
 
-Admission reserves a place for every group that an update will need. `extra_groups` spare groups may run beside those,
-without a place; `extra_members` tickets of a group may run beside the `group_size` that it needs. Both get rows only
-while admission has no ticket to give. When a spare group is complete first, an unfinished one hands its place over, the
-oldest of them, and becomes spare in its stead; so does a group that is dropped, while there are spare ones.
+Admission reserves a place for every group that an update will need. `extra_groups` spare groups may run without a
+place; `extra_members` tickets of a group may run beside the `group_size` that it needs. Both get rows only while
+admission has no ticket to give. When a spare group is complete first, the oldest unfinished group hands its place over
+and becomes spare instead; so does a group that is dropped, while there are spare ones.
 
 A place is only ever handed to a group of the same or a younger version. So the total stays, the sum over the versions
-up to any s does not grow, and the slack of every version (see `admission`) does not fall: the lag bound and the
-freedom from deadlock are those of admission alone.
+up to any s does not grow, and the slack of every version (see `admission`) does not fall: the lag bound and the freedom
+from deadlock are those of admission alone.
 
-Invariant, once an event is settled: at most `extra_groups` groups are spare, none of them is complete, and each could
-still take the place of an unfinished group that is not younger; a spare group that could not is surplus.
+Invariant, after an event: at most `extra_groups` groups are spare, none of them is complete, and each could still take
+the place of an unfinished group that is not younger; a spare group that could not is surplus.
 
-The price is a bias, which is measured (`SelectionStats`): a redundant sample is surplus when others were faster, so the
-trained samples lean to short episodes. Of a sample that was finished the lengths are known. Of one that was cancelled
-in its row the progress is unknown; what is known is for how long it had run, and that it would have needed longer.
+The price is a bias, measured by `SelectionStats`: a redundant sample is surplus when others were faster, so trained
+samples tend to be short episodes. The length of a finished sample is known. Of one cancelled in its row only the time
+that it had run is known, and that it would have needed longer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from polyrhythm.scheduler.samples.ledger import SampleState
 
 
 def oldest_missing(admission: Admission, buffer: SampleBuffer) -> int | None:
-    """The oldest version with a place whose group is not complete."""
+    """The oldest version with a place whose group is incomplete."""
     size = admission.settings.group_size
     missing = (
         version for version, places in admission.outstanding.items() if places > size * buffer.complete_groups(version)
@@ -38,15 +38,14 @@ def oldest_missing(admission: Admission, buffer: SampleBuffer) -> int | None:
 
 
 def is_closed(admission: Admission, buffer: SampleBuffer) -> bool:
-    """Whether `next_ticket` has none to give."""
     if admission.lacking:
         return False
     return len(admission.spare) >= admission.settings.extra_groups or oldest_missing(admission, buffer) is None
 
 
 def next_ticket(admission: Admission, buffer: SampleBuffer, version: int) -> Ticket | None:
-    """A redundant ticket at applied version `version`: an extra member of the oldest group that lacks one, or the
-    first of a new spare group (the others then come from admission, which grants a group that is begun); or None."""
+    """A redundant ticket at applied version `version`, or None. An extra member of the oldest group that lacks one, or
+    the first member of a new spare group; admission grants the other members."""
     while admission.lacking:
         group = admission.groups.get(admission.lacking[0])
         if group is not None and not group.complete and group.granted < admission.settings.group_tickets:
@@ -58,14 +57,14 @@ def next_ticket(admission: Admission, buffer: SampleBuffer, version: int) -> Tic
 
 
 def promote_spare(admission: Admission, group: Group) -> None:
-    """A spare group is complete: it takes the place of the oldest one that is not."""
+    """A spare group is complete: it takes the place of the oldest incomplete group."""
     admission.transfer_quota(
         next(other for other in admission.groups.values() if not other.spare and not other.complete), group
     )
 
 
 def replace_by_spare(admission: Admission, group: Group) -> None:
-    """A group with a place is about to be dropped: the spare one that began first takes it, if it is not older."""
+    """Before a group with a place is dropped: the oldest spare group that is not older takes the place."""
     able = (number for number in admission.spare if admission.groups[number].version >= group.version)
     number = min(able, default=None)
     if number is not None:
@@ -73,7 +72,7 @@ def replace_by_spare(admission: Admission, group: Group) -> None:
 
 
 def surplus(admission: Admission, buffer: SampleBuffer) -> list[Group]:
-    """The spare groups that cannot take another group's place any more."""
+    """The spare groups that can no longer take another group's place."""
     missing = oldest_missing(admission, buffer)
     spare = [admission.groups[number] for number in admission.spare]
     return [group for group in spare if missing is None or missing > group.version]
@@ -81,7 +80,7 @@ def surplus(admission: Admission, buffer: SampleBuffer) -> list[Group]:
 
 @dataclass(slots=True)
 class Lengths:
-    """Sums over samples. seconds: from the last grant of a row to the end, the generators' time included."""
+    """Sums over samples. seconds: from the last grant of a row to the end, including the generators' time."""
 
     samples: int = 0
     chunk_steps: int = 0
@@ -95,17 +94,14 @@ class Lengths:
         self.seconds += seconds
 
     def means(self, *names: str) -> dict[str, float]:
-        """How many, and the mean of each of these."""
         count = max(1, self.samples)
         return {"samples": self.samples, **{name: getattr(self, name) / count for name in names}}
 
 
 @dataclass(slots=True)
 class SelectionStats:
-    """trained: of completed updates; released: surplus, but finished; cancelled: surplus, in their rows.
-
-    waiting: surplus samples that were lost and not granted again, or had no row: nothing is known of them.
-    """
+    """trained: samples of completed updates; released: finished surplus; cancelled: surplus cancelled in rows. waiting:
+    surplus samples without a row, of which nothing is known."""
 
     trained: Lengths = field(default_factory=Lengths)
     released: Lengths = field(default_factory=Lengths)
@@ -116,7 +112,6 @@ class SelectionStats:
         self.trained.add(sample, sample.seconds)
 
     def add_surplus(self, sample: Sample, now: float) -> None:
-        """A sample is dropped as surplus now."""
         if sample.state in (SampleState.BUFFERED, SampleState.SCORING):
             self.released.add(sample, sample.seconds)
         elif sample.state is SampleState.RUNNING:
@@ -125,8 +120,8 @@ class SelectionStats:
             self.waiting += 1
 
     def as_dict(self) -> dict[str, dict[str, float]]:
-        """Means by fate. Compare trained with released by steps (the released are members of groups that were too
-        slow as a whole), and with cancelled by seconds, where the cancelled ones' are at least what they needed."""
+        """Means by fate. Compare trained with released by steps (released samples belong to groups that were too slow
+        as a whole), and with cancelled by seconds, where those of the cancelled ones are lower bounds."""
         finished = ("chunk_steps", "env_steps", "seconds")
         return {
             "trained": self.trained.means(*finished),

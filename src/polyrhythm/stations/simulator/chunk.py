@@ -1,8 +1,9 @@
-"""Chunk step of some rows: C primitive actions, each held for several env steps; a row that ends is not stepped on.
+"""Chunk step of some rows: C primitive actions, each held for several env steps; a row that ends is not stepped
+further.
 
-An environment whose spec has a `chunk` takes the C actions in one env step instead (`step_whole`). The
-environment's own metrics are aggregated over env steps here, to one number per episode: an episode that is cut into
-segments counts as one, and only the result is sent. Without metrics there is no `EpisodeMetrics` and no overhead.
+An environment whose spec has a `chunk` takes the C actions in one env step instead (`step_whole`). The environment's
+own metrics are aggregated here over env steps, to one number per episode, across segments. Without metrics there is no
+`EpisodeMetrics` and no overhead.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class ChunkResult(NamedTuple):
     """Outcome of a chunk step for n rows.
 
     rewards [n,C] float32, summed over the env steps of an action; valid [n,C]: the action was executed; steps [n]: env
-    steps executed; terminated, truncated [n]; success [n]: 1 if the task was solved at any of the steps, -1 if none of
-    them said whether it is.
+    steps executed; terminated, truncated [n]; success [n]: 1 if the task was solved at any of the steps, -1 if no step
+    reported success.
     """
 
     rewards: NDArray[np.float32]
@@ -39,23 +40,19 @@ class ChunkResult(NamedTuple):
 
     @property
     def nan_rewards(self) -> NDArray[np.intp]:
-        """Positions of the rows with a reward of NaN: they alone can have failed in their episode (`GuardedEnv`). A row
-        whose episode ended earlier in the chunk may have failed since, in a no-op."""
+        """Positions of the rows with a reward of NaN: the only ones that can have failed in their episode
+        (`GuardedEnv`). A row whose episode ended earlier in the chunk may have failed later, in a no-op."""
         return np.flatnonzero(np.isnan(self.rewards).any(1))
 
     def part(self, first: int, stop: int) -> ChunkResult:
-        """Rows first..stop-1."""
         return ChunkResult(*(array[first:stop] for array in self))  # type: ignore[arg-type]
 
 
 def step_chunk(
     step: Step, rows: NDArray[np.intp], actions: NDArray[Any], hold: int, left: NDArray[np.int64] | None
 ) -> ChunkResult:
-    """Execute actions [n,C,A] in the n env rows, each action for `hold` env steps.
-
-    A row is truncated after `left` [n] env steps even if the environment goes on. None: no row reaches its step limit
-    in this chunk.
-    """
+    """Execute actions [n,C,A] in the n env rows, each action for `hold` env steps. A row is truncated after `left` [n]
+    env steps even if the environment would continue. None: no row reaches its step limit in this chunk."""
     n, chunk = actions.shape[:2]
     if chunk == hold == 1:
         return _one_step(step(rows, actions[:, 0]), n, left)
@@ -95,14 +92,13 @@ def _one_step(outcome: StepResult, n: int, left: NDArray[np.int64] | None) -> Ch
 
 @lru_cache
 def _one_each(n: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """`valid` and `steps` of n rows after one env step."""
     return np.ones((n, 1), bool), np.ones(n, np.int64)
 
 
 def step_whole(
     step: Step, rows: NDArray[np.intp], actions: NDArray[Any], left: NDArray[np.int64] | None
 ) -> ChunkResult:
-    """One env step that takes the chunks [n,C,A] whole; its reward is that of the last action executed."""
+    """One env step that takes whole chunks [n,C,A]; its reward is that of the last action executed."""
     outcome = step(rows, actions)
     assert outcome.executed is not None, "checked by envs.results"
     n, valid = len(rows), outcome.executed
@@ -113,14 +109,14 @@ def step_whole(
 
 
 def stepper(spec: EnvSpec, hold: int) -> Callable[..., ChunkResult]:
-    """The function (step, rows, actions, left) of an environment's chunk steps."""
+    """The chunk-step function (step, rows, actions, left) of an environment."""
     if spec.chunk:
         return step_whole
     return lambda step, rows, actions, left: step_chunk(step, rows, actions, hold, left)
 
 
 def whole_batch(env: EnvBatch) -> Step:
-    """A step function for an environment that steps only whole batches: the other rows do a no-op, unrecorded."""
+    """Step function for an environment that steps only whole batches: the other rows do an unrecorded no-op."""
     every = np.arange(env.rows)
     idle = np.broadcast_to(no_op(env.spec.action), (env.rows, env.spec.action.dim))
 
@@ -146,7 +142,7 @@ log = logging.getLogger(__name__)
 
 
 class EpisodeMetrics:
-    """Episode metrics of an env batch of `rows` rows. Steps whose number is NaN are skipped."""
+    """Episode metrics of an env batch of `rows` rows. NaN values are skipped."""
 
     def __init__(self, metrics: Mapping[str, Aggregate], rows: int) -> None:
         self._aggregates = dict(metrics)
@@ -155,8 +151,6 @@ class EpisodeMetrics:
         self._warned: set[str] = set()
 
     def wrap(self, step: Step) -> Step:
-        """The step function with its metrics added up."""
-
         def watched(rows: NDArray[np.intp], actions: NDArray[np.generic]) -> StepResult:
             outcome = step(rows, actions)
             self._add(rows, outcome.metrics)
@@ -165,13 +159,12 @@ class EpisodeMetrics:
         return watched
 
     def begin(self, rows: NDArray[np.intp]) -> None:
-        """Reset the metrics of these rows, in which an episode begins."""
         for name, values in self._values.items():
             values[rows] = -np.inf if self._aggregates[name] == "max" else 0.0
             self._counts[name][rows] = 0
 
     def summarize(self, row: int) -> tuple[tuple[str, float], ...]:
-        """(name, number) of the episode that ended in this row, finite ones only."""
+        """(name, number) of the episode that ended in this row, finite numbers only."""
         numbers = {name: self._aggregate(name, row) for name in self._aggregates}
         for name, number in numbers.items():
             if not math.isfinite(number) and name not in self._warned:

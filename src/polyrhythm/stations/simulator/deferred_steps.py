@@ -1,5 +1,4 @@
-"""Steps of an env batch that can begin before they are done: which have begun, and which are put off until they would
-not wait."""
+"""Asynchronous steps of an env batch: tracks begun steps, and defers those that would block."""
 
 from __future__ import annotations
 
@@ -13,25 +12,25 @@ from polyrhythm.stations.simulator.slot import Slot
 
 
 class DeferredSteps:
-    """Of one env batch, whose steps can begin before they are done if it has the trait `async_steps`."""
+    """Of one env batch; has an effect only with the trait `async_steps`."""
 
     def __init__(self, env: GuardedEnv) -> None:
         self._env, self._begins = env, env.inner if env.async_steps else None
         self._defers = False
-        self._begun: dict[str, int] = {}  # request whose step was begun, by slot
-        self._unseen: dict[str, Slot] = {}  # queued since steps were begun last
-        self._deferred: dict[str, tuple[Slot, float]] = {}  # slots whose step would wait, and since when
-        self._last_requeued = ""  # of those that were queued to be looked at again, the last one
+        self._begun: dict[str, int] = {}  # slot → sequence of the request whose step has begun
+        self._unseen: dict[str, Slot] = {}  # queued since the last `begin`
+        self._deferred: dict[str, tuple[Slot, float]] = {}  # slots whose step would block, and since when
+        self._last_requeued = ""  # the last slot of `requeued`
 
     def defer(self) -> int | None:
-        """From now on steps that would wait are put off. A descriptor that can be read when that may have changed;
-        None: no step ever waits."""
+        """From now on defer steps that would block. Returns a descriptor that becomes readable when one may be ready,
+        or None if no step ever blocks."""
         self._defers = self._begins is not None
         return self._begins.fileno() if self._begins is not None else None
 
     @property
     def since(self) -> float | None:
-        """Since when a step has been put off, the longest one."""
+        """Start of the longest deferral."""
         return min((since for _, since in list(self._deferred.values())), default=None)
 
     def add_queued(self, slot: Slot) -> None:
@@ -40,9 +39,9 @@ class DeferredSteps:
             self._unseen[slot.name] = slot
 
     def begin(self, on_fault: Callable[[Slot, EnvFault], None]) -> None:
-        """Begin the steps of the slots that were answered since the last time. on_fault: told of one that cannot."""
+        """Begin the steps of the slots answered since the last call. on_fault: called for each that fails."""
         if self._defers and self._begins is not None:
-            self._begins.waits(())  # else an end that no slot asks for leaves the descriptor readable
+            self._begins.waits(())  # else a finished step that no slot awaits leaves the descriptor readable
         unseen, self._unseen = self._unseen, {}
         for slot in unseen.values():
             if slot.answered and slot.due_rows and self._begun.get(slot.name) != slot.sequence:
@@ -54,12 +53,12 @@ class DeferredSteps:
                     on_fault(slot, fault)
 
     def begun_rows(self, slot: Slot) -> set[int]:
-        """The slot's rows whose step was begun and is still to be done."""
+        """The slot's rows whose step has begun and is not done."""
         begun = slot.answered and self._begun.get(slot.name) == slot.sequence
         return set(map(int, slot.due()[0])) if begun else set()
 
     def must_wait(self, slot: Slot, members: Sequence[Slot]) -> bool:
-        """Whether the step of these slots is put off. slot: the one that is looked at."""
+        """Whether the step of `members` is deferred; the deferral is recorded for `slot`."""
         if not self._defers or self._begins is None:
             return False
         if self._begins.waits(np.concatenate([member.due()[0] for member in members])):
@@ -70,11 +69,10 @@ class DeferredSteps:
         return False
 
     def are_queued(self, queued: Container[str]) -> bool:
-        """Whether those that were put off are still to be looked at again. queued: names of slots."""
+        """Whether slots from `requeued` are still queued. queued: names of slots."""
         return self._last_requeued in queued
 
     def requeued(self) -> Iterator[Slot]:
-        """The slots that were put off, to be looked at again."""
         for slot, _ in list(self._deferred.values()):
             self._last_requeued = slot.name
             if not slot.answered or not slot.due_rows:  # its rows were cancelled

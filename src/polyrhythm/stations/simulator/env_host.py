@@ -51,7 +51,7 @@ def refuse_segments(spec: EnvSpec, segment_steps: int) -> None:
 
 
 class EnvHost:
-    """One env batch and its slots. chunk_steps: of active rows."""
+    """One env batch and its slots. chunk_steps: number of chunk steps of active rows."""
 
     def __init__(
         self,
@@ -84,24 +84,23 @@ class EnvHost:
 
     @property
     def env_steps(self) -> int:
-        """Executed env steps of active rows."""
         return sum(slot.env_steps for slot in self.slots.values())
 
     def defer(self) -> int | None:
-        """From now on a step that would wait is put off until it would not, and other slots go on. A descriptor that
-        can be read when that may have changed; None: no step ever waits."""
+        """From now on defer steps that would block, and continue with other slots. Returns a descriptor that becomes
+        readable when one may be ready, or None if no step ever blocks."""
         return self._deferred.defer()
 
     @property
     def doing(self) -> tuple[str, float]:
-        """The call under way, else the step that has been put off longest."""
+        """The current call, else the longest-deferred step."""
         since = self._deferred.since
         return self.env.doing if since is None or self.env.doing[0] else ("step", since)
 
     # ------------------------------------------------------------ messages
 
     def start(self, start: StartRows) -> None:
-        """Queue the granted rows. Raises UnfitMessage if they cannot be started."""
+        """Queue the granted rows. UnfitMessage: they cannot be started."""
         slot = self.slots[start.slot]
         slot.check(start.grants)
         if not self.info.reset_rows and any(grant.resume for grant in start.grants):
@@ -110,7 +109,7 @@ class EnvHost:
         self._queue(slot)
 
     def prepare(self, command: PrepareEpisodes) -> None:
-        """Reset spare rows for these episodes. Raises UnfitMessage if there are no such rows or episodes."""
+        """Reset spare rows for these episodes. UnfitMessage: the rows or episodes do not exist."""
         if self.ahead is None:
             raise UnfitMessage("impossible", f"env batch {self.info.name} has no spare rows to reset ahead")
         if not all(0 <= task < len(self.env.spec.tasks) and 0 <= seed < FAR for task, seed in command.episodes):
@@ -148,7 +147,7 @@ class EnvHost:
             self._todo.append(slot)
 
     def _queue_related(self, slot: Slot) -> None:
-        """Queue the slot; where slots begin or step together also those that may have waited for it."""
+        """Queue the slot, and all others if slots begin or step together."""
         if self._together:
             self._queue_all()
         else:
@@ -163,10 +162,10 @@ class EnvHost:
     def work(self) -> bool:
         """Do one unit: begin rows of a slot, or do one chunk step.
 
-        Consumes: grants and answers. Waits for: nothing; where steps can be begun beforehand, for those of a slot, or,
-        once they are put off (`defer`), for none. Unblocked by: `start` and `deliver`, and the end of what was begun.
-        Produces: `SampleFinished` and `SampleFailed`, always before the slot's next `RequestArrived`. After a step that
-        ended samples the request is posted in the next unit, so that rows granted in between can join it.
+        Consumes: grants and answers. Waits for: asynchronous steps of a slot, unless they are deferred (`defer`).
+        Unblocked by: `start` and `deliver`, and the end of asynchronous steps. Produces: `SampleFinished` and
+        `SampleFailed`, always before the slot's next `RequestArrived`. After a step that ended samples the request is
+        posted in the next unit, so that rows granted in between can join it.
         """
         self._reset_slots = self._step_slots = ()
         self._deferred.begin(self._on_begin_fault)
@@ -177,7 +176,7 @@ class EnvHost:
         return self._work_through_queue()
 
     def _work_through_queue(self) -> bool:
-        """Whether a unit was done for one of the queued slots; those before it are queued no more."""
+        """Do a unit for the first queued slot that can; whether one was done. Slots before it leave the queue."""
         while self._todo:
             slot = self._todo.popleft()
             self._queued.remove(slot.name)
@@ -221,7 +220,7 @@ class EnvHost:
         return worked
 
     def _request_next(self, slot: Slot, *, ended: bool) -> None:
-        """After a step: request the next actions, at once if the same rows continue."""
+        """Request the next actions after a step, at once if the same rows continue."""
         if self._together:
             self._queue_all()
         elif ended or slot.pending:
@@ -232,7 +231,7 @@ class EnvHost:
     # ------------------------------------------------------------ begin
 
     def _begin(self, slot: Slot) -> bool:
-        """Reset the granted rows and activate them; False if that must wait for the batch's other rows."""
+        """Reset and activate the granted rows; False if that must wait for the batch's other rows."""
         if not self.info.reset_rows:
             return self._begin_together()
         if self._whole and (slot.has_request or any(other.answered for other in self.slots.values())):
@@ -285,7 +284,7 @@ class EnvHost:
         return True
 
     def _without_failed(self, slot: Slot, starting: Sequence[Grant]) -> list[Grant]:
-        """Those that were reset; the others fail alone."""
+        """The grants whose rows were reset; the others fail individually."""
         if not self.env.failed:
             return list(starting)
         kept = []
@@ -314,7 +313,7 @@ class EnvHost:
     # ------------------------------------------------------------ step
 
     def _slots_to_step(self, slot: Slot) -> list[Slot]:
-        """The slots to step now: this one; if the batch steps together, all live ones once all are answered."""
+        """The slots to step now: this one, or all live ones once all are answered if the batch steps together."""
         others = list(self.slots.values()) if self._joint else [slot]
         if self._joint and not all(other.answered for other in others if other.live):
             return []
@@ -373,7 +372,6 @@ def _in_call(fault: EnvFault, rows: int) -> str:
 
 
 def _take_pending(slot: Slot) -> list[Grant]:
-    """Remove and return the slot's pending grants, sorted by row."""
     starting = sorted(slot.pending, key=lambda grant: grant.row)
     slot.pending.clear()
     return starting

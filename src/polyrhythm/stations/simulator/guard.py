@@ -29,16 +29,18 @@ log = logging.getLogger(__name__)
 
 #: `Station.doing` between two units of work.
 IDLE = ("", 0.0)
-#: Bytes of an episode's texts that are told, in UTF-8: a message has a largest size.
+#: Maximum UTF-8 bytes of an episode's texts that are sent: messages have a size limit.
 MOST_BYTES = 2**15
-#: What each text takes beside its own bytes, so that there are not endlessly many.
+#: Bytes that each text counts in addition to its own, which limits their number.
 _TEXT_BYTES = 8
 
 
 class EnvFault(Exception):
-    """Error raised by the environment; the message names the call and the error. place: ` (file, line 12)` in the
-    user's code, if the traceback passes through it, else the installed packages that raised it; refused: it does not
-    play the episode (`EpisodeRefused`)."""
+    """Error raised by the environment; the message names the call and the error.
+
+    place: ` (file, line 12)` in the user's code, if the traceback passes through it, else the installed packages that
+    raised it; refused: the environment does not play the episode (`EpisodeRefused`).
+    """
 
     def __init__(self, message: str, place: str = "", *, refused: bool = False) -> None:
         super().__init__(message)
@@ -46,19 +48,18 @@ class EnvFault(Exception):
 
     @property
     def reason(self) -> DropReason:
-        """That of the samples which it costs."""
         return DropReason.EPISODE_REFUSED if self.refused else DropReason.ENVIRONMENT_RAISED
 
 
 class GuardedEnv:
-    """Wrapper of env batch `inner`. seconds: time spent in it; doing: (call under way, its begin), ("", 0) if none;
-    async_steps: steps can be begun before they are done.
+    """Wrapper of env batch `inner`. seconds: time spent in it; doing: (current call, its start), ("", 0) if none.
 
-    An exception becomes an EnvFault, except those that a retry cannot solve: PolyrhythmError and ImportError. A step's
-    result is checked once for each number of rows: RunHalted if it does not match `StepResult`.
+    async_steps: steps can be begun asynchronously. An exception becomes an EnvFault, except those that a retry cannot
+    solve: PolyrhythmError and ImportError. A step's result is checked once for each number of rows: RunHalted if it
+    does not match `StepResult`.
 
-    isolate: rows that fail alone (`RowsFailed`) are put into `failed`, with their faults, and the call goes on: in a
-    step they end with a reward of NaN, and they are not observed. Whoever has dealt with a fault removes it.
+    isolate: rows that fail individually (`RowsFailed`) are stored in `failed`, with their faults, and the call
+    continues: in a step they end with a reward of NaN, and they are not observed. Handling a fault removes it.
     """
 
     def __init__(self, inner: EnvBatch, *, isolate: bool = False) -> None:
@@ -116,8 +117,8 @@ class GuardedEnv:
             raise _fault("observe", first_cause(failed)) from failed
 
     def _keep_faults(self, call: str, failed: RowsFailed, rows: RowNumbers) -> None:
-        """Keep the faults of rows. EnvFault: they may not fail alone; what no retry solves is raised. RunHalted: these
-        are not rows of the call."""
+        """Store the faults of rows. EnvFault: rows may not fail individually. RunHalted: the
+        rows are not of the call."""
         if not failed.errors or not failed.errors.keys() <= set(map(int, rows)):
             names = list(failed.errors)
             raise RunHalted(
@@ -136,13 +137,13 @@ class GuardedEnv:
         self.failed |= faults
 
     def take_failed(self, rows: RowNumbers) -> dict[int, EnvFault]:
-        """The faults of those of these rows that have failed; those of all rows are forgotten."""
+        """Remove all stored faults; returns those of the given rows."""
         found = {row: fault for row in map(int, rows) if (fault := self.failed.get(row)) is not None}
         self.failed.clear()
         return found
 
     def discard(self, row: int) -> None:
-        """Have the environment make the row anew at its next reset, if it can: numbers of it were not finite."""
+        """Have the environment rebuild the row at its next reset, if it can: its numbers were not finite."""
         if self.traits.discards_rows:
             try:
                 self._call("discard", self.inner.discard, row)
@@ -153,14 +154,14 @@ class GuardedEnv:
         self._call("step", self.inner.begin_step, rows, actions)
 
     def drop_step(self, rows: RowNumbers) -> None:
-        """Have the environment give up steps that were begun."""
+        """Have the environment abandon steps that were begun."""
         try:
             self._call("step", self.inner.drop_step, rows)
         except EnvFault as fault:
             log.warning("rows %s: drop_%s%s", list(rows), fault, fault.place)
 
     def texts(self, row: int) -> tuple[str, ...]:
-        """What was said in the row, cut at `MOST_BYTES`; () if the environment has no texts."""
+        """The row's conversation, cut at `MOST_BYTES`; () if the environment has no texts."""
         if not self.traits.texts:
             return ()
         try:
@@ -194,7 +195,7 @@ def _fault(call: str, error: Exception) -> EnvFault:
 
 
 def _within(texts: Sequence[str], most: int) -> tuple[str, ...]:
-    """The texts as far as they take `most` bytes, and how many characters more there are."""
+    """The texts cut to `most` bytes, with the number of characters cut."""
     kept: list[str] = []
     for place, text in enumerate(texts):
         content = text.encode()
@@ -208,7 +209,6 @@ def _within(texts: Sequence[str], most: int) -> tuple[str, ...]:
 
 
 def _with_failed(result: StepResult, failed: NDArray[np.bool_]) -> StepResult:
-    """The step's result, with rows that end by a reward of NaN."""
     return StepResult(
         np.where(failed, np.nan, result.reward).astype(np.float32),
         result.terminated | failed,

@@ -1,4 +1,4 @@
-"""Timeline lanes of an env batch's slots: what its thread did for each slot, and what the slot waited for in between.
+"""Timeline lanes of an env batch's slots: its thread's work for each slot, and the slot's waits in between.
 
 Invariant: a lane's spans do not overlap; the stepping and resetting spans of all lanes, each divided by the number of
 slots that shared it, add up to the thread's units of work.
@@ -13,7 +13,7 @@ from polyrhythm.stations.simulator.slot import Slot
 
 
 class Lanes:
-    """Since when each slot waits, and for what: (kind, sequence of its request).
+    """Start and cause of each slot's wait: (kind, sequence of its request).
 
     A wait is THREAD only if the slot's last unit left it more to do. If a ticket or an answer arrives while the thread
     works for another slot, only the sender knows when; `pipeline.observers.timeline` splits the wait there. Spans that
@@ -26,14 +26,14 @@ class Lanes:
         self._unasked = False
 
     def begin_unit(self) -> None:
-        """Note a unit of work; `close_unit` follows if spans are recorded."""
+        """Begin a unit of work; `close_unit` follows if spans are recorded."""
         if self._unasked:
             self._since.clear()
             self._changed.clear()
         self._unasked = True
 
     def close_unit(self, kind: str, slots: Sequence[Slot], begin: float, end: float) -> Iterator[Span]:
-        """Spans of a unit of work, or a part of one, for these slots together: each slot's wait, then the work."""
+        """Spans of a unit of work, or a part of one, for these slots: each slot's wait, then the work."""
         self._unasked = False
         yield from self._changed
         self._changed.clear()
@@ -43,7 +43,7 @@ class Lanes:
             self._since[slot.name] = (end, _waits_for(slot))
 
     def mark_change(self, slot: Slot, now: float) -> None:
-        """Note between two units that the slot may now wait for something else."""
+        """The slot may wait for something else from `now` on, between two units."""
         waits_for = _waits_for(slot)
         if slot.name in self._since and self._since[slot.name][1] != waits_for:
             self._changed += self._waited(slot.name, now)

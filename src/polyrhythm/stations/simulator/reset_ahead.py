@@ -1,14 +1,14 @@
-"""An env batch with spare rows that are reset for coming episodes, in a thread of their own, while the others step.
+"""An env batch with spare rows that a separate thread resets for coming episodes while the others step.
 
-A row that begins an episode which a spare row has ready changes places with it, so the reset takes no time of the
-slot's. An episode depends on its task and seed alone, so it is the same as one that is reset when it begins.
+A row whose next episode is ready in a spare row swaps with that row, so the slot does not wait for the reset. An
+episode depends on its task and seed alone, so it is the same as after a reset in place.
 
-The wrapped batch has to allow a reset in another thread while its other rows reset, step or are observed
+The wrapped batch must allow a reset in another thread while its other rows reset, step or are observed
 (`EnvTraits.resets_ahead` of its settings).
 
 Invariants: each row of the wrapped batch is either that of one row here or a spare; the thread touches only spares that
 it has marked as not ready, and no other thread touches those; a spare that a row has claimed is reset for no other
-episode before they have changed places, whatever the forecast says meanwhile; no step is begun in a spare row.
+episode before they have swapped, whatever the forecast; no step is begun in a spare row.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Start = tuple[int, int]
 
 @dataclass(slots=True)
 class _Spare:
-    """A spare row: number in the wrapped batch, the episode that it is or was reset for, whether a row begins that
-    episode, what its reset raised."""
+    """A spare row: number in the wrapped batch, the episode of its reset, whether a row claims
+    it, error of the reset."""
 
     row: int
     start: Start | None = None
@@ -47,8 +47,8 @@ class _Spare:
 
 
 class ResetAhead:
-    """`inner` without its last `spares` rows. ready, waited, in_place: resets by a spare row that was ready, by one
-    that was being reset, and when the episode began. spares: guarded by `changed`."""
+    """`inner` without its last `spares` rows. ready, waited, in_place: number of resets by a ready spare row, by one
+    still being reset, and without one. spares: guarded by `changed`."""
 
     def __init__(self, inner: EnvBatch, spares: int) -> None:
         self.inner, self.spec, self.rows = cast(FullEnvBatch, inner), inner.spec, inner.rows - spares
@@ -66,8 +66,8 @@ class ResetAhead:
         self._open: set[int] = set()  # rows whose step was begun
 
     def prepare(self, episodes: Sequence[Start], begun: Sequence[Start]) -> None:
-        """Reset spare rows for these episodes (task, seed), the first ones first. Returns at once. begun: episodes that
-        are about to begin, whose spare rows are kept for them."""
+        """Reset spare rows for these episodes (task, seed), in order. Returns at once. begun: episodes that are about
+        to begin, whose spare rows are kept for them."""
         with self.changed:
             self._wanted, self._kept = tuple(episodes), tuple(begun)
             self.changed.notify_all()
@@ -78,7 +78,7 @@ class ResetAhead:
     # ------------------------------------------------------------ the rows
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
-        """Begin episodes: by a spare row that has it, even if its reset has to be waited for, else in place."""
+        """Begin episodes: by the spare row that has the episode, waiting for its reset if needed, else in place."""
         failed: dict[int, Exception] = {}
         begun = list(zip(map(int, rows), map(int, tasks), map(int, seeds), strict=True))
         spares = [self._claim((task, seed)) for _, task, seed in begun]  # all before the first wait
@@ -126,7 +126,7 @@ class ResetAhead:
         return self.inner.fileno()
 
     def _mark_done(self, rows: RowNumbers) -> None:
-        """Nothing is begun in these rows any more."""
+        """No step is under way in these rows any more."""
         if self._open:
             self._open.difference_update(map(int, rows))
 
@@ -134,7 +134,7 @@ class ResetAhead:
         return self.inner.texts(int(self._place[row]))
 
     def close(self) -> None:
-        """Close the wrapped batch, unless a reset ahead does not end: the process then frees it when it ends."""
+        """Close the wrapped batch, unless a reset hangs: then the end of the process frees it."""
         with self.changed:
             self._closed = True
             self.changed.notify_all()
@@ -146,7 +146,7 @@ class ResetAhead:
         self.inner.close()
 
     def _reset_in_place(self, left: Sequence[tuple[int, int, int]], *, alone: bool) -> dict[int, Exception]:
-        """Reset these (row, task, seed) here; errors by row. alone: the call has no other rows, so it may raise."""
+        """Reset these (row, task, seed); returns errors by row. alone: the call has no other rows, so it may raise."""
         rows, tasks, seeds = zip(*left, strict=True)
         try:
             self.inner.reset(self._place[list(rows)], tasks, seeds)
@@ -159,18 +159,17 @@ class ResetAhead:
         return {}
 
     def _places(self, rows: RowNumbers) -> NDArray[np.intp]:
-        """Row numbers of the wrapped batch; rows may be none."""
+        """Row numbers in the wrapped batch; accepts an empty list."""
         return self._place[np.asarray(rows, np.intp)]
 
     def _translated(self, raised: RowsFailed, rows: RowNumbers) -> RowsFailed:
-        """The same with the row numbers of this batch."""
         names = {int(self._place[row]): int(row) for row in rows}
         return RowsFailed({names.get(row, row): error for row, error in raised.errors.items()}, raised.result)
 
     # ------------------------------------------------------------ the spares
 
     def _claim(self, start: Start) -> _Spare | None:
-        """A spare row with this episode, ready or not, which is kept for it from now on; None if there is none."""
+        """Claim a spare row with this episode, ready or not; None if there is none."""
         with self.changed:
             self._begun(start)
             having = [spare for spare in self.spares if spare.start == start and not spare.claimed]
@@ -182,21 +181,21 @@ class ResetAhead:
             return spare
 
     def _begun(self, start: Start) -> None:
-        """One episode with this start begins: no spare row is kept or reset for it any more."""
+        """An episode with this start begins: no spare row is kept or reset for it any more."""
         if start in self._kept:
             self._kept = _without_one(self._kept, start)
         elif start in self._wanted:
             self._wanted = _without_one(self._wanted, start)
 
     def _exchange(self, row: int, spare: _Spare, start: Start, failed: dict[int, Exception]) -> None:
-        """Put the claimed spare row in the row's place, once it is ready; what its reset raised is raised now."""
-        if row in self._open:  # its step raised: what it has begun ends here, not in the thread that resets spares
+        """Swap the claimed spare row with the row, once it is ready; raises the error of its reset."""
+        if row in self._open:  # its step raised: abandon it here, not in the thread that resets spares
             try:
                 self.drop_step([row])
             except Exception:  # the claimed spare row would be lost
                 log.warning("row %d: drop_step", row, exc_info=True)
         with self.changed:
-            # As long as the reset itself: if it hangs, supervision ends this call as it would end that reset.
+            # No timeout: if the reset hangs, supervision ends this call as it would end the reset.
             self.changed.wait_for(lambda: spare.ready)
             assert spare.start == start, f"row {row} begins {start}, but its spare row was reset for {spare.start}"
             error, spare.error, spare.start, spare.claimed = spare.error, None, None, False
@@ -209,8 +208,8 @@ class ResetAhead:
         failed[row] = first if (first := _own_error(error)) else error
 
     def _prepare_all(self) -> None:
-        """Consumes: forecasts. Waits for: a wanted episode that no spare row has, and a spare row for it.
-        Unblocked by: `prepare`, `reset`, `close`. Produces: spare rows that are ready."""
+        """Consumes: forecasts. Waits for: a wanted episode that no spare row has, and a free spare row. Unblocked by:
+        `prepare`, `reset`, `close`. Produces: spare rows that are ready."""
         while (work := self._next()) is not None:
             spare, (task, seed) = work
             error: BaseException | None = None
@@ -225,7 +224,7 @@ class ResetAhead:
                 self.changed.notify_all()
 
     def _next(self) -> tuple[_Spare, Start] | None:
-        """Waits for a spare row and the episode to reset it for, and marks it; None when closed."""
+        """Wait for a spare row and an episode to reset it for, and mark it; None when closed."""
         with self.changed:
             found: tuple[_Spare, Start] | None = None
 
@@ -242,7 +241,8 @@ class ResetAhead:
             return found
 
     def _choose(self) -> tuple[_Spare, Start] | None:
-        """The first wanted episode that no spare row has, and one that has none which is wanted or about to begin."""
+        """The first wanted episode that no spare row has, and a spare row whose episode is not
+        needed; None without either."""
         wanted, kept, free = Counter(self._wanted), Counter(self._kept), []
         for spare in self.spares:
             if spare.claimed:
@@ -264,5 +264,4 @@ def _without_one(starts: tuple[Start, ...], start: Start) -> tuple[Start, ...]:
 
 
 def _own_error(error: Exception) -> Exception | None:
-    """The error of the one row in a `RowsFailed`."""
     return next(iter(error.errors.values()), None) if isinstance(error, RowsFailed) else None

@@ -1,8 +1,8 @@
-"""State of a slot's rows in arrays: which rows hold tickets, how far their samples are, and their observations.
+"""State of a slot's rows in arrays: tickets, progress of their samples, and observations.
 
 Invariant: a row is active exactly while it holds a ticket; `running`, `index`, `required` and `evaluating` describe the
-active rows and change only when a row gains or loses a ticket. Rows at the same step in adjacent blocks are rendered
-in one call, straight into their entries. Otherwise small observations are made for all rows in one call and scattered,
+active rows and change only when a row gains or loses a ticket. Rows at the same step in adjacent blocks are rendered in
+one call, straight into their entries. Otherwise small observations are made for all rows in one call and scattered,
 large ones are rendered row by row.
 """
 
@@ -36,14 +36,13 @@ def as_index(rows: NDArray[np.intp]) -> Index:
 class RowStates:
     """State of `count` rows, numbered within the slot.
 
-    steps: chunk steps of the current sample, `stride` env steps each except possibly the last; before: env steps of
-    the episode before this sample; block: arena block it is written to; keys[t, row]: noise key of chunk step t.
-    task, seed, instruction: of the episode; a continuation keeps them whatever its ticket says.
-    parked: the last observation of an episode that waits for its continuation.
-    oldest, newest: weight versions that answered in the current sample.
-    success: of the episode so far, as in `ChunkResult`.
-    running: the active rows, ascending; index: the same for indexing; required: highest version among their tickets;
-    evaluating: one of them belongs to an evaluation; max_elapsed: upper bound of their episodes' env steps.
+    steps: chunk steps of the current sample, `stride` env steps each except possibly the last; before: env steps of the
+    episode before this sample; block: arena block of the sample; keys[t, row]: noise key of chunk step t. task, seed,
+    instruction: of the episode; a continuation keeps them whatever its ticket says. parked: last observation of an
+    episode that waits for its continuation. oldest, newest: weight versions that answered in the current sample.
+    success: of the episode so far, as in `ChunkResult`. running: the active rows, ascending; index: the same for
+    indexing; required: highest version among their tickets; evaluating: one of them belongs to an evaluation;
+    max_elapsed: upper bound of their episodes' env steps.
     """
 
     def __init__(self, count: int, longest: int, stride: int, layout: ArenaLayout, tasks: Sequence[Task]) -> None:
@@ -90,7 +89,6 @@ class RowStates:
         return self.before[rows] + self.steps[rows] * self._stride
 
     def next_keys(self) -> NDArray[np.int64]:
-        """Noise keys of the active rows' next chunk step."""
         if self._abreast is not None:
             return self.keys[self._abreast // self._layout.blocks, self.index]
         return self.keys[self.steps[self.index], self.running]
@@ -113,7 +111,6 @@ class RowStates:
         return f"task {self._tasks[task].name}, seed {seed}"
 
     def find(self, ticket: int, attempt: int) -> int | None:
-        """The active row that holds this attempt."""
         for row in self.running.tolist():
             held = self.ticket(row)
             if (held.number, held.attempt) == (ticket, attempt):
@@ -121,7 +118,6 @@ class RowStates:
         return None
 
     def answered(self, rows: Index, oldest: int, newest: int) -> None:
-        """Note that these rows' actions come from weights of these versions."""
         every = rows is self.index
         if not every or (oldest, newest) != self._answered_by:
             self._answered_by = (oldest, newest) if every else None
@@ -129,7 +125,6 @@ class RowStates:
             self.newest[rows] = np.maximum(self.newest[rows], newest)
 
     def advance(self, rows: Index, result: ChunkResult) -> None:
-        """Add the outcome of a chunk step of these rows."""
         self.max_elapsed += self._stride
         if self._abreast is not None:
             self._abreast = self._abreast + self._layout.blocks if rows is self.index else None
@@ -143,7 +138,6 @@ class RowStates:
         return np.asarray((self.steps[rows] >= segment_steps) & ~self.evaluation[rows])
 
     def begin(self, grants: Sequence[Grant], rows: Sequence[int], blocks: Sequence[int]) -> None:
-        """Give these rows tickets and the arena `blocks` to write to."""
         for row, grant in zip(rows, grants, strict=True):
             assert self.tickets[row] is None, f"row {row} is granted ticket {grant.ticket.number}, but holds one"
             self.tickets[row] = grant.ticket
@@ -166,7 +160,6 @@ class RowStates:
         self._changed()
 
     def end(self, rows: Sequence[int]) -> None:
-        """Take the tickets from these rows."""
         for row in rows:
             self.tickets[row] = None
             self.active[row] = False
@@ -179,7 +172,7 @@ _LARGE = 4096
 
 
 class Recorder:
-    """Observation writer of one slot, whose rows are `first`..`first + rows - 1` of `env`."""
+    """Writes the observations of one slot, whose rows are `first`..`first + rows - 1` of `env`."""
 
     def __init__(self, info: SlotInfo, env: EnvBatch, arena: Arena) -> None:
         self.arena = arena
@@ -221,16 +214,14 @@ class Recorder:
         return first_not_finite({label: seen[name] for name, label in self._floating.items()})
 
     def show_instruction(self, block: int, instruction: int) -> None:
-        """Write this instruction to the whole block."""
         layout = self.arena.layout
         self._instruction[layout.block(block, layout.entries)] = instruction
 
     def restore(self, entry: int, observation: dict[str, NDArray[Any]], progress: float) -> None:
-        """Write to an entry the observation that `final` returned."""
+        """Write an observation from `final` back to an entry."""
         for name, array in observation.items():
             self._shown[name][entry] = array
         self._progress[entry] = progress
 
     def final(self, entry: int) -> dict[str, NDArray[Any]]:
-        """A copy of the environment's observation at an entry."""
         return {name: array[entry].copy() for name, array in self._shown.items()}

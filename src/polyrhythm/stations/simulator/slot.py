@@ -43,16 +43,18 @@ from polyrhythm.stations.simulator.rows import Index, Recorder, RowStates, as_in
 
 log = logging.getLogger(__name__)
 
-#: Characters of an error, and of where it happened, that the run is told: a message has a largest size.
+#: Maximum characters of an error and of its location that are sent: messages have a size limit.
 TEXT_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """chunk: primitive actions per chunk step (C); action_repeat: env steps per primitive action; segment_steps: chunk
-    steps after which a training sample is cut, 0 for whole episodes; join: step all slots of an env batch together
-    once all are answered, even if the environment could step them one by one; whole: an env step takes a whole chunk
-    (`EnvSpec.chunk`)."""
+    """How slots step. chunk: primitive actions per chunk step (C); action_repeat: env steps per primitive action.
+
+    segment_steps: chunk steps after which a training sample is cut, 0 for whole episodes; join: step all slots of an
+    env batch together once all are answered, even if the environment could step them one by one; whole: an env step
+    takes a whole chunk (`EnvSpec.chunk`).
+    """
 
     chunk: int
     action_repeat: int = 1
@@ -77,7 +79,7 @@ class StepSettings:
 
 @dataclass(frozen=True, slots=True)
 class SlotIdentity:
-    """Sender identity of a slot: its events carry `simulator` and `incarnation`; answers go to `address`."""
+    """Sender of a slot's events: `simulator` and `incarnation`; answers go to `address`."""
 
     simulator: str
     incarnation: int
@@ -86,7 +88,7 @@ class SlotIdentity:
 
 
 class Slot:
-    """One slot of `env`. env_steps: executed by its rows. metrics: of the env batch's episodes, if any."""
+    """One slot of `env`. env_steps: executed by its rows; metrics: of the env batch's episodes, if any."""
 
     def __init__(
         self,
@@ -123,7 +125,6 @@ class Slot:
 
     @property
     def live(self) -> bool:
-        """Whether a row holds a ticket."""
         return bool(len(self._rows.running))
 
     @property
@@ -142,18 +143,16 @@ class Slot:
         return 0 if self._request_rows is None else len(self._request_rows)
 
     def pending_work(self) -> str:
-        """Description of what the slot waits for."""
         state = "answered" if self.answered else "waits for an answer" if self.has_request else "has no open request"
         return f"{self.name} {state} with {len(self._rows.running)} rows, {len(self.pending)} grants pending"
 
     # ------------------------------------------------------------ begin
 
     def row(self, grant: Grant) -> int:
-        """The grant's row, numbered within the slot."""
         return grant.row - self.first
 
     def check(self, starting: Sequence[Grant]) -> None:
-        """Raise UnfitMessage if one of these cannot begin now."""
+        """UnfitMessage: one of these grants cannot begin now."""
         taken = {self.row(grant) for grant in self.pending}
         for grant in starting:
             row, ticket = self.row(grant), grant.ticket
@@ -191,7 +190,6 @@ class Slot:
     # ------------------------------------------------------------ request
 
     def post(self) -> None:
-        """Request actions for all active rows."""
         state, source = self._rows, self._source
         self._request_rows, self.answered = state.running, False
         self._request_size = len(state.running)
@@ -215,8 +213,8 @@ class Slot:
         )
 
     def answer(self, reply: Reply) -> bool:
-        """Store the answer; False if it is not the one expected. Rows whose answer is not finite fail, so that such
-        actions reach no environment. Raises UnfitMessage if the number of rows differs."""
+        """Store the answer; False if it was not expected. UnfitMessage: wrong number of rows. Rows whose answer is not
+        finite fail, so that such actions reach no environment."""
         if self._request_rows is None or self.answered or reply.sequence != self._sequence:
             return False
         if len(reply.answers) != self._request_size:
@@ -240,11 +238,9 @@ class Slot:
 
     @property
     def may_reach_limit(self) -> bool:
-        """Whether a row may reach its step limit in this chunk step."""
         return self._rows.max_elapsed + self._stride >= self._max_steps
 
     def steps_left(self) -> NDArray[np.int64]:
-        """Env steps left to each of the rows to step."""
         return np.asarray(self._max_steps - self._rows.elapsed(self._due))
 
     def record(self, result: ChunkResult) -> bool:
@@ -292,7 +288,7 @@ class Slot:
         self._request_rows, self.answered = None, False
 
     def _finish(self, row: int, end: SampleEnd, last: int) -> None:
-        """Emit the row's finished sample, whose last chunk step had `last` env steps."""
+        """Emit the row's finished sample. last: env steps of its last chunk step."""
         state, arena = self._rows, self._arena
         ticket, block, steps = state.ticket(row), int(state.block[row]), int(state.steps[row])
         success, env_steps = int(state.success[row]), (steps - 1) * self._stride + last
@@ -337,7 +333,7 @@ class Slot:
     # ------------------------------------------------------------ fail
 
     def cancel(self, ticket: int, attempt: int) -> bool:
-        """Cancel this attempt, running or pending; False if it is not here (its sample has just ended)."""
+        """Cancel this attempt, running or pending; False if its sample has already ended."""
         for grant in self.pending:
             if (grant.ticket.number, grant.ticket.attempt) == (ticket, attempt):
                 self.pending.remove(grant)
@@ -350,13 +346,13 @@ class Slot:
         return True
 
     def refuse(self, sequence: int, reason: str) -> None:
-        """Fail the samples of the request's rows: it will not be answered."""
+        """Fail the samples of a request that will not be answered."""
         if self._request_rows is not None and not self.answered and sequence == self._sequence:
             self.fail_request(DropReason.REFUSED, reason)
 
     def _fail_nonfinite(self, rows: NDArray[np.intp], culprit: str, nonfinite: Mapping[int, str], by: str = "") -> None:
-        """Fail the rows at these positions, each with the name of its non-finite array. by: detail on the culprit. What
-        the environment keeps of such a row is discarded, unless it has failed by itself."""
+        """Fail the rows at these positions, each with the name of its non-finite array. by: detail on the culprit. The
+        environment discards its state of such a row, unless it reported the failure itself."""
         reason = DropReason.POLICY_NOT_FINITE if culprit == POLICY else DropReason.ENVIRONMENT_NOT_FINITE
         for place, what in nonfinite.items():
             row = int(rows[place])

@@ -1,5 +1,5 @@
-"""The simulator station: hosts env batches and works on them in turn; its factory makes it from plain data. Reaches
-neither torch nor transformers."""
+"""The simulator station: works on several env batches in turn; its factory makes it from plain data. Imports neither
+torch nor transformers."""
 
 from __future__ import annotations
 
@@ -45,10 +45,8 @@ from polyrhythm.stations.simulator.slot import SlotIdentity, StepSettings
 
 
 class Simulator:
-    """Simulator of `batches`; its events carry `name` and `incarnation`; answers arrive at `address`.
-
-    Raises ValueError for a setting that an environment does not support.
-    """
+    """Simulator of `batches`; its events carry `name` and `incarnation`; answers arrive at `address`. Raises ValueError
+    for a setting that an environment does not support."""
 
     def __init__(
         self,
@@ -68,7 +66,6 @@ class Simulator:
         self._poll: select.epoll | None = None
 
     def joined(self) -> SimulatorJoined:
-        """The event that announces this station."""
         return SimulatorJoined(self.name, self.incarnation, tuple(host.info for host in self.hosts))
 
     def handle(self, command: Order) -> None:
@@ -89,7 +86,7 @@ class Simulator:
         return StationTraits(deliver=self.deliver, wait_beside=self.wait_beside)
 
     def deliver(self, reply: Reply) -> None:
-        """Deliver a generator's answer to its slot. Raises UnfitMessage if it does not fit."""
+        """Deliver a generator's answer to its slot. UnfitMessage: it does not fit."""
         self._host(reply.slot).deliver(reply)
 
     def _host(self, slot: str) -> EnvHost:
@@ -99,7 +96,7 @@ class Simulator:
         return host
 
     def wait_beside(self) -> int | None:
-        """As `StationTraits.wait_beside`: of calls that steps have begun."""
+        """As `StationTraits.wait_beside`, for asynchronous steps."""
         found = [number for host in self.hosts if (number := host.defer()) is not None]
         if not found:
             return None
@@ -111,9 +108,8 @@ class Simulator:
     def work(self) -> bool:
         """Do one unit of work of one env batch, in round-robin order.
 
-        Consumes: grants and answers. Waits for: nothing, after `wait_beside`; else for what a step waits for.
-        Unblocked by: `handle` and `deliver`.
-        Produces: requests, finished and failed samples.
+        Consumes: grants and answers. Waits for: asynchronous steps; for nothing after `wait_beside`. Unblocked by:
+        `handle` and `deliver`. Produces: requests, finished and failed samples.
         """
         for _ in self.hosts:
             host = self._turns[0]
@@ -123,26 +119,22 @@ class Simulator:
         return False
 
     def suspend(self, _store: OffloadStore) -> int:
-        """Have the environments leave the device that the station leases, those that can; the bytes freed. Another one
-        keeps nothing there, as far as the station knows."""
+        """Move environments off the leased device, if they can leave it; returns the bytes freed."""
         return sum(host.env.inner.suspend() for host in self.hosts if host.env.traits.leaves_device)
 
     def resume(self, _store: OffloadStore) -> None:
-        """Have them come back."""
         for host in self.hosts:
             if host.env.traits.leaves_device:
                 host.env.inner.resume()
 
     def spans(self, begin: float, end: float) -> Iterable[Span]:
-        """Spans of the last unit of work."""
         return self._turns[-1].spans(begin, end)
 
     def current_call(self) -> tuple[str, float]:
-        """The environment call under way that began first."""
+        """The environment call that has been under way longest."""
         return min((doing for host in self.hosts if (doing := host.doing)[0]), key=lambda d: d[1], default=IDLE)
 
     def pending_work(self) -> list[str]:
-        """What each active slot waits for, for a stall report."""
         return [slot.pending_work() for host in self.hosts for slot in host.slots.values() if slot.live or slot.pending]
 
     def statistics(self) -> dict[str, float]:
@@ -170,8 +162,8 @@ class Simulator:
 
 @dataclass(frozen=True, slots=True)
 class SimulatorFactory:
-    """env: the environment's settings as plain data; spec: what main was told that its batches offer; batches: its env
-    batches of `rows` rows and their spares, a part for each."""
+    """A simulator from plain data. env: the environment's settings; spec: as reported to main. batches: its env batches
+    of `rows` rows and their spares, one part each."""
 
     name: str
     env: dict[str, Any]
@@ -210,7 +202,7 @@ class SimulatorFactory:
 
 
 def refuse_other(env: EnvBatch, spec: EnvSpec, rows: int) -> None:
-    """Raise RunHalted unless the batch is what was asked for."""
+    """RunHalted: the batch differs from the expected spec or rows."""
     if env.rows != rows:
         raise RunHalted(f"env.build({rows}) gave rows = {env.rows}, it must be {rows}; correct the environment")
     for name, found, wanted in env.spec.differing(spec):

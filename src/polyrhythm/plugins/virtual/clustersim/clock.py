@@ -1,6 +1,6 @@
-"""Virtual time: a clock that makes scheduled calls, earliest first, and integrals of levels and states over it.
+"""Virtual time: a clock that runs scheduled calls, earliest first, and time integrals of levels and states.
 
-Calls at equal times are made in scheduling order. For utilisation see `observe`.
+Calls at equal times run in scheduling order. For utilisation see `observe`.
 
 Invariant: every change of a level is recorded when it happens; nothing is inferred from counts.
 """
@@ -29,7 +29,6 @@ class VirtualClock:
         heappush(self._heap, (time, self._count, call, argument))
 
     def after(self, delay: float, call: Callable[[Any], None], argument: object = None) -> None:
-        """Schedule `call(argument)` `delay` seconds from now."""
         self._count += 1
         heappush(self._heap, (self.now + delay, self._count, call, argument))
 
@@ -39,7 +38,6 @@ class VirtualClock:
         return self._heap[0][0] if self._heap else inf
 
     def advance(self) -> None:
-        """Jump to the next scheduled call and make it."""
         time, _, call, argument = heappop(self._heap)
         self.now = max(self.now, time)
         call(argument)
@@ -56,18 +54,16 @@ class Level:
         self.total = 0.0
 
     def add(self, now: float, delta: int) -> None:
-        """Change the level by `delta` from `now` on."""
         self.total += self.level * (now - self.since)
         self.since = now
         self.level += delta
 
     def integral(self, now: float) -> float:
-        """∫ level dt up to `now`."""
         return self.total + self.level * (now - self.since)
 
 
 class Presence:
-    """A time integral ∫ [level > 0] dt: how long there was at least one."""
+    """A time integral ∫ [level > 0] dt: time with a positive level."""
 
     __slots__ = ("_count", "_some")
 
@@ -84,7 +80,7 @@ class Presence:
 
 
 class Causes:
-    """Seconds per state, summed over items of which each is in one state at a time."""
+    """Seconds per state, summed over items that are each in one state at a time."""
 
     __slots__ = ("seconds",)
 

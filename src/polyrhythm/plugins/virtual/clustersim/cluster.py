@@ -44,9 +44,8 @@ from polyrhythm.scheduler.records import (
 
 @dataclass(slots=True)
 class Member:
-    """A station over all its incarnations. devices: their numbers; incarnation: the latest; up: whether it is alive;
-    failed_at: time of its last failure.
-    """
+    """A station over all its incarnations. devices: their numbers; incarnation: the latest; up: it is alive;
+    failed_at: its last failure."""
 
     name: str
     group: StationGroup
@@ -87,7 +86,6 @@ class VirtualCluster:
             self.driver.clock.at(asked.at, self.driver.submit, evaluate)
 
     def _connect(self) -> None:
-        """Give the driver the network, and the conductor its costs."""
         links, conductor, driver = self.settings.links, self.settings.conductor, self.driver
         if links is not None:
             trainer = host_names(self.settings.trainer)[0]
@@ -107,7 +105,7 @@ class VirtualCluster:
             driver.charge(conductor.event, self.settings.seed, beside=conductor.serving == "beside")
 
     def run(self) -> None:
-        """Run until the settings' `versions` are reached and all evaluations have ended, the conductor halts, or
+        """Run until `versions` is reached and all evaluations have ended, the conductor halts, or
         `max_time` has passed."""
         self.driver.submit(TrainUntil(self.settings.versions))
         self.driver.run(self.settings.versions, self.settings.max_time or inf)
@@ -120,10 +118,9 @@ class VirtualCluster:
             else:
                 self._count_down(self.members[name])
 
-    # ------------------------------------------------------------ lives
+    # ------------------------------------------------------------ starts and failures
 
     def _start(self, member: Member) -> None:
-        """Start the next incarnation."""
         member.incarnation += 1
         member.up = True
         station = self._incarnation(member)
@@ -139,7 +136,7 @@ class VirtualCluster:
             self.driver.clock.at(fault.at, self._fail, fault)
 
     def _leases(self, member: Member) -> dict[int, VirtualLease]:
-        """The leased devices of a station that has just been started: it is off all of them."""
+        """Leases of a station that has just been started, off all of its devices."""
         rules = self.settings.scheduler.lease
         numbers = () if rules is None else rules.devices.get(member.name, ())
         seconds = member.group.resident_gb / self.settings.lease.host_gb_per_s
@@ -202,8 +199,8 @@ class VirtualCluster:
         member.failed_at = now
 
     def _on_event(self, event: Event) -> None:
-        """Track events that reach the conductor: joins decide which incarnation gets commands, checkpoints where a
-        trainer restarts."""
+        """Track joins, which select the incarnation that gets commands, and checkpoints, from
+        which a trainer restarts."""
         if type(event) in JOINED:
             station = self.stations[getattr(event, SENDERS[type(event)])]
             if station.name not in self.driver.stations or station.incarnation == event.incarnation:  # type: ignore[union-attr]

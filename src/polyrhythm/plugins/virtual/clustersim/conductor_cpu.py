@@ -1,12 +1,12 @@
-"""The conductor's own CPU as a cost: it hears one event at a time, and its commands go out when it is through.
+"""CPU cost of the conductor: it handles one event at a time, and its commands are sent when it is done.
 
-    event ─▶ queue of a thread ─▶ conductor.handle(event) ─▶ cost ─▶ commands go out
+    event ─▶ queue of a thread ─▶ conductor.handle(event) ─▶ cost ─▶ commands are sent
 
-With `serving: beside`, the events of serving are heard by a thread on each host. The decisions are those of the one
-conductor all the same, which knows everything: what a serving half of each host would decide cannot be better.
+With `serving: beside`, a thread on each host handles the serving events. The decisions are still those of a single
+conductor with full knowledge: a serving half per host cannot decide better.
 
-Invariants: a thread is at one event at a time, and hears its events in the order in which they came. A station is told
-its commands in the order in which they were decided.
+Invariants: a thread handles one event at a time, in the order of arrival. Commands reach a station in the order in
+which they were decided.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SERVING: frozenset[type] = frozenset({RequestArrived, BatchDone, StreamDone})
 
 @dataclass(slots=True)
 class CpuThread:
-    """A thread that decides. waiting: events with the times when they came."""
+    """A thread of the conductor. waiting: events with their arrival times."""
 
     waiting: deque[tuple[float, Event]] = field(default_factory=deque)
     at_work: bool = False
@@ -35,8 +35,8 @@ class CpuThread:
 
 
 class ConductorCpu:
-    """The threads. decide: hears an event and gives its commands; send: one command goes out; address: the station
-    that it is for. cost: of an event, by the number of its commands."""
+    """The conductor's threads. decide: handles an event and returns its commands; send: sends one command. address:
+    station of a command. cost: of an event, by the number of its commands."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ConductorCpu:
         return self.threads[""]
 
     def receive(self, event: Event, host: str) -> None:
-        """Take an event of a station on this host. A batch clock that ends costs a serving half nothing."""
+        """Queue an event of a station on this host. A `Wake` costs a serving half nothing."""
         if self._beside and type(event) is Wake:
             for command in self._decide(event):
                 self._send(command)
@@ -74,7 +74,7 @@ class ConductorCpu:
 
     @property
     def occupied(self) -> bool:
-        """Whether the main thread has events to hear, which go before a deadline that has passed."""
+        """Whether the main thread has queued events, which precede a passed deadline."""
         return self.main.at_work
 
     def _begin(self, thread: CpuThread) -> None:
@@ -98,8 +98,8 @@ class ConductorCpu:
             self._begin(thread)
 
     def summary(self) -> dict[str, object]:
-        """share: busy share of the main thread; halves_share: of the busiest serving half; wait_s: mean time of an
-        event in a queue."""
+        """share: busy share of the main thread; halves_share: of the busiest serving half; wait_s: mean
+        queueing time of an event."""
         now = self._clock.now or 1.0
         halves = [thread for name, thread in self.threads.items() if name]
         heard = sum(thread.events for thread in self.threads.values())

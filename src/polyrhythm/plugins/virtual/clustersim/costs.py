@@ -1,4 +1,4 @@
-"""Defines cost models: the working time of a simulated station, and the length of an episode.
+"""Cost models: the working time of a simulated station, and the length of an episode.
 
 A cost is a distribution of durations plus a time per unit of work (a row, a transition):
 
@@ -30,11 +30,9 @@ class Cost:
     per_unit: float = 0.0
 
     def draw(self, rng: random.Random, units: int = 1) -> float:
-        """Draw the seconds of `units` units of work."""
         return self.base.sample(rng) + self.per_unit * units
 
     def mean(self, units: int = 1) -> float:
-        """Expected seconds for `units` units."""
         return self.base.mean + self.per_unit * units
 
 
@@ -43,7 +41,7 @@ FREE = Cost(Constant(0.0))
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A random whole number of at least 1. distribution: its seconds stand for steps."""
+    """A random whole number of at least 1. distribution: in steps, represented as seconds."""
 
     distribution: Distribution
 
@@ -52,7 +50,7 @@ class Count:
 
 
 def parse_cost(value: object) -> Cost:
-    """The cost written as `value`. ValueError: it does not have the form of a cost."""
+    """Parse a cost. ValueError: it is malformed."""
     if isinstance(value, Cost):
         return value
     if not isinstance(value, str):
@@ -64,7 +62,7 @@ def parse_cost(value: object) -> Cost:
 
 
 def parse_count(value: object) -> Count:
-    """The count written as `value`: 40, or lognormal:40steps:0.4."""
+    """Parse a count: 40, or lognormal:40steps:0.4."""
     if isinstance(value, Count):
         return value
     if isinstance(value, int) and value >= 1:
@@ -75,7 +73,7 @@ def parse_count(value: object) -> Count:
 
 
 def _distribution(text: str) -> Distribution:
-    """The distribution written as `text`; a bare duration is constant."""
+    """Parse a distribution; a bare duration is constant."""
     if ":" in text:
         return parse_distribution(text)
     return Constant(parse_duration(text))

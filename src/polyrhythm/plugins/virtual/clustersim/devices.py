@@ -44,8 +44,8 @@ class Job:
 
 
 class Device:
-    """A device on the virtual clock. busy: seconds of occupation, weighted by the occupied share; resident: the station
-    that is on it, where stations lease it."""
+    """A device on the virtual clock. busy: seconds weighted by the occupied share. resident: the station that is on it,
+    if stations lease it."""
 
     __slots__ = ("_clock", "_exclusive", "_jobs", "_since", "_turn", "busy", "resident")
 
@@ -67,13 +67,11 @@ class Device:
         self._plan()
 
     def forget(self, owner: object) -> None:
-        """Drop the unfinished passes of an owner that died."""
         self._advance()
         self._jobs = [job for job in self._jobs if job.owner is not owner]
         self._plan()
 
     def flush(self) -> None:
-        """Bring `busy` up to date."""
         self._advance()
 
     def _running(self) -> list[Job]:
@@ -93,7 +91,6 @@ class Device:
             job.left -= work
 
     def _plan(self) -> None:
-        """Schedule the end of the next pass, unless something changes before."""
         self._turn += 1
         running = self._running()
         if running:

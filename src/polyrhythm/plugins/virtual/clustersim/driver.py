@@ -49,7 +49,7 @@ WAKE_LIMIT = 1_000
 
 
 class Decider(Protocol):
-    """The interface of the conductor that a driver needs."""
+    """The part of the conductor's interface that a driver needs."""
 
     def handle(self, event: Event, now: float) -> list[Command]: ...
 
@@ -57,7 +57,7 @@ class Decider(Protocol):
 
 
 class DrivenStation(Protocol):
-    """A station as its driver needs it; attributes as of `VirtualStation`."""
+    """The part of a station's interface that a driver needs; attributes as of `VirtualStation`."""
 
     name: str
     incarnation: int
@@ -79,7 +79,7 @@ class ProtocolError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The metadata of a finished sample. success: of its episode; host: where it lies."""
+    """Metadata of a finished sample. success: of its episode; host: of its data."""
 
     ticket: int
     transitions: int
@@ -89,7 +89,7 @@ class Payload:
     host: str = ""
 
 
-#: What does not cross a link where serving is beside the generators.
+#: Messages that cross no link if serving is beside the generators.
 _SERVING = SERVING | {Serve, StartStream, AbortStream, RefuseRequest}
 
 
@@ -100,18 +100,17 @@ def _address_of(command: Command) -> str:
 
 
 class Asker(Protocol):
-    """The interface of a simulator towards generators. host: where it is."""
+    """The interface of a simulator towards generators. host: its host."""
 
     host: str
 
     def taken(self, request: Request) -> None:
-        """Note that a generator took the request from the queue."""
+        """A generator took the request from the queue."""
 
-    def tokens(self, request: Request) -> list[int]:
-        """Tokens of the answer to each row of the request."""
+    def tokens(self, request: Request) -> list[int]: ...
 
     def returned(self, request: Request) -> None:
-        """Note that the request's generator died before it answered."""
+        """The request's generator died before it answered."""
 
     def answered(self, request: Request, version: int) -> None:
         """Accept the reply, computed by weights `version`."""
@@ -121,10 +120,9 @@ class VirtualDriver:
     """The event loop of a simulation: a conductor, a clock, and the stations by name.
 
     message_delay: latency of a message between a station and the conductor; messages of one station keep their order,
-    those of different stations may not. Replies bypass the conductor and are immediate on one host.
-    network: between hosts, if simulated; cpu: what the conductor's events cost, if they do.
-    record: keep every decision in `steps` (for replay and benchmarks).
-    evaluating: names of the requested evaluations that have not ended. scored: scorers say how an episode ended.
+    those of different stations may not. Replies bypass the conductor and are immediate on one host. network: between
+    hosts, if simulated; cpu: cost of the conductor's events, if simulated. record: keep every decision in `steps` (for
+    replay and benchmarks). evaluating: names of unfinished evaluations. scored: scorers determine how an episode ended.
     """
 
     def __init__(self, conductor: Decider, seed: int = 0, message_delay: Cost = FREE, record: bool = False) -> None:
@@ -138,7 +136,7 @@ class VirtualDriver:
         self.observer: Callable[[float, Event, list[Command]], None] | None = None
         self.delivered: Callable[[Event], None] | None = None
         self.reached = -1
-        self.bus = -1  # newest version that was written where generators find it, heard of or not
+        self.bus = -1  # newest version available to generators, reported or not
         self.evaluating: set[str] = set()
         self.scored = False
         self.halted = ""
@@ -156,11 +154,11 @@ class VirtualDriver:
         self._instant = (0.0, 0)
 
     def connect(self, network: Network) -> None:
-        """Have stations exchange everything by this network."""
+        """Send all data between hosts over this network."""
         self.network, self._direct = network, False
 
     def charge(self, cost: Cost, seed: int, *, beside: bool) -> None:
-        """Have the conductor take time for each event; beside: those of serving on the stations' hosts."""
+        """Let the conductor take time for each event; beside: serving events are handled on the stations' hosts."""
         self.cpu = ConductorCpu(self.clock, cost, seed, self._decide, self._send, _address_of, beside=beside)
         self._beside = beside
 
@@ -177,7 +175,6 @@ class VirtualDriver:
         self.clock.at(arrival, self._deliver, (station, now, event))
 
     def _delay_of(self, station: DrivenStation, message: Event | Command) -> float:
-        """Seconds of a message between a station and the conductor."""
         seconds = self._delay.draw(self._rng)
         if self.network is None or (self._beside and type(message) in _SERVING):
             return seconds
@@ -201,7 +198,7 @@ class VirtualDriver:
         self._reply((request, version))
 
     def reply_from(self, host: str, request: Request, version: int) -> None:
-        """The same, by the network if the slot is on another host."""
+        """As `reply`, over the network if the slot is on another host."""
         seconds = self.network.delay(host, self.simulators[request.simulator].host) if self.network else 0.0
         if seconds:
             self.clock.after(seconds, self._reply, (request, version))
@@ -257,7 +254,6 @@ class VirtualDriver:
         self._inbox.append(Wake())
 
     def _drain(self) -> None:
-        """Pass all waiting events to the conductor and its commands to the stations."""
         if self.cpu is not None:
             while self._inbox:
                 event = self._inbox.popleft()
@@ -285,13 +281,12 @@ class VirtualDriver:
         self._deadline = inf if deadline is None else deadline
 
     def _host_of(self, event: Event) -> str:
-        """The host of the station that an event is from."""
         name = getattr(event, "simulator", "") or getattr(event, "generator", "")
         station = self.stations.get(name)
         return "" if station is None else station.host
 
     def _decide(self, event: Event) -> list[Command]:
-        """The conductor's commands, which are sent when it is through."""
+        """Commands of the conductor, sent when it is done."""
         now = self.clock.now
         self.events += 1
         if self.delivered is not None:
@@ -322,7 +317,6 @@ class VirtualDriver:
         self.clock.at(arrival, station.handle, command)
 
     def _accept(self, command: Command) -> None:
-        """Execute a command that is addressed to the run."""
         if isinstance(command, ReleasePayloads):
             for payload_id in command.payload_ids:
                 if self.payloads.pop(payload_id, None) is None:

@@ -32,7 +32,7 @@ from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 def load_cluster(path: str | Path) -> ClusterSettings:
-    """Load the settings from a YAML file. ConfigError: it cannot be read, or a setting is invalid."""
+    """Load the settings from a YAML file. ConfigError: unreadable or invalid."""
     data = read(Path(path))
     try:
         return ClusterSettings.model_validate(data)
@@ -80,7 +80,7 @@ class SpanWriter:
 
 
 def _explain(error: ValidationError) -> Iterator[str]:
-    """One sentence per problem: key, value, problem, fix. Missing keys come last: most are misspelt ones."""
+    """One sentence per problem: key, value, problem, fix. Missing keys come last, as most are misspelt ones."""
     details = error.errors(include_url=False)
     written = {_RENAMED.get(str(detail["loc"][-1])) for detail in details if detail["loc"]}
     for detail in sorted(details, key=lambda detail: detail["type"] == "missing"):
@@ -97,7 +97,7 @@ def _explain(error: ValidationError) -> Iterator[str]:
 
 
 def _nearest(location: tuple[int | str, ...]) -> str:
-    """A suggestion for an unknown key, from those of the section that `location` ends in."""
+    """Suggestion for an unknown key, among the keys of the section that `location` ends in."""
     if (name := _RENAMED.get(str(location[-1]))) is not None:
         return f"it is now called {name}"
     keys: list[str] = list(ClusterSettings.model_fields)

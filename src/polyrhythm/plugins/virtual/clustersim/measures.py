@@ -1,4 +1,4 @@
-"""Collects counters and time integrals of a running simulation; `summary.summarise` turns them into metrics."""
+"""Counters and time integrals of a running simulation; `summary.summarise` turns them into metrics."""
 
 from __future__ import annotations
 
@@ -45,15 +45,13 @@ class Busy:
 class Measures:
     """The counters and time integrals of one run.
 
-    waiting: requests that no generator serves yet; present: time with at least one of them. rows_local: of the rows
-    that are served, those on their simulator's host.
-    evaluated, evaluations_dropped: episodes of the finished evaluations.
-    scored, scoring_failed: tries of scorers that gave a score, or did not.
-    tokens: generated, in answers that reached their slots; tokens_aborted: by streams that were aborted.
-    lags: lag → samples of completed updates; updates_since: the same by lag in updates; down: seconds that stations of
-    a kind were dead; devices: seconds of occupation of each shared device; publishing: seconds in which versions were
-    being sent to the generators. switches: of leased devices, one for each take and each yield; switching: their
-    seconds.
+    waiting: requests that no generator serves yet; present: time with at least one of them. rows_local: rows served on
+    their simulator's host. evaluated, evaluations_dropped: episodes of the finished evaluations. scored,
+    scoring_failed: tries of scorers by outcome. tokens: generated, in answers that reached their slots; tokens_aborted:
+    by aborted streams. lags: lag → samples of completed updates; updates_since: the same by lag in updates; down:
+    seconds that stations of a kind were dead; devices: seconds of occupation of each shared device; publishing: seconds
+    in which versions were sent to the generators. switches: of leased devices, each take and each yield; switching:
+    their seconds.
     """
 
     simulator: Busy = field(default_factory=Busy)

@@ -1,8 +1,7 @@
 """Simulates the network between hosts: one NIC per host, with a queue in each direction.
 
-A transfer leaves the sender's NIC after those before it, enters the receiver's after those before it there, and has
-arrived one latency later. Each NIC works without gaps as long as it has bytes; one transfer does not block another that
-has another way.
+A transfer leaves the sender's NIC after earlier ones, enters the receiver's after earlier ones there, and arrives one
+latency later. Each NIC works without gaps while it has bytes; transfers on different routes do not block each other.
 
 Worked example, 1 GB/s, latency 0: of two transfers of 1 GB from A to B and C that begin together, the first has arrived
 after 1 s and the second after 2 s.
@@ -19,8 +18,8 @@ from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 
 @dataclass(slots=True)
 class Nic:
-    """A host's network card. until: when a direction is free again; s, bytes: of all transfers that have begun, also
-    of what is still to pass."""
+    """A host's network card. until: time at which a direction is free; s, bytes: of all transfers begun,
+    queued ones included."""
 
     out_until: float = 0.0
     in_until: float = 0.0
@@ -32,12 +31,12 @@ class Nic:
 
 @dataclass(slots=True)
 class Network:
-    """The hosts' NICs. latency: seconds one way; bytes_per_s: of a NIC in each direction; observation: bytes of one
-    row's request; sample: bytes of a chunk step of one row; weights: bytes of a version, which come from `trainer`;
-    main: the conductor's host.
+    """The hosts' NICs. latency: seconds one way; bytes_per_s: of a NIC in each direction.
 
-    waited: seconds that stations waited for what they fetched: generators for observations and weights, the trainer for
-    samples."""
+    observation: bytes of one row's request; sample: bytes of a chunk step of one row; weights: bytes of a version, sent
+    by `trainer`; main: the conductor's host. waited: seconds that stations waited for transfers: generators for
+    observations and weights, the trainer for samples.
+    """
 
     clock: VirtualClock
     latency: float
@@ -52,11 +51,11 @@ class Network:
     _mirrors: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def delay(self, source: str, target: str) -> float:
-        """Seconds of a message of few bytes."""
+        """Seconds of a small message."""
         return 0.0 if source == target else self.latency
 
     def transfer(self, source: str, target: str, nbytes: int) -> float:
-        """Begin a transfer now; when it has arrived."""
+        """Begin a transfer now; returns its arrival time."""
         now = self.clock.now
         if source == target:
             return now
@@ -70,11 +69,11 @@ class Network:
         return receiver.in_until + self.latency
 
     def fetch(self, reader: str, owner: str, nbytes: int) -> float:
-        """Ask a host for bytes and get them: when they are there."""
+        """Request bytes from a host; returns their arrival time."""
         return self.transfer(owner, reader, nbytes) + self.delay(reader, owner)
 
     def mirror(self, host: str, version: int) -> float:
-        """When a host has a version of the weights: the first process there that needs it fetches it."""
+        """Arrival time of a version of the weights at a host; the first process there that needs it fetches it."""
         key = (host, version)
         if key not in self._mirrors:
             self._mirrors = {known: at for known, at in self._mirrors.items() if known[0] != host}
@@ -82,7 +81,7 @@ class Network:
         return self._mirrors[key]
 
     def waits(self, what: str, until: float) -> float:
-        """Count a station's wait from now until then; its seconds."""
+        """Record a station's wait from now until `until`; returns its seconds."""
         seconds = max(0.0, until - self.clock.now)
         self.waited[what] += seconds
         return seconds
@@ -91,7 +90,7 @@ class Network:
         return self.nics.setdefault(host, Nic())
 
     def summary(self) -> dict[str, object]:
-        """Of the run so far. busiest: the host whose NIC had the most to do in one direction, with its busy share."""
+        """Summary so far. busiest: the host whose NIC had the most work in one direction, with its busy share."""
         now = self.clock.now
         busy = {name: _busy_s(nic, now) / (now or 1.0) for name, nic in self.nics.items()}
         busiest = max(busy, key=lambda name: busy[name], default="")
@@ -106,5 +105,5 @@ class Network:
 
 
 def _busy_s(nic: Nic, now: float) -> float:
-    """Seconds that the busier direction has worked so far: what is queued has yet to pass."""
+    """Busy seconds of the busier direction so far, without queued transfers."""
     return max(nic.out_s - max(0.0, nic.out_until - now), nic.in_s - max(0.0, nic.in_until - now))

@@ -16,7 +16,7 @@ from polyrhythm.plugins.virtual.clustersim.measures import Measures
 def summarise(
     driver: VirtualDriver, ledger: dict[str, Any], gpus: float = 0.0, groups: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Summary of the run until now. ledger: the conductor's; groups: its `RolloutScheduler.summary`."""
+    """Summary of the run so far. ledger: the conductor's; groups: its `RolloutScheduler.summary`."""
     now, measures = driver.clock.now, driver.measures
     return {
         "virtual_s": now,
@@ -53,8 +53,8 @@ def summarise(
 
 
 def _throughput(measures: Measures, now: float) -> dict[str, float]:
-    """transitions: primitive env steps of active rows; tokens: in answers that reached their slots; tokens_aborted: of
-    streams that nobody waited for any more; trained_transitions: primitive env steps of completed updates."""
+    """transitions: primitive env steps of active rows; trained_transitions: of completed updates. tokens: in answers
+    that reached their slots; tokens_aborted: of aborted streams."""
     seconds = now or 1.0
     return {
         "transitions": measures.transitions,

@@ -26,7 +26,6 @@ class VirtualEpisodes:
         self._ticket_rng = random.Random()
 
     def begin(self, row: VirtualRow, ticket: Ticket) -> None:
-        """Begin a new episode, before its reset."""
         rng, group = self._ticket_rng, self._group
         rng.seed((self._seed * 1_000_003 + ticket.seed) * 1_000_003 + ticket.noise)
         row.left = group.steps.draw(rng)
@@ -34,7 +33,6 @@ class VirtualEpisodes:
             row.pace = group.episode_time.draw(rng) / -(-row.left // group.chunk)
 
     def reset_seconds(self, slot: VirtualSlot) -> float:
-        """Draw the seconds of the rows' joint reset."""
         return self._group.reset.draw(self._station.rng, len(slot.resetting))
 
     def tokens(self, row: VirtualRow) -> int:
@@ -48,7 +46,6 @@ class VirtualEpisodes:
         return self._group.tokens.draw(rng)
 
     def step_seconds(self, slot: VirtualSlot) -> float:
-        """Draw the seconds of the active rows' chunk step."""
         if self._group.episode_time is not None:
             return max(row.pace for row in slot.active)
         return self._group.step.draw(self._station.rng, len(slot.active))
@@ -75,7 +72,6 @@ class VirtualEpisodes:
             slot.on_tickets()
 
     def fail(self, row: VirtualRow, reason: DropReason) -> None:
-        """Report the row's sample as failed and free the row."""
         ticket, station = row.release(parked=False), self._station
         station.measures.failed += 1
         station.emit(SampleFailed(station.name, station.incarnation, ticket.number, ticket.attempt, reason))
@@ -83,7 +79,7 @@ class VirtualEpisodes:
     def _finish(self, row: VirtualRow, end: SampleEnd) -> None:
         ticket, station = row.release(parked=end is SampleEnd.SEGMENT), self._station
         payload_id = f"{station.name}@{station.incarnation}:{ticket.number}.{ticket.attempt}"
-        while payload_id in station.driver.payloads:  # a scorer still reads what was lost of this attempt
+        while payload_id in station.driver.payloads:  # a scorer still reads the lost payload of this attempt
             payload_id += "+"
         success = self._succeeds(ticket)
         sample = Payload(ticket.number, row.env_steps, row.chunk_steps, row.oldest, success, station.host)
@@ -109,7 +105,6 @@ class VirtualEpisodes:
 
     @staticmethod
     def _is_broken(row: VirtualRow, share: float) -> bool:
-        """Whether no episode gets on from the row's initial state."""
         return row.ticket is not None and mix(row.ticket.seed, 2) / 2**63 < share
 
     def _succeeds(self, ticket: Ticket) -> bool:

@@ -29,7 +29,7 @@ class VirtualGenerator(VirtualStation):
         self._tokens: dict[int, list[int]] = {}
         self._version = -1
         self._pinned = -1
-        self._gathered = -1.0  # when the batch behind the pass under way is, or was; below 0: not begun
+        self._gathered = -1.0  # time at which the queued batch is gathered; below 0: not begun
         self._rng_pinned = random.Random(f"{seed}/{name}/{incarnation}/pinned")
         self._state = NO_REQUESTS
         self._since = 0.0
@@ -80,7 +80,7 @@ class VirtualGenerator(VirtualStation):
         elif not isinstance(command, ApplyWeights):
             raise ProtocolError(f"generator {self.name} cannot obey {command!r}")
         elif self.alive and self.driver.network is not None:
-            self.driver.network.mirror(self.host, command.version)  # while passes that were asked for before go on
+            self.driver.network.mirror(self.host, command.version)  # beside earlier passes
         if self.alive:
             self._todo.append(command)
             if len(self._todo) == 1:
@@ -122,7 +122,6 @@ class VirtualGenerator(VirtualStation):
             self.work(seconds, self._end, command)
 
     def _gather(self, batch: Batch) -> float:
-        """Seconds until the inputs of the batch are there."""
         fetched = self._fetch(batch) if self.driver.network is not None else 0.0
         if self._group.gather is FREE:
             return fetched
@@ -130,7 +129,7 @@ class VirtualGenerator(VirtualStation):
         return fetched + self._group.gather.draw(rng, sum(request.rows for request in batch.requests))
 
     def _fetch(self, batch: Batch) -> float:
-        """Seconds until the observations that lie on other hosts are there: one question to each host."""
+        """Seconds until observations on other hosts have arrived, by one request to each host."""
         network, rows = self.driver.network, Counter[str]()
         assert network is not None
         for request in batch.requests:
@@ -139,13 +138,13 @@ class VirtualGenerator(VirtualStation):
         return network.waits("observations", max(there))
 
     def _compute(self, launched: tuple[Serve, float]) -> None:
-        """The inputs are gathered: the pass of so many seconds begins."""
+        """The inputs are gathered: begin the pass."""
         if self.alive:
             command, seconds = launched
             self.work(seconds, self._end, command)
 
     def _generate(self, wanted: list[int], rng: random.Random) -> float:
-        """Seconds until the longest answer of these lengths has ended; rows that have ended cost nothing more."""
+        """Seconds until the longest of these answers has ended; rows that have ended cost nothing more."""
         group, seconds, done = self._group, 0.0, 0
         if group.prefill is not FREE:
             seconds += group.prefill.draw(rng, len(wanted))
@@ -185,7 +184,7 @@ class VirtualGenerator(VirtualStation):
             self.driver.reply_from(self.host, request, version)
 
     def _copy(self, *, pinned: bool) -> tuple[int, random.Random]:
-        """The version in a copy of the weights, and the random stream of its costs."""
+        """Version and cost random stream of a copy of the weights."""
         return (self._pinned, self._rng_pinned) if pinned else (self._version, self.rng)
 
     # ------------------------------------------------------------ measures

@@ -11,7 +11,7 @@ from polyrhythm.scheduler.records import Command, SampleScored, ScorerJoined, Sc
 
 
 class VirtualScorer(VirtualStation):
-    """One incarnation of a scorer. give_up: called when a try has lasted as long as the group's deadline."""
+    """One incarnation of a scorer. give_up: called when a try reaches the group's deadline."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class VirtualScorer(VirtualStation):
         self.emit(ScorerJoined(self.name, self.incarnation, self._group.places, self._group.host))
 
     def flush(self) -> None:
-        """Nothing: it has no states of its own."""
+        """Nothing: it measures no states."""
 
     def close(self) -> None:
         self.measures.scorer.leave(self.clock.now, self._group.places, len(self._under_way))

@@ -32,7 +32,7 @@ from polyrhythm.scheduler.records import (
     YieldDevice,
 )
 
-#: Units of work that a slot can have at hand when the station is asked to leave its devices: a step and a reset.
+#: Units of work that a slot can have pending when the station is asked to leave its devices: a step and a reset.
 _AT_HAND = 2
 
 
@@ -170,7 +170,6 @@ class VirtualSimulator(VirtualStation):
         self._go_on(slot)
 
     def _advance(self, slot: VirtualSlot) -> None:
-        """Clear the outstanding request."""
         if not slot.in_batch:
             self._queue(-1)
         slot.outstanding = ""
@@ -194,7 +193,6 @@ class VirtualSimulator(VirtualStation):
             self._rest(slot)
 
     def _rest(self, slot: VirtualSlot) -> None:
-        """Set the waiting state of an idle slot."""
         if slot.outstanding:
             self._enter(slot, IN_BATCH if slot.in_batch else QUEUED)
         elif slot.queued or slot.answer >= 0 or slot.joining:
@@ -243,8 +241,8 @@ class VirtualSimulator(VirtualStation):
     # ------------------------------------------------------------ leased devices
 
     def _may_begin(self) -> bool:
-        """Whether a unit of work may begin: the station is on its devices; asked to leave, it does what it has at
-        hand, though not for ever, as more may come from generators on other devices."""
+        """Whether a unit of work may begin. The station must be on its devices. When asked to leave, it finishes a
+        bounded number of units, as generators on other devices may bring more."""
         return not self.leases or (self.on_all and (not self._leaving or self._left > 0))
 
     def on_devices(self) -> None:

@@ -1,4 +1,4 @@
-"""Defines the state of a simulated slot: its rows, its request, and its stepping thread."""
+"""State of a simulated slot: its rows, its request, and its stepping thread."""
 
 from __future__ import annotations
 
@@ -47,11 +47,9 @@ class VirtualRow:
 
     @property
     def trains(self) -> bool:
-        """Whether its ticket is for training, not for an evaluation."""
         return self.ticket is not None and not self.ticket.evaluation
 
     def release(self, *, parked: bool) -> Ticket:
-        """End the sample, in whatever state."""
         ticket, self.ticket = self.ticket, None
         assert ticket is not None
         self.parked = parked
@@ -61,11 +59,10 @@ class VirtualRow:
 class VirtualSlot:
     """A shard of an env batch.
 
-    active: rows of the request that is out, or of the step that runs; ready: rows that join the next request;
-    joining: granted rows that must still reset; resetting: those that do now.
-    outstanding: id of the unanswered request, or empty; in_batch: a generator has it;
-    answer: version of the reply that waits for its step, or -1; running: the unit of work on the thread, or empty.
-    cancelled: attempts (ticket, attempt) to give up as soon as the thread is through with them.
+    active: rows of the open request or the running step; ready: rows that join the next request; joining: granted rows
+    that must still reset; resetting: rows being reset. outstanding: id of the unanswered request, or empty; in_batch: a
+    generator has it; answer: version of the reply that waits for its step, or -1; running: the unit of work on the
+    thread, or empty. cancelled: attempts (ticket, attempt) to cancel as soon as the thread is done with them.
     """
 
     __slots__ = (
@@ -118,14 +115,12 @@ class VirtualSlot:
         self.evaluation = any(ticket.evaluation for ticket in tickets)
 
     def row_of(self, number: int, attempt: int) -> VirtualRow | None:
-        """The row that works on this attempt of a ticket."""
         for row in self.rows:
             if row.ticket is not None and row.ticket.number == number and row.ticket.attempt == attempt:
                 return row
         return None
 
     def drop(self, row: VirtualRow) -> None:
-        """Remove the row from all queues."""
         for rows in (self.active, self.ready, self.joining):
             if row in rows:
                 rows.remove(row)

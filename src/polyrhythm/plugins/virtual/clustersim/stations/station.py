@@ -1,4 +1,4 @@
-"""Provides the base class of simulated stations: messages, devices, leases of devices, and failure."""
+"""Base class of simulated stations: messages, devices, leases, and failure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from polyrhythm.scheduler.records import Command, DeviceTaken, DeviceYielded, Ev
 
 
 class LeaseError(RuntimeError):
-    """Two stations are on a leased device, or one works that is not on all of its own."""
+    """Two stations are on a leased device, or one works without being on all of its own."""
 
 
 class VirtualLease:
-    """A leased device as one station sees it. seconds: of a switch, one way; size: bytes that it moves; on: whether the
-    station is on it; switching: whether it is on its way."""
+    """One station's lease of a device. seconds: of a switch, one way; size: bytes moved; on: it is on the device.
+    switching: a switch is under way."""
 
     __slots__ = ("device", "on", "seconds", "size", "switching")
 
@@ -30,10 +30,8 @@ class VirtualLease:
 class VirtualStation:
     """One incarnation of a simulated station. A restart makes a new object; calls scheduled by an old one do nothing.
 
-    places: its devices, with the share that a pass takes of each; empty if it has its own.
-    leases: by number, those of its devices that it is on in turn with others.
-    host: where it is.
-    cut: messages sent after this time were in transit when the station died, and are lost.
+    places: its devices, with the share that a pass takes of each; empty if it has its own. leases: its leased devices,
+    by number. host: its host. cut: messages sent after this time were in transit when the station died, and are lost.
     """
 
     def __init__(self, name: str, incarnation: int, driver: VirtualDriver, seed: int) -> None:
@@ -52,7 +50,7 @@ class VirtualStation:
         self.last_told = 0.0
 
     def handle(self, command: Command) -> None:
-        """Accept a command; one for a dead station is lost."""
+        """Execute a command; one for a dead station is lost."""
         if not isinstance(command, TakeDevice | YieldDevice):
             self.obey(command)
         elif self.alive:
@@ -62,18 +60,17 @@ class VirtualStation:
                 self.leave_device(command)
 
     def obey(self, command: Command) -> None:
-        """Accept a command that is not about a device."""
+        """Execute a command that is not about a device."""
         raise NotImplementedError
 
     def on_devices(self) -> None:
         """The station has come onto the last of its leased devices."""
 
     def leave_device(self, command: YieldDevice) -> None:
-        """Leave the device; nothing is under way."""
+        """Leave the device; no work is under way."""
         self.switch(command)
 
     def join(self) -> None:
-        """Announce this incarnation to the conductor."""
         raise NotImplementedError
 
     def flush(self) -> None:
@@ -86,16 +83,14 @@ class VirtualStation:
 
     @property
     def on_all(self) -> bool:
-        """It is on all of its devices, and not on its way off them."""
+        """Whether it is on all of its devices and leaves none."""
         return all(lease.on and not lease.switching for lease in self.leases.values())
 
     def check_lease(self) -> None:
-        """Raise LeaseError if it is about to work off its devices."""
         if not self.on_all:
             raise LeaseError(f"at {self.clock.now:g} s {self.name} works, but is not on all of its devices")
 
     def switch(self, command: TakeDevice | YieldDevice) -> None:
-        """Begin to move onto a device or off it."""
         lease, takes = self.leases[command.device], isinstance(command, TakeDevice)
         if lease.switching or lease.on == takes:
             raise LeaseError(f"at {self.clock.now:g} s {self.name} cannot obey {command!r}")
@@ -134,7 +129,7 @@ class VirtualStation:
         device.begin(self, seconds, occupies, done, argument)
 
     def vacate(self) -> None:
-        """Abandon the station's passes on all devices, and leave those that it leases: it is dead."""
+        """Abandon the dead station's passes, and free its leased devices."""
         for device, _ in self.places:
             device.forget(self)
             if device.resident is self:

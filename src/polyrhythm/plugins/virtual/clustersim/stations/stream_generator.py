@@ -1,6 +1,6 @@
-"""Simulates a generator that serves by streams: all that run decode together, and each ends by itself.
+"""Simulates a generator that serves by streams: all running streams decode together; each ends independently.
 
-A decode step gives every row that runs one token and costs `decode`, by the rows; steps are not simulated one by one:
+A decode step generates one token per running row and costs `decode`, by the rows. Steps are not simulated individually:
 between two changes all rows advance evenly. While weights are loaded or a prompt is read, none advances.
 """
 
@@ -31,8 +31,8 @@ _ROUNDING = 1e-6
 
 @dataclass(slots=True)
 class VirtualStream:
-    """A stream under way. wanted: tokens of each row's answer; done: decode steps since it began; version: oldest of
-    the weights that sampled a token; begun: its prompt is read."""
+    """A current stream. wanted: tokens of each row's answer; done: decode steps since it began. version: oldest of the
+    weights that sampled a token; begun: its prompt is read."""
 
     stream: Stream
     wanted: list[int]
@@ -42,12 +42,11 @@ class VirtualStream:
 
     @property
     def left(self) -> float:
-        """Decode steps until its longest row ends."""
         return max(self.wanted) - self.done
 
     @property
     def running(self) -> list[float]:
-        """Decode steps that each row lacks which has not ended."""
+        """Remaining decode steps of each unfinished row."""
         return [wanted - self.done for wanted in self.wanted if wanted - self.done > _ROUNDING]
 
     @property
@@ -57,8 +56,11 @@ class VirtualStream:
 
 
 class VirtualStreamGenerator(VirtualStation):
-    """One incarnation of a streaming generator. It begins without weights. Slots get their replies before the conductor
-    gets `StreamDone`. resumes: weights interrupt what runs, whose prompts and tokens are read again (`abort`)."""
+    """One incarnation of a streaming generator, which begins without weights.
+
+    Slots get their replies before the conductor gets `StreamDone`. resumes: new weights interrupt running streams,
+    whose prompts and tokens are read again (`abort`).
+    """
 
     def __init__(
         self, name: str, incarnation: int, driver: VirtualDriver, seed: int, group: GeneratorGroup, *, resumes: bool
@@ -90,7 +92,7 @@ class VirtualStreamGenerator(VirtualStation):
         self.vacate()
 
     def answer_and_fall_silent(self) -> None:
-        """Send the reply of one stream that runs, for a failure between reply and report."""
+        """Send the reply of one running stream, for a failure between reply and report."""
         for run in self._streams.values():
             if run.version >= 0:
                 self.driver.reply(run.stream.request, run.version)
@@ -157,14 +159,13 @@ class VirtualStreamGenerator(VirtualStation):
     # ------------------------------------------------------------ time
 
     def _pause(self, state: str, seconds: float, done: Callable[[], None]) -> None:
-        """Decode nothing for so long, after the pauses that are under way."""
+        """Decode nothing for `seconds`, after pauses already queued."""
         self._decode()
         self._pauses.append((state, seconds, done))
         if len(self._pauses) == 1:
             self._go_on()
 
     def _decode(self) -> None:
-        """Advance what runs to the present."""
         now = self.clock.now
         steps = (now - self._decoded_to) / self._step_s if self._step_s else 0.0
         self._decoded_to = now
@@ -173,7 +174,7 @@ class VirtualStreamGenerator(VirtualStation):
                 run.done += steps
 
     def _go_on(self) -> None:
-        """Plan the next change: the end of the pause, or of the row that ends first."""
+        """Schedule the next change: the end of the pause, or of the row that ends first."""
         self._plan += 1
         self._step_s, self._decoded_to = 0.0, self.clock.now
         if self._pauses:
@@ -209,7 +210,6 @@ class VirtualStreamGenerator(VirtualStation):
         self._go_on()
 
     def _finish(self) -> None:
-        """Answer the streams whose rows have all ended."""
         for number, run in list(self._streams.items()):
             if run.begun and run.left <= _ROUNDING:
                 del self._streams[number]

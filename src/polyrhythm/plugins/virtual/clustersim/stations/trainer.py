@@ -26,10 +26,8 @@ from polyrhythm.scheduler.records import (
 
 @dataclass(slots=True)
 class GradientStep:
-    """The state of an update on shared devices: `left` more steps, each of `seconds` for a rank alone.
-
-    computing: ranks that are not ready yet; part: it is the pass over a part of the samples, which ends alone.
-    """
+    """An update on shared devices: `left` more steps, each of `seconds` for a rank alone. computing: ranks that are not
+    ready yet; part: the pass over a part of the samples, which ends on its own."""
 
     seconds: float
     left: int
@@ -128,7 +126,7 @@ class VirtualTrainer(VirtualStation):
         return network.waits("samples", max(there, default=0.0))
 
     def _start(self, transitions: int) -> None:
-        """The samples are there: the update begins, or goes on with this part of them."""
+        """The samples have arrived: begin the update, or continue with this part."""
         if not self.alive:
             return
         self._enter(TRAIN)
@@ -145,7 +143,6 @@ class VirtualTrainer(VirtualStation):
             self._finish(0.0)
 
     def _passed(self, _: None) -> None:
-        """The pass over a part is done."""
         if not self.alive:
             return
         if not self._begun[-1].more:
@@ -158,7 +155,7 @@ class VirtualTrainer(VirtualStation):
             self._begin()
 
     def _finish(self, passed: float) -> None:
-        """All samples are there: what is left of the update, of whose cost per transition `passed` is spent."""
+        """Do the rest of the update. passed: the part of the cost per transition that is already spent."""
         settings = self._settings
         units = -(-self._transitions // settings.size)
         seconds = settings.update.draw(self.rng, units) - passed * settings.update.per_unit * units
