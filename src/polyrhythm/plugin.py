@@ -57,9 +57,9 @@ def plugins() -> Mapping[str, Plugin]:
         try:
             plugin = import_address(address)
         except Exception as error:
-            raise PluginError(f"plugin {name} = {address}: {error!r}; mend or uninstall it") from error
+            raise PluginError(f"plugin {name} = {address}: {error!r}; fix or uninstall it") from error
         if not isinstance(plugin, Plugin):
-            raise PluginError(f"plugin {name} = {address}: it is no polyrhythm.plugin.Plugin; mend or uninstall it")
+            raise PluginError(f"plugin {name} = {address}: it is not a polyrhythm.plugin.Plugin; fix or uninstall it")
         if plugin.name in found:
             raise PluginError(f"plugin {name} = {address}: another plugin is called {plugin.name}; uninstall one")
         found[plugin.name] = plugin

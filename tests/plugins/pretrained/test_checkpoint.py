@@ -267,7 +267,7 @@ def test_a_size_that_the_folder_does_not_tell_is_one_sentence(tmp_path):
     ("kind", "folder", "section", "changes", "said"),
     [
         ("pi0", "pi0", "", {"chunk_size": "50"}, "config.json gives horizon = '50', not a number"),
-        ("pi0", "pi0", "vision_config", {"num_attention_heads": 7}, "width = 40 is no multiple of its heads = 7"),
+        ("pi0", "pi0", "vision_config", {"num_attention_heads": 7}, "width = 40 is not a multiple of its heads = 7"),
         ("pi0", "pi0", "", {"vision_config": [1]}, "its config.json does not describe a network of pi0"),
         ("openvla_oft", "openvla_oft", "", {"image_sizes": [42]}, "does not describe a network of openvla_oft"),
         ("openvla_oft", "openvla_oft", "text_config", {"rope_theta": "x"}, "theta = 'x', not a number"),

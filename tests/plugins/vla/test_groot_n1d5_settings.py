@@ -83,7 +83,7 @@ def test_full_size_form_is_made_without_weights() -> None:
 
 
 def test_wrong_settings_are_one_sentence() -> None:
-    with pytest.raises(ValidationError, match=r"policy.size.width = 30 is no multiple of 2 x heads = 8"):
+    with pytest.raises(ValidationError, match=r"policy.size.width = 30 is not a multiple of 2 x heads = 8"):
         GrootSettings(size=GrootSizeSettings(width=30))
     with pytest.raises(ValueError, match=r"policy.chunk = 5: the network predicts 3 actions; lower it"):
         GrootSettings(chunk=5, horizon=3).form(SPEC)

@@ -100,9 +100,9 @@ def test_full_size_form_is_made_without_weights(kind: str, numbers: int) -> None
 
 
 def test_wrong_settings_are_one_sentence() -> None:
-    with pytest.raises(ValidationError, match=r"vision_width = 64 is no multiple of vision_heads = 5"):
+    with pytest.raises(ValidationError, match=r"vision_width = 64 is not a multiple of vision_heads = 5"):
         Pi0Settings(size=Pi0SizeSettings(vision_heads=5))
-    with pytest.raises(ValidationError, match=r"image = 56 is no multiple of patch = 15"):
+    with pytest.raises(ValidationError, match=r"image = 56 is not a multiple of patch = 15"):
         Pi0Settings(size=Pi0SizeSettings(patch=15))
     with pytest.raises(ValueError, match=r"policy.chunk = 5: the network predicts 3 actions; lower it"):
         Pi0Settings(chunk=5, horizon=3).form(SPEC)
@@ -111,7 +111,7 @@ def test_wrong_settings_are_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("size", "expected"),
     [
-        ({"vision_heads": 5}, "policy.size = .*: policy.size.vision_width = 64 is no multiple of vision_heads = 5"),
+        ({"vision_heads": 5}, "policy.size = .*: policy.size.vision_width = 64 is not a multiple of vision_heads = 5"),
         ({"widht": 5}, "policy.size.widht = 5: no such key; did you mean .*width"),
         (3, "policy.size = 3: it must be a section"),
         ("huge", "'huge': it must be 'released'"),
@@ -128,7 +128,7 @@ def test_a_prompt_length_that_is_no_number_is_one_sentence(tmp_path: Path) -> No
     shutil.copytree(Path(__file__).parent / "golden" / "pi0", tmp_path / "x")
     file = tmp_path / "x" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_max_length": "48"}))
-    with pytest.raises(ConfigError, match="tokenizer_max_length = '48', which is no number; copy"):
+    with pytest.raises(ConfigError, match="tokenizer_max_length = '48', which is not a number; copy"):
         Pi0Settings(checkpoint=str(tmp_path / "x"), tokenizer="words", robot="bounds").form(SPEC)
 
 

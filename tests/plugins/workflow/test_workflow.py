@@ -288,7 +288,7 @@ def test_what_is_declared_wrongly_is_refused() -> None:
             work.group(name, Echo)
     with pytest.raises(ValueError, match="seats = 0; it needs one at least"):
         work.group("echo", Echo, 0)
-    with pytest.raises(ValueError, match="NoWorker'> is no class derived from"):
+    with pytest.raises(ValueError, match="NoWorker'> is not a class derived from"):
         work.group("echo", NoWorker)  # type: ignore[type-var,arg-type]
     with pytest.raises(ValueError, match="import its class by name; define it at the top of a file"):
         work.group("echo", Local)

@@ -47,7 +47,7 @@ _MOMENTS = 2
 def architecture(name: str) -> Architecture:
     """The architecture of a policy type. KeyError: not one of `ARCHITECTURES`."""
     found = import_address(ARCHITECTURES[name])
-    assert isinstance(found, Architecture), f"{ARCHITECTURES[name]} is no Architecture"
+    assert isinstance(found, Architecture), f"{ARCHITECTURES[name]} is not an Architecture"
     return found
 
 

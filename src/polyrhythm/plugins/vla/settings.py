@@ -117,7 +117,7 @@ class InputSizeSettings(BaseModel):
     def _check_multiples(self) -> InputSizeSettings:
         for name, value, divisor, of in self.multiples():
             if value % of:
-                raise ValueError(f"policy.size.{name} = {value} is no multiple of {divisor} = {of}: choose one")
+                raise ValueError(f"policy.size.{name} = {value} is not a multiple of {divisor} = {of}: choose one")
         return self
 
     def multiples(self) -> tuple[tuple[str, int, str, int], ...]:

@@ -134,7 +134,7 @@ def _tensor(piece: memoryview, dtype: str, shape: tuple[int, ...], device: str) 
     import torch
 
     if dtype not in _TENSOR_DTYPES:
-        raise ValueError(f"{dtype!r} is no dtype of tensors that are sent")
+        raise ValueError(f"{dtype!r} is not a dtype of tensors that are sent")
     kind = getattr(torch, dtype)
     if math.prod(shape) * kind.itemsize != len(piece):
         raise ValueError(f"{len(piece)} bytes are no tensor of {dtype}, {shape}")

@@ -83,7 +83,7 @@ class Workflow:
         if not places:
             raise ValueError(f"group {name!r}: seats = {seats}; it needs one at least")
         if not (isinstance(worker, type) and issubclass(worker, Worker)):
-            raise ValueError(f"group {name!r}: {worker} is no class derived from polyrhythm.plugins.workflow.Worker")
+            raise ValueError(f"group {name!r}: {worker} is not a class derived from polyrhythm.plugins.workflow.Worker")
         if self._running is not None:
             raise WorkflowError(f"group {name!r}: the workflow has started; declare all groups before the first call")
         packed = pack_whole((arguments, named), f"group {name!r}: arguments")

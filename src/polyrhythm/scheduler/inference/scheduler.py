@@ -67,8 +67,8 @@ class BatchScheduler(RequestScheduler):
         if not (idle or len(away) > len(due_away)) or not self.queue.orders or self.settings.batching == "lockstep":
             return float("inf")
         able = idle if not away else {name for name in (*idle, *away) if name not in due_away}
-        pools = [(ANY, name) for name in self.queue.bound if name in able] or [(ANY,)]
-        return min(due_from(Waiting(*self.queue.view(names), complete=False), self.limits) for names in pools)
+        pools: list[tuple[str, ...]] = [(ANY, name) for name in self.queue.bound if name in able]
+        return min(due_from(Waiting(*self.queue.view(names), complete=False), self.limits) for names in pools or [(ANY,)])
 
     def due_away(self, now: float) -> list[str]:
         """Generators with a due batch that are off their leased devices."""

@@ -119,6 +119,6 @@ def _pickled_matrix(content: bytes) -> NDArray[np.float64]:
     told = [value for i, value in texts if i < end]
     flags = [name for name in names[:end] if name in ("NEWTRUE", "NEWFALSE")]
     if "f8" not in told or "<" not in told or flags[-1:] != ["NEWFALSE"]:
-        raise ValueError("it is no matrix of 64-bit numbers")
+        raise ValueError("it is not a matrix of 64-bit numbers")
     encoded = data.encode("latin1") if isinstance(data, str) else data
     return np.frombuffer(encoded, "<f8").reshape(shape).astype(np.float64)

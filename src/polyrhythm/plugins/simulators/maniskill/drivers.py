@@ -50,7 +50,7 @@ def vulkan_manifests() -> list[str]:
 def how_to_get_driver() -> str:
     """The command that installs a suitable Vulkan driver on this machine."""
     if (name := _variable()) and not vulkan_manifests():
-        return f"unset {name}  # {os.environ[name]} is no file"
+        return f"unset {name}  # {os.environ[name]} is not a file"
     root = "" if os.getuid() == 0 else "sudo "
     if _codename() == "bookworm":
         line = "deb http://deb.debian.org/debian bookworm-backports main"

@@ -241,7 +241,7 @@ class World:
         space = self.env.single_action_space
         shape = getattr(space, "shape", None)
         if space is None or shape is None or len(shape) != 1:
-            raise ConfigError(f"env.tasks = {self.task}: its action is no vector but {space}; choose a one-robot task")
+            raise ConfigError(f"env.tasks = {self.task}: its action is {space}, not a vector; choose a one-robot task")
         return ActionSpec("continuous", shape[0], low=tuple(space.low), high=tuple(space.high))
 
 

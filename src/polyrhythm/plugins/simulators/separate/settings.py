@@ -109,7 +109,7 @@ def find_python(python: str) -> Path:
         path = path / "bin" / "python"
     if os.access(path, os.X_OK) and path.is_file():
         return path
-    raise MissingError(f"env.python = {python}: {path} is no Python; {_remedy(python, named=named)}")
+    raise MissingError(f"env.python = {python}: {path} is not a Python interpreter; {_remedy(python, named=named)}")
 
 
 def _remedy(python: str, *, named: bool) -> str:

@@ -31,7 +31,7 @@ class SiglipSize:
     def __post_init__(self) -> None:
         if not self.heads or self.width % self.heads:
             raise ValueError(
-                f"the vision tower's width = {self.width} is no multiple of its heads = {self.heads}; correct one"
+                f"the vision tower's width = {self.width} is not a multiple of its heads = {self.heads}; correct one"
             )
 
     @property

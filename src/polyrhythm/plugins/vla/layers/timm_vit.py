@@ -37,7 +37,7 @@ class VitSize:
     def __post_init__(self) -> None:
         if not self.heads or self.width % self.heads:
             raise ValueError(
-                f"a vision tower's width = {self.width} is no multiple of its heads = {self.heads}; correct one"
+                f"a vision tower's width = {self.width} is not a multiple of its heads = {self.heads}; correct one"
             )
 
     @property

@@ -66,8 +66,8 @@ def _prompt_length(source: Checkpoint, released: int) -> int:
     found = source.config.get("tokenizer_max_length") or released
     if not isinstance(found, int):
         raise ConfigError(
-            f"checkpoint = {source.folder}: config.json has tokenizer_max_length = {found!r}, which is no number; copy "
-            "it again from its release"
+            f"checkpoint = {source.folder}: config.json has tokenizer_max_length = {found!r}, which is not a number; "
+            "copy it again from its release"
         )
     return found
 
