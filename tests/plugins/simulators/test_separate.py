@@ -212,7 +212,7 @@ def test_a_python_that_is_not_there_or_lacks_something_is_one_sentence(
     pythons: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POLYRHYTHM_ENVS", str(tmp_path))
-    with pytest.raises(MissingError, match=r"kitchen: .* is not a Python .*; make it: polyrhythm envs setup kitchen --with"):
+    with pytest.raises(MissingError, match=r"kitchen: .* is not a Python .*: polyrhythm envs setup kitchen --with"):
         find_python("kitchen")
     with pytest.raises(MissingError, match=r"did you mean metaworld\? or make it"):
         find_python("metaword")

@@ -68,7 +68,8 @@ class BatchScheduler(RequestScheduler):
             return float("inf")
         able = idle if not away else {name for name in (*idle, *away) if name not in due_away}
         pools: list[tuple[str, ...]] = [(ANY, name) for name in self.queue.bound if name in able]
-        return min(due_from(Waiting(*self.queue.view(names), complete=False), self.limits) for names in pools or [(ANY,)])
+        views = map(self.queue.view, pools or [(ANY,)])
+        return min(due_from(Waiting(*view, complete=False), self.limits) for view in views)
 
     def due_away(self, now: float) -> list[str]:
         """Generators with a due batch that are off their leased devices."""
