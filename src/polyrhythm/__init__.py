@@ -64,16 +64,19 @@ _MOVED = {
 }
 
 
+def _new_name(name: str) -> str:
+    """The present name of a module of a moved package; "" for any other module."""
+    return next((new + name.removeprefix(old) for old, new in _MOVED.items() if f"{name}.".startswith(f"{old}.")), "")
+
+
 class _Moved(MetaPathFinder, Loader):
     """Imports a moved package's modules by their old names, with a DeprecationWarning that has the new name."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002 - the interface
-        moved = any(name == old or name.startswith(f"{old}.") for old in _MOVED)
-        return ModuleSpec(name, self, is_package=True) if moved else None
+        return ModuleSpec(name, self, is_package=True) if _new_name(name) else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        old = next(old for old in _MOVED if spec.name == old or spec.name.startswith(f"{old}."))
-        name = _MOVED[old] + spec.name.removeprefix(old)
+        name = _new_name(spec.name)
         warnings.warn(f"{spec.name} is now {name}; import that", DeprecationWarning, stacklevel=2)
         module = ModuleType(spec.name)
         own = vars(module) | {"__path__": None}

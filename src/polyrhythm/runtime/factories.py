@@ -6,14 +6,14 @@ the station is made, and so is what that module imports.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from polyrhythm.plugin import import_address
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.ways import Ends
 from polyrhythm.runtime.messages import Channels, Joined, Station
@@ -104,16 +104,10 @@ def make_parts(
     """The station's parts, made by its factory, or by the wrapper of its seat, which is called with these arguments."""
     if not resources.wrapper:
         return factory.parts(context, incarnation)
-    parts: Sequence[tuple[str, Callable[[], Station]]] = _imported(resources.wrapper)(
+    parts: Sequence[tuple[str, Callable[[], Station]]] = import_address(resources.wrapper)(
         factory, context, incarnation, resources
     )
     return parts
-
-
-def _imported(address: str) -> Any:
-    """What `module:name` names."""
-    module, _, name = address.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def pack(factory: StationFactory) -> tuple[str, bytes]:
@@ -124,5 +118,5 @@ def pack(factory: StationFactory) -> tuple[str, bytes]:
 
 def unpack(kind: str, content: bytes) -> StationFactory:
     """The factory that `pack` described."""
-    factory: StationFactory = msgspec.msgpack.decode(content, type=_imported(kind))
+    factory: StationFactory = msgspec.msgpack.decode(content, type=import_address(kind))
     return factory

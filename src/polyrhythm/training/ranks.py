@@ -127,10 +127,34 @@ class Ranks(Protocol):
         ...
 
 
-class OneRank:
+class WholeTensors:
+    """The methods of `Ranks` that concern sharding, where nothing is sharded."""
+
+    divides = False
+
+    def shard(self, policy: nn.Module) -> None:
+        pass
+
+    def part(self, x: Tensor, like: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return x
+
+    def parts(self, tensors: list[Tensor]) -> list[Tensor]:
+        return tensors
+
+    def join(self, part: Tensor, like: Tensor) -> Tensor:  # noqa: ARG002
+        return part
+
+    def norms(self, each: Tensor) -> Tensor:
+        return each
+
+    def snapshot(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        yield from state.items()
+
+
+class OneRank(WholeTensors):
     """A trainer of one process: no communication, no sharding."""
 
-    rank, size, divides, device = 0, 1, False, None
+    rank, size, device = 0, 1, None
 
     def total(self, x: Tensor) -> Tensor:
         return x
@@ -153,26 +177,8 @@ class OneRank:
     def wrap(self, step: nn.Module) -> nn.Module:
         return step
 
-    def shard(self, policy: nn.Module) -> None:
-        pass
-
     def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
-
-    def part(self, x: Tensor, like: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        return x
-
-    def parts(self, tensors: list[Tensor]) -> list[Tensor]:
-        return tensors
-
-    def join(self, part: Tensor, like: Tensor) -> Tensor:  # noqa: ARG002
-        return part
-
-    def norms(self, each: Tensor) -> Tensor:
-        return each
-
-    def snapshot(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        yield from state.items()
 
     def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:
         return save_file(state, path, background=background)
@@ -198,8 +204,8 @@ def open_ranks(
     """Join the other ranks of this trainer; returns once all have joined. `ONE_RANK` if size is 1.
 
     store: a file that the ranks create in the run's private folder, used by this incarnation alone. device: of this
-    rank, cpu or cuda:N. There is no deadline: supervision ends a process that waits too long. KeyError: no plugin has
-    this strategy.
+    rank, cpu or cuda:N. There is no deadline: supervision ends a process that waits too long. PluginError: no
+    plugin has this strategy.
     """
     if size == 1:
         return ONE_RANK

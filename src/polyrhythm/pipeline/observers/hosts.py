@@ -12,24 +12,19 @@ from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import sender_of
 from polyrhythm.scheduler import records
 
-#: Events that tell a station's host.
-JOINS: tuple[type, ...] = (
-    *(records.SimulatorJoined, records.GeneratorJoined, records.TrainerJoined, records.ScorerJoined),
-)
-
 
 class StationHosts(Observer):
     """Host of each station when it joined last; "main" in runs of one host. Attach it before the observers that read
     it."""
 
-    hears: ClassVar[tuple[type, ...]] = JOINS
+    hears: ClassVar[tuple[type, ...]] = tuple(records.JOINED)
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._host_of = dict(station_hosts(launcher.hosting))
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
-        if isinstance(event, JOINS):
+        if type(event) in records.JOINED:
             name, _ = sender_of(event) or ("", 0)
             self._host_of[name] = getattr(event, "host", "") or station_hosts(self._launcher.hosting).get(name, MAIN)
 

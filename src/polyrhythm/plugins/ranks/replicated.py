@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from polyrhythm.plugins.ranks.collectives import ProcessRanks, add_bit_sums
 from polyrhythm.training.checkpoint import Saved, Saving, save_file
+from polyrhythm.training.ranks import WholeTensors
 
 #: DDP's option that disables buffer synchronisation, renamed in torch 2.13.
 _SYNCS_BUFFERS = "forward_sync_buffers"
@@ -29,10 +30,9 @@ if _SYNCS_BUFFERS not in signature(DistributedDataParallel).parameters:
     _SYNCS_BUFFERS = "broadcast_buffers"
 
 
-class ReplicatedRanks(ProcessRanks):
+class ReplicatedRanks(WholeTensors, ProcessRanks):
     """See `training.ranks.Ranks`; nothing is sharded."""
 
-    divides = False
     _step: ReplicatedStep | None = None
 
     def wrap(self, step: nn.Module) -> nn.Module:
@@ -49,29 +49,11 @@ class ReplicatedRanks(ProcessRanks):
         wrapped.register_comm_hook(self._step, sum_bucket)
         return wrapped
 
-    def shard(self, policy: nn.Module) -> None:
-        pass
-
     @contextmanager
     def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> Iterator[None]:
         assert isinstance(wrapped, DistributedDataParallel)
         with wrapped.module.reducing(last=last, counts=counts), nullcontext() if last else wrapped.no_sync():
             yield
-
-    def part(self, x: Tensor, like: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        return x
-
-    def parts(self, tensors: list[Tensor]) -> list[Tensor]:
-        return tensors
-
-    def join(self, part: Tensor, like: Tensor) -> Tensor:  # noqa: ARG002
-        return part
-
-    def norms(self, each: Tensor) -> Tensor:
-        return each
-
-    def snapshot(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        yield from state.items()
 
     def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:
         return save_file(state, path, background=background) if self.rank == 0 else Saved()

@@ -6,13 +6,13 @@ a call that waits is paused, and the other workers run.
 
 from __future__ import annotations
 
-import importlib
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from polyrhythm.plugin import import_address
 from polyrhythm.plugins.cluster.parcels import Parcels, SharedParcels
 from polyrhythm.plugins.workflow import protocol as p
 from polyrhythm.plugins.workflow.carrier import Carrier, Parcel
@@ -106,10 +106,9 @@ class WorkerStation:
         self._worker = self._make(factory)
 
     def _make(self, factory: WorkerFactory) -> Worker:
-        module, _, name = factory.worker.partition(":")
         positional, named = self._carrier.unpack(factory.arguments)
         try:
-            kind = getattr(importlib.import_module(module), name)
+            kind = import_address(factory.worker)
             worker: Worker = kind.__new__(kind)
             worker._place = self._place
             worker.__init__(*positional, **named)  # type: ignore[misc]

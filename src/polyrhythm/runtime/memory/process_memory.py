@@ -8,12 +8,12 @@ Where a run has one host, `LocalMemory` is all there is. The spec of a process n
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from polyrhythm.plugin import import_address
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.shared_folder import open_segment
@@ -92,8 +92,7 @@ def open_memory(
     """A process's memory. view: of the run's hosts, None if it has one; sockets: of the process."""
     if view is None:
         return LocalMemory(layout, weights, folder)
-    module, _, name = view.memory.partition(":")
-    memory: ProcessMemory = getattr(importlib.import_module(module), name)(layout, weights, folder, view, sockets)
+    memory: ProcessMemory = import_address(view.memory)(layout, weights, folder, view, sockets)
     return memory
 
 
