@@ -22,7 +22,6 @@ from polyrhythm.plugins.virtual.clustersim.settings import (
     SimulatorGroup,
     StationGroup,
     TrainerSettings,
-    host_names,
 )
 from polyrhythm.plugins.virtual.clustersim.simulator import VirtualSimulator
 from polyrhythm.plugins.virtual.clustersim.station import VirtualLease, VirtualScorer, VirtualStation
@@ -86,7 +85,7 @@ class VirtualCluster:
     def _connect(self) -> None:
         links, conductor, driver = self.settings.links, self.settings.conductor, self.driver
         if links is not None:
-            trainer = host_names(self.settings.trainer)[0]
+            trainer = self.settings.trainer.host_names[0]
             driver.connect(
                 Network(
                     driver.clock,
