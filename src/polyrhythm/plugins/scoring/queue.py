@@ -100,8 +100,7 @@ class ScoringQueue(SampleScoring):
 
     def retry(self, ended: ScoringTry, *, blame: bool = True, alone: bool = False) -> None:
         """Queue the sample first. blame: the ended try counts as failed."""
-        again = replace(ended, number=-1, failed=ended.failed + blame, alone=ended.alone or alone)
-        self.waiting.appendleft(again)
+        self.waiting.appendleft(replace(ended, number=-1, failed=ended.failed + blame, alone=ended.alone or alone))
 
     # ------------------------------------------------------------ samples
 
