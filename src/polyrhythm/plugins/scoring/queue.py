@@ -31,9 +31,8 @@ from polyrhythm.scheduler.records import (
     ScoreSample,
     ScoringFailed,
 )
-from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler, SampleScoring
-from polyrhythm.scheduler.samples.groups import Sample
-from polyrhythm.scheduler.samples.ledger import SampleState
+from polyrhythm.scheduler.rollout.tickets import RolloutScheduler, SampleScoring
+from polyrhythm.scheduler.samples.groups import Sample, SampleState
 
 
 @dataclass(frozen=True, slots=True)

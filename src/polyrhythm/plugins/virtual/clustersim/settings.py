@@ -59,15 +59,13 @@ class StationGroup(ClusterSection):
 
     count: stations of the group; host: where they are, in words; requests are served on their hosts where that costs no
     waiting. hosts: with 2 or more, so many hosts, HOST-0 and so on, among which the stations are dealt evenly in order
-    (the trainer's ranks: each host trains on its share of the samples); groups with the same `host` share them.
-    gpus: devices per station if `devices` is empty (used only for the summary's total).
-    devices: numbers of the group's devices, as 0-5 or a list; station i is on device i modulo their number. Groups with
-    the same numbers share the devices. If empty, each station has its own device.
-    occupies: share of its device that a pass takes when it is alone.
-    resident_gb: what a station keeps on each of its devices (10^9 bytes): under `sharing: lease` it is moved at every
-    switch.
-    mean_life: mean time to a random failure, exponential; 0s means never.
-    detected: time from a failure to its detection; restart: from there to the new incarnation.
+    (the trainer's ranks: each host trains on its share of the samples); groups with the same `host` share them. gpus:
+    devices per station if `devices` is empty (used only for the summary's total). devices: numbers of the group's
+    devices, as 0-5 or a list; station i is on device i modulo their number. Groups with the same numbers share the
+    devices. If empty, each station has its own device. occupies: share of its device that a pass takes when it is
+    alone. resident_gb: what a station keeps on each of its devices (10^9 bytes): under `sharing: lease` it is moved at
+    every switch. mean_life: mean time to a random failure, exponential; 0s means never. detected: time from a failure
+    to its detection; restart: from there to the new incarnation.
     """
 
     kind: ClassVar[str]
@@ -105,20 +103,17 @@ class StationGroup(ClusterSection):
 class SimulatorGroup(StationGroup):
     """A group of `count` equal simulators.
 
-    env_batches: per simulator; slots: per env batch; rows: per slot.
-    reserved: number of a simulator's env batches, the last ones, that run only background evaluations.
-    shared_thread: the slots of an env batch take turns on one stepping thread; otherwise each has its own.
-    reset_rows: rows reset independently; otherwise the episodes of an env batch begin together.
-    step: one chunk step of a slot, per active row; reset: per row that resets at once.
-    steps: env steps of an episode; chunk: env steps per chunk step (C).
-    episode_time: duration of a whole episode, replaces `step`: its chunk steps share the time evenly, and a slot's step
-    takes as long as that of its slowest row.
-    segment_steps: chunk steps after which an unfinished episode ships a segment; 0 for whole episodes.
-    tokens: of the answer to one row's request, if the policy generates tokens; else it counts as one. same_tokens: the
-    answers to the same initial state (prompt) are equally long.
-    raises: probability that a row's chunk step fails. broken: share of initial states from which each one does.
-    solved, hopeless: shares of initial states from which all episodes or no episodes succeed; from the others half
-    succeed. The return of an episode is 1 or 0; where there are scorers, it is their score.
+    env_batches: per simulator; slots: per env batch; rows: per slot. reserved: number of a simulator's env batches, the
+    last ones, that run only background evaluations. shared_thread: the slots of an env batch take turns on one stepping
+    thread; otherwise each has its own. reset_rows: rows reset independently; otherwise the episodes of an env batch
+    begin together. step: one chunk step of a slot, per active row; reset: per row that resets at once. steps: env steps
+    of an episode; chunk: env steps per chunk step (C). episode_time: duration of a whole episode, replaces `step`: its
+    chunk steps share the time evenly, and a slot's step takes as long as that of its slowest row. segment_steps: chunk
+    steps after which an unfinished episode ships a segment; 0 for whole episodes. tokens: of the answer to one row's
+    request, if the policy generates tokens; else it counts as one. same_tokens: the answers to the same initial state
+    (prompt) are equally long. raises: probability that a row's chunk step fails. broken: share of initial states from
+    which each one does. solved, hopeless: shares of initial states from which all episodes or no episodes succeed; from
+    the others half succeed. The return of an episode is 1 or 0; where there are scorers, it is their score.
     """
 
     kind = "simulator"
@@ -296,12 +291,11 @@ class ClusterSettings(ClusterSection):
     """The settings of a cluster file.
 
     sharing: how stations share a device: their passes slow each other down (`shared`) or take turns (`exclusive`), or
-    only one station is on it at a time, the others in host memory (`lease`).
-    versions: run until this version is trained, published and applied, and all evaluations requested by then ended.
-    message_delay: latency of a message between a station and the conductor.
-    links: the network between hosts; without it everything is everywhere at once. conductor: what its events cost.
-    max_time: virtual time limit of the run; 0s for none.
-    trace_slots: number of slots in the trace, besides all generators and the trainer.
+    only one station is on it at a time, the others in host memory (`lease`). versions: run until this version is
+    trained, published and applied, and all evaluations requested by then ended. message_delay: latency of a message
+    between a station and the conductor. links: the network between hosts; without it everything is everywhere at once.
+    conductor: what its events cost. max_time: virtual time limit of the run; 0s for none. trace_slots: number of slots
+    in the trace, besides all generators and the trainer.
     """
 
     seed: int = 0
