@@ -325,7 +325,7 @@ class Conductor:
         commands = self._add_station(event.simulator, event.incarnation, now)
         self.rollout.rows.join(event.simulator, event.batches)
         self.forecast.join(event.simulator, event.batches)
-        self.serving.add_slots(event)
+        self.serving.slots.join(event.simulator, event.batches, event.host)
         return commands
 
     def _on_generator(self, event: records.GeneratorJoined, now: float) -> list[Command]:
@@ -352,12 +352,12 @@ class Conductor:
         assert isinstance(self.serving, BatchScheduler), "a pass of a generator that serves by streams"
         return [
             *self.serving.finish(generator, now),
-            *self.serving.weights.apply_due_to(
-                generator,
+            *self.serving.weights.apply_due(
                 self.serving.generators,
                 self.versions,
                 quiet=not self.rollout.ledger.running,
                 pinned=self.rollout.evaluations.begun,
+                ended=generator,
             ),
         ]
 

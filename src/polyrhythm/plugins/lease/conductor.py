@@ -186,8 +186,6 @@ class CommandDelivery:
     def create(cls, rules: LeaseSettings) -> CommandDelivery:
         return cls(rules, DeviceLeases(rules))
 
-    # ------------------------------------------------------------ stations
-
     def join(self, name: str, flow: int) -> None:
         """Add a station, off the devices that it leases."""
         self.leases.join(name, flow, interruptible=flow == SIMULATOR)
@@ -210,8 +208,6 @@ class CommandDelivery:
         changes = [(name, self.leases.present[name].open) for name in self.changed]
         self.changed.clear()
         return changes
-
-    # ------------------------------------------------------------ events
 
     def on_event(self, event: Event, now: float) -> None:
         """Track ends of units of work, and stations that came onto or left a device."""
@@ -244,8 +240,6 @@ class CommandDelivery:
             wants = wants or state.under_way > 0
         if wants != state.wants:
             self.leases.set_wants(state, wants, now)
-
-    # ------------------------------------------------------------ commands
 
     def preempt(self, now: float) -> None:
         """Give no new work to stations that must leave their devices for others."""

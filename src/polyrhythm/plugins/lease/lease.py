@@ -86,8 +86,6 @@ class DeviceLeases:
     waiting: dict[str, None] = field(default_factory=dict)
     going: dict[str, None] = field(default_factory=dict)
 
-    # ------------------------------------------------------------ stations
-
     def join(self, name: str, flow: int, *, interruptible: bool = False) -> None:
         """Add a station, off its devices; nothing if it leases none."""
         devices = self.rules.devices.get(name)
@@ -113,8 +111,6 @@ class DeviceLeases:
         else:
             self.waiting.pop(state.name, None)
 
-    # ------------------------------------------------------------ events
-
     def on_taken(self, event: DeviceTaken, now: float) -> None:
         state = self.present[event.station]
         assert event.device in state.taking, f"{event} was not due"
@@ -133,8 +129,6 @@ class DeviceLeases:
         if not state.yielding:
             state.leaving, state.waits_since, state.passed = False, now, 0
         self._update_waiting(state)
-
-    # ------------------------------------------------------------ deciding
 
     def preempt(self, now: float) -> list[LeaseState]:
         """Stations that get no new work from now on: their minimum time on devices that others wait for is over."""

@@ -72,8 +72,6 @@ class ScoringQueue(SampleScoring):
     scorers: dict[str, ScorerState] = field(default_factory=dict)
     begun: int = 0
 
-    # ------------------------------------------------------------ the queue
-
     def add(self, ticket: int) -> None:
         self.waiting.append(ScoringTry(ticket))
 
@@ -100,8 +98,6 @@ class ScoringQueue(SampleScoring):
     def retry(self, ended: ScoringTry, *, blame: bool = True, alone: bool = False) -> None:
         """Queue the sample first. blame: the ended try counts as failed."""
         self.waiting.appendleft(replace(ended, number=-1, failed=ended.failed + blame, alone=ended.alone or alone))
-
-    # ------------------------------------------------------------ samples
 
     def finish(self, rollout: RolloutScheduler, sample: Sample, now: float) -> list[Command]:  # noqa: ARG002
         rollout.move(sample, SampleState.SCORING)
@@ -134,8 +130,6 @@ class ScoringQueue(SampleScoring):
 
     def scores(self, samples: Sequence[Sample]) -> tuple[float, ...]:
         return tuple(sample.score for sample in samples)
-
-    # ------------------------------------------------------------ scorers
 
     def has(self, station: str) -> bool:
         return station in self.scorers
@@ -188,8 +182,6 @@ class ScoringQueue(SampleScoring):
             return rollout.drop_sample(sample, reason, now)
         rollout.end_evaluated(sample).dropped += 1
         return [ReleasePayloads((sample.payload_id,))]
-
-    # ------------------------------------------------------------ the run
 
     def pending(self) -> list[str]:
         scorers = ", ".join(f"{name} ({len(state.under_way)} samples)" for name, state in self.scorers.items())

@@ -88,9 +88,6 @@ def _conductor(conductor: Mapping[str, Any]) -> str:
     return f"{heard}, each after {1000 * conductor['wait_s']:.2f} ms" + halves * bool(conductor["halves"])
 
 
-# ------------------------------------------------------------ the simulation
-
-
 def load_cluster(path: str | Path) -> ClusterSettings:
     """Load the settings from a YAML file. ConfigError: unreadable or invalid."""
     data = read(Path(path))

@@ -29,7 +29,6 @@ from polyrhythm.scheduler.records import (
     RefuseRequest,
     Request,
     RequestArrived,
-    SimulatorJoined,
 )
 from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 
@@ -156,11 +155,6 @@ class RequestScheduler:
             tuning=tuning,
         )
 
-    # ------------------------------------------------------------ stations
-
-    def add_slots(self, event: SimulatorJoined) -> None:
-        self.slots.join(event.simulator, event.batches, event.host)
-
     def host_of(self, request: Request) -> str:
         return self.slots.slots[request.slot].host
 
@@ -220,8 +214,6 @@ class RequestScheduler:
             return []
         slot.request = None
         return [RefuseRequest(slot.simulator, name, request.sequence, "its rows were cancelled")]
-
-    # ------------------------------------------------------------ requests
 
     def on_request(self, event: RequestArrived, now: float) -> None:
         slot = self.slots.slots[event.slot]

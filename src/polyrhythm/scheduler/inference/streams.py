@@ -37,8 +37,6 @@ class StreamScheduler(RequestScheduler):
     started: int = 0
     answering: dict[str, Stream] = field(default_factory=dict)
 
-    # ------------------------------------------------------------ stations
-
     def remove_slots(self, simulator: str) -> list[AbortStream]:
         lost = [slot.name for slot in self.slots.slots.values() if slot.simulator == simulator]
         RequestScheduler.remove_slots(self, simulator)
@@ -60,8 +58,6 @@ class StreamScheduler(RequestScheduler):
         slot.request = None
         refusal = RefuseRequest(slot.simulator, name, stream.request.sequence, "its rows were cancelled")
         return [AbortStream(stream.generator, stream.number), refusal]
-
-    # ------------------------------------------------------------ requests and streams
 
     def on_request(self, event: RequestArrived, now: float) -> None:
         self.answering.pop(event.slot, None)  # answered, though its generator has not reported it yet

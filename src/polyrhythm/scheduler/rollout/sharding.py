@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from polyrhythm.scheduler.records import EnvBatchInfo, SlotInfo
 from polyrhythm.scheduler.settings import load_function
@@ -83,15 +83,14 @@ def _shares(
             raise StrategyFailure(
                 f"sharding {strategy!r} raised {type(error).__name__}: {error}; fix it there"
             ) from error
-        return _checked(result, strategy)
+        if not isinstance(result, Sequence) or not all(isinstance(one, tuple) and len(one) == 2 for one in result):
+            raise ValueError(
+                f"sharding {strategy!r} returned {result!r}; it must return a list of (rows, generator or 'any')"
+            )
+        return [(_as_whole(rows), generator) for rows, generator in result]
     raise ValueError(f"sharding {strategy!r} is unknown; use whole, rows, even:n, a list of sizes, or module:function")
 
 
-def _checked(result: object, strategy: str) -> Sequence[tuple[int, str | None]]:
-    if isinstance(result, Sequence) and all(isinstance(item, tuple) and len(item) == 2 for item in result):
-        return [(operator.index(rows) if _is_whole(rows) else rows, generator) for rows, generator in result]
-    raise ValueError(f"sharding {strategy!r} returned {result!r}; it must return a list of (rows, generator or 'any')")
-
-
-def _is_whole(rows: object) -> bool:
-    return hasattr(rows, "__index__") and not isinstance(rows, bool)
+def _as_whole(rows: Any) -> Any:
+    """Whole numbers of other libraries as int; anything else as it is."""
+    return operator.index(rows) if hasattr(rows, "__index__") and not isinstance(rows, bool) else rows

@@ -114,8 +114,6 @@ class VirtualCluster:
             else:
                 self._count_down(self.members[name])
 
-    # ------------------------------------------------------------ starts and failures
-
     def _start(self, member: Member) -> None:
         member.incarnation += 1
         member.up = True

@@ -140,8 +140,6 @@ class VirtualStation:
     def emit(self, event: Event) -> None:
         self.driver.emit(self, event)
 
-    # ------------------------------------------------------------ leased devices
-
     def on_devices(self) -> None:
         """The station has come onto the last of its leased devices."""
 

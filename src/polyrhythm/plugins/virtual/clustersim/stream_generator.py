@@ -91,8 +91,6 @@ class VirtualStreamGenerator(VirtualStation):
         for run in self._streams.values():
             self.driver.simulators[run.stream.request.simulator].returned(run.stream.request)
 
-    # ------------------------------------------------------------ commands
-
     def obey(self, command: Command) -> None:
         if isinstance(command, StartStream):
             self._take(command.stream)
@@ -143,8 +141,6 @@ class VirtualStreamGenerator(VirtualStation):
     def _abort(self, run: VirtualStream) -> None:
         self.measures.tokens_aborted += run.tokens
         self.emit(StreamDone(self.name, self.incarnation, run.stream.number, run.version, run.tokens, aborted=True))
-
-    # ------------------------------------------------------------ time
 
     def _pause(self, state: str, seconds: float, done: Callable[[], None]) -> None:
         """Decode nothing for `seconds`, after pauses already queued."""
