@@ -135,11 +135,14 @@ class BatchScheduler(RequestScheduler):
         started = []
         for generator in sorted(map(self.generators.present.__getitem__, self.generators.room), key=_by_begin):
             pools = (*common, generator.name)
-            awaited = self.background and generator is self.generators.evaluator  # evaluation waits for its pass
-            if is_full(*self.queue.view(pools)[:2], limits) and not awaited:
+            if is_full(*self.queue.view(pools)[:2], limits) and self._may_queue(generator):
                 requests = self.queue.take(pools, limits.max_rows, limits.max_requests)
                 started.append(self._start(generator, requests, now))
         return started
+
+    def _may_queue(self, generator: GeneratorState) -> bool:
+        """Whether no evaluation waits for the end of the generator's pass."""
+        return not self.background or generator is not self.generators.evaluator
 
     def _serve_background(self, now: float) -> list[Serve]:
         evaluator = self.generators.evaluator
