@@ -203,20 +203,16 @@ class StreamingEngine:
         cut: list[tuple[_Running, EngineRequest]] = []
         if self._resumes:
             for run in self._streams.values():
-                if run.stream.pinned == command.pinned:
-                    cut += [(run, self._shorten(engine, asked)) for asked in run.requests.values()]
+                for asked in run.requests.values() if run.stream.pinned == command.pinned else ():
+                    generated = engine.abort(asked.request_id)
+                    cut.append((run, asked._replace(prefix=generated if len(generated.tokens) else None)))
+        self._cut += len(cut)
         version = self._copies.apply(command)
         engine.weights_changed(version)
         for run, asked in cut:
             run.requests[asked.request_id] = asked
             self._add(run.stream, asked)
         return version
-
-    def _shorten(self, engine: Engine, asked: EngineRequest) -> EngineRequest:
-        """Remove the request from the engine; returns it with its generated tokens as prefix."""
-        generated = engine.abort(asked.request_id)
-        self._cut += 1
-        return asked._replace(prefix=generated if len(generated.tokens) else None)
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
         """Spans of merged decode steps and of ended requests. A span of decode steps carries the most requests in one
