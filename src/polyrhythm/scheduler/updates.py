@@ -13,16 +13,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import UNSAVED
-from polyrhythm.scheduler.records import (
-    Command,
-    DropReason,
-    Halt,
-    PublishWeights,
-    ReleasePayloads,
-    StartUpdate,
-    UpdateDone,
-)
+from polyrhythm.scheduler.records import Command, DropReason, Halt, PublishWeights, ReleasePayloads, StartUpdate
 from polyrhythm.scheduler.rollout.tickets import RolloutScheduler
 from polyrhythm.scheduler.samples.groups import Group, SampleState
 from polyrhythm.scheduler.settings import SchedulerSettings
@@ -109,7 +102,7 @@ class UpdateScheduler:
             )
         ]
 
-    def finish(self, event: UpdateDone, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
+    def finish(self, event: records.UpdateDone, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
         assert self.is_complete, f"update {event.update} is done, but not all of its samples were lent"
         assert event.update == versions.updates, f"update {event.update} is done, {versions.updates} was due"
         payload_ids: list[str] = []

@@ -22,19 +22,12 @@ from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Channels, OffloadStore, Order, StationTraits
 from polyrhythm.runtime.spans import APPLY, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import (
-    AbortStream,
-    ApplyWeights,
-    GeneratorCommand,
-    GeneratorJoined,
-    Serve,
-    StartStream,
-    WeightsApplied,
-)
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.records import AbortStream, ApplyWeights, GeneratorCommand, GeneratorJoined, Serve
 from polyrhythm.stations.simulator.guard import IDLE
 
 #: Commands that an engine may execute.
-EngineCommand = Serve | StartStream | AbortStream
+EngineCommand = Serve | records.StartStream | AbortStream
 Todo = deque[GeneratorCommand]
 
 
@@ -221,7 +214,7 @@ class Generator:
             assert isinstance(command, ApplyWeights), "the engine executes all others"
             self._changing = ("weights", time.monotonic())
             version = self.engine.change_weights(command)
-            self._channels.emit(WeightsApplied(self.name, self.incarnation, version, command.pinned))
+            self._channels.emit(records.WeightsApplied(self.name, self.incarnation, version, command.pinned))
             self._changed, self._changing = command, IDLE
         self._copies.stage_ahead()
         return True

@@ -21,16 +21,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from polyrhythm.scheduler.records import (
-    Command,
-    DropReason,
-    ReleasePayloads,
-    SampleScored,
-    ScoreCounted,
-    ScorerJoined,
-    ScoreSample,
-    ScoringFailed,
-)
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.records import Command, DropReason, ReleasePayloads, SampleScored, ScoreCounted, ScorerJoined
 from polyrhythm.scheduler.rollout.tickets import RolloutScheduler, SampleScoring
 from polyrhythm.scheduler.samples.groups import Sample, SampleState
 
@@ -108,9 +100,8 @@ class ScoringQueue(SampleScoring):
         commands: list[Command] = []
         for scorer, begun in self.begin():
             sample = rollout.samples[begun.ticket]
-            ticket, payload = sample.ticket, sample.payload_id
-            start = ticket.task, ticket.seed
-            commands.append(ScoreSample(scorer, begun.number, ticket.number, payload, *start, bool(ticket.evaluation)))
+            number, start, evaluated = begun.number, sample.ticket.start, bool(sample.ticket.evaluation)
+            commands.append(records.ScoreSample(scorer, number, begun.ticket, sample.payload_id, *start, evaluated))
         return commands
 
     def is_full(self, rollout: RolloutScheduler) -> bool:
@@ -161,7 +152,7 @@ class ScoringQueue(SampleScoring):
         counted: list[Command] = [ScoreCounted(ended.ticket, event.score, sample.success)]
         return [*([] if sample.ticket.evaluation else counted), *rollout.complete(sample, now)]
 
-    def on_failure(self, rollout: RolloutScheduler, event: ScoringFailed, now: float) -> list[Command]:
+    def on_failure(self, rollout: RolloutScheduler, event: records.ScoringFailed, now: float) -> list[Command]:
         """The reward function failed: retry, or drop the sample."""
         ended = self.end(event.scorer, event.number)
         return self._fail(rollout, ended, DropReason.SCORING_FAILED, now)

@@ -27,16 +27,8 @@ from polyrhythm.plugins.virtual.clustersim.simulator import VirtualSimulator
 from polyrhythm.plugins.virtual.clustersim.station import VirtualLease, VirtualScorer, VirtualStation
 from polyrhythm.plugins.virtual.clustersim.stream_generator import VirtualStreamGenerator
 from polyrhythm.plugins.virtual.clustersim.trainer import VirtualTrainer
-from polyrhythm.scheduler.records import (
-    JOINED,
-    SENDERS,
-    Checkpointed,
-    Episode,
-    Evaluate,
-    Event,
-    StationLost,
-    TrainUntil,
-)
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.records import JOINED, SENDERS, Checkpointed, Episode, Evaluate, Event, StationLost
 
 
 @dataclass(slots=True)
@@ -103,7 +95,7 @@ class VirtualCluster:
     def run(self) -> None:
         """Run until `versions` is reached and all evaluations have ended, the conductor halts, or
         `max_time` has passed."""
-        self.driver.submit(TrainUntil(self.settings.versions))
+        self.driver.submit(records.TrainUntil(self.settings.versions))
         self.driver.run(self.settings.versions, self.settings.max_time or inf)
         for number, device in self.devices.items():
             device.flush()

@@ -15,16 +15,8 @@ from polyrhythm.plugins.virtual.clustersim.driver import ProtocolError, VirtualD
 from polyrhythm.plugins.virtual.clustersim.measures import APPLY, NO_REQUESTS, SERVE
 from polyrhythm.plugins.virtual.clustersim.settings import GeneratorGroup
 from polyrhythm.plugins.virtual.clustersim.station import VirtualStation
-from polyrhythm.scheduler.records import (
-    AbortStream,
-    ApplyWeights,
-    Command,
-    GeneratorJoined,
-    StartStream,
-    Stream,
-    StreamDone,
-    WeightsApplied,
-)
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.records import AbortStream, ApplyWeights, Command, GeneratorJoined, Stream, StreamDone
 
 #: Tokens that count as none: sums of times are not exact.
 _ROUNDING = 1e-6
@@ -92,7 +84,7 @@ class VirtualStreamGenerator(VirtualStation):
             self.driver.simulators[run.stream.request.simulator].returned(run.stream.request)
 
     def obey(self, command: Command) -> None:
-        if isinstance(command, StartStream):
+        if isinstance(command, records.StartStream):
             self._take(command.stream)
         elif isinstance(command, AbortStream):
             if self.alive and command.stream in self._streams:
@@ -132,7 +124,7 @@ class VirtualStreamGenerator(VirtualStation):
 
     def _applied(self, command: ApplyWeights) -> None:
         self._versions[command.pinned] = command.version
-        self.emit(WeightsApplied(self.name, self.incarnation, command.version, command.pinned))
+        self.emit(records.WeightsApplied(self.name, self.incarnation, command.version, command.pinned))
         again = [run for run in self._streams.values() if run.begun and run.stream.pinned == command.pinned]
         if self._resumes and again:
             rows = sum(len(run.running) for run in again)
