@@ -88,8 +88,6 @@ class AnyConductor(Protocol):
 
     @property
     def ledger(self) -> SampleLedger: ...
-    @property
-    def refused(self) -> int: ...
     def handle(self, event: Event, now: float) -> list[Command]: ...
     def deadline(self) -> float: ...
     def summary(self) -> dict[str, Any]: ...
@@ -160,11 +158,6 @@ class Conductor:
     @property
     def ledger(self) -> SampleLedger:
         return self.rollout.ledger
-
-    @property
-    def refused(self) -> int:
-        """Number of events refused because their station is no longer present."""
-        return self.stations.refused
 
     def summary(self) -> dict[str, Any]:
         """For a run's summary. groups: `RolloutScheduler.summary`; set_aside: the tasks and seeds, with the reason of

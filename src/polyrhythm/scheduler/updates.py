@@ -47,10 +47,18 @@ class UpdateScheduler:
         while self.undoable and self.undoable[-1][0] >= updates:
             _, count = self.undoable.pop()
             rollout.ledger.move(SampleState.TRAINED, SampleState.ROLLED_BACK, count)
-        settings = self.settings
-        whole, part = versions.trained * settings.version_samples, versions.in_version * settings.batch_size
-        rollout.admission.consumed = whole + part
-        commands = self._drop_infeasible(rollout, now)
+        settings, admission = self.settings, rollout.admission
+        admission.consumed = versions.trained * settings.version_samples + versions.in_version * settings.batch_size
+        commands: list[Command] = []
+        # Samples that can no longer be lent in time after a jump of the version are dropped, unfinished ones first.
+        while (
+            settings.bound == "sample" and (late := next((v for v, slack in admission.slack() if slack < 0), -1)) >= 0
+        ):
+            group = min(
+                (group for group in admission.groups.values() if group.version <= late and not group.spare),
+                key=lambda group: (group.complete, -group.number),
+            )
+            commands += rollout.drop(group, DropReason.ROLLBACK, now)
         return [*commands, PublishWeights(trainer, versions.trained)] if publish else commands
 
     def leave(self, rollout: RolloutScheduler) -> None:
@@ -126,17 +134,3 @@ class UpdateScheduler:
         """The first `updates` updates are saved and cannot be undone."""
         while self.undoable and self.undoable[0][0] < updates:
             self.undoable.popleft()
-
-    def _drop_infeasible(self, rollout: RolloutScheduler, now: float) -> list[Command]:
-        """Drop samples that can no longer be lent in time after a jump of the version, unfinished ones first."""
-        if self.settings.bound == "mean":
-            return []
-        commands: list[Command] = []
-        admission = rollout.admission
-        while (late := next((version for version, slack in admission.slack() if slack < 0), None)) is not None:
-            group = min(
-                (group for group in admission.groups.values() if group.version <= late and not group.spare),
-                key=lambda group: (group.complete, -group.number),
-            )
-            commands += rollout.drop(group, DropReason.ROLLBACK, now)
-        return commands

@@ -136,24 +136,19 @@ class GeneratorEngine(Protocol):
 
     def accepts(self, command: EngineCommand, todo: Todo) -> bool:
         """Whether the command fits the arena and the copies. todo: earlier commands."""
-        ...
 
     def advance(self, todo: Todo) -> bool:
         """Do one unit of work, and remove the commands that it begins from `todo`. False if there is no work before the
         next change of weights."""
-        ...
 
     def change_weights(self, command: ApplyWeights) -> int:
         """Apply weights to a copy, between two units of work; returns its new version."""
-        ...
 
     def patience(self, todo: Todo) -> float:
         """Seconds to wait for a message before the next unit of work."""
-        ...
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
         """Spans of the last unit of work; also called after a change of weights, for delayed spans."""
-        ...
 
     def pending_work(self) -> list[str]: ...
 
@@ -161,11 +156,9 @@ class GeneratorEngine(Protocol):
 
     def suspend(self) -> None:
         """Free device memory that `resume` can recreate; requires that no work is under way."""
-        ...
 
     def resume(self) -> None:
         """Recreate what `suspend` freed."""
-        ...
 
     def close(self) -> None: ...
 

@@ -51,20 +51,16 @@ class Passes(Protocol):
 
     def warm_up(self, policies: Sequence[Policy], buckets: Sequence[int]) -> None:
         """Run one pass of every policy and bucket on zeros, so that no later pass meets a new shape."""
-        ...
 
     def buffer(self, rows: int) -> BatchBuffer:
         """Buffer for the inputs of the next pass."""
-        ...
 
     def launch(self, policy: Policy, rows: int, version: int) -> None:
         """Launch the pass of the gathered inputs. UnfitAct: its output has another form."""
-        ...
 
     def finish(self) -> BatchBuffer:
         """Wait for the oldest pass. Its answers are valid until the launch after the next one; on
         the CPU until the next."""
-        ...
 
 
 def passes_on(device: torch.device, layout: BatchLayout, rows: int, graphs: Graphs) -> Passes:

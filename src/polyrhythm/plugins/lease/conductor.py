@@ -63,10 +63,6 @@ class LeasedConductor:
     def ledger(self) -> SampleLedger:
         return self.inner.ledger
 
-    @property
-    def refused(self) -> int:
-        return self.inner.refused
-
     def handle(self, event: Event, now: float) -> list[Command]:
         """As `Conductor.handle`: the decided commands that are sent now, and the device switches."""
         inner, delivery = self.inner, self.delivery

@@ -170,7 +170,9 @@ class DeviceLeases:
         commands: list[TakeDevice | YieldDevice] = []
         for name in tuple(self.waiting):
             holder = self._holder_before(self.present[name])
-            if holder is not None and self._must_yield(holder):
+            if holder is None or holder.taking or holder.yielding:
+                continue
+            if holder.idle or (holder.leaving and (holder.interruptible or not holder.under_way)):
                 holder.yielding = list(holder.held)
                 self.going.pop(holder.name, None)
                 commands += [YieldDevice(holder.name, device) for device in holder.held]
@@ -186,12 +188,6 @@ class DeviceLeases:
     def _holder_before(self, waiter: LeaseState) -> LeaseState | None:
         name = self.holders.get(self._next(waiter))
         return None if name is None else self.present[name]
-
-    @staticmethod
-    def _must_yield(holder: LeaseState) -> bool:
-        if holder.taking or holder.yielding:
-            return False
-        return holder.idle or (holder.leaving and (holder.interruptible or not holder.under_way))
 
     def _give(self, device: int) -> TakeDevice:
         """Assign a free device to the first station in its waiting order."""
