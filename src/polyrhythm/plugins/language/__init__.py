@@ -59,7 +59,7 @@ PLUGIN = Plugin(
             "conversations": "polyrhythm.plugins.language.conversations:HOOKS",
         },
         "policy": {
-            "causal_lm": "polyrhythm.plugins.language.causal_lm.settings:CausalLmSettings",
+            "causal_lm": "polyrhythm.plugins.language.causal_lm.policy:CausalLmSettings",
         },
     },
 )
