@@ -1,22 +1,30 @@
-"""Sokoban as a conversation: each message is a move, and the reply is the room after it.
+"""Gymnasium's FrozenLake and Sokoban as conversations: each message is a move, and the reply what is there after it.
 
-Rooms are generated backwards: boxes start on their goals, and the player pulls them away at random. The reversed moves
-solve the room, so every room is solvable and its solution is known without a search.
+Rooms of Sokoban are generated backwards: boxes start on their goals, and the player pulls them away at random. The
+reversed moves solve the room, so every room is solvable and its solution is known without a search.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from dataclasses import replace
 from random import Random
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.language.text.base import MOVES, Count, TextSettings, draw_apart, last_move
+from polyrhythm.plugins.language.text.base import Count, TextSettings, draw_apart
 from polyrhythm.plugins.language.text.conversation import Reply
+from polyrhythm.specs.hashing import library_seed
 
+Place = tuple[int, int]
+
+#: Moves by Gymnasium's number, with rows and columns.
+MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+_MOVE = re.compile("|".join(MOVES))
+_LETTERS = "abcdefghijklmnopqrstuvwxyz "
 #: Moves backwards for each box.
 _MOVES_BACK = 24
 #: Probability of pulling where a box can be pulled.
@@ -26,7 +34,115 @@ _ROOMS = 500
 #: Positions that the teacher looks at after a move that was not its own.
 _SEARCHED = 20_000
 
-Place = tuple[int, int]
+
+def last_move(message: str) -> str | None:
+    """The last of the words left, down, right and up in a message; None if there is none."""
+    found = _MOVE.findall(message)
+    return found[-1] if found else None
+
+
+def beside(place: Place, step: Place) -> Place:
+    return place[0] + step[0], place[1] + step[1]
+
+
+class FrozenLakeSettings(TextSettings):
+    """A lake of `size` x `size` fields, drawn from the seed: `F` frozen, `H` a hole, `G` the goal, `P` the player.
+
+    The last of the words left, down, right and up in a message is the move; a message without one moves nobody. The
+    reply is the lake after it. Reward 1 at the goal, 0 otherwise; a hole ends the episode.
+    """
+
+    traits: ClassVar = replace(TextSettings.traits, expert=True)
+    needs: ClassVar = ("gymnasium",)
+
+    type: Literal["frozen_lake"] = "frozen_lake"
+    size: Annotated[int, Field(ge=3, le=16)] = 4
+    """Fields of an edge."""
+    frozen: Annotated[float, Field(ge=0.5, le=0.95)] = 0.8
+    """Probability that a field is no hole; there is always a way."""
+    slippery: bool = False
+    """Whether two of three moves go to one side of where they were meant to."""
+    max_turns: Count = 16
+    """Most moves of an episode."""
+    max_new_tokens: Count = 16
+    """Most tokens of a message; longer ones are cut, which ends the episode."""
+    max_prompt_tokens: Count = 640
+    """Most tokens before a message: all lakes and messages so far."""
+
+    alphabet: ClassVar = "FHGP\n" + _LETTERS
+    stops: ClassVar = ("\n",)
+
+    def conversation(self) -> FrozenLake:
+        return FrozenLake(self)
+
+
+class _Lake(NamedTuple):
+    """fields: its rows."""
+
+    prompt: str
+    fields: list[str]
+
+    def shown(self, place: Place) -> str:
+        """The lake as text, one line per row; the start looks like any frozen field."""
+        rows = [list(row.replace("S", "F")) for row in self.fields]
+        rows[place[0]][place[1]] = "P"
+        return "".join(f"{''.join(row)}\n" for row in rows)
+
+
+class FrozenLake:
+    def __init__(self, settings: FrozenLakeSettings) -> None:
+        self._settings = settings
+        self._lake, self._place = _Lake("", []), (0, 0)
+        self._env: Any = None
+
+    def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
+        import gymnasium
+
+        self.close()
+        self._lake, self._place = draw_apart(seed, self._draw), (0, 0)
+        slippery, most = self._settings.slippery, self._settings.max_turns
+        env = gymnasium.make("FrozenLake-v1", desc=self._lake.fields, is_slippery=slippery, max_episode_steps=most)
+        self._env = env.unwrapped
+        self._env.reset(seed=library_seed(seed))
+        return self._lake.prompt
+
+    def _draw(self, random: Random) -> _Lake:
+        from gymnasium.envs.toy_text.frozen_lake import generate_random_map
+
+        settings = self._settings
+        lake = _Lake("", generate_random_map(size=settings.size, p=settings.frozen, seed=random.randrange(2**31)))
+        return lake._replace(prompt=lake.shown((0, 0)))
+
+    def reply(self, message: str) -> Reply:
+        move = last_move(message)
+        if move is None:
+            return Reply(self._lake.shown(self._place), done=False)
+        state, reward, done, *_ = self._env.step(list(MOVES).index(move))
+        self._place = divmod(int(state), self._settings.size)
+        won = float(reward) > 0
+        return Reply("" if done else self._lake.shown(self._place), float(won), bool(done), won)
+
+    def expert(self) -> str:
+        """The first move of a shortest path to the goal."""
+        fields = {
+            (row, column): field for row, line in enumerate(self._lake.fields) for column, field in enumerate(line)
+        }
+        ways, seen = deque([(self._place, "")]), {self._place}
+        while ways:
+            at, first = ways.popleft()
+            if fields[at] == "G":
+                return f"{first}\n"
+            for word, step in MOVES.items():
+                place = beside(at, step)
+                if place not in seen and fields.get(place, "H") != "H":
+                    seen.add(place)
+                    ways.append((place, first or word))
+        return "left\n"
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None
 
 
 class SokobanSettings(TextSettings):
@@ -55,7 +171,7 @@ class SokobanSettings(TextSettings):
     """Most tokens before a message: all rooms and messages so far."""
 
     traits: ClassVar = replace(TextSettings.traits, expert=True)
-    alphabet: ClassVar = "#-.$*@+\nabcdefghijklmnopqrstuvwxyz "
+    alphabet: ClassVar = "#-.$*@+\n" + _LETTERS
     stops: ClassVar = ("\n",)
 
     @model_validator(mode="after")
@@ -87,21 +203,14 @@ class Room(NamedTuple):
 
     def shown(self, position: Position) -> str:
         """The room as text, one line per row."""
-        lines = []
-        for row in range(self.size):
-            places = [(row, column) for column in range(self.size)]
-            lines.append("".join(self._character(place, position) for place in places))
-        return "".join(f"{line}\n" for line in lines)
+        rows = range(self.size)
+        return "".join("".join(self._character((row, column), position) for column in rows) + "\n" for row in rows)
 
     def _character(self, place: Place, position: Position) -> str:
         if place not in self.floor:
             return "#"
-        goal = place in self.goals
-        if place == position.player:
-            return "+" if goal else "@"
-        if place in position.boxes:
-            return "*" if goal else "$"
-        return "." if goal else "-"
+        kind = 0 if place == position.player else 1 if place in position.boxes else 2
+        return ("+*." if place in self.goals else "@$-")[kind]
 
 
 class Sokoban:
@@ -131,12 +240,12 @@ class Sokoban:
 
 def moved(floor: frozenset[Place], position: Position, step: Place) -> Position:
     """The position after a move; unchanged if a wall or an immovable box is in the way."""
-    player = _beside(position.player, step)
+    player = beside(position.player, step)
     if player not in floor:
         return position
     if player not in position.boxes:
         return Position(player, position.boxes)
-    pushed = _beside(player, step)
+    pushed = beside(player, step)
     if pushed not in floor or pushed in position.boxes:
         return position
     return Position(player, position.boxes - {player} | {pushed})
@@ -190,10 +299,10 @@ def _played_back(random: Random, floor: frozenset[Place], solved: Position) -> l
         player, boxes = way[-1][0]
         choices = []
         for word, (down, right) in MOVES.items():
-            back = _beside(player, (-down, -right))
+            back = beside(player, (-down, -right))
             if back in floor and back not in boxes:
                 choices.append((Position(back, boxes), word))
-                if (box := _beside(player, (down, right))) in boxes:
+                if (box := beside(player, (down, right))) in boxes:
                     choices.append((Position(back, boxes - {box} | {player}), word))
         if not choices:
             break
@@ -209,7 +318,3 @@ def _played_back(random: Random, floor: frozenset[Place], solved: Position) -> l
         else:
             way.append((position, word))
     return way
-
-
-def _beside(place: Place, step: Place) -> Place:
-    return place[0] + step[0], place[1] + step[1]
