@@ -63,9 +63,8 @@ _DRAWN = frozenset((torch.empty, torch.rand, torch.randn))
 _REPEATED = frozenset((torch.zeros, torch.ones))
 _LARGE = 1 << 16
 #: Methods that overwrite a tensor's values and keep its shape.
-_FILLS = ("normal", "uniform", "bernoulli", "exponential", "log_normal", "random", "erfinv", "clamp")
-_FILLS += ("zero", "fill", "copy", "add", "sub", "mul", "div")
-_FILLING = frozenset(getattr(Tensor, f"{name}_") for name in _FILLS)
+_FILLS = "normal uniform bernoulli exponential log_normal random erfinv clamp zero fill copy add sub mul div"
+_FILLING = frozenset(getattr(Tensor, f"{name}_") for name in _FILLS.split())
 
 
 class _WeightsOnMeta(TorchFunctionMode):
