@@ -8,10 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from polyrhythm.config.base import InvalidSetting
-from polyrhythm.envs.base import EnvTraits
+from polyrhythm.envs.base import EnvTraits, Variant
 from polyrhythm.envs.info import as_aggregates
 from polyrhythm.envs.mujoco import count_gpus
-from polyrhythm.envs.variants import Variant
 from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, PLACED, instruction_of, other_words_of
 from polyrhythm.plugins.simulators.variation import VISION, AppearanceSettings
 from polyrhythm.specs.spaces import Aggregate, check_metrics

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from polyrhythm.config.base import NotFound
 from polyrhythm.config.nearest import nearest
 from polyrhythm.config.registry import resolve
-from polyrhythm.envs.base import EnvTraits, FullEnvSettings, traits_of
-from polyrhythm.envs.variants import Variant
+from polyrhythm.envs.base import EnvTraits, FullEnvSettings, Variant, traits_of
 from polyrhythm.errors import MissingError
 from polyrhythm.plugins.simulators.separate import protocol as p
 from polyrhythm.plugins.simulators.separate.batch import EnvProcess, SeparateBatch
