@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from polyrhythm.plugins.virtual.clustersim.driver import ProtocolError, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.measures import APPLY, NO_REQUESTS, SERVE
 from polyrhythm.plugins.virtual.clustersim.settings import GeneratorGroup
-from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
+from polyrhythm.plugins.virtual.clustersim.station import VirtualStation
 from polyrhythm.scheduler.records import (
     AbortStream,
     ApplyWeights,
@@ -62,44 +63,31 @@ class VirtualStreamGenerator(VirtualStation):
     whose prompts and tokens are read again (`abort`).
     """
 
+    states = "generators"
+    at_work = frozenset({SERVE})
+    bars: ClassVar = {SERVE: SERVE, APPLY: APPLY}
+
     def __init__(
-        self, name: str, incarnation: int, driver: VirtualDriver, seed: int, group: GeneratorGroup, *, resumes: bool
+        self, name: str, incarnation: int, driver: VirtualDriver, group: GeneratorGroup, *, resumes: bool
     ) -> None:
-        super().__init__(name, incarnation, driver, seed)
-        self._group, self._resumes, self.host = group, resumes, group.host
+        super().__init__(name, incarnation, driver, group, NO_REQUESTS)
+        self._group, self._resumes = group, resumes
         self._streams: dict[int, VirtualStream] = {}
         self._pauses: deque[tuple[str, float, Callable[[], None]]] = deque()
         self._versions = {False: -1, True: -1}
         self._plan = 0
-        self._step_s = 0.0
-        self._decoded_to = 0.0
-        self._state, self._since = NO_REQUESTS, 0.0
+        self._step_s = self._decoded_to = 0.0
 
-    # ------------------------------------------------------------ lifecycle
-
-    def join(self) -> None:
-        self._since = self.clock.now
-        self.measures.generator.join(self.clock.now, 1)
-        self.emit(GeneratorJoined(self.name, self.incarnation, self._versions[False], self._group.host))
-
-    def flush(self) -> None:
-        self._enter(self._state)
-
-    def close(self) -> None:
-        self._enter(self._state)
-        self.measures.generator.leave(self.clock.now, 1, int(self._state == SERVE))
-        self.alive = False
-        self.vacate()
+    def joined(self) -> GeneratorJoined:
+        return GeneratorJoined(self.name, self.incarnation, self._versions[False], self.host)
 
     def answer_and_fall_silent(self) -> None:
-        """Send the reply of one running stream, for a failure between reply and report."""
         for run in self._streams.values():
             if run.version >= 0:
-                self.driver.reply(run.stream.request, run.version)
+                self.driver.reply(self.host, run.stream.request, run.version)
                 return
 
     def lost(self) -> None:
-        """Return unanswered requests to their queues when the conductor learns of the loss."""
         for run in self._streams.values():
             self.driver.simulators[run.stream.request.simulator].returned(run.stream.request)
 
@@ -132,7 +120,7 @@ class VirtualStreamGenerator(VirtualStation):
         self.check_lease()
         self.measures.batches += 1
         self.measures.rows_served += request.rows
-        near = self.driver.simulators[request.simulator].host == self._group.host
+        near = self.driver.simulators[request.simulator].host == self.host
         self.measures.rows_local += near * request.rows
         self._pause(SERVE, self._group.prefill.draw(self.rng, request.rows), lambda: self._begin(run))
 
@@ -179,14 +167,14 @@ class VirtualStreamGenerator(VirtualStation):
         self._step_s, self._decoded_to = 0.0, self.clock.now
         if self._pauses:
             state, seconds, _ = self._pauses[0]
-            self._enter(state)
+            self.enter(state)
             self.clock.after(seconds, self._end_pause, self._plan)
             return
         left = [row for run in self._streams.values() if run.begun for row in run.running]
         if not left:
-            self._enter(NO_REQUESTS)
+            self.enter(NO_REQUESTS)
             return
-        self._enter(SERVE)
+        self.enter(SERVE)
         self._step_s = self._group.decode.draw(self.rng, len(left))
         self.clock.after(min(left) * self._step_s, self._end_rows, self._plan)
 
@@ -215,16 +203,5 @@ class VirtualStreamGenerator(VirtualStation):
                 del self._streams[number]
                 tokens = sum(run.wanted)
                 self.measures.tokens += tokens
-                self.driver.reply(run.stream.request, run.version)
+                self.driver.reply(self.host, run.stream.request, run.version)
                 self.emit(StreamDone(self.name, self.incarnation, number, run.version, tokens))
-
-    # ------------------------------------------------------------ measures
-
-    def _enter(self, state: str) -> None:
-        now, measures = self.clock.now, self.measures
-        measures.generator_states.add(self._state, now - self._since)
-        if measures.span is not None and self._state != NO_REQUESTS and now > self._since:
-            measures.span(self.name, self._state, self._since, now)
-        if (state == SERVE) != (self._state == SERVE):
-            (measures.generator.begin if state == SERVE else measures.generator.end)(now)
-        self._state, self._since = state, now

@@ -6,13 +6,14 @@ An update that is lent in parts does its first pass part by part, and the rest o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from polyrhythm.plugins.virtual.clustersim.driver import Payload, ProtocolError, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SAMPLES, TRAIN
 from polyrhythm.plugins.virtual.clustersim.settings import TrainerSettings, host_names
-from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
+from polyrhythm.plugins.virtual.clustersim.station import VirtualStation
 from polyrhythm.scheduler.records import (
     Checkpointed,
     Command,
@@ -39,19 +40,23 @@ class VirtualTrainer(VirtualStation):
     """One incarnation of the trainer; its weights contain `updates` updates when it joins. receivers: number of
     generators that load a version; fail_unheard: called instead of reporting the next written version."""
 
+    states = "trainer"
+    at_work = frozenset({TRAIN, EXCHANGE})
+    bars: ClassVar = {TRAIN: "update"}
+
     def __init__(
         self,
         name: str,
         incarnation: int,
         driver: VirtualDriver,
-        seed: int,
         settings: TrainerSettings,
         updates: int = 0,
         *,
         receivers: int = 1,
     ) -> None:
-        super().__init__(name, incarnation, driver, seed)
-        self._settings, self.host = settings, host_names(settings)[0]
+        super().__init__(name, incarnation, driver, settings, SAMPLES)
+        self._settings, self._hosts = settings, host_names(settings)
+        self.host = self._hosts[0]
         self._receivers = receivers
         self.fail_unheard: Callable[[], None] | None = None
         self._updates = updates
@@ -60,28 +65,9 @@ class VirtualTrainer(VirtualStation):
         self._transitions = 0
         self._busy = False
         self._publishing: deque[PublishWeights] = deque()
-        self._state = SAMPLES
-        self._since = 0.0
 
-    # ------------------------------------------------------------ lifecycle
-
-    def join(self) -> None:
-        now = self.clock.now
-        self._since = now
-        self.measures.trainer.join(now, 1)
-        self.emit(TrainerJoined(self.name, self.incarnation, self._updates))
-
-    def flush(self) -> None:
-        self._enter(self._state)
-
-    def close(self) -> None:
-        now = self.clock.now
-        self._enter(self._state)
-        self.measures.trainer.leave(now, 1, int(self._state != SAMPLES))
-        self.alive = False
-        self.vacate()
-
-    # ------------------------------------------------------------ work
+    def joined(self) -> TrainerJoined:
+        return TrainerJoined(self.name, self.incarnation, self._updates)
 
     def obey(self, command: Command) -> None:
         if not self.alive:
@@ -99,38 +85,30 @@ class VirtualTrainer(VirtualStation):
 
     def _begin(self) -> None:
         self.check_lease()
-        self._busy, payloads, transitions = True, self.driver.payloads, 0
+        self._busy, payloads, samples = True, self.driver.payloads, list[Payload]()
         self._begun.append(command := self._lent.popleft())
         for payload_id in command.payload_ids:
-            payload = payloads.get(payload_id)
-            if payload is None:
+            if payload_id not in payloads:
                 raise ProtocolError(f"sample {payload_id!r} is lent but was released, or never finished")
-            transitions += payload.transitions
-        wait = self._fetch([payloads[payload_id] for payload_id in command.payload_ids])
+            samples.append(payloads[payload_id])
+        network, wait = self.driver.network, 0.0
+        if network is not None:  # each of the trainer's hosts fetches its share of the samples
+            there = [
+                network.fetch(self._hosts[index % len(self._hosts)], sample.host, sample.chunk_steps * network.sample)
+                for index, sample in enumerate(samples)
+            ]
+            wait = network.waits("samples", max(there, default=0.0))
+        transitions = sum(sample.transitions for sample in samples)
         if wait:
             self.clock.after(wait, self._start, transitions)
         else:
             self._start(transitions)
 
-    def _fetch(self, samples: Sequence[Payload]) -> float:
-        """Seconds until each of the trainer's hosts has its share of the samples."""
-        network = self.driver.network
-        if network is None:
-            return 0.0
-        size = network.sample
-        hosts = host_names(self._settings)
-        there = [
-            network.fetch(hosts[index % len(hosts)], sample.host, sample.chunk_steps * size)
-            for index, sample in enumerate(samples)
-        ]
-        return network.waits("samples", max(there, default=0.0))
-
     def _start(self, transitions: int) -> None:
         """The samples have arrived: begin the update, or continue with this part."""
         if not self.alive:
             return
-        self._enter(TRAIN)
-        self.measures.trainer.begin(self.clock.now)
+        self.enter(TRAIN)
         self._transitions += transitions
         if self._begun[-1].more or len(self._begun) > 1:
             settings = self._settings
@@ -148,8 +126,7 @@ class VirtualTrainer(VirtualStation):
         if not self._begun[-1].more:
             self._finish(self._settings.streamed)
             return
-        self.measures.trainer.end(self.clock.now)
-        self._enter(SAMPLES)
+        self.enter(SAMPLES)
         self._busy = False
         if self._lent:
             self._begin()
@@ -176,7 +153,7 @@ class VirtualTrainer(VirtualStation):
         if not step.computing and step.part:
             self._passed(None)
         elif not step.computing:
-            self._enter(EXCHANGE)
+            self.enter(EXCHANGE)
             self.clock.after(self._settings.synchronise.draw(self.rng, self._settings.size), self._synchronised, step)
 
     def _synchronised(self, step: GradientStep) -> None:
@@ -184,7 +161,7 @@ class VirtualTrainer(VirtualStation):
             return
         step.left -= 1
         if step.left:
-            self._enter(TRAIN)
+            self.enter(TRAIN)
             self._gradient_step(step)
         else:
             self._trained(None)
@@ -201,8 +178,7 @@ class VirtualTrainer(VirtualStation):
         measures.updates += 1
         measures.trained_transitions += self._transitions
         lent, self._begun, self._transitions, self._busy = self._begun[-1], [], 0, False
-        measures.trainer.end(self.clock.now)
-        self._enter(SAMPLES)
+        self.enter(SAMPLES)
         self._updates = lent.update + 1
         self.emit(UpdateDone(self.name, self.incarnation, lent.update))
         every = self._settings.checkpoint_every
@@ -229,12 +205,3 @@ class VirtualTrainer(VirtualStation):
         self._publishing.popleft()
         if self._publishing:
             self._publish()
-
-    # ------------------------------------------------------------ measures
-
-    def _enter(self, state: str) -> None:
-        now, measures = self.clock.now, self.measures
-        measures.trainer_states.add(self._state, now - self._since)
-        if measures.span is not None and self._state == TRAIN:
-            measures.span(self.name, "update", self._since, now)
-        self._state, self._since = state, now

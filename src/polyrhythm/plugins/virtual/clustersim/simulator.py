@@ -14,9 +14,8 @@ from __future__ import annotations
 from polyrhythm.plugins.virtual.clustersim.driver import ProtocolError, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.measures import IN_BATCH, QUEUED, RESET, STEP, THREAD, TICKETS
 from polyrhythm.plugins.virtual.clustersim.settings import SimulatorGroup
-from polyrhythm.plugins.virtual.clustersim.stations.episodes import VirtualEpisodes
-from polyrhythm.plugins.virtual.clustersim.stations.slots import StepThread, VirtualSlot
-from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
+from polyrhythm.plugins.virtual.clustersim.slots import StepThread, VirtualEpisodes, VirtualRow, VirtualSlot
+from polyrhythm.plugins.virtual.clustersim.station import VirtualStation
 from polyrhythm.scheduler.records import (
     CancelRow,
     Command,
@@ -39,50 +38,44 @@ _AT_HAND = 2
 class VirtualSimulator(VirtualStation):
     """One incarnation of a simulator station."""
 
-    def __init__(self, name: str, incarnation: int, driver: VirtualDriver, seed: int, group: SimulatorGroup) -> None:
-        super().__init__(name, incarnation, driver, seed)
-        self._group, self.host = group, group.host
-        self._episodes = VirtualEpisodes(self, group, seed)
-        self._threads = 0
+    def __init__(self, name: str, incarnation: int, driver: VirtualDriver, group: SimulatorGroup) -> None:
+        super().__init__(name, incarnation, driver, group)
+        self._group = group
+        self._episodes = VirtualEpisodes(self, group)
         self._leaving: list[YieldDevice] = []
         self._left = 0
         self._slots: dict[str, VirtualSlot] = {}
         self._batches = tuple(self._env_batch(index) for index in range(group.env_batches))
+        self.capacity = group.env_batches * (1 if group.shared_thread else group.slots)
 
     def _env_batch(self, index: int) -> EnvBatchInfo:
         group, name = self._group, f"{self.name}/{index}"
         infos = tuple(SlotInfo(f"{name}/{i}", i * group.rows, group.rows) for i in range(group.slots))
         shared = StepThread()
         for info in infos:
-            self._slots[info.slot] = VirtualSlot(info, shared if group.shared_thread else StepThread())
-        self._threads += 1 if group.shared_thread else group.slots
+            rows = [VirtualRow(info.first + row) for row in range(info.rows)]
+            thread = shared if group.shared_thread else StepThread()
+            self._slots[info.slot] = VirtualSlot(info.slot, info.first, rows, thread, self.clock.now)
         return EnvBatchInfo(name, infos, group.reset_rows, reserved=index >= group.env_batches - group.reserved)
 
-    # ------------------------------------------------------------ lifecycle
+    def joined(self) -> SimulatorJoined:
+        return SimulatorJoined(self.name, self.incarnation, self._batches, self.host)
 
-    def join(self) -> None:
-        now = self.clock.now
-        self.measures.simulator.join(now, self._threads)
-        for slot in self._slots.values():
-            slot.since = now
-        self.emit(SimulatorJoined(self.name, self.incarnation, self._batches, self.host))
+    @property
+    def active(self) -> int:
+        return sum(bool(slot.running) for slot in self._slots.values())
 
     def flush(self) -> None:
         now = self.clock.now
         for slot in self._slots.values():
-            self.measures.slot_states.seconds[slot.state] += now - slot.since
+            self.measures.states["slots"][slot.state] += now - slot.since
             slot.since = now
 
     def close(self) -> None:
-        self.flush()
-        now = self.clock.now
-        running = sum(bool(slot.running) for slot in self._slots.values())
-        self.measures.simulator.leave(now, self._threads, running)
+        super().close()
         for slot in self._slots.values():
             if slot.outstanding and not slot.in_batch:
                 self._queue(-1)
-        self.alive = False
-        self.vacate()
 
     # ------------------------------------------------------------ commands
 
@@ -92,9 +85,12 @@ class VirtualSimulator(VirtualStation):
         if isinstance(command, StartRows):
             self._start_rows(self._slots[command.slot], command.grants)
         elif isinstance(command, CancelRow):
-            self._cancel(self._slots[command.slot], command.ticket, command.attempt)
+            self._cancel(self._slots[command.slot], (command.ticket, command.attempt))
         elif isinstance(command, RefuseRequest):
-            self._refused(self._slots[command.slot], command.sequence)
+            slot = self._slots[command.slot]
+            if slot.outstanding and slot.sequence == command.sequence:
+                self._advance(slot)
+                self._go_on(slot)
         else:
             raise ProtocolError(f"simulator {self.name} cannot obey {command!r}")
 
@@ -113,13 +109,11 @@ class VirtualSimulator(VirtualStation):
                 slot.joining.append(row)
         self._go_on(slot)
 
-    def _cancel(self, slot: VirtualSlot, number: int, attempt: int) -> None:
-        row = slot.row_of(number, attempt)
-        if row is None:
-            return  # it ended while the command was under way
-        if (slot.running == STEP and row in slot.active) or row in slot.resetting:
-            slot.cancelled.add((number, attempt))
-        else:
+    def _cancel(self, slot: VirtualSlot, attempt: tuple[int, int]) -> None:
+        for row in slot.rows_of({attempt}):  # none if it ended while the command was under way
+            if (slot.running == STEP and row in slot.active) or row in slot.resetting:
+                slot.cancelled.add(attempt)
+                continue
             slot.drop(row)
             slot.on_tickets()
             if not slot.active:
@@ -127,16 +121,17 @@ class VirtualSimulator(VirtualStation):
             self._episodes.fail(row, DropReason.CANCELLED)
             self._go_on(slot)
 
-    def _refused(self, slot: VirtualSlot, sequence: int) -> None:
-        if slot.outstanding and slot.sequence == sequence:
-            self._advance(slot)
-            self._go_on(slot)
-
     # ------------------------------------------------------------ calls from generators
 
-    def taken(self, request: Request) -> None:
+    def _open(self, request: Request) -> VirtualSlot | None:
+        """The slot of this request, if it waits for its answer: not one of an older incarnation, or answered."""
         slot = self._slots.get(request.slot)
-        if self.alive and slot is not None and slot.outstanding == request.reply_to and not slot.in_batch:
+        return slot if self.alive and slot is not None and slot.outstanding == request.reply_to else None
+
+    def taken(self, request: Request) -> None:
+        """A generator took the request from the queue."""
+        slot = self._open(request)
+        if slot is not None and not slot.in_batch:
             slot.in_batch = True
             self._queue(-1)
             if slot.state == QUEUED:
@@ -145,29 +140,27 @@ class VirtualSimulator(VirtualStation):
             self.measures.waited += self.clock.now - request.arrived
 
     def tokens(self, request: Request) -> list[int]:
-        slot = self._slots.get(request.slot)
-        if not self.alive or slot is None or slot.outstanding != request.reply_to:
-            return [1] * request.rows  # nobody waits for the answer any more
-        lengths = [self._episodes.tokens(row) for row in slot.active]
-        return lengths + [1] * (request.rows - len(lengths))  # rows that were cancelled since
+        """Tokens of the answer to each of its rows."""
+        slot = self._open(request)
+        lengths = [] if slot is None else [self._episodes.tokens(row) for row in slot.active]
+        return lengths + [1] * (request.rows - len(lengths))  # rows that do not wait for the answer any more
 
     def returned(self, request: Request) -> None:
-        slot = self._slots.get(request.slot)
-        if self.alive and slot is not None and slot.outstanding == request.reply_to and slot.in_batch:
+        """The request's generator died before it answered."""
+        slot = self._open(request)
+        if slot is not None and slot.in_batch:
             slot.in_batch = False
             self._queue(1)
             if slot.state == IN_BATCH:
                 self._enter(slot, QUEUED)
 
     def answered(self, request: Request, version: int) -> None:
-        """Accept a reply, unless the request is not outstanding: it is an older incarnation's, or already answered."""
-        slot = self._slots.get(request.slot)
-        if not self.alive or slot is None or slot.outstanding != request.reply_to:
-            return
-        self._advance(slot)
-        if slot.active:
-            slot.answer = version
-        self._go_on(slot)
+        """Accept the reply, computed by weights `version`."""
+        if (slot := self._open(request)) is not None:
+            self._advance(slot)
+            if slot.active:
+                slot.answer = version
+            self._go_on(slot)
 
     def _advance(self, slot: VirtualSlot) -> None:
         if not slot.in_batch:
@@ -179,47 +172,43 @@ class VirtualSimulator(VirtualStation):
 
     def _go_on(self, slot: VirtualSlot) -> None:
         """Start the slot's next action; called after every change."""
-        if slot.answer >= 0 or slot.joining:
+        if (slot.answer >= 0 or slot.joining) and self._may_begin():
             thread = slot.thread
-            if not self._may_begin():
-                pass
-            elif not thread.busy:
+            if not thread.busy:
                 self._begin(slot)
             elif slot.running == "" and not slot.queued:
                 slot.queued = True
                 thread.queue.append(slot)
         if slot.running == "":
             self._request(slot)
-            self._rest(slot)
-
-    def _rest(self, slot: VirtualSlot) -> None:
-        if slot.outstanding:
-            self._enter(slot, IN_BATCH if slot.in_batch else QUEUED)
-        elif slot.queued or slot.answer >= 0 or slot.joining:
-            self._enter(slot, THREAD)
-        else:
-            self._enter(slot, TICKETS)
+            if slot.outstanding:
+                self._enter(slot, IN_BATCH if slot.in_batch else QUEUED)
+            else:
+                self._enter(slot, THREAD if slot.queued or slot.answer >= 0 or slot.joining else TICKETS)
 
     def _begin(self, slot: VirtualSlot) -> None:
         """Start the slot's next work on its idle thread: the answered step, else resets."""
         if slot.answer >= 0:
             slot.running = STEP
-            seconds = self._episodes.step_seconds(slot)
+            if self._group.episode_time is None:
+                seconds = self._group.step.draw(self.rng, len(slot.active))
+            else:
+                seconds = max(row.pace for row in slot.active)
         else:
             slot.running = RESET
             slot.resetting, slot.joining = slot.joining, []
-            seconds = self._episodes.reset_seconds(slot)
+            seconds = self._group.reset.draw(self.rng, len(slot.resetting))
         self._left -= 1
         slot.thread.busy = True
         self._enter(slot, slot.running)
-        self.measures.simulator.begin(self.clock.now)
+        self.meter.begin(self.clock.now)
         self.work(seconds, self._end, slot)
 
     def _end(self, slot: VirtualSlot) -> None:
         if not self.alive:
             return
         thread, unit = slot.thread, slot.running
-        self.measures.simulator.end(self.clock.now)
+        self.meter.end(self.clock.now)
         thread.busy = False
         slot.running = ""
         if unit == STEP:
@@ -228,8 +217,12 @@ class VirtualSimulator(VirtualStation):
         else:
             slot.ready.extend(slot.resetting)
             slot.resetting = []
-        if slot.cancelled:
-            self._give_up(slot)
+        if slot.cancelled:  # their `CancelRow` came while the thread was busy
+            for row in slot.rows_of(slot.cancelled):
+                slot.drop(row)
+                self._episodes.fail(row, DropReason.CANCELLED)
+            slot.cancelled.clear()
+            slot.on_tickets()
         self._request(slot)
         while thread.queue and not thread.busy:
             waiting = thread.queue.popleft()
@@ -262,15 +255,6 @@ class VirtualSimulator(VirtualStation):
             commands, self._leaving = self._leaving, []
             for command in commands:
                 self.switch(command)
-
-    def _give_up(self, slot: VirtualSlot) -> None:
-        """Cancel rows whose `CancelRow` came while the thread was busy, unless their samples have ended."""
-        for row in slot.rows:
-            if row.ticket is not None and (row.ticket.number, row.ticket.attempt) in slot.cancelled:
-                slot.drop(row)
-                self._episodes.fail(row, DropReason.CANCELLED)
-        slot.cancelled.clear()
-        slot.on_tickets()
 
     def _request(self, slot: VirtualSlot) -> None:
         """Send the next request, unless one is outstanding or an answer waits for its step."""
@@ -307,13 +291,11 @@ class VirtualSimulator(VirtualStation):
             return
         now = self.clock.now
         measures = self.measures
-        measures.slot_states.seconds[slot.state] += now - slot.since
+        measures.states["slots"][slot.state] += now - slot.since
         if measures.span is not None and slot.state in (RESET, STEP) and now > slot.since:
             measures.span(slot.name, slot.state, slot.since, now)
         slot.state = state
         slot.since = now
 
     def _queue(self, delta: int) -> None:
-        now = self.clock.now
-        self.measures.waiting.add(now, delta)
-        self.measures.present.add(now, delta)
+        self.measures.waiting.add(self.clock.now, delta)
