@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ from polyrhythm.errors import HostLost, RunDistrusted, RunHalted
 from polyrhythm.files import atomic_write, trouble
 from polyrhythm.observe import MetricsWriter, TraceWriter
 from polyrhythm.observe.metrics import read_lines
-from polyrhythm.observe.prometheus import PrometheusEndpoint, open_endpoint
 from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.observe.setbacks import SetbackWatch, setbacks
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
@@ -33,13 +32,13 @@ from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForward
 from polyrhythm.pipeline.context import Launch, RunContext
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
-from polyrhythm.pipeline.hooks import run_hooks
+from polyrhythm.pipeline.hooks import RunPart, begin_parts, run_hooks
 from polyrhythm.pipeline.observers.alarms import MismatchWarning, SetbackWarning, mismatch_limit
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter, limit_of
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.timeline import TraceObserver
-from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity, StationsNow
+from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.pipeline.observers.weights import WeightsTraffic
 from polyrhythm.pipeline.persistence.checkpoints import (
     POLICY_FILE,
@@ -84,18 +83,18 @@ def train(
     with (
         lock_run_folder(folder),
         remove_if_refused(folder, named=folder.parent != Path(checked.config.out_dir) / checked.config.name),
-        open_endpoint(checked.config.prometheus) as endpoint,
+        begin_parts(checked.config) as parts,
         Interrupts().handle_signals() as interrupts,
     ):
         progress = PhaseJournal(folder, live.phase if live else None)
         saved = take_up(checked, folder, progress)
         with (
-            MetricsWriter(folder, endpoint=endpoint) as metrics,
+            MetricsWriter(folder, receivers=[part.on_metrics for part in parts]) as metrics,
             TraceWriter(_unused_path(folder / TRACE_FILE)) as trace,
         ):
             finished = True
             session = _Session(
-                checked, folder, saved, progress, interrupts, metrics, trace, endpoint, callbacks, live, launch
+                checked, folder, saved, progress, interrupts, metrics, trace, parts, callbacks, live, launch
             )
             try:
                 _phases(session)
@@ -134,7 +133,7 @@ class _Session:
     interrupts: Interrupts
     metrics: MetricsWriter
     trace: TraceWriter
-    endpoint: PrometheusEndpoint | None
+    parts: Sequence[RunPart]
     callbacks: Callbacks
     live: LiveDisplay | None = None
     launch: Launch | None = None
@@ -151,8 +150,7 @@ def _phases(session: _Session) -> None:
     try:
         if session.live:
             session.live.watch(pipeline)
-        if session.endpoint:
-            pipeline.loop.add_observers(StationsNow(session.endpoint, pipeline.launcher, pipeline.hosts))
+        pipeline.loop.add_observers(*(one for part in session.parts for one in part.observers(pipeline)))
         pipeline.loop.add_observers(MismatchWarning(mismatch_limit(config.algorithm, policy)))
         run = _Run(session, pipeline)
         pipeline.loop.stop = lambda: session.interrupts.requested() or session.callbacks.deliver()
