@@ -144,8 +144,8 @@ def test_the_log_says_way_reason_and_rate_of_each_generator_once(caplog):
     caplog.clear()
     counters.add("generator-2", "peer", APPLY)
     counters.add("trainer", PUBLISHED, PUBLISHED)
-    observer.finish()
-    observer.finish()
+    observer.summary()
+    observer.summary()
     assert caplog.messages == [
         "generator-2: weights come by peer, because cuda:1 can read the memory of cuda:0; "
         + RATE.replace("of 3", "of 1")

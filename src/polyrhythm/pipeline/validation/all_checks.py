@@ -31,7 +31,6 @@ from polyrhythm.config.presets import describe_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.errors import MissingError, PolyrhythmError
-from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.placed import list_seat_warnings
 from polyrhythm.pipeline.seats import group_seats
@@ -81,13 +80,6 @@ def examine(config: RunConfig, depth: Cost = "trial") -> Iterator[Examined]:
 
 
 # ------------------------------------------------------------ settings and rows
-
-
-def _prometheus(context: CheckContext) -> Result:
-    if context.config.prometheus.port is None:
-        return ()
-    check_endpoint(context.config.prometheus)
-    return ""
 
 
 def _rows(context: CheckContext) -> str:
@@ -316,7 +308,6 @@ def _declared_memory(context: CheckContext) -> Result:
 #: The core's checks. Rows with cost `machine` and `until="trial"` check what is known before anything is built.
 CHECKS = (
     Check("devices", "recipe", "settings", lambda c: group_seats(check_devices(c.config))),
-    Check("prometheus", "recipe", "trial", _prometheus),
     Check("placement", "recipe", "settings", lambda c: [note_of("placement", x) for x in list_seat_warnings(c.config)]),
     Check("notes", "recipe", "settings", lambda c: settings_findings(c.config)),
     Check("environment", "environment", "machine", _declared_environment, until="trial"),

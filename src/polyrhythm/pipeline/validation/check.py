@@ -23,7 +23,6 @@ from polyrhythm.env_warnings import forget_warnings
 from polyrhythm.envs.base import EnvSettings, traits_of
 from polyrhythm.envs.mujoco import set_simulator_count
 from polyrhythm.errors import ConfigError, RunHalted, StartError
-from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.observe.run_folder import find_run
 from polyrhythm.pipeline.array_specs import arena_layout
 from polyrhythm.pipeline.build import env_settings, policy_settings
@@ -40,6 +39,7 @@ from polyrhythm.pipeline.validation.rollout_checks import (
 )
 from polyrhythm.pipeline.warm_start.demos import check_expert, dataset_format, has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
+from polyrhythm.plugin import load
 from polyrhythm.policies.base import Policy, PolicySettings, extended_settings
 from polyrhythm.policies.conformance import check_attributes
 from polyrhythm.policies.engine import streaming
@@ -79,10 +79,11 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
         config = config.model_copy(update={"init_from": str(run)})  # the new run may lie in that folder, too
     here = _simulates_here(config)
     context = CheckContext(config, trainer=trainer, simulates=here)
+    if config.prometheus.port is not None:
+        load("observer", "prometheus")  # an error if the plugin is not there
     require_added(context, "")
     check_devices(config, trainer=trainer)
     if trainer:
-        check_endpoint(config.prometheus)
         for finding in settings_findings(config):
             log_note(finding)
     free = free_memory()  # before the policy is built here; it is freed when the stations run

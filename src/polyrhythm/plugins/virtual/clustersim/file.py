@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from polyrhythm.conductors import build_conductor
 from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import ConfigError
-from polyrhythm.observe.trace import TraceWriter
+from polyrhythm.plugins.timeline.trace import TraceWriter
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.measures import Span, summarise
 from polyrhythm.plugins.virtual.clustersim.settings import (

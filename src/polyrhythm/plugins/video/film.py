@@ -1,10 +1,10 @@
-"""Writes a video of a grid of episodes, each marked at its end, as GIF or MP4."""
+"""Films an evaluation's first episodes: a grid of them, each marked at its end, as GIF or MP4."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, install_command
 from polyrhythm.files import atomic_write
+from polyrhythm.pipeline.array_specs import step_settings
+from polyrhythm.pipeline.build import env_settings
+from polyrhythm.plugins.video.playback import EDGE, PlayedEpisode, play, reduced
+from polyrhythm.policies.base import Policy
+from polyrhythm.scheduler.records import Episode
+from polyrhythm.specs import EnvSpec, Task
 
+#: Maximum number of pictures of an episode, not counting the last.
+_PICTURES = 200
 #: Maximum and minimum frames per second; target length of the video; time that the last frame stays.
 _MOST_RATE, _LEAST_RATE, _SECONDS, _HOLD_S = 10, 4, 4.0, 1.5
-#: Longer edge of an episode's picture, its border, and the height of a text line below it, in pixels.
-_EDGE, _FRAME, _LINE = 192, 4, 15
+#: Border of an episode's picture, and the height of a text line below it, in pixels.
+_FRAME, _LINE = 4, 15
 _BACKGROUND, _INK, _RUNNING = (24, 24, 27), (228, 228, 231), (82, 82, 91)
 _MARKS = {True: (34, 197, 94), False: (239, 68, 68), None: (96, 165, 250)}
 _FAILED = (245, 158, 11)
@@ -48,13 +57,42 @@ def check_format(path: Path) -> None:
         raise ConfigError(f"video = {path}: mp4 needs the package av; run {install}, or name a .gif")
 
 
-def reduced(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The picture, scaled down to a tile's size if it is larger."""
-    factor = _EDGE / max(picture.shape[:2])
-    if factor >= 1:
-        return picture
-    size = round(factor * picture.shape[1]), round(factor * picture.shape[0])
-    return np.asarray(Image.fromarray(picture).resize(size))
+def film(
+    config: RunConfig, policy: Policy, spec: EnvSpec, episodes: Sequence[Episode], file: Path
+) -> Callable[..., dict[str, Any]]:
+    """Play the episodes, before they are evaluated, so that a drawing failure surfaces early.
+
+    The result writes the file and returns its entry in the evaluation's result. Its keyword `measured`: captions show
+    success instead of the return. Errors: see `playback.play`.
+    """
+    step = step_settings(config, policy.chunk)
+    played = play(env_settings(config), policy, episodes, step, _PICTURES, config.rollout.rows)
+
+    def write(*, measured: bool) -> dict[str, Any]:
+        write_video(file, _clips(played, spec.tasks, measured=measured))
+        found: dict[str, Any] = {"file": str(file), "episodes": len(played)}
+        if failed := sum(bool(one.failure) for one in played):
+            found["failed"] = failed
+        if measured:
+            found["successes"] = sum(bool(one.success) and not one.failure for one in played)
+        return found
+
+    return write
+
+
+def _clips(played: Sequence[PlayedEpisode], tasks: Sequence[Task], *, measured: bool) -> list[Clip]:
+    blank = next((np.zeros_like(one.pictures[0]) for one in played if one.pictures), np.zeros((64, 64, 3), np.uint8))
+    clips = []
+    for one in played:
+        ended = f"return {one.episode_return:.4g}"
+        if one.failure:
+            ended = f"failed: {one.failure}"
+        elif measured:
+            ended = f"success, {one.env_steps} steps" if one.success else "no success"
+        success = bool(one.success) if measured else None
+        caption = tasks[one.episode.instruction].instruction
+        clips.append(Clip(one.pictures or [blank], caption, ended, success, bool(one.failure)))
+    return clips
 
 
 def write_video(path: Path, clips: Sequence[Clip]) -> None:
@@ -88,7 +126,7 @@ def _tile(clip: Clip, moment: int) -> Image.Image:
     last = len(clip.pictures) - 1
     picture = Image.fromarray(reduced(clip.pictures[min(moment, last)]))
     ended = moment >= last
-    factor = _EDGE // max(picture.size)  # an integer, so that small pictures stay sharp
+    factor = EDGE // max(picture.size)  # an integer, so that small pictures stay sharp
     picture = picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
     colour = (_FAILED if clip.failed else _MARKS[clip.success]) if ended else _RUNNING
     # Video codecs need even sizes.

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.observe.video import Clip, check_format, grids, reduced, write_video
+from polyrhythm.plugins.video.film import Clip, check_format, grids, write_video
+from polyrhythm.plugins.video.playback import reduced
 
 GREEN, RED, BLUE, GREY = (34, 197, 94), (239, 68, 68), (96, 165, 250), (82, 82, 91)
 ORANGE = (245, 158, 11)

@@ -18,10 +18,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
-from polyrhythm.observe import TraceWriter
+from polyrhythm.pipeline.build import Pipeline
+from polyrhythm.pipeline.hooks import RunHooks
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.plugins.timeline.trace import TraceWriter
 from polyrhythm.runtime import spans as kinds
 from polyrhythm.runtime.hosting import station_hosts
 from polyrhythm.runtime.hosts import ClockOffset
@@ -91,13 +94,13 @@ class TraceObserver(Observer):
             self._end(now)
 
     def finish(self, now: float) -> None:
-        """Write all remaining spans and disable tracing."""
-        if self._left <= 0:
-            return
-        self._take(now)
-        self._place(len(self._spans))
-        self._give_up(now)
-        self._launcher.hosting.set_tracing(False)
+        """Write all remaining spans, disable tracing and close the file."""
+        if self._left > 0:
+            self._take(now)
+            self._place(len(self._spans))
+            self._give_up(now)
+            self._launcher.hosting.set_tracing(False)
+        self._writer.close()
 
     def _end(self, now: float) -> None:
         self._mark("run", "timeline", "the timeline ends here, the run goes on", now)
@@ -210,3 +213,22 @@ class TraceObserver(Observer):
 
     def _mark(self, process: str, lane: str, name: str, now: float, arguments: dict[str, str] | None = None) -> None:
         self._writer.instant(process, lane, name, now - self._began, arguments)
+
+
+class TimelineHooks(RunHooks):
+    def observers(self, pipeline: Pipeline) -> Sequence[Observer]:
+        folder = pipeline.context.folder
+        assert folder is not None, "a run that trains has a folder"
+        return [TraceObserver(TraceWriter(_unused_path(folder)), pipeline.launcher, pipeline.loop.clock())]
+
+
+def _unused_path(folder: Path) -> Path:
+    """`trace.json`; of a resumed part `trace-2.json`, and so on."""
+    path, number = folder / "trace.json", 1
+    while path.exists():
+        number += 1
+        path = folder / f"trace-{number}.json"
+    return path
+
+
+HOOKS = TimelineHooks()

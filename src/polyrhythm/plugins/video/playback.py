@@ -17,11 +17,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from polyrhythm.conformance import violation_of
 from polyrhythm.envs.base import EnvBatch, EnvSettings, FullEnvBatch, FullEnvSettings, batch_traits, traits_of
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunHalted
-from polyrhythm.observe.video import reduced
 from polyrhythm.pipeline.array_specs import shown
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.tensors import as_array, as_tensors
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 #: Seconds between two log lines on the progress of a video.
 _TELL_S = 10.0
 
+#: Longer edge of an episode's picture, in pixels.
+EDGE = 192
 #: uint8 [H,W,3].
 Picture = NDArray[np.uint8]
 
@@ -229,6 +231,15 @@ class _Playback:
     def _add_pictures(self, rows: NDArray[np.intp]) -> None:
         for row in self._unfailed(rows):
             self._played[row].pictures.append(reduced(self._picture(self._obs, int(row))))
+
+
+def reduced(picture: Picture) -> Picture:
+    """The picture, scaled down to a tile's size if it is larger."""
+    factor = EDGE / max(picture.shape[:2])
+    if factor >= 1:
+        return picture
+    size = round(factor * picture.shape[1]), round(factor * picture.shape[0])
+    return np.asarray(Image.fromarray(picture).resize(size))
 
 
 def _picture_function(batch: EnvBatch) -> Callable[[dict[str, NDArray[Any]], int], Picture]:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tests.runtime.mutations import mutations
 
-from polyrhythm.observe import TraceWriter
-from polyrhythm.pipeline.observers.timeline import TraceObserver
+from polyrhythm.plugins.timeline.observer import TraceObserver
+from polyrhythm.plugins.timeline.trace import TraceWriter
 from polyrhythm.runtime.hosts import ClockOffset
 from polyrhythm.runtime.launcher import build_inline_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout

@@ -21,13 +21,13 @@ from tests.runtime.links import free_port
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge
 from polyrhythm.errors import ConfigError, MissingError, StartError
-from polyrhythm.observe import prometheus
 from polyrhythm.observe.metrics import MetricsWriter
-from polyrhythm.observe.prometheus import PrometheusEndpoint, StationSample, check_endpoint, labelled
 from polyrhythm.pipeline.observers.hosts import StationHosts
-from polyrhythm.pipeline.observers.totals import StationsNow
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.prometheus import endpoint as endpoints
+from polyrhythm.plugins.prometheus.endpoint import PrometheusEndpoint, StationSample, check_endpoint, labelled
+from polyrhythm.plugins.prometheus.run_part import StationsNow
 from polyrhythm.scheduler.records import GeneratorJoined, StationLost
 
 
@@ -69,7 +69,7 @@ def test_parts_that_differ_from_run_to_run_are_labels(metric, name, labels):
 
 
 def test_a_scrape_has_the_newest_numbers_and_no_older_ones(endpoint, tmp_path):
-    with MetricsWriter(tmp_path, tensorboard=False, endpoint=endpoint) as writer:
+    with MetricsWriter(tmp_path, tensorboard=False, receivers=[endpoint.take]) as writer:
         writer.log(3, {"evaluation/greedy/rate": 0.25}, 1.0)
         writer.log(0, {"throughput/transitions": 5.0, "env/success_once": 1.0, "env/return": 2.0}, 1.0)
         unknown = {"env/success_once": None, "env/success_once/task_0": None}
@@ -95,7 +95,7 @@ def test_a_scrape_has_the_newest_numbers_and_no_older_ones(endpoint, tmp_path):
 
 
 def test_idle_connections_are_bounded_and_end_in_time(installed, tmp_path, monkeypatch):
-    monkeypatch.setattr(prometheus, "_ASK_S", 0.3)
+    monkeypatch.setattr(endpoints, "_ASK_S", 0.3)
     with closing(PrometheusEndpoint("127.0.0.1", 0)) as endpoint, ExitStack() as held:
         idle = [held.enter_context(socket.create_connection(("127.0.0.1", endpoint.port), 5)) for _ in range(100)]
         assert threading.active_count() < 60

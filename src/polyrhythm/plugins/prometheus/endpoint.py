@@ -8,20 +8,18 @@ them.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import re
 import ssl
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from polyrhythm.config.sections.running import PrometheusSettings
 from polyrhythm.errors import MissingError, StartError, install_command
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
-
-log = logging.getLogger(__name__)
 
 #: Seconds that the end of a run waits for a running response.
 _CLOSE_S = 5.0
@@ -45,17 +43,6 @@ _LABELLED: tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...] = (
 )
 #: Exported by station and host instead (`StationSample`).
 _BY_STATION = "stations/utilisation/"
-
-
-class EndpointSettings(Protocol):
-    """Section `prometheus` of the settings."""
-
-    @property
-    def port(self) -> int | None: ...
-    @property
-    def address(self) -> str: ...
-    @property
-    def tls(self) -> tuple[str, str, str] | None: ...
 
 
 class Labelled(NamedTuple):
@@ -175,22 +162,7 @@ class PrometheusEndpoint:
         self._thread.join(_CLOSE_S)
 
 
-@contextlib.contextmanager
-def open_endpoint(settings: EndpointSettings) -> Iterator[PrometheusEndpoint | None]:
-    """The endpoint, open within this block; None if no port is set. Errors: see `PrometheusEndpoint`."""
-    if settings.port is None:
-        yield None
-        return
-    endpoint = PrometheusEndpoint(settings.address, settings.port, settings.tls)
-    scheme = "https" if settings.tls else "http"
-    log.info("metrics for Prometheus: %s://%s:%d/metrics", scheme, settings.address, endpoint.port)
-    try:
-        yield endpoint
-    finally:
-        endpoint.close()
-
-
-def check_endpoint(settings: EndpointSettings) -> None:
+def check_endpoint(settings: PrometheusSettings) -> None:
     """Open and close the endpoint, to raise its errors before anything starts."""
     if settings.port is not None:
         PrometheusEndpoint(settings.address, settings.port, settings.tls).close()

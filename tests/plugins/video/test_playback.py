@@ -22,10 +22,10 @@ from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
-from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
 from polyrhythm.pipeline.evaluation.standalone import Video, evaluate
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.video.playback import PlayedEpisode, play
 from polyrhythm.policies.base import as_module
 
 

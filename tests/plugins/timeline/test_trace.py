@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.observe import TraceWriter
+from polyrhythm.plugins.timeline.trace import TraceWriter
 
 
 def test_bars_marks_and_counters_by_name(tmp_path: Path) -> None:
