@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from polyrhythm.plugins.cluster.transport.sealed import NAME, BrokenSeal, ConnectionTicket, SealedConnection, new_ticket
+from polyrhythm.plugins.cluster.sealed import NAME, BrokenSeal, ConnectionTicket, SealedConnection, new_ticket
 from polyrhythm.runtime.transport.drops import DropCounter
 
 log = logging.getLogger(__name__)
