@@ -26,7 +26,7 @@ from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
 from polyrhythm.plugins.language.text import TextSettings
 from polyrhythm.plugins.language.text.chains import ChainsSettings
 from polyrhythm.plugins.language.text.tokenizers import folder_tokenizer
-from polyrhythm.policies.conformance import policy_checks, value_gradient_reach
+from polyrhythm.plugins.trial.policy_contract import policy_checks, value_gradient_reach
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.training.checkpoint import save_state
 

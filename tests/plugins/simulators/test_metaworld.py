@@ -131,9 +131,7 @@ def test_a_preset_sets_what_is_not_set():
 
 
 def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
-    monkeypatch.setattr(
-        "polyrhythm.envs.mujoco._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()}
-    )
+    monkeypatch.setattr("polyrhythm.envs.mujoco._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()})
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("MUJOCO_GL", "egl")
     with pytest.raises(RenderingUnavailable, match="MUJOCO_GL=egl, but its library is missing; run: apt-get install"):
@@ -147,9 +145,7 @@ def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
 
 
 def test_a_state_needs_no_graphics_library(monkeypatch):
-    monkeypatch.setattr(
-        "polyrhythm.envs.mujoco._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()}
-    )
+    monkeypatch.setattr("polyrhythm.envs.mujoco._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()})
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     settings = MetaWorldSettings(tasks=("reach-v3",), observation="state")

@@ -1,8 +1,8 @@
 """What one end of the weights channel has moved, and how fast: counters that a station's heartbeat carries.
 
-    weights/<way>/versions, bytes, s    taken by a generator, by the way that they came
-    weights/published/versions, …       made readable by the trainer
-    weights/apply/versions, …           brought into the module; meanwhile nothing is served
+weights/<way>/versions, bytes, s    taken by a generator, by the way that they came
+weights/published/versions, …       made readable by the trainer
+weights/apply/versions, …           brought into the module; meanwhile nothing is served
 """
 
 from __future__ import annotations
