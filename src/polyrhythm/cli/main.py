@@ -34,13 +34,11 @@ CORE = {
     "new": "copy an example into a new folder",
     "recipes": "list the recipes",
     "settings": "list the settings of a recipe, their defaults and meaning",
-    "check": "check a recipe, its environment and its policy, without training",
     "sft": "run the supervised warm start alone",
     "eval": "evaluate a trained policy on held-out seeds",
     "export": "write a run's policy as a folder of safetensors",
     "envs": "list the environments, and what each needs",
     "policies": "list the policies, and what each needs",
-    "doctor": "check whether this machine can run the quickstart",
 }
 
 #: Commands of the distribution polyrhythm-bench.

@@ -215,8 +215,8 @@ def saved_late_by_rank_1(ranks: Ranks, path: str, trajectories: list[Trajectory]
 def built(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
     """A policy as the trainer builds it: its weights as published, a gradient, the largest share of its bytes that was
     whole at a time, devices of its parts, and the most memory that was allocated on this rank's, in their bytes."""
+    from tests.plugins.trial.test_policy_contract import Case
     from tests.plugins.vla.test_pi0_settings import SPEC
-    from tests.policies.test_conformance import Case
 
     resolved = resolve("policy", settings)
     layout = WeightsLayout.of(resolved.form(SPEC).published)

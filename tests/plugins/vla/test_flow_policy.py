@@ -11,9 +11,9 @@ from tests.plugins.vla.flow_case import CHUNK, DIMS, HORIZON, PADDED, SPEC, Smal
 from torch import Tensor
 
 from polyrhythm.conformance import run_checks
+from polyrhythm.plugins.trial import policy_contract as conformance
+from polyrhythm.plugins.trial.policy_calls import sample, take_rows
 from polyrhythm.plugins.vla.flow_policy import FlowPolicy
-from polyrhythm.policies import conformance
-from polyrhythm.policies.calls import sample, take_rows
 from polyrhythm.policies.flow_matching import FlowCps, FlowNoise, FlowSde, Ode
 from polyrhythm.specs import PROGRESS
 

@@ -17,10 +17,10 @@ from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.objectives import OwnFunction
 from polyrhythm.conformance import ContractViolation, raised
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.trial.form_contract import check_answers, check_published
+from polyrhythm.plugins.trial.policy_contract import try_policy
 from polyrhythm.policies.base import Policy, as_module
-from polyrhythm.policies.conformance import try_policy
 from polyrhythm.policies.form import PolicyForm
-from polyrhythm.policies.form_checks import check_answers, check_published
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 from polyrhythm.training.objective import advantage_estimate, policy_loss
 

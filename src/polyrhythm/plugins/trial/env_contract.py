@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractCheck, ContractViolation, Finding, Note, run_checks
 from polyrhythm.envs.base import BATCH_METHODS, SETTINGS_METHODS, EnvSettings, FullEnvSettings, traits_of
-from polyrhythm.envs.checked_env import Arrays, CheckedEnv
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.plugins.trial.checked_env import Arrays, CheckedEnv
 from polyrhythm.specs import EnvSpec, split_seed
 from polyrhythm.specs.hashing import mix
 

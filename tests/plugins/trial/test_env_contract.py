@@ -15,11 +15,11 @@ from tests.envs.broken_envs import WalkSettings
 from polyrhythm.config.registry import known_types, settings_class
 from polyrhythm.conformance import ContractViolation, own_place, violation_of
 from polyrhythm.envs.base import EnvTraits, batch_traits, traits_of
-from polyrhythm.envs.conformance import check_contract, observe_reset, trial_seed
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
 from polyrhythm.plugins.simulators.maniskill.env import ManiSkillSettings
 from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
+from polyrhythm.plugins.trial.env_contract import check_contract, observe_reset, trial_seed
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 
 OURS = {

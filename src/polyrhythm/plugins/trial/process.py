@@ -1,7 +1,7 @@
 """Tries an environment before a run: gets its spec, observes one reset, or checks its whole contract.
 
 With launcher inline it runs in the main process, else in a process without torch, `python -m
-polyrhythm.pipeline.validation.env_trial_process`, which reads the job from standard input and sends events to a pipe.
+polyrhythm.plugins.trial.process`, which reads the job from standard input and sends events to a pipe.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import ContractViolation, Finding
 from polyrhythm.env_warnings import EnvWarnings, forget_warnings
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.checked_env import Arrays, CheckedEnv, read_spec
-from polyrhythm.envs.conformance import check_contract, find_memory, observe_reset
-from polyrhythm.envs.trial_episode import TrialEpisode, is_text, play_episode
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.plugins.trial.checked_env import Arrays, CheckedEnv, read_spec
+from polyrhythm.plugins.trial.env_contract import check_contract, find_memory, observe_reset
+from polyrhythm.plugins.trial.episode import TrialEpisode, is_text, play_episode
 from polyrhythm.specs.plain import as_plain, from_plain
 
 #: Takes events in this order: ("call", name) before each call into the environment, ("finding", fields),

@@ -14,21 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.conformance import ContractCheck, ContractViolation, Note
-from polyrhythm.policies.base import Observations, Policy, PolicySettings, as_module
-from polyrhythm.policies.calls import (
+from polyrhythm.pipeline.validation.check import check_attributes
+from polyrhythm.plugins.trial.form_contract import check_form, check_traits
+from polyrhythm.plugins.trial.policy_calls import (
     Build,
     act_with,
     built,
     called,
     check_bounds,
     check_close,
-    check_module,
     check_numbers,
     check_tensor,
     evaluate_act,
     first_unlike,
     in_trial,
-    is_count,
     kind_of,
     logprob_limit,
     row_count,
@@ -37,9 +36,9 @@ from polyrhythm.policies.calls import (
     take_rows,
     value_limit,
 )
+from polyrhythm.policies.base import Observations, Policy, PolicySettings, as_module
 from polyrhythm.policies.constants import FIX, plain_tensors
 from polyrhythm.policies.form import Role
-from polyrhythm.policies.form_checks import check_form, check_traits
 from polyrhythm.policies.traits import has_methods, plain_traits, policy_traits, settings_traits
 from polyrhythm.specs import EnvSpec
 
@@ -117,33 +116,6 @@ def _check_declared(settings: PolicySettings, policy: Policy, obs: Observations)
 def _alone(policy: Policy, check: ContractCheck) -> str:
     with in_trial(policy):
         return check()
-
-
-def check_attributes(policy: Policy, spec: EnvSpec) -> str:
-    """The policy is a module whose chunk, action_dim, exact and tolerance fit the environment."""
-    check_module(policy)
-    for name in ("chunk", "action_dim", "exact", "tolerance"):
-        if not hasattr(policy, name):
-            raise ContractViolation(f"the policy has no attribute {name}", f"set self.{name} in __init__")
-    if not is_count(policy.chunk):
-        raise ContractViolation(f"chunk is {policy.chunk!r}", "set it to a whole number, 1 or more")
-    if policy.action_dim != spec.action.dim:
-        raise ContractViolation(
-            f"action_dim is {policy.action_dim!r}, the environment's actions have {spec.action.dim} entries",
-            "set it to that",
-        )
-    if spec.chunk and policy.chunk != spec.chunk:
-        raise ContractViolation(
-            f"chunk is {policy.chunk}, a step of the environment takes chunks of {spec.chunk} actions", "set it to that"
-        )
-    if not isinstance(policy.tolerance, int | float) or not 0.0 <= policy.tolerance < float("inf"):
-        raise ContractViolation(
-            f"tolerance is {policy.tolerance!r}", "set it to the largest error of a log-prob, such as 1e-5"
-        )
-    if next(iter(as_module(policy).parameters()), None) is None:
-        raise ContractViolation("the policy has no parameters", "register its networks as attributes of the module")
-    exact = "exact" if policy.exact else f"tolerance {policy.tolerance:g}"
-    return f"chunk {policy.chunk}, {policy.action_dim} action entries, {exact}"
 
 
 def check_act(policy: Policy, obs: Observations, spec: EnvSpec) -> str:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from polyrhythm.cli.check import line
 from polyrhythm.cli.main import main
+from polyrhythm.cli.show import finding_line as line
 from polyrhythm.conformance import Finding
 
 WALK = "env={type: 'tests.envs.broken_envs:WalkSettings', defect: '%s'}"

@@ -15,13 +15,12 @@ import pytest
 from pydantic import BaseModel
 
 import polyrhythm
-from polyrhythm.cli.doctor import line
 from polyrhythm.cli.main import main
 from polyrhythm.config.catalog import check_installed
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import MissingError
-from polyrhythm.pipeline.validation import doctor
-from polyrhythm.pipeline.validation.doctor import examine
+from polyrhythm.plugins.doctor import command as doctor
+from polyrhythm.plugins.doctor.command import examine, line
 from polyrhythm.plugins.simulators.libero.env import LiberoSettings
 from polyrhythm.plugins.simulators.metaworld import findings
 from polyrhythm.runtime.memory.shared_folder import shared_root
@@ -90,7 +89,7 @@ def test_the_first_checks_need_no_simulator() -> None:
 def test_without_any_package_each_check_says_what_is_missing() -> None:
     """A bare Python, which finds our sources and nothing else."""
     program = (
-        "import itertools, json\nfrom polyrhythm.pipeline.validation.doctor import examine\n"
+        "import itertools, json\nfrom polyrhythm.plugins.doctor.command import examine\n"
         "print(json.dumps([finding._asdict() for finding in itertools.islice(examine(), 9)]))"
     )
     done = subprocess.run(
@@ -180,7 +179,7 @@ def test_the_doctor_tries_maniskill(maniskill: None, capsys: pytest.CaptureFixtu
 
 
 def test_setup_installs_what_the_doctor_names() -> None:
-    script = Path(__file__).parents[2] / "tools" / "render_libs.sh"
+    script = Path(__file__).parents[3] / "tools" / "render_libs.sh"
     assert f'packages="{findings.RENDER_PACKAGES}"' in script.read_text()
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.conformance import ContractViolation, violation_of
+from polyrhythm.pipeline.validation.check import check_module
 from polyrhythm.policies.base import Act, Evaluation, Observations, Policy, as_module
 from polyrhythm.specs import EnvSpec
 
@@ -34,13 +35,6 @@ def built(build: Build, seed: int = 0) -> Policy:
     policy: Policy = called("build", build, seed)
     check_module(policy)
     return policy
-
-
-def check_module(policy: object) -> None:
-    if not isinstance(policy, nn.Module):
-        raise ContractViolation(
-            f"build gave a {type(policy).__name__}", "return a torch.nn.Module with act, evaluate, value"
-        )
 
 
 @contextmanager
@@ -165,7 +159,3 @@ def first_unlike(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> str
 
 def kind_of(found: object) -> str:
     return f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-
-
-def is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

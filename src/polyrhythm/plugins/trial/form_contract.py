@@ -9,8 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.conformance import ContractViolation
+from polyrhythm.pipeline.validation.check import check_module
+from polyrhythm.plugins.trial.policy_calls import (
+    called,
+    check_close,
+    check_tensor,
+    evaluate_act,
+    in_trial,
+    sample,
+)
 from polyrhythm.policies.base import Observations, Policy, as_module, extended
-from polyrhythm.policies.calls import called, check_close, check_module, check_tensor, evaluate_act, in_trial, sample
 from polyrhythm.policies.form import PolicyForm, Role, published_state
 from polyrhythm.policies.traits import PolicyTraits, missing_methods, policy_traits
 from polyrhythm.specs import ArraySpec

@@ -29,10 +29,10 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding, place
 from polyrhythm.env_warnings import warn_once
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.checked_env import Arrays
 from polyrhythm.errors import ConfigError
 from polyrhythm.imports import same_imports
-from polyrhythm.pipeline.validation.env_trial_process import WAY_OUT, EpisodeTrial, decode_event, run_trial
+from polyrhythm.plugins.trial.checked_env import Arrays
+from polyrhythm.plugins.trial.process import WAY_OUT, EpisodeTrial, decode_event, run_trial
 from polyrhythm.specs import EnvSpec
 
 #: Call → the setting of its time limit.
@@ -250,7 +250,7 @@ def _start(
     ours, theirs = os.pipe()
     environment = os.environ | same_imports()
     popen = subprocess.Popen(
-        [sys.executable, "-m", "polyrhythm.pipeline.validation.env_trial_process"],
+        [sys.executable, "-m", "polyrhythm.plugins.trial.process"],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=log,
@@ -281,7 +281,7 @@ def _exit_error(config: RunConfig, what: str, call: str, popen: subprocess.Popen
     log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
     text = log.read().decode("utf-8", errors="replace")
     threads = text.rpartition("Timeout (")[2].split("\n\n")
-    ours = next((thread for thread in threads if "env_trial_process.py" in thread), "")
+    ours = next((thread for thread in threads if "trial/process.py" in thread), "")
     dumped = re.findall(r'^  File "(.+)", line (\d+) in ', ours, re.MULTILINE)
     try:
         status = popen.wait(_GRACE_S)

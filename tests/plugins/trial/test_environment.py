@@ -14,11 +14,11 @@ from tests.envs.broken_envs import Walk, WalkSettings
 from tests.pipeline.runs import config
 
 from polyrhythm.env_warnings import forget_warnings
-from polyrhythm.envs.conformance import trial_seed
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.pipeline.validation.env_trial import try_env
+from polyrhythm.plugins.trial.env_contract import trial_seed
+from polyrhythm.plugins.trial.environment import try_env
 
 KIND = "tests.envs.broken_envs:WalkSettings"
 HERE = r"\(.*broken_envs.py, line \d+\)"
@@ -65,7 +65,9 @@ def test_an_environment_that_ends_its_process_is_reported(defect, call):
 class RandomSettings(WalkSettings):
     """It draws from the global generators."""
 
-    type: Literal["tests.pipeline.test_env_trial:RandomSettings"] = "tests.pipeline.test_env_trial:RandomSettings"  # type: ignore[assignment]
+    type: Literal["tests.plugins.trial.test_environment:RandomSettings"] = (
+        "tests.plugins.trial.test_environment:RandomSettings"  # type: ignore[assignment]
+    )
 
     def build(self, rows: int) -> Any:
         np.random.seed(0)
@@ -82,7 +84,7 @@ def test_the_global_generators_go_on_as_if_nothing_had_been_tried():
     np.random.seed(7)
     random.seed(7)
     torch.manual_seed(7)
-    validate_run(walk("", "inline", type="tests.pipeline.test_env_trial:RandomSettings"))
+    validate_run(walk("", "inline", type="tests.plugins.trial.test_environment:RandomSettings"))
     assert (np.random.rand(), random.random(), torch.rand(())) == wanted
 
 
@@ -94,7 +96,9 @@ class Old(Walk):
 
 
 class OldSettings(WalkSettings):
-    type: Literal["tests.pipeline.test_env_trial:OldSettings"] = "tests.pipeline.test_env_trial:OldSettings"  # type: ignore[assignment]
+    type: Literal["tests.plugins.trial.test_environment:OldSettings"] = (
+        "tests.plugins.trial.test_environment:OldSettings"  # type: ignore[assignment]
+    )
 
     def build(self, rows: int) -> Any:
         return Old(rows, "")
@@ -102,7 +106,7 @@ class OldSettings(WalkSettings):
 
 def test_an_environment_that_takes_only_small_seeds_is_found_before_the_run():
     with pytest.raises(ConfigError, match=r"reset raised ValueError: Seed must be between 0 and 2\*\*32 - 1"):
-        validate_run(walk("", "inline", type="tests.pipeline.test_env_trial:OldSettings"))
+        validate_run(walk("", "inline", type="tests.plugins.trial.test_environment:OldSettings"))
 
 
 class Grown(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -119,7 +123,7 @@ class Grown(gymnasium.Wrapper[Any, Any, Any, Any]):
 NORMALIZE = "gymnasium.wrappers:NormalizeObservation"
 REWARD = "gymnasium.wrappers:NormalizeReward"
 CLIP = {"apply": "gymnasium.wrappers:ClipReward", "kwargs": {"min_reward": -9.0}}
-OWN = "tests.pipeline.test_env_trial:Grown"
+OWN = "tests.plugins.trial.test_environment:Grown"
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -14,10 +14,10 @@ from tests.built import built
 from torch import Tensor
 
 from polyrhythm.conformance import Note, run_checks
+from polyrhythm.plugins.trial import policy_contract as conformance
+from polyrhythm.plugins.trial.policy_calls import evaluate_act, sample
 from polyrhythm.plugins.vla.pi0.settings import Pi0Settings, Pi0SizeSettings, Pi05Settings
-from polyrhythm.policies import conformance
 from polyrhythm.policies.base import Policy, as_module
-from polyrhythm.policies.calls import evaluate_act, sample
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.flow_matching import FlowCps, FlowMethod, FlowNoise, FlowSde, Ode
 from polyrhythm.policies.form import Role

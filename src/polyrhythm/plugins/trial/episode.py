@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.envs.base import StepResult
-from polyrhythm.envs.checked_env import Arrays, CheckedEnv
-from polyrhythm.envs.conformance import trial_seed
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.plugins.trial.checked_env import Arrays, CheckedEnv
+from polyrhythm.plugins.trial.env_contract import trial_seed
 from polyrhythm.specs import EnvSpec, Trajectory
 
 #: Seed of the episode.

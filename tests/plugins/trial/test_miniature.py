@@ -16,7 +16,7 @@ from polyrhythm.pipeline.validation.check import policy_to_try, validate_run
 class DarkSettings(LampSettings):
     """Lamps that cannot be built."""
 
-    type: str = "tests.pipeline.test_trial_of_vla:DarkSettings"
+    type: str = "tests.plugins.trial.test_miniature:DarkSettings"
 
     def build(self, rows: int) -> None:
         raise ValueError(f"no {rows} lamps")
@@ -30,7 +30,7 @@ def run_of(policy: dict[str, object], env: str = "tests.pipeline.pictures:LampSe
 
 
 def test_a_checkpoint_is_refused_before_an_environment_is_built() -> None:
-    dark = "tests.pipeline.test_trial_of_vla:DarkSettings"
+    dark = "tests.plugins.trial.test_miniature:DarkSettings"
     with pytest.raises(ConfigError, match="no 6 lamps"):
         validate_run(run_of({}, dark))
     with pytest.raises(ConfigError, match="/no/such/folder"):
