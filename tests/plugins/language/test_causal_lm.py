@@ -25,7 +25,7 @@ from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm, Caus
 from polyrhythm.plugins.language.text import TextSettings
 from polyrhythm.plugins.language.text.chains import ChainsSettings
 from polyrhythm.plugins.language.text.tokenizers import folder_tokenizer
-from polyrhythm.policies.conformance import policy_checks, value_gradient_reach
+from polyrhythm.plugins.trial.policy_contract import policy_checks, value_gradient_reach
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.training.checkpoint import save_state
 

@@ -20,11 +20,11 @@ import psutil
 import pytest
 from tests.plugins.language.chat_families import write_family
 
-from polyrhythm.envs.conformance import check_contract
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.plugins.language.text.answer_verifiers import Exact, Json, Math, Regex, VerifierSettings
 from polyrhythm.plugins.language.text.prompts import PromptsSettings
+from polyrhythm.plugins.trial.env_contract import check_contract
 from polyrhythm.scheduler.samples.admission import Admission
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.specs.hashing import HELD_OUT
