@@ -50,9 +50,9 @@ class PolicyAgent:
         """An interaction turn by turn; at its end the task's own rewards are recorded."""
         if self.trace is not None:
             raise RuntimeError("the environment opened a second interaction in one episode")
-        async with AsyncExitStack() as open_tools:
+        async with AsyncExitStack() as stack:
             tools = Tools(await self._shared.open_once())
-            await tools.open(self._toolsets(task), open_tools, task)
+            await tools.open(self._toolsets(task), stack, task)
             found = _Interaction(self._talk, task, tools)
             self.trace = found.trace
             yield found
@@ -125,8 +125,8 @@ class _Interaction:
     def _add(self, message: Any, *, sampled: bool = False) -> None:
         from verifiers.v1.graph import MessageNode
 
-        parent = len(self.trace.nodes) - 1
-        self.trace.nodes.append(MessageNode(message=message, parent=None if parent < 0 else parent, sampled=sampled))
+        parent = len(self.trace.nodes) - 1 if self.trace.nodes else None
+        self.trace.nodes.append(MessageNode(message=message, parent=parent, sampled=sampled))
 
     async def _stop(self) -> bool:
         import verifiers.v1 as vf

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import islice
-from random import Random
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -53,13 +52,6 @@ class VerifiersSettings(TextSettings):
         return VerifiersTask(self)
 
 
-class _Drawn(NamedTuple):
-    """prompt: the text that assigns a task to training or evaluation."""
-
-    prompt: str
-    task: Any
-
-
 class VerifiersTask:
     """Conversation over the tasks of a taskset, played by its environment."""
 
@@ -73,16 +65,13 @@ class VerifiersTask:
         self._agent: PolicyAgent | None = None
 
     def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
-        loaded, drawn = self._loaded, draw_apart(seed, self._draw)
+        loaded = self._loaded
+        drawn = draw_apart(seed, lambda random: random.choice(loaded.tasks), loaded.apart_by)
         agent = self._agent = PolicyAgent(self._talk, self._shared, loaded.toolsets)
-        said = self._talk.begin(loaded.environment.run(drawn.task, SimpleNamespace(**{loaded.agent: agent})))
+        said = self._talk.begin(loaded.environment.run(drawn, SimpleNamespace(**{loaded.agent: agent})))
         if said is None:
             raise ConfigError("env.taskset: its environment ended before it asked for a message; use another")
         return said
-
-    def _draw(self, random: Random) -> _Drawn:
-        task = random.choice(self._loaded.tasks)
-        return _Drawn(self._loaded.apart_by(task), task)
 
     def reply(self, message: str) -> Reply:
         said = self._talk.answer(message)
