@@ -20,7 +20,6 @@ from torch import Tensor
 import polyrhythm
 from polyrhythm.conformance import run_checks
 from polyrhythm.pipeline.validation.fit import learns_from_rewards
-from polyrhythm.plugins.pretrained.building import weights_on_meta
 from polyrhythm.plugins.trial import policy_contract as conformance
 from polyrhythm.plugins.trial.policy_calls import sample
 from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft, dead_patterns
@@ -28,6 +27,7 @@ from polyrhythm.plugins.vla.openvla_oft.policy import FEATURES, HIDDEN, ValueHea
 from polyrhythm.plugins.vla.openvla_oft.settings import OftSizeSettings, OpenVlaOftSettings
 from polyrhythm.plugins.vla.openvla_oft.size import L1HeadSize, OpenVlaOftSize, size_from_config
 from polyrhythm.plugins.vla.openvla_oft.tokens import TokenDistribution, centres, rows_of, rows_of_ids
+from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 

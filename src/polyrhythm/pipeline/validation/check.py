@@ -36,7 +36,6 @@ from polyrhythm.env_warnings import forget_warnings
 from polyrhythm.envs.base import EnvSettings, traits_of
 from polyrhythm.envs.mujoco import set_simulator_count
 from polyrhythm.errors import ConfigError, RunHalted, StartError
-from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.observe.run_folder import find_run
 from polyrhythm.pipeline.array_specs import arena_layout
 from polyrhythm.pipeline.build import env_settings, policy_settings
@@ -51,6 +50,7 @@ from polyrhythm.pipeline.validation.fit import (
 )
 from polyrhythm.pipeline.warm_start.demos import check_expert, dataset_format, has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
+from polyrhythm.plugin import load
 from polyrhythm.policies.base import Policy, PolicySettings, as_module, extended_settings
 from polyrhythm.policies.engine import streaming
 from polyrhythm.policies.form import PolicyForm
@@ -58,7 +58,7 @@ from polyrhythm.policies.traits import policy_traits, settings_traits
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
-from polyrhythm.runtime.processes.limits import check_limits
+from polyrhythm.runtime.processes.start import check_limits
 from polyrhythm.specs import EnvSpec, WeightsLayout
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,8 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
     if config.init_from and (run := find_run(Path(config.init_from))) != Path(config.init_from):
         config = config.model_copy(update={"init_from": str(run)})  # the new run may lie in that folder, too
     context = CheckContext(config, trainer=trainer, simulates=_simulates_here(config), begun=begun)
+    if config.prometheus.port is not None:
+        load("observer", "prometheus")  # an error if the plugin is not there
     free = free_memory()  # before the policy is built here; it is freed when the stations run
     context.free = lambda device: free if device == "cpu" else free_memory(device)
     require_all(with_added(CHECKS, context.depth), context)
@@ -342,13 +344,6 @@ def check_devices(config: RunConfig, *, trainer: bool = True) -> dict[str, Resou
 # ------------------------------------------------------------ the list
 
 
-def _prometheus(context: CheckContext) -> Result:
-    if context.config.prometheus.port is None or not context.trainer:
-        return ()
-    check_endpoint(context.config.prometheus)
-    return ""
-
-
 def _spec(context: CheckContext) -> None:
     """Before a run, a checkpoint is compared with the environment's spec before the environment is tried."""
     installed_env(context.config)
@@ -410,7 +405,6 @@ def _first_weights(context: CheckContext) -> None:
 #: The core's checks, in the order in which they are run before a start and by `polyrhythm check`.
 CHECKS = (
     Check("devices", "recipe", "settings", lambda c: group_seats(check_devices(c.config, trainer=c.trainer))),
-    Check("prometheus", "recipe", "trial", _prometheus),
     Check("environment's spec", "recipe", "trial", _spec),
     Check("rows and batches", "recipe", "machine", _rows, needs=("spec",)),
     Check("policy's form", "recipe", "trial", _form, needs=("spec",)),

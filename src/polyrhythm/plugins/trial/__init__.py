@@ -15,9 +15,9 @@ def _row(name: str, part: str, cost: Cost, after: str, function: str, *needs: st
 
 
 CHECKS = (
-    _row("placement", "recipe", "settings", "prometheus", "rows:seat_warnings", until="trial"),
-    _row("placement", "recipe", "contract", "prometheus", "rows:seat_warnings"),
-    _row("notes", "recipe", "settings", "prometheus", "rows:settings_notes"),
+    _row("placement", "recipe", "settings", "devices", "rows:seat_warnings", until="trial"),
+    _row("placement", "recipe", "contract", "devices", "rows:seat_warnings"),
+    _row("notes", "recipe", "settings", "devices", "rows:settings_notes"),
     # what is declared, for `train --check`
     _row("spec", "environment", "machine", "spec", "rows:read_spec"),
     _row("environment", "environment", "machine", "environment's spec", "declared:check_environment", until="trial"),
