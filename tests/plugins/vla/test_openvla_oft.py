@@ -19,7 +19,7 @@ from torch import Tensor
 
 import polyrhythm
 from polyrhythm.conformance import run_checks
-from polyrhythm.pipeline.validation.learning_checks import learns_from_rewards
+from polyrhythm.pipeline.validation.fit import learns_from_rewards
 from polyrhythm.plugins.trial import policy_contract as conformance
 from polyrhythm.plugins.trial.policy_calls import sample
 from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft, dead_patterns

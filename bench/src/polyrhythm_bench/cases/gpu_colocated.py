@@ -42,7 +42,7 @@ from polyrhythm.pipeline import train as running
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining
 from polyrhythm.pipeline.validation import check as checking
 from polyrhythm.pipeline.validation.check import ValidatedRun
-from polyrhythm.pipeline.validation.rollout_checks import check_rollout
+from polyrhythm.pipeline.validation.fit import check_rollout
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm_bench.harness import resources

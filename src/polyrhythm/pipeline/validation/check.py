@@ -7,14 +7,27 @@ on the environment's first observations. A failed check raises ConfigError: `set
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import torch
 
-from polyrhythm.checks import CheckContext, errors_of, log_note, require_added
+from polyrhythm.checks import (
+    Check,
+    CheckContext,
+    Cost,
+    Examined,
+    Result,
+    errors_of,
+    examine_all,
+    require_added,
+    require_all,
+    with_added,
+)
 from polyrhythm.config.catalog import check_installed
+from polyrhythm.config.presets import describe_objective
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.config.sections.rollout import StreamsBatching
@@ -28,12 +41,12 @@ from polyrhythm.pipeline.array_specs import arena_layout
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.placed import place, station_names
-from polyrhythm.pipeline.validation.learning_checks import check_learning
-from polyrhythm.pipeline.validation.rollout_checks import (
+from polyrhythm.pipeline.seats import group_seats
+from polyrhythm.pipeline.validation.fit import (
+    check_learning,
     check_ranks,
     check_rollout,
     check_weights_change,
-    settings_findings,
 )
 from polyrhythm.pipeline.warm_start.demos import check_expert, dataset_format, has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
@@ -77,38 +90,15 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
     context = CheckContext(config, trainer=trainer, simulates=_simulates_here(config), begun=begun)
     if config.prometheus.port is not None:
         load("observer", "prometheus")  # an error if the plugin is not there
-    require_added(context, "")
-    check_devices(config, trainer=trainer)
-    if trainer:
-        for finding in settings_findings(config):
-            log_note(finding)
     free = free_memory()  # before the policy is built here; it is freed when the stations run
     context.free = lambda device: free if device == "cpu" else free_memory(device)
-    installed_env(config)
-    declared = None
-    if getattr(config.policy, "checkpoint", ""):
-        declared = read_spec(context)
-        _take_form(context)
-    require_added(context, "environment's trial")
-    spec = context.spec if context.spec is not None else read_spec(context)
-    check_rollout(config, spec)
-    require_added(context, "rows and batches")
-    if trainer:
-        check_weights_change(config)
-    if spec != declared:
-        _take_form(context)
-    form = context.form
-    policy = context.policy = check_build(config, spec)
-    if trainer:
-        check_server(config, policy)
-    context.tried = policy_to_try(config, spec, policy, form)
-    require_added(context, "policy's trial")
-    check_learning(context, policy)
-    check_processes(config, spec, trainer=trainer)
-    check_memory(config, spec, form, trainer=trainer)
-    check_start(config, spec, policy, trainer=trainer)
-    require_added(context, "updates")
-    return ValidatedRun(config, spec, policy)
+    require_all(with_added(CHECKS, context.depth), context)
+    return ValidatedRun(config, context.spec, context.policy)
+
+
+def examine(config: RunConfig, depth: Cost = "contract") -> Iterator[Examined]:
+    """Run all checks of a configuration up to the cost `depth`; yield each finding as soon as it is known."""
+    yield from examine_all(with_added(CHECKS, depth), CheckContext(config, depth))
 
 
 def read_spec(context: CheckContext) -> EnvSpec:
@@ -118,11 +108,6 @@ def read_spec(context: CheckContext) -> EnvSpec:
         with errors_of(f"env.type = {context.config.env_type}", "spec"):
             context.spec = env_settings(context.config).spec()
     return context.spec
-
-
-def _take_form(context: CheckContext) -> None:
-    context.form = check_form_first(context.config, context.spec)
-    require_added(context, "policy's form")
 
 
 def free_memory(device: str = "cpu", *, now: bool = False) -> int:
@@ -354,3 +339,79 @@ def check_devices(config: RunConfig, *, trainer: bool = True) -> dict[str, Resou
     if trainer and config.training.versions:
         check_ranks(config, len(placed.names["trainer"]))
     return placed.seats
+
+
+# ------------------------------------------------------------ the list
+
+
+def _spec(context: CheckContext) -> None:
+    """Before a run, a checkpoint is compared with the environment's spec before the environment is tried."""
+    installed_env(context.config)
+    declared = None
+    checkpoint = getattr(context.config.policy, "checkpoint", "")
+    if checkpoint and context.depth == "trial":
+        declared = read_spec(context)
+        _form(context)
+        require_added(context, "policy's form")
+    require_added(context, "environment's trial")
+    if context.spec is None:
+        read_spec(context)
+    if context.spec != declared:
+        context.form = None  # type: ignore[assignment]
+
+
+def _rows(context: CheckContext) -> str:
+    config = context.config
+    check_rollout(config, context.spec)
+    if context.trainer:
+        check_weights_change(config)
+    return f"{config.all_rows} rows; an update has {config.training.batch_size} samples"
+
+
+def _form(context: CheckContext) -> None:
+    if context.form is None:
+        context.form = check_form_first(context.config, context.spec)
+
+
+def _build(context: CheckContext) -> Result:
+    if "memory" in context.failed:
+        return ()
+    config, spec = context.config, context.spec
+    context.policy = check_build(config, spec)
+    if context.depth == "trial":
+        if context.trainer:
+            check_server(config, context.policy)
+        context.tried = policy_to_try(config, spec, context.policy, context.form)
+    return ""
+
+
+def _objective(context: CheckContext) -> str:
+    check_learning(context, context.policy)
+    return describe_objective(context.config.objective)
+
+
+def _processes(context: CheckContext) -> None:
+    check_processes(context.config, context.spec, trainer=context.trainer)
+
+
+def _memory(context: CheckContext) -> None:
+    check_memory(context.config, context.spec, context.form, trainer=context.trainer)
+
+
+def _first_weights(context: CheckContext) -> None:
+    check_start(context.config, context.spec, context.policy, trainer=context.trainer)
+
+
+#: The core's checks, in the order in which they are run before a start and by `polyrhythm check`.
+CHECKS = (
+    Check("devices", "recipe", "settings", lambda c: group_seats(check_devices(c.config, trainer=c.trainer))),
+    Check("environment's spec", "recipe", "trial", _spec),
+    Check("rows and batches", "recipe", "machine", _rows, needs=("spec",)),
+    Check("policy's form", "recipe", "trial", _form, needs=("spec",)),
+    Check("policy's build", "recipe", "trial", _build, needs=("form",)),
+    Check("objective", "training", "trial", _objective, needs=("tried",)),
+    Check("files and threads", "training", "trial", _processes, needs=("tried",)),
+    Check("shared memory", "training", "trial", _memory, needs=("tried",)),
+    Check("first weights", "training", "trial", _first_weights, needs=("tried",)),
+    Check("the engine's server", "training", "contract", lambda c: check_server(c.config, c.policy), needs=("tried",)),
+)

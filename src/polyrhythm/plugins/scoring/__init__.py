@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def _function(context: CheckContext) -> tuple[()]:
     """Check that the reward function exists, if no episode is played on which to try it."""
     scoring = context.config.scoring
-    if scoring is not None and not (context.depth == "trial" and context.simulates):
+    if scoring is not None and (context.depth in ("settings", "machine") or not context.simulates):
         from polyrhythm.plugins.scoring.reward_function import load_reward
 
         load_reward(scoring.function, scoring.options)

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from polyrhythm.checks import CheckContext, failed_finding
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.pipeline.build import env_settings, policy_settings
+from polyrhythm.pipeline.placed import list_seat_warnings
+from polyrhythm.pipeline.validation.check import check_processes
+from polyrhythm.plugins.trial.advice import batching_findings, scale_findings, staleness_findings, update_findings
 from polyrhythm.plugins.trial.environment import declared_rows, try_contract, try_env, try_spec
 from polyrhythm.plugins.trial.objective import as_shown, dry_run_objective, try_on
 from polyrhythm.plugins.trial.policy_contract import policy_checks
+
+
+def seat_warnings(context: CheckContext) -> Iterator[Finding]:
+    for sentence in list_seat_warnings(context.config):
+        problem, _, fix = sentence.rpartition("; ")
+        yield Finding("placement", "note", problem, fix)
+
+
+def settings_notes(context: CheckContext) -> Iterable[Finding]:
+    """Notes on settings that are valid but do not fit together."""
+    return [*staleness_findings(context.config), *batching_findings(context.config)] if context.trainer else ()
+
+
+def describe_updates(context: CheckContext) -> Iterable[Finding]:
+    return update_findings(context.config, context.spec, context.form)
+
+
+def describe_scale(context: CheckContext) -> Iterable[Finding]:
+    return scale_findings(context.config, context.rows)
+
+
+def check_files_and_threads(context: CheckContext) -> None:
+    check_processes(context.config, context.spec)
 
 
 def read_spec(context: CheckContext) -> None:

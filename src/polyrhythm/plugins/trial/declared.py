@@ -1,65 +1,43 @@
-"""Ordered list of a recipe's checks, for `polyrhythm check` and `polyrhythm train RECIPE --check`.
+"""Rows of `train --check`, which compares what settings, environment and policy declare.
 
-`train --check` runs checks up to the cost `machine`: seconds at any size, since it starts no simulator, reads no
-weights and writes no file. Resources that this machine lacks (checkpoint folder, package, device, memory) are reported
-as missing, not failed, and the remaining checks run as far as they can. Only `check` builds the policy and runs the
-environment. A failed check does not stop the others, unless they need its result.
+It takes seconds at any size, since it starts no simulator, reads no weights and writes no file. Resources that this
+machine lacks (checkpoint folder, package, device, memory) are missing, not failed, and the remaining rows run as far as
+they can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyrhythm.checks import (
     Check,
     CheckContext,
-    Cost,
     Examined,
     Result,
     errors_of,
-    examine_all,
     examine_one,
     failed_finding,
-    note_of,
     require_added,
     size_of,
-    with_added,
 )
 from polyrhythm.config.catalog import check_installed, declared, need
 from polyrhythm.config.presets import describe_objective
-from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import MissingError, PolyrhythmError
 from polyrhythm.pipeline.build import env_settings, policy_settings
-from polyrhythm.pipeline.placed import list_seat_warnings
-from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.check import (
     check_build,
     check_demonstrations,
-    check_devices,
     check_env_installed,
     check_form,
-    check_form_first,
-    check_memory,
-    check_processes,
-    check_server,
     check_start,
-    installed_env,
     read_spec,
     refuse_swapping,
     shared_sizes,
 )
-from polyrhythm.pipeline.validation.learning_checks import (
-    check_learning,
-    check_tokens,
-    check_trainable,
-    check_value,
-    scale_findings,
-    update_findings,
-)
-from polyrhythm.pipeline.validation.rollout_checks import check_rollout, check_weights_change, settings_findings
+from polyrhythm.pipeline.validation.fit import check_learning, check_tokens, check_trainable, check_value
 from polyrhythm.pipeline.warm_start.demos import check_expert
 from polyrhythm.pipeline.warm_start.init_from import check_init_settings
 from polyrhythm.policies.base import Policy, extended_settings
@@ -69,29 +47,14 @@ from polyrhythm.runtime.memory.shared_folder import refuse_shortage
 from polyrhythm.specs import EnvSpec
 from polyrhythm.training.optim import check_patterns
 
-#: Bytes of the largest policy that `train --check` builds.
+#: Bytes of the largest policy that is built.
 _SMALL = 64 * 2**20
-
-
-def examine(config: RunConfig, depth: Cost = "trial") -> Iterator[Examined]:
-    """Run all checks of a configuration up to the cost `depth`; yield each finding as soon as it is known."""
-    yield from examine_all(with_added(CHECKS, depth), CheckContext(config, depth))
-
-
-# ------------------------------------------------------------ settings and rows
-
-
-def _rows(context: CheckContext) -> str:
-    config, spec = context.config, context.spec
-    check_rollout(config, spec)
-    check_weights_change(config)
-    return f"{config.all_rows} rows; an update has {config.training.batch_size} samples"
 
 
 # ------------------------------------------------------------ environment
 
 
-def _declared_environment(context: CheckContext) -> Iterator[Examined]:
+def check_environment(context: CheckContext) -> Iterator[Examined]:
     """Check packages, the environment's own check, and its spec; a failure of both is reported once.
 
     An environment whose package is missing may be unable to return its spec.
@@ -128,15 +91,7 @@ def _described(spec: EnvSpec) -> str:
     return f"{tasks} of {spec.max_steps} steps; {arrays}; actions of {spec.action.dim}"
 
 
-def _spec(context: CheckContext) -> None:
-    installed_env(context.config)
-    read_spec(context)
-
-
-# ------------------------------------------------------------ policy
-
-
-def _declared_policy(context: CheckContext) -> Iterator[Examined]:
+def check_policy(context: CheckContext) -> Iterator[Examined]:
     """Check packages and the form, which compares policy, environment and checkpoint.
 
     If the checkpoint or its tokenizer is missing, the form is that of the released network of this type.
@@ -170,20 +125,6 @@ def _summary(form: PolicyForm, *, sized: bool) -> str:
     return f"{actions}; {form.parameters:,} parameters, {form.trainable:,} of them trained" if sized else actions
 
 
-def _form(context: CheckContext) -> None:
-    context.form = check_form_first(context.config, context.spec)
-
-
-def _build(context: CheckContext) -> Result:
-    if "memory" in context.failed:
-        return ()
-    context.policy = check_build(context.config, context.spec)
-    return ""
-
-
-# ------------------------------------------------------------ training
-
-
 class _Built(NamedTuple):
     """A policy that can be tried. whole: it is the run's own rather than a miniature."""
 
@@ -201,9 +142,9 @@ def _tried(context: CheckContext) -> _Built | None:
     return None
 
 
-def _objective(context: CheckContext) -> str:
+def check_objective(context: CheckContext) -> str:
     config, spec, form = context.config, context.spec, context.form
-    built = _Built(context.policy, whole=True) if context.tried else _tried(context)
+    built = _tried(context)
     if built is not None and built.whole:
         check_learning(context, built.policy)
         return describe_objective(config.objective)
@@ -220,11 +161,7 @@ def _objective(context: CheckContext) -> str:
     return describe_objective(config.objective)
 
 
-def _updates(context: CheckContext) -> Iterable[Finding]:
-    return update_findings(context.config, context.spec, context.form)
-
-
-def _declared_weights(context: CheckContext) -> str:
+def check_first_weights(context: CheckContext) -> str:
     config, spec = context.config, context.spec
     if config.evaluation.swapped:
         refuse_swapping(spec)
@@ -249,14 +186,7 @@ def _declared_weights(context: CheckContext) -> str:
     return f"init_from = {config.init_from}"
 
 
-# ------------------------------------------------------------ machine
-
-
-def _processes(context: CheckContext) -> None:
-    check_processes(context.config, context.spec)
-
-
-def _declared_memory(context: CheckContext) -> Result:
+def check_shared_memory(context: CheckContext) -> Result:
     """Check and describe the sizes of shared memory; nothing if the policy's size is unknown."""
     if not context.sized:
         return ()
@@ -264,29 +194,3 @@ def _declared_memory(context: CheckContext) -> Result:
     if context.config.launcher == "local":
         refuse_shortage(sizes)
     return ", ".join(f"{name} {size_of(size)}" for name, size in sizes.items())
-
-
-#: The core's checks. Rows with cost `machine` and `until="trial"` check what is known before anything is built.
-CHECKS = (
-    Check("devices", "recipe", "settings", lambda c: group_seats(check_devices(c.config))),
-    Check("placement", "recipe", "settings", lambda c: [note_of("placement", x) for x in list_seat_warnings(c.config)]),
-    Check("notes", "recipe", "settings", lambda c: settings_findings(c.config)),
-    Check("environment", "environment", "machine", _declared_environment, until="trial"),
-    Check("environment's spec", "recipe", "trial", _spec),
-    Check("rows and batches", "recipe", "machine", _rows, needs=("spec",)),
-    Check("policy", "policy", "machine", _declared_policy, needs=("spec",), until="trial"),
-    Check("policy's form", "recipe", "trial", _form, needs=("spec",)),
-    Check("policy's build", "recipe", "trial", _build, needs=("form",)),
-    Check("objective", "training", "machine", _objective, needs=("form",), until="trial"),
-    Check("updates", "training", "machine", _updates, needs=("form",), until="trial"),
-    Check("first weights", "training", "machine", _declared_weights, needs=("form",), until="trial"),
-    Check("files and threads", "machine", "machine", _processes, needs=("form",), until="trial"),
-    Check("shared memory", "machine", "machine", _declared_memory, needs=("form",), until="trial"),
-    Check("objective", "training", "trial", _objective, needs=("tried",)),
-    Check("files and threads", "training", "trial", _processes, needs=("tried",)),
-    Check("shared memory", "training", "trial", lambda c: check_memory(c.config, c.spec, c.form), needs=("tried",)),
-    Check("first weights", "training", "trial", lambda c: check_start(c.config, c.spec, c.policy), needs=("tried",)),
-    Check("the engine's server", "training", "trial", lambda c: check_server(c.config, c.policy), needs=("tried",)),
-    Check("updates", "training", "trial", _updates, needs=("tried",)),
-    Check("observations", "training", "trial", lambda c: scale_findings(c.config, c.rows), needs=("tried",)),
-)
