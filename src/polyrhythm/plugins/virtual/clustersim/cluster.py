@@ -22,7 +22,6 @@ from polyrhythm.plugins.virtual.clustersim.settings import (
     SimulatorGroup,
     StationGroup,
     TrainerSettings,
-    host_names,
 )
 from polyrhythm.plugins.virtual.clustersim.simulator import VirtualSimulator
 from polyrhythm.plugins.virtual.clustersim.station import VirtualLease, VirtualScorer, VirtualStation
@@ -56,8 +55,7 @@ class Member:
 class VirtualCluster:
     """The stations, faults and driver of one simulation.
 
-    conductor: the one to drive; by default a fresh one for the settings. record: keep the decisions in
-    `driver.steps`.
+    conductor: the one to drive; by default a fresh one for the settings. record: keep the decisions in `driver.steps`.
     """
 
     def __init__(self, settings: ClusterSettings, conductor: Decider | None = None, record: bool = False) -> None:
@@ -86,7 +84,7 @@ class VirtualCluster:
     def _connect(self) -> None:
         links, conductor, driver = self.settings.links, self.settings.conductor, self.driver
         if links is not None:
-            trainer = host_names(self.settings.trainer)[0]
+            trainer = self.settings.trainer.host_names[0]
             driver.connect(
                 Network(
                     driver.clock,
