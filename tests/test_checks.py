@@ -12,6 +12,8 @@ from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.pipeline.validation.all_checks import CHECKS
 from polyrhythm.plugin import load_all
 
+TRIALS = {"environment's trial", "policy's trial"}
+
 
 def names(depth: checks.Cost) -> list[str]:
     return [check.name for check in with_added(CHECKS, depth)]
@@ -36,7 +38,9 @@ def test_rows_of_plugins_stand_behind_those_that_they_name() -> None:
 
 
 def test_a_plugins_row_names_a_row_of_the_core_or_a_place_that_is_known() -> None:
-    known = {check.name for check in CHECKS} | {"", "episode", "policies", "doctor"}
+    known = (
+        {check.name for check in CHECKS} | {"", "spec", "custom objective", "episode", "policies", "doctor"} | TRIALS
+    )
     assert {one.after for own in load_all("check") for one in own} <= known
 
 

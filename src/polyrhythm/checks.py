@@ -18,8 +18,9 @@ from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, StartE
 from polyrhythm.plugin import load_all
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from polyrhythm.config.schema import RunConfig
-    from polyrhythm.envs.checked_env import Arrays
     from polyrhythm.policies.base import Policy, PolicySettings
     from polyrhythm.policies.form import PolicyForm
     from polyrhythm.specs import EnvSpec
@@ -44,22 +45,24 @@ class CheckContext:
 
     depth: checks up to this cost run. free: returns the free bytes of a device's memory; None: measured. settings: the
     policy's, or stand-ins if its files are missing; sized: the form has the run's own size. rows: the environment's
-    first observations. tried: the policy fulfils its contract on them. failed: names of failed checks. simulates:
-    environments are built here, not by joining simulators. numbers: measurements by name, for JSON.
+    first observations. tried: the policy that is run, or its miniature, with its form. failed: names of failed checks.
+    simulates: environments are built here, not by joining simulators. begun: the run resumes. numbers: measurements by
+    name, for JSON.
     """
 
     config: RunConfig
     depth: Cost = "trial"
     trainer: bool = True
     simulates: bool = True
+    begun: bool = False
     free: Callable[[str], int] | None = None
     spec: EnvSpec = None  # type: ignore[assignment]
     form: PolicyForm = None  # type: ignore[assignment]
     policy: Policy = None  # type: ignore[assignment]
     settings: PolicySettings | None = None
     sized: bool = True
-    rows: Arrays = field(default_factory=dict)
-    tried: Literal[True] | None = None
+    rows: dict[str, NDArray[Any]] = field(default_factory=dict)
+    tried: tuple[Policy, PolicyForm] | None = None
     failed: set[str] = field(default_factory=set)
     numbers: dict[str, Any] = field(default_factory=dict)
 
@@ -74,8 +77,16 @@ class Check:
 
     cost: lowest depth that runs it. until: depth from which other rows replace it. run: takes the context; a
     PolyrhythmError is a failed finding. needs: fields of the context that must be known. after: for a plugin's row, the
-    core's row that it follows; "": before all; "policies": in `policies TYPE --recipe`; "episode": in the trial, with a
-    `TriedEpisode` (`env_trial_process`) instead of the context; "doctor": at the end of `doctor`, with None.
+    core's row that it follows, or one of
+
+        ""                     before all
+        "spec"                 where the environment's spec is read: sets it in the context
+        "environment's trial"  at the start of a run: sets spec and rows in the context
+        "policy's trial"       at the start of a run: runs the policy that is tried on these rows
+        "custom objective"     within the row "objective"
+        "policies"             in `policies TYPE --recipe`
+        "episode"              in the environment's trial, with a `TriedEpisode` instead of the context
+        "doctor"               at the end of `doctor`, with None
     """
 
     name: str

@@ -14,15 +14,15 @@ from tests.process.runs import ASYNCHRONOUS, children, config
 from tests.process.test_supervision import at_update, lost, run
 
 from polyrhythm.config.load import merge
-from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.metrics import LagHistogram
-from polyrhythm.pipeline.observers.timeline import TraceObserver
 from polyrhythm.pipeline.persistence.checkpoints import load_run
 from polyrhythm.pipeline.persistence.snapshot import write_snapshot
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.plugins.cluster.launching import launch_on
+from polyrhythm.plugins.timeline.observer import TraceObserver
+from polyrhythm.plugins.timeline.trace import TraceWriter
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.scheduler import records
 from polyrhythm_bench.chaos.ticket_audit import TicketAudit

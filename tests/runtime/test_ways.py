@@ -10,9 +10,17 @@ from tests.conformance.weights import Module, layout_of
 from polyrhythm.pipeline.observers.weights import WeightsTraffic
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
 from polyrhythm.runtime.memory.process_memory import open_weights
-from polyrhythm.runtime.memory.published import shared_nbytes
-from polyrhythm.runtime.memory.traffic import APPLY, PUBLISHED, Traffic, read_traffic
-from polyrhythm.runtime.memory.ways import Choice, Ends, choose_way, keeps_copy
+from polyrhythm.runtime.memory.published import (
+    APPLY,
+    PUBLISHED,
+    Choice,
+    Ends,
+    Traffic,
+    choose_way,
+    keeps_copy,
+    read_traffic,
+    shared_nbytes,
+)
 from polyrhythm.runtime.memory.weights import SharedWeights
 
 RATE = "4 MB in 2 ms, 2 GB/s (mean of 3)"
@@ -133,8 +141,8 @@ def test_the_log_says_way_reason_and_rate_of_each_generator_once(caplog):
     caplog.clear()
     counters.add("generator-2", "peer", APPLY)
     counters.add("trainer", PUBLISHED, PUBLISHED)
-    observer.finish()
-    observer.finish()
+    observer.summary()
+    observer.summary()
     assert caplog.messages == [
         "generator-2: weights come by peer, because cuda:1 can read the memory of cuda:0; "
         + RATE.replace("of 3", "of 1")

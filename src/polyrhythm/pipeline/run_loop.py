@@ -88,7 +88,10 @@ class RunLoop:
         self._observers.add(*observers)
 
     def remove_observers(self, *observers: Observer) -> None:
+        """Detach observers, and finish them in this order."""
         self._observers.remove(*observers)
+        for observer in observers:
+            observer.finish(self.clock())
 
     def start(self) -> None:
         """Start all stations and let them join. A resumed run continues at once, so attach observers before.

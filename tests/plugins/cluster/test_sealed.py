@@ -14,9 +14,9 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from polyrhythm.errors import StartError
+from polyrhythm.plugins.cluster import sealed
 from polyrhythm.plugins.cluster.hosts.build import open_hosts
-from polyrhythm.plugins.cluster.transport import sealed
-from polyrhythm.plugins.cluster.transport.sealed import (
+from polyrhythm.plugins.cluster.sealed import (
     RECORD,
     BrokenSeal,
     ConnectionTicket,

@@ -17,19 +17,17 @@ from tests.plugins.language.chat_families import write_family
 from tests.plugins.pretrained.small_tokenizer import write_tokenizer
 
 from polyrhythm.envs.base import EpisodeRefused, RowsFailed, batch_traits
-from polyrhythm.envs.conformance import check_contract
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.language.sandbox.tool import SandboxSettings
 from polyrhythm.plugins.language.text import Awaited, Reply, TextSettings, enclosed
-from polyrhythm.plugins.language.text.base import MOVES
 from polyrhythm.plugins.language.text.batch import TextBatch
 from polyrhythm.plugins.language.text.chains import ChainsSettings, calculate
-from polyrhythm.plugins.language.text.frozen_lake import FrozenLakeSettings
-from polyrhythm.plugins.language.text.reasoning_gym_tasks import Problem, ReasoningGymSettings, extract
-from polyrhythm.plugins.language.text.sokoban import Position, Room, Sokoban, SokobanSettings
+from polyrhythm.plugins.language.text.grids import MOVES, FrozenLakeSettings, Position, Room, Sokoban, SokobanSettings
+from polyrhythm.plugins.language.text.gyms import Problem, ReasoningGymSettings, extract
 from polyrhythm.plugins.language.text.tokenizers import encodable
 from polyrhythm.plugins.language.text.verifiers_talk import _read
 from polyrhythm.plugins.language.text.with_python import WithPython
+from polyrhythm.plugins.trial.env_contract import check_contract
 from polyrhythm.specs import split_seed
 
 TOOL = {"tool": True, "max_turns": 16, "max_new_tokens": 12, "max_prompt_tokens": 200, "terms": (2, 12)}

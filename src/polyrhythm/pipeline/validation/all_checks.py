@@ -23,15 +23,15 @@ from polyrhythm.checks import (
     examine_one,
     failed_finding,
     note_of,
+    require_added,
     size_of,
     with_added,
 )
 from polyrhythm.config.catalog import check_installed, declared, need
 from polyrhythm.config.presets import describe_objective
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.conformance import ContractViolation, Finding, run_checks
+from polyrhythm.conformance import Finding
 from polyrhythm.errors import MissingError, PolyrhythmError
-from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.placed import list_seat_warnings
 from polyrhythm.pipeline.seats import group_seats
@@ -47,11 +47,10 @@ from polyrhythm.pipeline.validation.check import (
     check_server,
     check_start,
     installed_env,
+    read_spec,
     refuse_swapping,
     shared_sizes,
 )
-from polyrhythm.pipeline.validation.custom_objective import as_shown, dry_run_objective
-from polyrhythm.pipeline.validation.env_trial import try_contract, try_spec
 from polyrhythm.pipeline.validation.learning_checks import (
     check_learning,
     check_tokens,
@@ -64,7 +63,6 @@ from polyrhythm.pipeline.validation.rollout_checks import check_rollout, check_w
 from polyrhythm.pipeline.warm_start.demos import check_expert
 from polyrhythm.pipeline.warm_start.init_from import check_init_settings
 from polyrhythm.policies.base import Policy, extended_settings
-from polyrhythm.policies.conformance import policy_checks
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage
@@ -81,13 +79,6 @@ def examine(config: RunConfig, depth: Cost = "trial") -> Iterator[Examined]:
 
 
 # ------------------------------------------------------------ settings and rows
-
-
-def _prometheus(context: CheckContext) -> Result:
-    if context.config.prometheus.port is None:
-        return ()
-    check_endpoint(context.config.prometheus)
-    return ""
 
 
 def _rows(context: CheckContext) -> str:
@@ -118,8 +109,7 @@ def _declared_environment(context: CheckContext) -> Iterator[Examined]:
     specs: list[EnvSpec] = []
 
     def spec(_: CheckContext) -> str:
-        specs.append(try_spec(config, env_settings(config)))
-        context.spec = specs[0]
+        specs.append(read_spec(context))
         return _described(context.spec)
 
     for examined in examine_one(Check("environment", "environment", "machine", spec), context):
@@ -139,21 +129,8 @@ def _described(spec: EnvSpec) -> str:
 
 
 def _spec(context: CheckContext) -> None:
-    context.spec = try_spec(context.config, installed_env(context.config))
-
-
-def _contract_of_environment(context: CheckContext) -> Iterator[Finding]:
-    failed = False
-    try:
-        for seen in try_contract(context.config, env_settings(context.config)):
-            if isinstance(seen, Finding):
-                failed |= seen.state == "failed"
-                yield seen
-            else:
-                context.rows.update(seen)
-    except PolyrhythmError as error:
-        if not failed:  # else it is reported already
-            yield failed_finding("calls", error)
+    installed_env(context.config)
+    read_spec(context)
 
 
 # ------------------------------------------------------------ policy
@@ -204,30 +181,6 @@ def _build(context: CheckContext) -> Result:
     return ""
 
 
-def _contract_of_policy(context: CheckContext) -> Iterator[Finding]:
-    config, spec = context.config, context.spec
-    if not context.rows:
-        detail = "not checked: the check needs observations of the environment, and there are none"
-        yield Finding("contract", "note", detail)
-        return
-    try:
-        checks = policy_checks(
-            policy_settings(config),
-            as_shown(context.rows, spec),
-            spec,
-            learns=config.training.versions > 0,
-            imitates=config.supervised is not None,
-        )
-    except ContractViolation as violation:
-        yield Finding("build", "failed", violation.problem, violation.fix)
-        return
-    failed = False
-    for finding in run_checks(checks):
-        failed |= finding.state == "failed"
-        yield finding
-    context.tried = None if failed else True
-
-
 # ------------------------------------------------------------ training
 
 
@@ -252,7 +205,7 @@ def _objective(context: CheckContext) -> str:
     config, spec, form = context.config, context.spec, context.form
     built = _Built(context.policy, whole=True) if context.tried else _tried(context)
     if built is not None and built.whole:
-        check_learning(config, spec, built.policy, form, trainer=True)
+        check_learning(context, built.policy)
         return describe_objective(config.objective)
     check_value(config, form)
     check_tokens(config, form)
@@ -261,7 +214,7 @@ def _objective(context: CheckContext) -> str:
         critic = any(name.startswith("critic.") for name in names)
         with errors_of("training.optimizer"):
             check_patterns(names, optimizer.groups, optimizer.value_lr, has_critic=critic)
-        dry_run_objective(config.algorithm, form)
+        require_added(context, "custom objective")
         if built is not None:
             check_trainable(config, spec, built.policy)
     return describe_objective(config.objective)
@@ -316,7 +269,6 @@ def _declared_memory(context: CheckContext) -> Result:
 #: The core's checks. Rows with cost `machine` and `until="trial"` check what is known before anything is built.
 CHECKS = (
     Check("devices", "recipe", "settings", lambda c: group_seats(check_devices(c.config))),
-    Check("prometheus", "recipe", "trial", _prometheus),
     Check("placement", "recipe", "settings", lambda c: [note_of("placement", x) for x in list_seat_warnings(c.config)]),
     Check("notes", "recipe", "settings", lambda c: settings_findings(c.config)),
     Check("environment", "environment", "machine", _declared_environment, until="trial"),
@@ -325,8 +277,6 @@ CHECKS = (
     Check("policy", "policy", "machine", _declared_policy, needs=("spec",), until="trial"),
     Check("policy's form", "recipe", "trial", _form, needs=("spec",)),
     Check("policy's build", "recipe", "trial", _build, needs=("form",)),
-    Check("environment's contract", "environment", "trial", _contract_of_environment, needs=("spec",)),
-    Check("policy's contract", "policy", "trial", _contract_of_policy, needs=("policy",)),
     Check("objective", "training", "machine", _objective, needs=("form",), until="trial"),
     Check("updates", "training", "machine", _updates, needs=("form",), until="trial"),
     Check("first weights", "training", "machine", _declared_weights, needs=("form",), until="trial"),

@@ -23,14 +23,11 @@ from polyrhythm.env_warnings import forget_warnings
 from polyrhythm.envs.base import EnvSettings, traits_of
 from polyrhythm.envs.mujoco import set_simulator_count
 from polyrhythm.errors import ConfigError, RunHalted, StartError
-from polyrhythm.observe.prometheus import check_endpoint
 from polyrhythm.observe.run_folder import find_run
 from polyrhythm.pipeline.array_specs import arena_layout
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.placed import place, station_names
-from polyrhythm.pipeline.validation.custom_objective import try_on
-from polyrhythm.pipeline.validation.env_trial import declared_rows, try_env, try_spec
 from polyrhythm.pipeline.validation.learning_checks import check_learning
 from polyrhythm.pipeline.validation.rollout_checks import (
     check_ranks,
@@ -40,15 +37,15 @@ from polyrhythm.pipeline.validation.rollout_checks import (
 )
 from polyrhythm.pipeline.warm_start.demos import check_expert, dataset_format, has_expert
 from polyrhythm.pipeline.warm_start.init_from import load_init_weights
-from polyrhythm.policies.base import Policy, PolicySettings, extended_settings
-from polyrhythm.policies.conformance import check_attributes
+from polyrhythm.plugin import load
+from polyrhythm.policies.base import Policy, PolicySettings, as_module, extended_settings
 from polyrhythm.policies.engine import streaming
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import policy_traits, settings_traits
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
-from polyrhythm.runtime.processes.limits import check_limits
+from polyrhythm.runtime.processes.start import check_limits
 from polyrhythm.specs import EnvSpec, WeightsLayout
 
 log = logging.getLogger(__name__)
@@ -77,23 +74,23 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
     forget_warnings()
     if config.init_from and (run := find_run(Path(config.init_from))) != Path(config.init_from):
         config = config.model_copy(update={"init_from": str(run)})  # the new run may lie in that folder, too
-    here = _simulates_here(config)
-    context = CheckContext(config, trainer=trainer, simulates=here)
+    context = CheckContext(config, trainer=trainer, simulates=_simulates_here(config), begun=begun)
+    if config.prometheus.port is not None:
+        load("observer", "prometheus")  # an error if the plugin is not there
     require_added(context, "")
     check_devices(config, trainer=trainer)
     if trainer:
-        check_endpoint(config.prometheus)
         for finding in settings_findings(config):
             log_note(finding)
     free = free_memory()  # before the policy is built here; it is freed when the stations run
     context.free = lambda device: free if device == "cpu" else free_memory(device)
-    env = installed_env(config)
+    installed_env(config)
     declared = None
     if getattr(config.policy, "checkpoint", ""):
-        declared = context.spec = try_spec(config, env)
+        declared = read_spec(context)
         _take_form(context)
-    trial = try_env(config, env, play=not begun) if here else declared_rows(try_spec(config, env))
-    spec = context.spec = trial.spec
+    require_added(context, "environment's trial")
+    spec = context.spec if context.spec is not None else read_spec(context)
     check_rollout(config, spec)
     require_added(context, "rows and batches")
     if trainer:
@@ -104,15 +101,23 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
     policy = context.policy = check_build(config, spec)
     if trainer:
         check_server(config, policy)
-    tried, its_form = policy_to_try(config, spec, policy, form)
-    learns = trainer and config.training.versions > 0
-    try_on(trial.rows, config.policy_type, tried, its_form, spec, learns=learns)
-    check_learning(config, spec, policy, form, trainer=trainer, tried=tried)
+    context.tried = policy_to_try(config, spec, policy, form)
+    require_added(context, "policy's trial")
+    check_learning(context, policy)
     check_processes(config, spec, trainer=trainer)
     check_memory(config, spec, form, trainer=trainer)
     check_start(config, spec, policy, trainer=trainer)
     require_added(context, "updates")
     return ValidatedRun(config, spec, policy)
+
+
+def read_spec(context: CheckContext) -> EnvSpec:
+    """The environment's spec; a plugin's row after "spec" reads it where a crash or a hang ends no run."""
+    require_added(context, "spec")
+    if context.spec is None:
+        with errors_of(f"env.type = {context.config.env_type}", "spec"):
+            context.spec = env_settings(context.config).spec()
+    return context.spec
 
 
 def _take_form(context: CheckContext) -> None:
@@ -189,6 +194,40 @@ def check_build(config: RunConfig, spec: EnvSpec, settings: PolicySettings | Non
     if isinstance(config.batching, StreamsBatching) and not policy_traits(policy).streams:
         raise ConfigError(f"batching.type = streams: {what} answers in one pass; set batching.type to dynamic")
     return policy
+
+
+def check_module(policy: object) -> None:
+    if not isinstance(policy, torch.nn.Module):
+        raise ContractViolation(
+            f"build gave a {type(policy).__name__}", "return a torch.nn.Module with act, evaluate, value"
+        )
+
+
+def check_attributes(policy: Policy, spec: EnvSpec) -> str:
+    """The policy is a module whose chunk, action_dim, exact and tolerance fit the environment."""
+    check_module(policy)
+    for name in ("chunk", "action_dim", "exact", "tolerance"):
+        if not hasattr(policy, name):
+            raise ContractViolation(f"the policy has no attribute {name}", f"set self.{name} in __init__")
+    if not isinstance(policy.chunk, int) or isinstance(policy.chunk, bool) or policy.chunk < 1:
+        raise ContractViolation(f"chunk is {policy.chunk!r}", "set it to a whole number, 1 or more")
+    if policy.action_dim != spec.action.dim:
+        raise ContractViolation(
+            f"action_dim is {policy.action_dim!r}, the environment's actions have {spec.action.dim} entries",
+            "set it to that",
+        )
+    if spec.chunk and policy.chunk != spec.chunk:
+        raise ContractViolation(
+            f"chunk is {policy.chunk}, a step of the environment takes chunks of {spec.chunk} actions", "set it to that"
+        )
+    if not isinstance(policy.tolerance, int | float) or not 0.0 <= policy.tolerance < float("inf"):
+        raise ContractViolation(
+            f"tolerance is {policy.tolerance!r}", "set it to the largest error of a log-prob, such as 1e-5"
+        )
+    if next(iter(as_module(policy).parameters()), None) is None:
+        raise ContractViolation("the policy has no parameters", "register its networks as attributes of the module")
+    exact = "exact" if policy.exact else f"tolerance {policy.tolerance:g}"
+    return f"chunk {policy.chunk}, {policy.action_dim} action entries, {exact}"
 
 
 def check_server(config: RunConfig, policy: Policy) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from polyrhythm.checks import errors_of
+from polyrhythm.checks import CheckContext, errors_of, require_added
 from polyrhythm.config.load import training_defaults
 from polyrhythm.config.presets import OBJECTIVE_PRESETS, is_unchanged, sets_reward_level
 from polyrhythm.config.schema import RunConfig
@@ -20,7 +20,6 @@ from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.array_specs import blank
 from polyrhythm.pipeline.placed import trainer_ranks
-from polyrhythm.pipeline.validation.custom_objective import dry_run_objective
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import policy_traits
@@ -35,18 +34,17 @@ _LONG_LAG = 4
 _LARGE = 10.0
 
 
-def check_learning(
-    config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm, *, trainer: bool, tried: Policy | None = None
-) -> None:
-    """ConfigError: they do not fit together. tried: the miniature of a policy that is too large to try."""
-    check_value(config, form)
-    check_tokens(config, form)
-    if trainer and config.training.versions:
+def check_learning(context: CheckContext, policy: Policy) -> None:
+    """ConfigError: they do not fit together."""
+    config = context.config
+    check_value(config, context.form)
+    check_tokens(config, context.form)
+    if context.trainer and config.training.versions:
         _check_has_value(config, policy)
-        check_trainable(config, spec, tried or policy)
+        check_trainable(config, context.spec, context.tried[0] if context.tried else policy)
         with errors_of("training.optimizer"):
             adamw_of(as_module(policy), config.training.optimizer)
-        dry_run_objective(config.algorithm, policy)
+        require_added(context, "custom objective")
 
 
 def check_value(config: RunConfig, form: PolicyForm) -> None:

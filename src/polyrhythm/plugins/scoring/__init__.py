@@ -8,7 +8,7 @@ from polyrhythm.checks import Check, CheckContext
 from polyrhythm.plugin import Plugin
 
 if TYPE_CHECKING:
-    from polyrhythm.pipeline.validation.env_trial_process import TriedEpisode
+    from polyrhythm.plugins.trial.process import TriedEpisode
 
 
 def _function(context: CheckContext) -> tuple[()]:
@@ -36,6 +36,7 @@ CHECKS = (
 )
 PLUGIN = Plugin(
     "scoring",
+    needs=("trial",),
     adds={
         "check": {
             "reward function": "polyrhythm.plugins.scoring:CHECKS",
