@@ -237,10 +237,13 @@ class Sokoban:
         self._settings = settings
 
     def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
-        found: Room = draw_apart(seed, lambda random: draw_room(random, self._settings))
-        self._room, self._position = found, found.position
-        self._plan = deque(found.solution)
-        return found.prompt
+        return self.enter(draw_apart(seed, lambda random: draw_room(random, self._settings)))
+
+    def enter(self, room: Room) -> str:
+        """Begin in this room."""
+        self._room, self._position = room, room.position
+        self._plan = deque(room.solution)
+        return room.prompt
 
     def reply(self, message: str) -> Reply:
         move = last_move(message)
