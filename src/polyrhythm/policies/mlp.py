@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from math import prod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, Field
@@ -109,7 +109,7 @@ class MlpSettings(BaseModel):
     normalize_observations: bool = False
     """Normalise floating-point observations by their running mean and variance, which are saved with the weights."""
 
-    def policy(self, env_spec: EnvSpec) -> MlpPolicy:
+    def policy(self, env_spec: EnvSpec) -> Any:
         """The policy, initialised from torch's generator."""
         raise NotImplementedError
 
@@ -120,7 +120,7 @@ class MlpSettings(BaseModel):
     def form(self, env_spec: EnvSpec) -> PolicyForm:
         return describe(lambda _role: self.policy(env_spec), self.answers(env_spec))
 
-    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> MlpPolicy:  # noqa: ARG002
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> Any:  # noqa: ARG002
         """The same module for both roles, initialised on the CPU so that the weights are equal on every device."""
         with seeded(seed):
             return self.policy(env_spec).to(device)

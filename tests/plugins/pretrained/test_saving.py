@@ -20,7 +20,7 @@ from polyrhythm.plugins.pretrained.adapters import merge as merge_of
 from polyrhythm.plugins.pretrained.building import load_network, load_ours
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.saving import save_folder
-from polyrhythm.plugins.vla.inspection import architecture
+from polyrhythm.plugins.vla.released import architecture
 from polyrhythm.policies.calls import sample
 
 

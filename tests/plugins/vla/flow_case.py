@@ -10,11 +10,10 @@ from torch import Tensor
 
 from polyrhythm.plugins.pretrained.adapting import Adaptation
 from polyrhythm.plugins.pretrained.precision import Precision
+from polyrhythm.plugins.vla.decoder import DecoderSize
 from polyrhythm.plugins.vla.flow_policy import FlowPolicy
-from polyrhythm.plugins.vla.layers.decoder import DecoderSize
-from polyrhythm.plugins.vla.layers.siglip import SiglipSize
-from polyrhythm.plugins.vla.pi0.network import PI0, Pi0Network, dead_tensors
-from polyrhythm.plugins.vla.pi0.size import Pi0Size
+from polyrhythm.plugins.vla.pi0.network import PI0, Pi0Network, Pi0Size, dead_tensors
+from polyrhythm.plugins.vla.vision import VisionSize
 from polyrhythm.policies.base import SETTINGS, Observations
 from polyrhythm.policies.flow_matching import FlowMethod
 from polyrhythm.policies.form import PolicyForm, Role, describe
@@ -34,7 +33,7 @@ LANGUAGE = DecoderSize(24, 2, 32, heads=4, kv_heads=1, head_dim=8, activation="g
 SIZE = Pi0Size(
     vlm=LANGUAGE,
     expert=replace(LANGUAGE, width=16, mlp=24),
-    vision=SiglipSize(24, 1, 32, 4, image=16, patch=8),
+    vision=VisionSize(24, 1, 32, 4, image=16, patch=8),
     vocabulary=8,
     expert_vocabulary=8,
     horizon=HORIZON,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from polyrhythm.plugins.pretrained.adapting import ADAPTED, AdaptedPolicy
 from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.vla.layers.attention import KeysValues
+from polyrhythm.plugins.vla.decoder import KeysValues
 from polyrhythm.policies import noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.flow_matching import FlowNoise, Kept, Method, Network, between, start_noise

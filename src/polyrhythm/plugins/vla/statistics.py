@@ -21,7 +21,7 @@ import numpy as np
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint, read_stored
-from polyrhythm.plugins.pretrained.folder_files import few, mapping_in, number_pair, read_json, value_of
+from polyrhythm.plugins.pretrained.folder_files import CHOICES, few, mapping_in, number_pair, read_json, value_of
 from polyrhythm.plugins.vla import scaling
 from polyrhythm.plugins.vla.groot_statistics import groot_scalings
 from polyrhythm.plugins.vla.images import Resizing
@@ -65,6 +65,25 @@ def _is_lerobots(source: Checkpoint) -> bool:
     """Whether lerobot saved the folder: it has lerobot's processors, buffers or configuration."""
     openpi = any(path.name == "norm_stats.json" for path in source.statistics)
     return bool(lerobot_steps(source) or source.extra or ("input_features" in source.config and not openpi))
+
+
+def camera_names(opened: Checkpoint) -> tuple[str, ...]:
+    """Camera names in config.json or GR00T's metadata; () if there are none."""
+    config = opened.config
+    saved = (config.get(CHOICES) or {}).get("cameras")
+    named, features = saved or config.get("image_keys"), config.get("input_features")
+    if named and isinstance(named, list):
+        return tuple(map(str, named))
+    features = features if isinstance(features, Mapping) else {}
+    if visual := [
+        name for name, feature in features.items() if isinstance(feature, Mapping) and feature.get("type") == "VISUAL"
+    ]:
+        return tuple(visual)
+    for path in opened.statistics:
+        if path.name == "metadata.json":
+            tags = [tag for tag in read_json(path).values() if isinstance(tag, dict)]
+            return tuple(dict.fromkeys(name for tag in tags for name in (tag.get("modalities") or {}).get("video", ())))
+    return ()
 
 
 def lerobot_steps(source: Checkpoint) -> dict[str, Mapping[str, Any]]:
