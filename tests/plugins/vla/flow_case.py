@@ -43,7 +43,7 @@ SIZE = Pi0Size(
 
 
 class SmallInputs:
-    """A `FlowInputs`: one camera, one word per task, actions scaled to the world's bounds."""
+    """In place of `VlaInputs`: one camera, one word per task, actions scaled to the world's bounds."""
 
     chunk, action_dim, state_dim = CHUNK, len(DIMS), 4
 
@@ -85,6 +85,7 @@ class SmallFlowSettings(BaseModel):
     steps: int = 3
     train: str = "all"
     value_detach: bool = True
+    value_level: str = "chunk"
     sft_draws: int = 1
     bfloat16: bool = False
 
@@ -104,15 +105,7 @@ class SmallFlowSettings(BaseModel):
         adaptation = Adaptation(self.train, PI0.parts, precision, dead)  # type: ignore[arg-type]
         adaptation.prepare(network, role)
         adaptation.finish(network, role, seed)
-        return FlowPolicy(
-            network,
-            SmallInputs(),
-            self.method,
-            self.steps,
-            precision,
-            value_detach=self.value_detach,
-            sft_draws=self.sft_draws,
-        )
+        return FlowPolicy(network, SmallInputs(), self, precision)  # type: ignore[arg-type]
 
 
 def observations(rows: int) -> dict[str, Tensor]:

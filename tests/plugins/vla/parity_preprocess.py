@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyrhythm.plugins.vla import images, statistics
-from polyrhythm.plugins.vla.groot_statistics import groot_scaling
+from polyrhythm.plugins.vla import images, scaling, statistics
 from polyrhythm.plugins.vla.openvla_oft.policy import centres, rows_of
 from polyrhythm.plugins.vla.prompts import state_bins
 from polyrhythm.plugins.vla.scaling import Scaler, Scaling, switches
@@ -61,14 +60,14 @@ def _groot(folder: Path, given: dict[str, Tensor]) -> dict[str, Tensor]:
         name: np.array(values) for name, values in json.loads((folder / "norm_stats.json").read_text())["groot"].items()
     }
     scalings: dict[str, Scaling] = {
-        "q99": groot_scaling("quantile", stats["q01"], stats["q99"]),
-        "mean_std": groot_scaling("mean_std", stats["mean"], stats["std"]),
-        "min_max": groot_scaling("min_max", stats["min"], stats["max"]),
+        "q99": scaling.bounds(stats["q01"], stats["q99"], constant="keep", clipped=True),
+        "mean_std": scaling.mean_std(stats["mean"], stats["std"], eps=0.0, constant="keep"),
+        "min_max": scaling.bounds(stats["min"], stats["max"], method="min_max", constant="zero"),
         "binary": switches(len(stats["min"])),
     }
     found = {}
-    for name, scaling in scalings.items():
-        scaler = Scaler(scaling)
+    for name, one in scalings.items():
+        scaler = Scaler(one)
         found[f"groot_{name}_normalized"] = scaler.normalise(given["groot_x"]).float()
         found[f"groot_{name}_inverse"] = scaler.unnormalise(given["groot_x"]).float()
     return found

@@ -13,7 +13,7 @@ import torch
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.plugins.pretrained.saving import save_new
+from polyrhythm.plugins.pretrained.building import save_new
 from polyrhythm.plugins.vla.pi0.network import PI0, Pi0Network, Pi0Size
 from polyrhythm.plugins.vla.pi0.settings import PROMPT_LENGTH, Pi0SizeSettings
 from polyrhythm.plugins.vla.statistics import BOUNDS

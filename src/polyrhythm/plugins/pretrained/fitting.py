@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from fnmatch import fnmatchcase
 from operator import attrgetter
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import nn
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
-from polyrhythm.plugins.pretrained.folder_files import few
+from polyrhythm.plugins.pretrained.folder_files import few, matches
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs
 
@@ -76,8 +75,8 @@ def fit(checkpoint: Checkpoint, wanted: Mapping[str, WeightSpec], of: Architectu
     pairs = {name: (wanted[name], checkpoint.tensors[stored]) for name, stored in found.items()}
     return Fit(
         found=found,
-        missing=tuple(name for name in wanted if name not in found and not _matches(name, of.optional)),
-        unexpected=tuple(name for name in checkpoint.tensors if name not in known and not _matches(name, of.unused)),
+        missing=tuple(name for name in wanted if name not in found and not matches(name, of.optional)),
+        unexpected=tuple(name for name in checkpoint.tensors if name not in known and not matches(name, of.unused)),
         reshaped={name: pair for name, pair in pairs.items() if pair[0].shape != pair[1].shape},
     )
 
@@ -107,16 +106,10 @@ def misfit(found: Fit, of: Architecture) -> str:
         "of another shape": shapes,
         "unexpected": list(found.unexpected),
     }
-    told = [f"{_tensors(len(names))} {what} ({few(names)})" for what, names in parts.items() if names]
+    told = [
+        f"{len(names)} tensor{'s' * (len(names) != 1)} {what} ({few(names)})" for what, names in parts.items() if names
+    ]
     return f"compared with the network of {of.name}, it has " + ", ".join(told)
-
-
-def _tensors(count: int) -> str:
-    return "1 tensor" if count == 1 else f"{count} tensors"
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def released_size(of: Architecture, checkpoint: Checkpoint) -> Any:

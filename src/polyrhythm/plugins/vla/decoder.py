@@ -55,6 +55,17 @@ def normalise(x: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
+def draw_unit_variance(module: nn.Module, embedding: float | None = None) -> None:
+    """Draw the weights of a linear map, for outputs of unit variance, or of an embedding. embedding: its standard
+    deviation, by default that of unit length."""
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=embedding or module.embedding_dim**-0.5)
+
+
 def run_layer(layer: nn.Module, *arguments: object, recompute: bool) -> Any:
     """`layer(*arguments)`. recompute: keep only the arguments for the backward pass."""
     if recompute and torch.is_grad_enabled():
@@ -121,8 +132,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -
         else:
             keys, values = (x.repeat_interleave(shape[1], dim=1) for x in (keys, values))
     found = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-    merged: Tensor = found.transpose(1, 2).flatten(2)
-    return merged
+    return found.transpose(1, 2).flatten(2)
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:

@@ -20,11 +20,11 @@ from polyrhythm.config.registry import settings_class
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.adapters import Adapters, is_adapter, merge, refuse_adapters, save_adapters
 from polyrhythm.plugins.pretrained.adapting import Adaptation, LoraSettings, TrainedPart, adapted_layers
+from polyrhythm.plugins.pretrained.building import save_folder, save_new
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import Architecture, check_fit, fit, misfit, released_size, without_config
 from polyrhythm.plugins.pretrained.folder_files import CHOICES, read_json
 from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.pretrained.saving import save_folder, save_new
 from polyrhythm.plugins.vla.groot_statistics import OF_EMBODIMENT
 from polyrhythm.plugins.vla.inputs import VlaInputs
 from polyrhythm.plugins.vla.statistics import BOUNDS, camera_names, openpi_key

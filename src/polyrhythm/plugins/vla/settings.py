@@ -25,7 +25,7 @@ from polyrhythm.plugins.pretrained.building import load_network, load_ours, rand
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import Architecture, check_fit, released_size
 from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.vla.flow_policy import FLOW_TRAITS, FlowPolicy
+from polyrhythm.plugins.vla.flow_policy import FLOW_TRAITS, FlowNetwork, FlowPolicy
 from polyrhythm.plugins.vla.input_plan import CAMERAS, InputForm, PolicyType, plan_inputs
 from polyrhythm.plugins.vla.inputs import VlaInputs
 from polyrhythm.plugins.vla.statistics import BOUNDS
@@ -284,12 +284,8 @@ class FlowVlaSettings(VlaSettings):
         return self
 
     def policy(self, network: nn.Module, inputs: VlaInputs, precision: Precision) -> FlowPolicy:
-        return FlowPolicy(
-            *(network, inputs, self.method, self.steps, precision),
-            value_detach=self.value_detach,
-            value_level=self.value_level,
-            sft_draws=self.sft_draws,
-        )
+        assert isinstance(network, FlowNetwork)
+        return FlowPolicy(network, inputs, self, precision)
 
     def answers(self, env_spec: EnvSpec, size: Any) -> Mapping[str, ArraySpec]:  # noqa: ARG002 - in the network's shape
         return self.method.answers(self.steps, (size.horizon, size.action_dim))

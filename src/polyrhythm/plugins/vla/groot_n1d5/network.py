@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from polyrhythm.plugins.pretrained.fitting import COUNT, Architecture, resized, seen, told, written
 from polyrhythm.plugins.pretrained.precision import computing_dtype
-from polyrhythm.plugins.vla.decoder import TEXT_KEYS, Decoder, causal_mask, mean_of, positions_of
-from polyrhythm.plugins.vla.flow_policy import Prefix
+from polyrhythm.plugins.vla.decoder import TEXT_KEYS, Decoder, causal_mask, draw_unit_variance, mean_of, positions_of
+from polyrhythm.plugins.vla.flow_policy import FlowNetwork, Prefix
 from polyrhythm.plugins.vla.groot_n1d5.action_head import ActionHead, AdaptiveNorm, EmbodimentLinear, GrootSize
 from polyrhythm.plugins.vla.vision import SiglipVisionModel, VisionMlp, VisionSize, tower_keys, tower_seen
 from polyrhythm.specs import WeightSpec
@@ -98,7 +98,7 @@ _VISIBLE = "visible"
 _EDGE = 1e-3
 
 
-class GrootNetwork(nn.Module):
+class GrootNetwork(FlowNetwork):
     """GR00T N1.5 as a `FlowNetwork`.
 
     inputs: images [B,N,3,side,side] float32 in -1..1, input_ids [B,L] int64 with one placeholder per image token,
@@ -119,14 +119,9 @@ class GrootNetwork(nn.Module):
     def initialise(self) -> None:
         """Draw all parameters: unit variance through every linear map, first velocities near zero."""
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, EmbodimentLinear):
+            draw_unit_variance(module, embedding=0.5)
+            if isinstance(module, EmbodimentLinear):
                 nn.init.normal_(module.W, std=module.W.shape[1] ** -0.5)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.5)
         for module in self.modules():
             if isinstance(module, AdaptiveNorm):
                 nn.init.normal_(module.linear.weight, std=0.2 * module.linear.in_features**-0.5)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from polyrhythm.plugins.pretrained.fitting import Architecture, resized, seen, told
 from polyrhythm.plugins.pretrained.precision import computing_dtype
-from polyrhythm.plugins.vla.decoder import TEXT_KEYS, Decoder, DecoderSize, positions_of
+from polyrhythm.plugins.vla.decoder import TEXT_KEYS, Decoder, DecoderSize, draw_unit_variance, positions_of
 from polyrhythm.plugins.vla.vision import (
     DINOV2_LARGE,
     SIGLIP_SO400M,
@@ -218,12 +218,7 @@ class OpenVlaOft(nn.Module):
     def initialise(self) -> None:
         """Draw all parameters: unit variance through every linear map and of every embedding, scores near zero."""
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight)
+            draw_unit_variance(module, embedding=1.0)
         nn.init.normal_(self.language_model.lm_head.weight, std=0.02)
         if self.size.l1_head is not None:
             nn.init.normal_(self.action_head.model.fc2.weight, std=0.02)

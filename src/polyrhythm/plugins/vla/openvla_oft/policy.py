@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,10 @@ from polyrhythm.plugins.vla.inputs import VlaInputs
 from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft
 from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
-from polyrhythm.policies.form import ValueKind
 from polyrhythm.specs import PROGRESS
+
+if TYPE_CHECKING:
+    from polyrhythm.plugins.vla.openvla_oft.settings import OpenVlaOftSettings
 
 
 def centres(bins: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -143,13 +145,6 @@ FEATURES, HIDDEN = f"{STORED}features", f"{STORED}hidden"
 HEADS = ("language_model.lm_head.", "action_head.")
 
 
-class TokenSampling(NamedTuple):
-    temperature: float
-    top_k: int
-    greedy: Literal["mode", "mean"]
-    label_sigma: float
-
-
 TOKEN_TRAITS = replace(ADAPTED, critic=True, precomputes=True)
 
 
@@ -164,22 +159,15 @@ class OpenVlaOftPolicy(AdaptedPolicy):
     centres: Tensor
 
     def __init__(
-        self,
-        network: OpenVlaOft,
-        inputs: VlaInputs,
-        sampling: TokenSampling,
-        precision: Precision,
-        *,
-        value_detach: bool,
-        value_level: ValueKind,
+        self, network: OpenVlaOft, inputs: VlaInputs, settings: OpenVlaOftSettings, precision: Precision
     ) -> None:
         super().__init__()
         self.traits = replace(TOKEN_TRAITS, dtype=precision.name)
         self.network, self.inputs = network, inputs
         self.chunk, self.action_dim = inputs.chunk, inputs.action_dim
         self.exact, self.tolerance = False, 1e-4 if precision.is_single else 5e-2
-        self.sampling, self.precision, self.value_detach = sampling, precision, value_detach
-        actions = self.chunk if value_level == "action" else None
+        self.settings, self.precision = settings, precision
+        actions = self.chunk if settings.value_level == "action" else None
         self.critic = ValueHead(network.size.llama.width, inputs.state_dim + 1, actions)
         self.register_buffer("centres", centres(network.size.vocabulary.bins), persistent=False)
 
@@ -196,7 +184,7 @@ class OpenVlaOftPolicy(AdaptedPolicy):
             return Act(actions, torch.zeros_like(actions), value, {})
         found = self._distribution(hidden)
         uniform = noise.uniform(noise_key, self.chunk * self.action_dim).view(-1, self.chunk, self.action_dim)
-        tokens = found.sample(uniform, greedy, self.sampling.greedy)
+        tokens = found.sample(uniform, greedy, self.settings.greedy)
         forward_inputs = {"tokens": tokens} if found.kept is None else {"tokens": tokens, "kept": found.kept}
         return Act(self.inputs.actions(self.centres[tokens], obs), found.logprob(tokens), value, forward_inputs)
 
@@ -219,9 +207,9 @@ class OpenVlaOftPolicy(AdaptedPolicy):
         if self.is_continuous:
             return (self._l1_actions(hidden) - wanted).abs().mean()
         log_p = token_distribution(self._scores(hidden), 1.0).log_p
-        if self.sampling.label_sigma == 0.0:
+        if self.settings.label_sigma == 0.0:
             return functional.nll_loss(log_p.flatten(0, -2), rows_of(wanted, log_p.shape[-1]).flatten())
-        return -(soft_labels(wanted, log_p.shape[-1], self.sampling.label_sigma) * log_p).sum(-1).mean()
+        return -(soft_labels(wanted, log_p.shape[-1], self.settings.label_sigma) * log_p).sum(-1).mean()
 
     @torch.no_grad()
     def precompute(self, obs: Observations) -> dict[str, Tensor]:
@@ -251,7 +239,7 @@ class OpenVlaOftPolicy(AdaptedPolicy):
             with self.precision.computing(self.centres.device):
                 features = obs[FEATURES] if FEATURES in obs else self.network.features(given["pixel_values"])
                 hidden = self._hidden(features, given)
-        first = hidden[:, 0].detach() if self.value_detach else hidden[:, 0]
+        first = hidden[:, 0].detach() if self.settings.value_detach else hidden[:, 0]
         seen = torch.cat((given["state"].float(), obs[PROGRESS].float().unsqueeze(1)), dim=1)
         value: Tensor = self.critic(first, seen)
         return hidden, value
@@ -266,7 +254,7 @@ class OpenVlaOftPolicy(AdaptedPolicy):
         return self.inputs.executed(logits.float())
 
     def _distribution(self, hidden: Tensor, kept: Tensor | None = None) -> TokenDistribution:
-        return token_distribution(self._scores(hidden), self.sampling.temperature, self.sampling.top_k, kept)
+        return token_distribution(self._scores(hidden), self.settings.temperature, self.settings.top_k, kept)
 
     def _l1_actions(self, hidden: Tensor) -> Tensor:
         """Normalised actions [B,C,A] float32."""

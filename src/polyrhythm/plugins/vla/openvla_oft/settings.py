@@ -25,7 +25,7 @@ from polyrhythm.plugins.vla.openvla_oft.network import (
     dead_patterns,
     l1_head_from_config,
 )
-from polyrhythm.plugins.vla.openvla_oft.policy import TOKEN_TRAITS, OpenVlaOftPolicy, TokenSampling
+from polyrhythm.plugins.vla.openvla_oft.policy import TOKEN_TRAITS, OpenVlaOftPolicy
 from polyrhythm.plugins.vla.settings import InputSizeSettings, OwnOrReleased, VlaSettings
 from polyrhythm.specs import ArraySpec, EnvSpec
 
@@ -104,9 +104,7 @@ class OpenVlaOftSettings(VlaSettings):
 
     def policy(self, network: nn.Module, inputs: VlaInputs, precision: Precision) -> OpenVlaOftPolicy:
         assert isinstance(network, OpenVlaOft)
-        sampling = TokenSampling(self.temperature, self.top_k, self.greedy, self.label_sigma)
-        detach, level = self.value_detach, self.value_level
-        return OpenVlaOftPolicy(network, inputs, sampling, precision, value_detach=detach, value_level=level)
+        return OpenVlaOftPolicy(network, inputs, self, precision)
 
     def fitted_architecture(self, size: OpenVlaOftSize) -> Architecture:
         return replace(OPENVLA_OFT, dead=dead_patterns(size))

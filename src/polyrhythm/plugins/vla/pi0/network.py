@@ -24,11 +24,12 @@ from polyrhythm.plugins.vla.decoder import (
     Decoder,
     DecoderSize,
     additive,
+    draw_unit_variance,
     mean_of,
     padding_mask,
     positions_of,
 )
-from polyrhythm.plugins.vla.flow_policy import Prefix
+from polyrhythm.plugins.vla.flow_policy import FlowNetwork, Prefix
 from polyrhythm.plugins.vla.vision import SIGLIP, SiglipVisionModel, VisionSize, tower_keys, tower_seen
 from polyrhythm.specs import WeightSpec
 
@@ -141,7 +142,7 @@ class Suffix(NamedTuple):
     condition: Tensor | None
 
 
-class Pi0Network(nn.Module):
+class Pi0Network(FlowNetwork):
     """π0, or π0.5 if the size is adaptive, as a `FlowNetwork`.
 
     inputs: images [B,N,3,side,side] float32 in -1..1 of the policy's N (at most three) cameras, image_present [B,N]
@@ -167,12 +168,7 @@ class Pi0Network(nn.Module):
     def initialise(self) -> None:
         """Draw all parameters: unit variance through every linear map, first velocities near zero."""
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+            draw_unit_variance(module)
         for module in self.modules():
             if isinstance(module, AdaRMSNorm):  # gates start open
                 nn.init.normal_(module.dense.weight, std=0.5 * module.dense.in_features**-0.5)
@@ -182,14 +178,9 @@ class Pi0Network(nn.Module):
     def prefix_parameters(self) -> Iterable[Tensor]:
         return self.paligemma_with_expert.paligemma.parameters()
 
-    def frozen_inputs(self, _inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {}
-
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
-        """The pass over images and language. features: False returns [B,0] and skips the end of the last layer.
-
-        Features are the mean hidden state of all present tokens after the last norm.
-        """
+        """The pass over images and language. Features are the mean hidden state of all present tokens after the last
+        norm; without them the end of the last layer is skipped."""
         embedded, present = self.embed_prefix(inputs)
         positions, mask = positions_of(present), additive(padding_mask(present), embedded.dtype)
         language = self.paligemma_with_expert.paligemma.model.language_model
