@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.config.yaml_text import read
+from polyrhythm.config.recipes import read
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.timeline.trace import TraceWriter
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
