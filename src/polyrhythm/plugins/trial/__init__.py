@@ -25,7 +25,15 @@ CHECKS = (
     _row("objective", "training", "machine", "objective", "rows:check_objective", "form", until="trial"),
     _row("updates", "training", "machine", "objective", "rows:describe_updates", "form", until="trial"),
     _row("first weights", "training", "machine", "objective", "rows:check_first_weights", "form", until="trial"),
-    _row("files and threads", "machine", "machine", "objective", "rows:check_files_and_threads", "form", until="trial"),
+    _row(
+        "files and threads",
+        "machine",
+        "machine",
+        "objective",
+        "rows:check_files",
+        "form",
+        until="trial",
+    ),
     _row("shared memory", "machine", "machine", "objective", "rows:check_shared_memory", "form", until="trial"),
     # what works, before a run
     _row("first rows", "environment", "trial", "environment's trial", "rows:try_environment", until="contract"),

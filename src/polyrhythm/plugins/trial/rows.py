@@ -1,8 +1,8 @@
 """Rows of the trial in the list of checks.
 
-`train --check` compares what settings, environment and policy declare. It takes seconds at any size, since it starts no simulator, reads no weights and writes no file. Resources that this
-machine lacks (checkpoint folder, package, device, memory) are missing, not failed, and the remaining rows run as far as
-they can.
+`train --check` compares what settings, environment and policy declare. It takes seconds at any size, since it starts no
+simulator, reads no weights and writes no file. Resources that this machine lacks (checkpoint folder, package, device,
+memory) are missing, not failed, and the remaining rows run as far as they can.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def check_first_weights(context: CheckContext) -> str:
         )
     policy, whole = _tried(context)
     if policy is not None and whole:
-        check_start(config, spec, policy)
+        check_start(context, policy)
     else:
         check_init_settings(config)
     return f"init_from = {config.init_from}"
@@ -215,8 +215,8 @@ def describe_scale(context: CheckContext) -> Iterable[Finding]:
     return scale_findings(context.config, context.rows)
 
 
-def check_files_and_threads(context: CheckContext) -> None:
-    check_processes(context.config, context.spec)
+def check_files(context: CheckContext) -> None:
+    check_processes(context)
 
 
 def set_spec(context: CheckContext) -> None:
