@@ -23,7 +23,7 @@ from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler.records import GeneratorJoined, SimulatorJoined, StationLost, TrainerJoined
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 HOSTS = {"simulator-0": "main", "simulator-1": "host-2", "generator-0": "host-2", "trainer": "host-1"}

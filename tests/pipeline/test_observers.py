@@ -51,7 +51,7 @@ from polyrhythm.scheduler.records import (
     WeightsOffered,
 )
 from polyrhythm.scheduler.rollout.sharding import shard
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.specs import WeightsLayout
 

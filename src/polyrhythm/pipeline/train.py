@@ -55,7 +55,7 @@ from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
 from polyrhythm.runtime.hosting import dropped_messages
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import SampleLedger
 
 log = logging.getLogger(__name__)
 

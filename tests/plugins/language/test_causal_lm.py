@@ -407,7 +407,7 @@ def test_a_model_has_embeddings_up_to_the_largest_id(folder: Path, tmp_path: Pat
     shutil.copytree(folder, found)
     with_gap(found, gap)
     spec = text_settings(found).spec()
-    tokens = len(folder_tokenizer(str(folder))._tokenizer.get_vocab())
+    tokens = folder_tokenizer(str(folder)).size
     assert spec.action.choices == max(spec.action.stops) + 1 == tokens + gap
     section = CausalLmSettings(checkpoint=str(found))
     if fits:
