@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.live import Terminal
+from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.pipeline.observers.hosts import HostTotals, StationHosts, in_order
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.live import LiveDisplay

@@ -7,8 +7,7 @@ from polyrhythm.checks import Check, CheckContext
 from polyrhythm.conformance import raised, remedy
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.scoring.reward_function import WrongScore, as_score, load_reward, view_of
-from polyrhythm.plugins.trial.episode import SEED
-from polyrhythm.plugins.trial.process import WAY_OUT, TriedEpisode
+from polyrhythm.plugins.trial.process import SEED, WAY_OUT, TriedEpisode
 
 
 def _function(context: CheckContext) -> tuple[()]:

@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from polyrhythm.cli import show
 from polyrhythm.conductors import build_conductor
 from polyrhythm.config.base import models_in
-from polyrhythm.config.recipes import examples_folder
-from polyrhythm.config.yaml_text import read
+from polyrhythm.config.recipes import examples_folder, read
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.timeline.trace import TraceWriter
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster

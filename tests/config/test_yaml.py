@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.config.load import load_config, parse_override
-from polyrhythm.config.yaml_text import parse, read
+from polyrhythm.config.recipes import parse, read
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.virtual.simulate import load_cluster
 
