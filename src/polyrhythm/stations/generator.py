@@ -106,7 +106,7 @@ class PolicyCopies:
         return [self.module] if self._pinned is None else [self.module, as_module(self._pinned)]
 
     def statistics(self) -> dict[str, float]:
-        """Traffic of weights (`runtime.memory.traffic`), evaluations included."""
+        """Traffic of weights (`runtime.memory.published`), evaluations included."""
         found: dict[str, float] = {}
         for receiver in self._receivers:
             for name, count in receiver.traffic.statistics().items():
@@ -242,7 +242,7 @@ class Generator:
         return self.engine.pending_work() + waiting
 
     def statistics(self) -> dict[str, float]:
-        """Statistics of the engine; weights/...: traffic of weights (`runtime.memory.traffic`),
+        """Statistics of the engine; weights/...: traffic of weights (`runtime.memory.published`),
         evaluations included."""
         return {**self.engine.statistics(), **self._copies.statistics()}
 

@@ -11,8 +11,8 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from polyrhythm.errors import RunDistrusted
-from polyrhythm.observe import MetricsWriter, live
-from polyrhythm.observe.metrics import check_names
+from polyrhythm.observe import live
+from polyrhythm.observe.metrics import MetricsWriter, check_names
 from polyrhythm.pipeline.evaluation.episodes import mean_metrics
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter

@@ -139,7 +139,7 @@ def _storages(tensors: Iterable[Tensor], kind: str) -> list[torch.UntypedStorage
 
 def _private_pages(storages: Iterable[torch.UntypedStorage]) -> Iterable[tuple[int, int]]:
     """Address and size of the whole private pages of each storage, not shared with a process or file."""
-    regions = _private_regions()
+    regions = private_regions()
     starts = [first for first, _ in regions]
     for storage in storages:
         first = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -149,7 +149,7 @@ def _private_pages(storages: Iterable[torch.UntypedStorage]) -> Iterable[tuple[i
             yield first, stop - first
 
 
-def _private_regions() -> list[tuple[int, int]]:
+def private_regions() -> list[tuple[int, int]]:
     """(begin, end) of this process's private, writable, anonymous memory, ascending; neighbours are merged."""
     regions: list[tuple[int, int]] = []
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():

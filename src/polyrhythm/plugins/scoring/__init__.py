@@ -4,6 +4,7 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "scoring",
+    needs=("trial",),
     adds={
         "check": {"reward function": "polyrhythm.plugins.scoring.checks:CHECKS"},
         "scheduler": {"scoring": "polyrhythm.plugins.scoring.queue:ScoringQueue"},

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from polyrhythm.checks import Check, CheckContext
 from polyrhythm.conformance import raised, remedy
-from polyrhythm.envs.trial_episode import SEED
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.validation.env_trial_process import WAY_OUT, TriedEpisode
 from polyrhythm.plugins.scoring.reward_function import WrongScore, as_score, load_reward, view_of
+from polyrhythm.plugins.trial.process import SEED, WAY_OUT, TriedEpisode
 
 
 def _function(context: CheckContext) -> tuple[()]:

@@ -4,7 +4,7 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "virtual",
-    needs=("memory_estimate",),
+    needs=("memory_estimate", "timeline"),
     adds={"command": {"simulate": "polyrhythm.plugins.virtual.simulate", "plan": "polyrhythm.plugins.virtual.plan"}},
     purposes={
         "simulate": "run the scheduler on a simulated cluster, in virtual time",

@@ -15,10 +15,9 @@ from pydantic import ValidationError
 from polyrhythm.cli import show
 from polyrhythm.conductors import build_conductor
 from polyrhythm.config.base import models_in
-from polyrhythm.config.recipes import examples_folder
-from polyrhythm.config.yaml_text import read
+from polyrhythm.config.recipes import examples_folder, read
 from polyrhythm.errors import ConfigError
-from polyrhythm.observe.trace import TraceWriter
+from polyrhythm.plugins.timeline.trace import TraceWriter
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.measures import Span, summarise
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings

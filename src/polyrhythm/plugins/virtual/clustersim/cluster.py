@@ -63,9 +63,9 @@ class VirtualCluster:
         exclusive = settings.sharing == "exclusive"
         self.devices = {number: Device(self.driver.clock, exclusive=exclusive) for number in numbers}
         self._rng = random.Random(f"{settings.seed}/faults")
-        self._checkpoint = 0
+        self.checkpoint = 0
         for member in self.members.values():
-            self._start(member)
+            self.start(member)
         for fault in settings.faults:
             self.driver.clock.at(fault.at, self._fail, fault)
         for index, asked in enumerate(settings.evaluations):
@@ -106,10 +106,10 @@ class VirtualCluster:
             else:
                 self._count_down(self.members[name])
 
-    def _start(self, member: Member) -> None:
+    def start(self, member: Member) -> None:
         member.incarnation += 1
         member.up = True
-        station = self._incarnation(member)
+        station = self.incarnation(member)
         station.places = tuple((self.devices[number], member.group.occupies) for number in member.devices)
         station.leases = self._leases(member)
         self.stations[member.name] = station
@@ -129,7 +129,7 @@ class VirtualCluster:
         size = round(member.group.resident_gb * 1e9)
         return {number: VirtualLease(self.devices[number], seconds, size) for number in numbers}
 
-    def _incarnation(self, member: Member) -> VirtualStation:
+    def incarnation(self, member: Member) -> VirtualStation:
         name, incarnation, group = member.name, member.incarnation, member.group
         if isinstance(group, SimulatorGroup):
             return VirtualSimulator(name, incarnation, self.driver, group)
@@ -143,7 +143,7 @@ class VirtualCluster:
             return VirtualScorer(name, incarnation, self.driver, group, lambda: self._fail(hung))
         assert isinstance(group, TrainerSettings)
         receivers = sum(each.count for each in self.settings.generators)
-        return VirtualTrainer(name, incarnation, self.driver, group, self._checkpoint, receivers=receivers)
+        return VirtualTrainer(name, incarnation, self.driver, group, self.checkpoint, receivers=receivers)
 
     def _fail(self, fault: FaultPlan) -> None:
         """Fail the station, unless it is down already. Its latest messages may be lost."""
@@ -175,7 +175,7 @@ class VirtualCluster:
 
     def _restart(self, member: Member) -> None:
         self._count_down(member)
-        self._start(member)
+        self.start(member)
 
     def _count_down(self, member: Member) -> None:
         now = self.driver.clock.now
@@ -191,4 +191,4 @@ class VirtualCluster:
             if station.name not in self.driver.stations or station.incarnation == event.incarnation:  # type: ignore[union-attr]
                 self.driver.stations[station.name] = station
         elif type(event) is Checkpointed:
-            self._checkpoint = event.updates
+            self.checkpoint = event.updates
