@@ -56,8 +56,7 @@ Serving = BatchScheduler | StreamScheduler
 
 @dataclass(slots=True)
 class StationRegistry:
-    """Present stations; events of an earlier incarnation are refused. incarnations: present station → its incarnation;
-    refused: events refused so far."""
+    """incarnations: present station → its incarnation; refused: number of events of earlier ones, which are refused."""
 
     incarnations: dict[str, int] = field(default_factory=dict)
     refused: int = 0
@@ -180,8 +179,7 @@ class Conductor:
         return {**{name: encode(getattr(self, name)) for name in _PARTS}, **scored, "announced": self.announced}
 
     def load(self, data: dict[str, Any]) -> None:
-        """Restore the state from `save`, under the same settings. ValueError: another version of
-        this software saved it."""
+        """Restore the state from `save`, under the same settings. ValueError: another version saved it."""
         if missing := [name for name in (*_PARTS, "announced") if name not in data]:
             raise ValueError(f"the saved conductor has no {missing[0]!r}: another version of this software saved it")
         scoring, rollout = self.rollout.scoring, dict(data["rollout"])
@@ -219,8 +217,7 @@ class Conductor:
     # ------------------------------------------------------------ deciding
 
     def _advance(self, now: float, *, weights_changed: bool) -> list[Command]:
-        """All commands that may have become possible, except batches: weights, evaluations,
-        tickets, an update, the end."""
+        """All commands that may have become possible, except batches."""
         rollout, versions, evaluations = self.rollout, self.versions, self.rollout.evaluations
         commands: list[Command] = self._pass_on_live_slots()
         if halts := self.faults.check(rollout.ledger):

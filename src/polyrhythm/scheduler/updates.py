@@ -4,8 +4,7 @@ With `parts` an update begins with the groups that may be lent, and gets the oth
 by the rule for whole updates (`SampleBuffer.choose`): at that moment the deadlines of all unlent samples can be kept.
 As `consumed` counts lent samples, that rule keeps the lag bound of every group, however many parts an update has.
 
-Invariant: at most one update is in training at a time; its groups are either trained or return to the buffer, never
-both.
+Invariant: at most one update is in training; its groups are either trained or return to the buffer, never both.
 """
 
 from __future__ import annotations

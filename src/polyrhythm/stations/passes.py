@@ -59,8 +59,7 @@ class Passes(Protocol):
         """Launch the pass of the gathered inputs. UnfitAct: its output has another form."""
 
     def finish(self) -> BatchBuffer:
-        """Wait for the oldest pass. Its answers are valid until the launch after the next one; on
-        the CPU until the next."""
+        """Wait for the oldest pass. Its answers are valid until the launch after the next one; on the CPU, the next."""
 
 
 def passes_on(device: torch.device, layout: BatchLayout, rows: int, graphs: Graphs) -> Passes:
@@ -142,8 +141,7 @@ class DevicePasses:
     def _capture_all(
         self, capture: Capture, policies: Sequence[Policy], buckets: Sequence[int]
     ) -> dict[tuple[Policy, int], Callable[[], None]]:
-        """The captured passes of all policies and buckets, largest first; empty, with a warning, if
-        one cannot be captured."""
+        """The captured passes, largest first; empty, with a warning, if one cannot be captured."""
         captured = {}
         for rows in sorted(buckets, reverse=True):
             for policy in policies:

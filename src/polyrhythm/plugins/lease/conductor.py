@@ -1,5 +1,4 @@
-"""A conductor around another one for stations that take turns on devices: a command waits until its station holds all
-of its devices.
+"""A conductor around another one, for leased devices: a command waits until its station holds all of its devices.
 
 To the inner conductor a lease is only a delay between a command and its station, which every decision allows for; so
 leases change timing, but no guarantee. Two refinements keep the delay small. Batches are formed for generators that are
@@ -270,8 +269,7 @@ class CommandDelivery:
         return self._release(state, now)
 
     def keep(self, now: float) -> list[Command] | None:
-        """Cancel yields that are no longer needed; returns the commands that they held back, or
-        None if there were none."""
+        """Cancel yields that are not needed any more; returns the commands that they held back, None without any."""
         kept = self.leases.keep()
         if not kept:
             return None

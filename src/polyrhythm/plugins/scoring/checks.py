@@ -1,5 +1,4 @@
-"""Checks of the run's reward function before the start: that it exists, or that it scores an episode of the run's text
-environment."""
+"""Checks of the run's reward function: that it exists, or that it scores an episode of the run's text environment."""
 
 from __future__ import annotations
 

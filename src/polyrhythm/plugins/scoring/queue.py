@@ -68,8 +68,7 @@ class ScoringQueue(SampleScoring):
         self.waiting.append(ScoringTry(ticket))
 
     def begin(self) -> list[tuple[str, ScoringTry]]:
-        """Assign waiting samples to scorers with free places, the least busy first; returns each
-        new try with its scorer."""
+        """Assign waiting samples to scorers with free places, least busy first; returns the new tries."""
         started: list[tuple[str, ScoringTry]] = []
         while self.waiting:
             first = self.waiting[0]

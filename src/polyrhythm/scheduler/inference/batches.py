@@ -152,8 +152,7 @@ class BatchScheduler(RequestScheduler):
         return [self._start(evaluator, requests, now, pinned=True)]
 
     def _is_due(self, generator: str, common: bool, now: float) -> bool:
-        """Whether a batch of the generator's own and the common requests is due. common: all slots with
-        common requests wait."""
+        """Whether a batch of its own and the common requests is due. common: all slots with common requests wait."""
         complete = common and generator not in self.slots.absent
         return is_due(Waiting(*self.queue.view((ANY, generator)), complete), self.limits, now)
 

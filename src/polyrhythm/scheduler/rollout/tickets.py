@@ -373,8 +373,7 @@ class RolloutScheduler:
     def drop(
         self, group: Group, reason: DropReason, now: float, already_off_row: Sample | None = None
     ) -> list[Command]:
-        """Drop a group: running members are cancelled, finished ones released; a spare group takes its
-        place, or a new one may."""
+        """Drop a group: running members are cancelled, finished ones released; a spare group takes its place."""
         commands: list[Command] = []
         if group.completed_order >= 0:
             self.buffer.remove(group)

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost
-from polyrhythm.plugins.virtual.clustersim.hardware import ConductorCpu, Network
+from polyrhythm.plugins.virtual.clustersim.hardware import ConductorCpu, Network, VirtualClock
 from polyrhythm.plugins.virtual.clustersim.measures import Measures
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import SERVING_EVENTS
@@ -157,8 +156,7 @@ class VirtualDriver:
     # ------------------------------------------------------------ the loop
 
     def run(self, version: int, max_time: float = inf) -> None:
-        """Run until `TargetReached(version)` and the end of every evaluation, or `Halt`, or until the clock passes
-        `max_time`.
+        """Run until `TargetReached(version)` and the end of every evaluation, or `Halt`, or `max_time`.
 
         Raises Deadlock if the run cannot continue, ProtocolError for an invalid command.
         """

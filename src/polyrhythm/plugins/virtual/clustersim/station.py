@@ -19,8 +19,7 @@ class LeaseError(RuntimeError):
 
 
 class VirtualLease:
-    """One station's lease of a device. seconds: of a switch, one way; size: bytes moved; on: it is on the device.
-    switching: a switch is under way."""
+    """One station's lease of a device. seconds, size (bytes): of a switch; on: it is there; switching: under way."""
 
     __slots__ = ("device", "on", "seconds", "size", "switching")
 
@@ -177,8 +176,7 @@ class VirtualStation:
 
 
 class VirtualScorer(VirtualStation):
-    """One incarnation of a scorer, which scores several samples at a time. give_up: called when a try reaches the
-    group's deadline."""
+    """One incarnation of a scorer, with several samples at a time. give_up: called when a try reaches its deadline."""
 
     def __init__(
         self, name: str, incarnation: int, driver: VirtualDriver, group: ScorerGroup, give_up: Callable[[], None]
