@@ -281,11 +281,6 @@ class ConductorCpu:
         if not thread.at_work:
             self._begin(thread)
 
-    @property
-    def occupied(self) -> bool:
-        """Whether the main thread has queued events, which precede a passed deadline."""
-        return self.main.at_work
-
     def _begin(self, thread: CpuThread) -> None:
         came, event = thread.waiting.popleft()
         thread.at_work = True
