@@ -51,15 +51,15 @@ class VirtualClock:
         call(argument)
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """A pass. left: remaining seconds of work at full speed."""
 
-    __slots__ = ("argument", "done", "left", "occupies", "owner")
-
-    def __init__(
-        self, owner: object, seconds: float, occupies: float, done: Callable[[Any], None], argument: object
-    ) -> None:
-        self.owner, self.left, self.occupies, self.done, self.argument = owner, seconds, occupies, done, argument
+    owner: object
+    left: float
+    occupies: float
+    done: Callable[[Any], None]
+    argument: object
 
 
 class Device:
