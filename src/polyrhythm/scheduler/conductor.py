@@ -26,15 +26,19 @@ from typing import Any, Protocol, get_args
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import state_codec
 from polyrhythm.scheduler.inference.batches import BatchScheduler
-from polyrhythm.scheduler.inference.generators import GeneratorState
+from polyrhythm.scheduler.inference.generators import GeneratorRegistry, GeneratorState
+from polyrhythm.scheduler.inference.requests import RequestQueue, load_key
+from polyrhythm.scheduler.inference.routing import Router
 from polyrhythm.scheduler.inference.serving import Tuner
 from polyrhythm.scheduler.inference.streams import StreamScheduler
 from polyrhythm.scheduler.records import JOINED, SENDERS, ApplyWeights, Command, DropReason, Event, Halt, TargetReached
 from polyrhythm.scheduler.rollout.granting import grant, grant_background, reissue_lost
 from polyrhythm.scheduler.rollout.reset_forecast import ResetForecast
 from polyrhythm.scheduler.rollout.tickets import RolloutScheduler, SampleScoring
+from polyrhythm.scheduler.samples.admission import Admission
+from polyrhythm.scheduler.samples.buffer import SampleBuffer
 from polyrhythm.scheduler.samples.groups import SampleLedger
-from polyrhythm.scheduler.samples.limits import FaultLimit
+from polyrhythm.scheduler.samples.limits import FaultLimit, ReturnFilter
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.scheduler.updates import UpdateScheduler
 from polyrhythm.scheduler.versions import VersionLedger
@@ -111,10 +115,12 @@ class Conductor:
         assert (settings.scoring is None) == (scoring is None), "build it by polyrhythm.conductors"
         self.settings = settings
         self.versions = VersionLedger(settings)
-        self.rollout = RolloutScheduler.create(settings, scoring or SampleScoring())
+        parts = Admission(settings), SampleBuffer(settings), ReturnFilter(settings)
+        self.rollout = RolloutScheduler(settings, scoring or SampleScoring(), *parts)
         self.updates = UpdateScheduler(settings)
-        streams = settings.batching == "streams"
-        self.serving: Serving = StreamScheduler.create(settings) if streams else BatchScheduler.create(settings, tuner)
+        serving = StreamScheduler if settings.batching == "streams" else BatchScheduler
+        queue, router = RequestQueue(load_key(settings)), Router(settings.routing)
+        self.serving: Serving = serving(settings, queue, router, GeneratorRegistry(settings), tuning=tuner)
         self.stations = StationRegistry()
         self.faults = FaultLimit(settings)
         self.forecast = ResetForecast()

@@ -636,8 +636,7 @@ class SampleEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class ScoreCounted:
-    """A training sample is scored and complete. success: of its episode, from the score, else from the environment;
-    None if neither determines it."""
+    """A training sample is scored and complete. success: by the score, else by the environment; None if by neither."""
 
     ticket: int
     score: float

@@ -1,7 +1,6 @@
 """Measured times that batching depends on: seconds of a pass by its rows, and each slot's absences.
 
-All times are seconds on the conductor's clock, from command to report, so they include message latency, which batching
-cannot change.
+All times are seconds on the conductor's clock, from command to report, so message latency is in them.
 """
 
 from __future__ import annotations

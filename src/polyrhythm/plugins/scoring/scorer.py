@@ -95,8 +95,7 @@ class Scorer:
         return True
 
     def _serve(self) -> None:
-        """Consumes: samples. Waits for: one, or the reward function. Unblocked by: `handle`. Produces: answers. Ends
-        with `close`."""
+        """Consumes: samples. Waits for: one, or the function. Unblocked by: `handle`, `close`. Produces: answers."""
         while (command := self._todo.get()) is not None:
             self._score(command)
 

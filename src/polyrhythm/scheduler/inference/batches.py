@@ -45,8 +45,7 @@ class BatchScheduler(RequestScheduler):
         return [] if choice is None else [choice]
 
     def due(self, now: float) -> list[Serve]:
-        """Start every due batch, and queue full ones behind passes. `evaluation_priority` decides which goes first if
-        an evaluator serves training too."""
+        """Start every due batch, and queue full ones behind passes. `evaluation_priority` decides which goes first."""
         if (before := self.slots.expected_among) is not self.generators.live:
             self.slots.expected_among = self.generators.live
             for slot in self.slots.slots.values() if before != self.generators.live else ():

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol
 
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.inference.generators import GeneratorRegistry, GeneratorState, WeightScheduler
-from polyrhythm.scheduler.inference.requests import ANY, RequestQueue, load_key
+from polyrhythm.scheduler.inference.requests import ANY, RequestQueue
 from polyrhythm.scheduler.inference.routing import Router
 from polyrhythm.scheduler.records import AbortStream, BatchingChosen, EnvBatchInfo, RefuseRequest, Request
 from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
@@ -126,22 +126,11 @@ class RequestScheduler:
     settings: SchedulerSettings = field(metadata=UNSAVED)
     queue: RequestQueue
     router: Router
-    slots: SlotRegistry
     generators: GeneratorRegistry
+    slots: SlotRegistry = field(default_factory=SlotRegistry)
     weights: WeightScheduler = field(default_factory=WeightScheduler)
     background: list[Request] = field(default_factory=list)
     tuning: Tuner | None = None
-
-    @classmethod
-    def create(cls, settings: SchedulerSettings, tuning: Tuner | None = None) -> Self:
-        return cls(
-            settings,
-            RequestQueue(load_key(settings)),
-            Router(settings.routing),
-            SlotRegistry(),
-            GeneratorRegistry(settings),
-            tuning=tuning,
-        )
 
     def host_of(self, request: Request) -> str:
         return self.slots.slots[request.slot].host

@@ -32,8 +32,7 @@ from polyrhythm.scheduler.records import JOINED, SENDERS, Checkpointed, Episode,
 
 @dataclass(slots=True)
 class Member:
-    """A station over all its incarnations. devices: their numbers; incarnation: the latest; up: it is alive;
-    failed_at: its last failure."""
+    """A station over all its incarnations. incarnation: the latest; up: it is alive; failed_at: its last failure."""
 
     name: str
     group: StationGroup
