@@ -124,8 +124,7 @@ class RunningPass:
 
 @dataclass(slots=True)
 class ClusterTiming:
-    """Measured passes and slots that serve training. running: generator → its current pass. passes: present generator →
-    number of its passes."""
+    """Measured passes and slots of training. running: generator → its current pass; passes: → number of its passes."""
 
     pass_time: PassTimeModel = field(default_factory=PassTimeModel)
     slots: dict[str, SlotTiming] = field(default_factory=dict)

@@ -126,8 +126,7 @@ class BatchScheduler(RequestScheduler):
         return [self._start_tuned(generator, requests, now) for generator, requests in dealt]
 
     def _serve_ahead(self, now: float) -> list[Serve]:
-        """Full batches for generators with room behind their passes, the earliest pass first. Requests that any
-        generator may serve are left to an idle one."""
+        """Full batches behind passes, the earliest first; what any generator may serve is left to an idle one."""
         limits, common = self.limits, () if self.generators.idle else (ANY,)
         if not is_full(*self.queue.view((*common, *self.queue.bound))[:2], limits):
             return []

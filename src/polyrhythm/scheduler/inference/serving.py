@@ -200,17 +200,8 @@ class RequestScheduler:
             # Its reply arrived before its generator's report, or the generator died between the two: it is answered.
             assert slot.request.sequence < event.sequence, f"slot {slot.name} asked twice"
             self._withdraw(slot.name)
-        request = Request(
-            slot=event.slot,
-            simulator=event.simulator,
-            sequence=event.sequence,
-            rows=event.rows,
-            version=event.version,
-            reply_to=event.reply_to,
-            arrived=now,
-            generator=slot.generator,
-            evaluation=event.evaluation,
-        )
+        simulator, _, name, sequence, rows, version, reply_to, evaluation = event
+        request = Request(name, simulator, sequence, rows, version, reply_to, now, slot.generator, evaluation)
         slot.request = slot.last_request = request
         slot.answered_by = ""
         if self.tuning is not None and not slot.reserved:

@@ -57,9 +57,7 @@ class IdleRows:
 @dataclass(slots=True)
 class RowRegistry:
     """Rows of all present simulators. idle, reserved: rows waiting for tickets of training, of background evaluation.
-
-    live: number of live slots without the reserved ones; changed: slots that became live or stopped, not yet taken.
-    """
+    live: number of live slots without the reserved ones; changed: slots that became live or stopped, not yet taken."""
 
     env_batches: dict[str, EnvBatchState] = field(default_factory=dict)
     slots: dict[str, SlotState] = field(default_factory=dict)

@@ -43,10 +43,8 @@ class Member:
 
 
 class VirtualCluster:
-    """The stations, faults and driver of one simulation.
-
-    conductor: the one to drive; by default a fresh one for the settings. record: keep the decisions in `driver.steps`.
-    """
+    """The stations, faults and driver of one simulation. conductor: the one to drive; by default a fresh one for the
+    settings. record: keep the decisions in `driver.steps`."""
 
     def __init__(self, settings: ClusterSettings, conductor: Decider | None = None, record: bool = False) -> None:
         self.settings = settings
