@@ -88,9 +88,8 @@ class AnyConductor(Protocol):
     updates: UpdateScheduler
     serving: Serving
     stations: StationRegistry
+    ledger: SampleLedger
 
-    @property
-    def ledger(self) -> SampleLedger: ...
     def handle(self, event: Event, now: float) -> list[Command]: ...
     def deadline(self) -> float: ...
     def summary(self) -> dict[str, Any]: ...
@@ -117,6 +116,7 @@ class Conductor:
         self.versions = VersionLedger(settings)
         parts = Admission(settings), SampleBuffer(settings), ReturnFilter(settings)
         self.rollout = RolloutScheduler(settings, scoring or SampleScoring(), *parts)
+        self.ledger = self.rollout.ledger
         self.updates = UpdateScheduler(settings)
         serving = StreamScheduler if settings.batching == "streams" else BatchScheduler
         queue, router = RequestQueue(load_key(settings)), Router(settings.routing)
@@ -160,10 +160,6 @@ class Conductor:
 
     # ------------------------------------------------------------ what others read
 
-    @property
-    def ledger(self) -> SampleLedger:
-        return self.rollout.ledger
-
     def summary(self) -> dict[str, Any]:
         """For a run's summary. groups: `RolloutScheduler.summary`; set_aside: the tasks and seeds, with the reason of
         their last failure; batching: the last choice of `auto`, if any."""
@@ -195,7 +191,7 @@ class Conductor:
         given = {"settings": self.settings, "key": self.serving.queue.key, "scoring": scoring}
         for name in _PARTS:
             setattr(self, name, self.codec.decode(rollout if name == "rollout" else data[name], given))
-        self.announced = data["announced"]
+        self.ledger, self.announced = self.rollout.ledger, data["announced"]
 
     def detach(self) -> None:
         """Forget the stations, after a restore: the run continues with new ones.

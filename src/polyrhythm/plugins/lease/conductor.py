@@ -21,7 +21,6 @@ from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.conductor import SERVING_EVENTS, Conductor
 from polyrhythm.scheduler.records import ADDRESSEES, SENDERS, AbortStream, Command, DeviceTaken, DeviceYielded, Event
-from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm.scheduler.settings import LeaseSettings
 
 #: Commands that are a unit of work, and the events that end one.
@@ -56,11 +55,7 @@ class LeasedConductor:
     def _share_parts(self) -> None:
         inner = self.inner
         self.versions, self.rollout, self.updates = inner.versions, inner.rollout, inner.updates
-        self.serving, self.stations = inner.serving, inner.stations
-
-    @property
-    def ledger(self) -> SampleLedger:
-        return self.inner.ledger
+        self.serving, self.stations, self.ledger = inner.serving, inner.stations, inner.ledger
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """As `Conductor.handle`: the decided commands that are sent now, and the device switches."""
