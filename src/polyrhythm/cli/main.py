@@ -21,10 +21,10 @@ from typing import Protocol, cast
 from polyrhythm import __version__
 from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError, nearest, pip_install
 from polyrhythm.files import trouble
+from polyrhythm.imports import keep_freed_memory
 from polyrhythm.pipeline.signals import Interrupts, SignalInterrupt, exit_status
 from polyrhythm.plugin import load, plugins
 from polyrhythm.readable import set_up_logging, visible
-from polyrhythm.runtime.memory.process_memory import keep_freed_memory
 
 #: Command of the core → its purpose. Its module is polyrhythm.cli.<command>; plugins add more commands.
 CORE = {
