@@ -6,8 +6,10 @@ A decoder has rotary attention with shared keys, a gated MLP, and RMS norms befo
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -53,6 +55,16 @@ def normalise(x: Tensor, eps: float) -> Tensor:
     """x [...,width] divided by its root mean square over the last axis, in float32."""
     x = x.float()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def gelu_mlp(*widths: int, approximate: str = "none") -> nn.Sequential:
+    """Linear maps fc1, fc2, ... between these widths, and gelu between them: by the exact error function, or "tanh"."""
+    layers: dict[str, nn.Module] = {}
+    for number, (inputs, outputs) in enumerate(pairwise(widths), 1):
+        if number > 1:
+            layers[f"gelu{number}"] = nn.GELU(approximate)
+        layers[f"fc{number}"] = nn.Linear(inputs, outputs)
+    return nn.Sequential(OrderedDict(layers))
 
 
 def draw_unit_variance(module: nn.Module, embedding: float | None = None) -> None:
