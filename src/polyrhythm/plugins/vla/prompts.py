@@ -227,10 +227,8 @@ def _trials(tasks: int, entries: int) -> list[tuple[int, list[int]]]:
 
 
 def state_bins(state: Tensor) -> Tensor:
-    """The bin of each entry of a normalised state, float64 [...]: 0..255 within −1..1, −1 below, 255 above.
-
-    The 256 edges are −1, −1 + 1/128, ...; an entry on an edge is in the bin above.
-    """
+    """The bin of each entry of a normalised state, float64 [...]: 0..255 within −1..1, −1 below, 255 above. The 256
+    edges are −1, −1 + 1/128, ...; an entry on an edge is in the bin above."""
     edges = torch.arange(256, dtype=torch.float64, device=state.device) / 128.0 - 1.0
     return torch.bucketize(state.double().contiguous(), edges, right=True) - 1
 

@@ -32,10 +32,8 @@ class PromptTokenizer(Protocol):
 
 
 class WordTokenizer:
-    """Ids by a hash of each word, number or line end; needs no vocabulary file. Ids lie in 4..last−1.
-
-    specials: texts that have an id of their own.
-    """
+    """Ids by a hash of each word, number or line end; needs no vocabulary file. Ids lie in 4..last−1. specials: texts
+    that have an id of their own."""
 
     def __init__(self, last: int, *, bos: int = _BOS, specials: Mapping[str, int] | None = None) -> None:
         if last <= _FIRST + 1:

@@ -133,10 +133,8 @@ class SiglipLayer(nn.Module):
 
 
 class SiglipEncoder(nn.Module):
-    """The stack of layers.
-
-    checkpointing: recompute the layers' activations in the backward pass instead of keeping them.
-    """
+    """The stack of layers. checkpointing: recompute the layers' activations in the backward pass instead of keeping
+    them."""
 
     def __init__(self, size: VisionSize) -> None:
         super().__init__()
@@ -240,10 +238,8 @@ class AttentionPool(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """A tower. Positions are added to the patches before class and register tokens are prepended.
-
-    checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
-    """
+    """A tower. Positions are added to the patches before class and register tokens are prepended. checkpointing:
+    recompute the blocks' activations in the backward pass instead of keeping them."""
 
     def __init__(self, size: VisionSize) -> None:
         super().__init__()

@@ -194,10 +194,8 @@ class FlowMatchingHead(nn.Module):
         return loss if self.learned is None else loss + self._misfit(self.learned, seen, data, key)
 
     def _misfit(self, learned: FlowNoise, seen: Tensor, data: Tensor, key: Tensor) -> Tensor:
-        """Loss of the learned noise against the residual errors of its steps, at their start times.
-
-        Its gradient reaches the trunk through the noise, not through the prediction.
-        """
+        """Loss of the learned noise against the residual errors of its steps, at their start times. Its gradient
+        reaches the trunk through the noise, not through the prediction."""
         t = learned.times(self.steps, data).expand(len(data), -1)
         predicted = self.out(self._hidden(seen, _noisy(data, t, key, stream=2), t))
         error = data - predicted[..., 0].detach().float()

@@ -35,10 +35,8 @@ def word_ids(sentence: str, vocabulary: int) -> list[int]:
 
 
 def word_table(tasks: Sequence[Task], words: int, vocabulary: int) -> Tensor:
-    """Word ids of each task's instruction: int64 [tasks, words] on the CPU, padded with `PADDING`.
-
-    ValueError: a sentence is too long or empty, or two different sentences get the same ids.
-    """
+    """Word ids of each task's instruction: int64 [tasks, words] on the CPU, padded with `PADDING`. ValueError: a
+    sentence is too long or empty, or two different sentences get the same ids."""
     if not tasks:
         raise ValueError(
             "policy: the environment has no tasks, so no instruction to read: give EnvSpec.tasks at least one"
@@ -122,10 +120,8 @@ class Sentences(nn.Module):
         self.register_buffer("mean_weights", (used / used.sum(1, keepdim=True)).unsqueeze(1), persistent=False)
 
     def forward(self, instruction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """instruction int64 [B], a row of the table -> tokens [B,words,width], scale and shift [B,width].
-
-        Computed per sentence, then looked up per row, since there are fewer sentences than rows.
-        """
+        """instruction int64 [B], a row of the table -> tokens [B,words,width], scale and shift [B,width]. Computed per
+        sentence, then looked up per row, since there are fewer sentences than rows."""
         embedded = self.embedding(self.ids)
         film = self.film((self.mean_weights @ embedded).squeeze(1))
         per_sentence = torch.cat(((embedded + self.position).flatten(1), film), dim=1)

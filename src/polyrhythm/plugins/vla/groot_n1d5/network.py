@@ -70,11 +70,8 @@ class EagleModel(nn.Module):
         return torch.where(place.unsqueeze(2), seen.gather(1, number), words)
 
     def forward(self, embedded: Tensor, present: Tensor) -> Tensor:
-        """Hidden states after the last norm [B,L,width] of embedded [B,L,width], present [B,L].
-
-        The attention of padding is zero, as from flash attention. Positions count only present tokens, so left padding
-        has no effect.
-        """
+        """Hidden states after the last norm [B,L,width] of embedded [B,L,width], present [B,L]. The attention of
+        padding is zero, as from flash attention. Positions count only present tokens, so left padding has no effect."""
         positions = positions_of(present).clamp(min=0)
         hidden, _ = self.language_model.model(embedded, positions, causal_mask(present))
         assert isinstance(hidden, Tensor)

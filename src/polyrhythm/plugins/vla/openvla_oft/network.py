@@ -37,11 +37,8 @@ _TOWERS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_2
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Ids of Llama's tokenizer. The last `bins` of the `rows - padding` real rows represent actions.
-
-    bos: first token; stop: follows the actions in the official layout; empty: last token of every prompt; pad: pads
-    short prompts.
-    """
+    """Ids of Llama's tokenizer. The last `bins` of the `rows - padding` real rows represent actions. bos: first token;
+    stop: follows the actions in the official layout; empty: last token of every prompt; pad: pads short prompts."""
 
     rows: int = 32064
     padding: int = 64
