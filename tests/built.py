@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from polyrhythm.conformance import ContractViolation
+from polyrhythm.plugins.trial.policy_calls import called
+from polyrhythm.plugins.trial.policy_contract import idle_parameters
 from polyrhythm.policies.base import Observations, Policy, as_module
-from polyrhythm.policies.calls import called
-from polyrhythm.policies.conformance import idle_parameters
 from polyrhythm.specs import EnvSpec
 
 

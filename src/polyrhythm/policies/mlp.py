@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.policies.base import SETTINGS, Observations
+from polyrhythm.policies.base import SETTINGS, Observations, Policy
 from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.normalizer import ObservationNormalizer
 from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
@@ -117,10 +117,10 @@ class MlpSettings(BaseModel):
     def form(self, env_spec: EnvSpec) -> PolicyForm:
         return describe(lambda _role: self.policy(env_spec), self.answers(env_spec))
 
-    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> Any:  # noqa: ARG002
+    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> Policy:  # noqa: ARG002
         """The same module for both roles, initialised on the CPU so that the weights are equal on every device."""
         with seeded(seed):
-            return self.policy(env_spec).to(device)
+            return cast(Policy, self.policy(env_spec).to(device))
 
 
 class MlpPolicy(nn.Module):

@@ -19,8 +19,8 @@ from polyrhythm.plugins.pretrained.adapters import Adapters, save_adapters
 from polyrhythm.plugins.pretrained.adapters import merge as merge_of
 from polyrhythm.plugins.pretrained.building import load_network, load_ours, save_folder
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.trial.policy_calls import sample
 from polyrhythm.plugins.vla.released import architecture
-from polyrhythm.policies.calls import sample
 
 
 class ToyPolicy(nn.Module):

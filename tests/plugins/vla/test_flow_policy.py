@@ -12,9 +12,9 @@ from tests.plugins.vla.flow_case import CHUNK, DIMS, HORIZON, PADDED, SPEC, Smal
 from torch import Tensor
 
 from polyrhythm.conformance import run_checks
+from polyrhythm.plugins.trial import policy_contract as conformance
+from polyrhythm.plugins.trial.policy_calls import sample, take_rows
 from polyrhythm.plugins.vla.flow_policy import FlowPolicy
-from polyrhythm.policies import conformance
-from polyrhythm.policies.calls import sample, take_rows
 from polyrhythm.policies.flow_matching import FlowCps, FlowNoise, FlowSde, Ode
 from polyrhythm.specs import PROGRESS
 
@@ -75,7 +75,7 @@ def test_the_supervised_loss_is_the_released_one() -> None:
     """By hand: x_t and the target from the draws, the mean over the chunk's actions with all padded entries."""
     policy, obs = built(CASES["pi0 flow_sde"]), observations(ROWS)
     actions = sample(policy, obs).actions
-    t, noise = policy._supervised_draws(actions)
+    t, noise = policy.supervised_draws(actions)
     wanted = policy.inputs.normalised_actions(actions, obs)
     data = torch.zeros(ROWS, HORIZON, PADDED)
     for entry, place in enumerate(DIMS):
@@ -91,7 +91,7 @@ def test_the_supervised_loss_is_the_released_one() -> None:
 def test_times_are_of_the_released_distribution() -> None:
     policy = built(SmallFlowSettings(method=FlowSde(), sft_draws=4))
     actions = torch.randn(4000, CHUNK, len(DIMS), generator=torch.Generator().manual_seed(3))
-    t, noise = policy._supervised_draws(actions)
+    t, noise = policy.supervised_draws(actions)
     scaled = (t - 0.001) / 0.999
     assert t.min().item() > 0.001
     assert t.max().item() < 1.0
@@ -108,7 +108,7 @@ def test_draws_change_with_the_weights_and_with_nothing_else() -> None:
     other = copy.deepcopy(policy)
     with torch.no_grad():
         other.network.action_time_mlp_out.bias[0] += 1e-6
-    assert not torch.equal(other._supervised_draws(actions)[0], policy._supervised_draws(actions)[0])
+    assert not torch.equal(other.supervised_draws(actions)[0], policy.supervised_draws(actions)[0])
 
 
 def computed(policy: FlowPolicy, obs: Mapping[str, Tensor], inputs: dict[str, Tensor]) -> list[Tensor]:

@@ -213,7 +213,7 @@ class FlowPolicy(AdaptedPolicy):
         """
         given, prefix = self._encode(obs, features=False)
         data = self._padded(self.inputs.normalised_actions(actions, obs).float())
-        t, draws = self._supervised_draws(actions)
+        t, draws = self.supervised_draws(actions)
         x, target = between(data.repeat_interleave(self.sft_draws, 0), draws, t.view(-1, 1, 1))
         beside = {name: given[name].repeat_interleave(self.sft_draws, 0) for name in self.network.step_inputs}
         v, features = self._velocity(beside, repeated(prefix, self.sft_draws), x, t)
@@ -262,7 +262,7 @@ class FlowPolicy(AdaptedPolicy):
         last = padded[:, self.chunk - 1 : self.chunk].expand(-1, horizon - self.chunk, -1)
         return torch.cat((padded[:, : self.chunk], last), dim=1)
 
-    def _supervised_draws(self, actions: Tensor) -> tuple[Tensor, Tensor]:
+    def supervised_draws(self, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Times [B·n] and noise [B·n,H,A] of n draws for each chunk, row by row; times are stratified into n equal
         parts."""
         key, count = noise.content_keys(actions), self.sft_draws
