@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from torch.nn import functional
 
 from polyrhythm.specs import Task
 from polyrhythm.specs.hashing import mix
+
+if TYPE_CHECKING:
+    from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 
 #: Id of padding after a sentence's last word.
 PADDING = 0
@@ -62,18 +65,6 @@ def word_table(tasks: Sequence[Task], words: int, vocabulary: int) -> Tensor:
 
 
 _STEM_CHANNELS = 24
-
-
-@dataclass(frozen=True, slots=True)
-class TrunkSize:
-    """Sizes of the trunk: features per token, layers, heads, MLP expansion, image tokens, word embeddings."""
-
-    width: int
-    layers: int
-    heads: int
-    expansion: int
-    tokens: int
-    vocabulary: int
 
 
 class SpatialTokens(nn.Module):
@@ -161,12 +152,7 @@ class Layer(nn.Module):
 
 class Trunk(nn.Module):
     def __init__(
-        self,
-        image: tuple[int, int],
-        proprio: int,
-        table: Tensor,
-        queries: int,
-        size: TrunkSize,
+        self, image: tuple[int, int], proprio: int, table: Tensor, queries: int, size: TinyVlaSettings
     ) -> None:
         super().__init__()
         width = size.width
