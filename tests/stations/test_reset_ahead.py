@@ -158,7 +158,7 @@ def test_an_episode_that_has_begun_is_not_reset_again(ahead: ResetAhead, inner: 
     inner.gate.clear()
     ahead.reset([0, 1], [0] * 2, [8, 10])  # one by a spare row, one in place
     with ahead.changed:
-        assert ahead._wanted == ((0, 9),)
+        assert ahead._wanted == [(0, 9)]
         assert ahead._choose() is None
     assert inner.threads == ["reset ahead"] * 2 + ["MainThread"]
 
