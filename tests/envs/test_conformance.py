@@ -15,7 +15,8 @@ from tests.envs.broken_envs import WalkSettings
 from polyrhythm.config.registry import known_types, settings_class
 from polyrhythm.conformance import ContractViolation, own_place, violation_of
 from polyrhythm.envs.base import EnvTraits, batch_traits, traits_of
-from polyrhythm.envs.conformance import check_contract, observe_reset, trial_seed
+from polyrhythm.envs.checked_env import trial_seed
+from polyrhythm.envs.conformance import check_contract, observe_reset
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
 from polyrhythm.plugins.simulators.maniskill.env import ManiSkillSettings

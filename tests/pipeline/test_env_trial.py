@@ -14,7 +14,7 @@ from tests.envs.broken_envs import Walk, WalkSettings
 from tests.pipeline.runs import config
 
 from polyrhythm.env_warnings import forget_warnings
-from polyrhythm.envs.conformance import trial_seed
+from polyrhythm.envs.checked_env import trial_seed
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.validation.check import validate_run

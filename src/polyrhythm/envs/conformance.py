@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from polyrhythm.conformance import ContractCheck, ContractViolation, Finding, Note, run_checks
 from polyrhythm.envs.base import BATCH_METHODS, SETTINGS_METHODS, EnvSettings, FullEnvSettings, traits_of
-from polyrhythm.envs.checked_env import Arrays, CheckedEnv
+from polyrhythm.envs.checked_env import Arrays, CheckedEnv, trial_seed
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.specs import EnvSpec, split_seed
-from polyrhythm.specs.hashing import mix
+from polyrhythm.specs import EnvSpec
 
 #: Rows of a checked batch: one to act on, one that must stay unchanged.
 ROWS = 2
@@ -56,12 +55,6 @@ def observe_reset(
         raise
     env.close()
     return env.spec, first
-
-
-def trial_seed(number: int) -> int:
-    """A 62-bit seed like those of training, so that an environment that accepts only smaller ones is found before the
-    run."""
-    return split_seed(mix(number), held_out=False)
 
 
 def find_memory(

@@ -23,7 +23,7 @@ from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.simulators.maniskill import library
 from polyrhythm.plugins.simulators.maniskill.env import CpuBatch, GpuBatch, ManiSkillSettings
 from polyrhythm.plugins.simulators.maniskill.library import probe
-from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, OTHER_WORDS, instruction_of, read_sentences
+from polyrhythm.plugins.simulators.maniskill.settings import INSTRUCTIONS, OTHER_WORDS, instruction_of, read_sentences
 from polyrhythm.plugins.simulators.maniskill.world import StepOutcome, World
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 

@@ -24,9 +24,8 @@ from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import ContractViolation, Finding
 from polyrhythm.env_warnings import EnvWarnings, forget_warnings
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.checked_env import Arrays, CheckedEnv, read_spec
+from polyrhythm.envs.checked_env import Arrays, CheckedEnv, TrialEpisode, is_text, play_episode, read_spec
 from polyrhythm.envs.conformance import check_contract, find_memory, observe_reset
-from polyrhythm.envs.trial_episode import TrialEpisode, is_text, play_episode
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs.plain import as_plain, from_plain
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyrhythm.conformance import raised, remedy
-from polyrhythm.envs.trial_episode import SEED
+from polyrhythm.envs.checked_env import SEED
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.validation.env_trial_process import WAY_OUT, TriedEpisode
 from polyrhythm.plugins.scoring.reward_function import WrongScore, as_score, load_reward, view_of

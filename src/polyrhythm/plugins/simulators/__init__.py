@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _rendering(_: object) -> Iterator[Finding]:
-    from polyrhythm.plugins.simulators.metaworld.findings import findings
+    from polyrhythm.plugins.simulators.metaworld.env import findings
 
     return findings()
 

@@ -20,22 +20,20 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.simulators.base import SimulatorSettings
 from polyrhythm.plugins.simulators.libero.library import (
     ACTION_DIM,
+    INITIAL_STATES,
+    INSTRUCTIONS,
     PROPRIO_DIM,
+    STEP_LIMITS,
+    SUITES,
+    TASKS,
     LiberoInstance,
     check_robosuite,
     examine,
     find_assets,
+    in_other_words,
     initial_states,
     make,
     package_folder,
-)
-from polyrhythm.plugins.simulators.libero.tasks import (
-    INITIAL_STATES,
-    INSTRUCTIONS,
-    STEP_LIMITS,
-    SUITES,
-    TASKS,
-    in_other_words,
 )
 from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch, Views
 from polyrhythm.plugins.simulators.variation import VISION

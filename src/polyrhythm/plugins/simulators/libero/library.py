@@ -3,7 +3,8 @@ adds to robosuite's environments the fixed initial states, idle steps before an 
 
 Its own import prompts on stdin unless a settings file exists, and its environments search for meshes or download them.
 Here the settings file is a private one, and meshes are located first. Initial-state files are zip files that contain a
-pickle of one array; nothing in them is executed.
+pickle of one array; nothing in them is executed. A task's name is that of its files: its scene, if the suite has
+several, and the words of its instruction.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import json
 import math
 import os
 import pickletools
+import re
+import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +34,41 @@ from polyrhythm.envs.base import EnvSettings
 from polyrhythm.envs.mujoco import choose_gl_backend
 from polyrhythm.errors import MissingError, PolyrhythmError, install_command
 from polyrhythm.plugins.simulators.base import time_batch
-from polyrhythm.plugins.simulators.libero.tasks import TASKS
 from polyrhythm.plugins.simulators.robosuite.library import Instance, import_robosuite, seeded
+
+#: Fixed initial states of every task.
+INITIAL_STATES = 50
+#: Suite -> env steps of an episode in the papers' evaluations, without those in which objects come to rest.
+STEP_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+#: Suite -> scene -> instructions, the scene "" if the suite has one only; and `words`.
+_TABLE = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text("utf-8"))
+#: LIBERO's words → others with the same meaning, the longest first where one begins with another.
+_WORDS: Mapping[str, str] = _TABLE.pop("words")
+
+
+class LiberoTask(NamedTuple):
+    suite: str
+    instruction: str
+
+
+#: Name -> task; names are different in all suites.
+TASKS = {
+    "_".join([*filter(None, [scene]), *instruction.split()]): LiberoTask(suite, instruction)
+    for suite, scenes in _TABLE.items()
+    for scene, instructions in scenes.items()
+    for instruction in instructions
+}
+#: Suite -> names of its tasks.
+SUITES = {suite: tuple(name for name, task in TASKS.items() if task.suite == suite) for suite in STEP_LIMITS}
+INSTRUCTIONS = {name: task.instruction for name, task in TASKS.items()}
+_PATTERN = re.compile(rf"\b({'|'.join(sorted(_WORDS, key=len, reverse=True))})\b")
+
+
+def in_other_words(instruction: str) -> str:
+    """A paraphrase with other verbs and nouns: "open the top drawer of the cabinet" becomes "pull open the top
+    drawer of the cupboard"."""
+    return _PATTERN.sub(lambda found: _WORDS[found[0]], instruction)
+
 
 #: The variable that names the folder of LIBERO's settings.
 _CONFIG = "LIBERO_CONFIG_PATH"

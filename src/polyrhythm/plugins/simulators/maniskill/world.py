@@ -15,8 +15,13 @@ from numpy.typing import NDArray
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.simulators.maniskill.library import episode_steps, make_env
-from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
-from polyrhythm.plugins.simulators.maniskill.tasks import TaskSentences, own_sentences, place_beyond, read_sentences
+from polyrhythm.plugins.simulators.maniskill.settings import (
+    ManiSkillFields,
+    TaskSentences,
+    own_sentences,
+    place_beyond,
+    read_sentences,
+)
 from polyrhythm.plugins.simulators.variation import Appearance
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 from polyrhythm.specs.hashing import library_seed
