@@ -119,7 +119,11 @@ def check_robosuite() -> str:
 def find_assets(given: str) -> Path:
     """The folder of meshes, textures and scenes: `given`, else the first known location that has them. MissingError:
     none has."""
-    places = [Path(given).expanduser()] if given else list(_known_places())
+    places = [Path(given).expanduser()]
+    if not given:
+        spec = importlib.util.find_spec(_BUNDLED)
+        bundled = [Path(place) / "assets" for place in (spec.submodule_search_locations or ())] if spec else []
+        places = [package_folder() / "assets", *bundled, DOWNLOADED.expanduser()]
     for place in places:
         if (place / _SCENES).is_dir():
             return place
@@ -128,14 +132,6 @@ def find_assets(given: str) -> Path:
     else:
         problem = "env.assets is empty: LIBERO's package here has no meshes; name their folder, or run"
     raise MissingError(f"{problem}: {DOWNLOAD}")
-
-
-def _known_places() -> Iterator[Path]:
-    yield package_folder() / "assets"
-    spec = importlib.util.find_spec(_BUNDLED)
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        yield Path(place) / "assets"
-    yield DOWNLOADED.expanduser()
 
 
 def task_file(task: str) -> Path:
@@ -162,16 +158,11 @@ def make(task: str, assets: Path) -> Any:
             ignore_done=True,
             hard_reset=False,
         ).env
-    except OSError as error:
-        raise _incomplete(assets, task, error) from error
-    except ValueError as error:
-        if "file" not in str(error):  # MuJoCo's, of a mesh or texture
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) and "file" not in str(error):  # MuJoCo's, of a mesh or texture
             raise
-        raise _incomplete(assets, task, error) from error
-
-
-def _incomplete(assets: Path, task: str, error: Exception) -> MissingError:
-    return MissingError(f"env.assets = {assets}: it is incomplete for {task} ({error}); run: {DOWNLOAD}")
+        problem = f"env.assets = {assets}: it is incomplete for {task} ({error})"
+        raise MissingError(f"{problem}; run: {DOWNLOAD}") from error
 
 
 def import_package(assets: Path) -> None:

@@ -56,7 +56,9 @@ class World:
             )
         self._camera = "" if settings.observation == "state" else self._find_camera()
         self._info: Mapping[str, Any] = {}
-        self._own_get_obs = self.env.get_obs if _is_changed(self.env) else None
+        from mani_skill.envs.sapien_env import BaseEnv
+
+        self._own_get_obs = self.env.get_obs if type(self.env).get_obs is not BaseEnv.get_obs else None
         if self._camera:  # its own get_obs, called by step and reset, would render
             self.env.get_obs = self._observe_numbers
         self._scene = Scene(self.env, self._camera)
@@ -90,7 +92,12 @@ class World:
             assert self.sentences is not None
             numbers = np.array([self.sentences.episode(sentence, seed)])
         self._reset([row], library_seed(seed), numbers)
-        self._refuse_other_words(row, sentence or self._own)
+        wanted = sentence or self._own
+        if wanted and (told := own_sentences(self.env)[row]) != wanted:
+            raise ConfigError(
+                f"env.tasks = {self.task}: an episode says {told!r} instead of {wanted!r}, because its instructions do "
+                f"not follow from its numbers (total_num_trials); give it one by env.instructions: {{{self.task}: ...}}"
+            )
         if self.settings.placement == "beyond":  # with one row, as another appearance
             place_beyond(self.env, self.task, seed)
             self._numbers = self._to_numbers(self.env.get_obs(self.env.get_info()))
@@ -107,7 +114,10 @@ class World:
         if not self.settings.end_on_success:
             ended &= ~success | self._flag(info.get("fail"))
         if self.settings.reward_flags:
-            reward = self._change_of_flags(info)
+            weights = self.settings.reward_flags.items()
+            flags = [weight * _numpy(info[name]).reshape(self.rows) for name, weight in weights]
+            before, self._earned = self._earned, np.sum(flags, axis=0).astype(np.float32)
+            reward = self._earned - before
         elif self.env.reward_mode == "none":
             reward = success.astype(np.float32) - self._flag(info.get("fail"))
         return StepOutcome(
@@ -183,13 +193,6 @@ class World:
         self._info = self.env.get_info() if info is None else info
         return self.env._get_obs_state_dict(self._info)
 
-    def _change_of_flags(self, info: Mapping[str, Any]) -> NDArray[np.float32]:
-        """Change [rows] of the weighted sum of flags since the previous step."""
-        weights = self.settings.reward_flags.items()
-        total = np.sum([weight * _numpy(info[name]).reshape(self.rows) for name, weight in weights], axis=0)
-        before, self._earned = self._earned, total.astype(np.float32)
-        return self._earned - before
-
     def _refuse_rewards(self, info: Mapping[str, Any]) -> None:
         """ConfigError: the task reports no flag from which a reward could be computed."""
         if unknown := [name for name in self.settings.reward_flags if name not in info]:
@@ -199,14 +202,6 @@ class World:
             raise ConfigError(
                 f"env.reward = sparse: {self.task} has no such reward; choose another task, since this one has no "
                 "reward, and reports neither success nor failure"
-            )
-
-    def _refuse_other_words(self, row: int, wanted: str) -> None:
-        """ConfigError: an episode's instruction differs from the policy's."""
-        if wanted and (told := own_sentences(self.env)[row]) != wanted:
-            raise ConfigError(
-                f"env.tasks = {self.task}: an episode says {told!r} instead of {wanted!r}, because its instructions do "
-                f"not follow from its numbers (total_num_trials); give it one by env.instructions: {{{self.task}: ...}}"
             )
 
     def _to_numbers(self, observation: Any) -> NDArray[np.float32]:
@@ -249,12 +244,6 @@ class World:
         return ActionSpec("continuous", shape[0], low=tuple(space.low), high=tuple(space.high))
 
 
-def _is_changed(env: Any) -> bool:
-    from mani_skill.envs.sapien_env import BaseEnv
-
-    return type(env).get_obs is not BaseEnv.get_obs
-
-
 def _numpy(value: Any) -> NDArray[Any]:
     """A tensor on any device, or a number, as an array that may share its memory."""
     return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
@@ -288,19 +277,16 @@ class Scene:
             sensor.camera.set_local_pose(_turned(sensor.config.pose.sp, appearance))
         scene = self.env.scene.sub_scenes[0]
         if scene is not self._known:
-            self._known, self._usual = scene, (np.array(scene.ambient_light), _lights(scene))
+            import sapien
+
+            parts = [part for entity in scene.entities for part in entity.components]
+            lights = [part for part in parts if isinstance(part, sapien.render.RenderLightComponent)]
+            self._known = scene
+            self._usual = np.array(scene.ambient_light), [(light, np.array(light.color)) for light in lights]
         ambient, lights = self._usual
         scene.set_ambient_light(list(appearance.brightness * ambient))
         for light, colour in lights:
             light.color = appearance.brightness * colour
-
-
-def _lights(scene: Any) -> list[tuple[Any, Any]]:
-    import sapien
-
-    kind = sapien.render.RenderLightComponent
-    found = [part for entity in scene.entities for part in entity.components if isinstance(part, kind)]
-    return [(light, np.array(light.color)) for light in found]
 
 
 def _turned(pose: Any, appearance: Appearance) -> Any:

@@ -54,8 +54,12 @@ def import_robosuite() -> Any:
     logger = logging.getLogger(_LOGGER)
     if _is_serious not in logger.filters:
         logger.addFilter(_is_serious)
-    with _kept_variable("MUJOCO_GL"):
+    before = os.environ.get("MUJOCO_GL")
+    try:
         return importlib.import_module("robosuite")
+    finally:  # it sets the variable, which child processes would inherit
+        os.environ.pop("MUJOCO_GL", None)
+        os.environ |= {} if before is None else {"MUJOCO_GL": before}
 
 
 def find_class(task: str, registered_by: str) -> Any:
@@ -65,12 +69,21 @@ def find_class(task: str, registered_by: str) -> Any:
     from robosuite.environments.base import REGISTERED_ENVS
 
     if task not in REGISTERED_ENVS:
-        _import_registering(registered_by or ROBOCASA, task)
-    if task not in REGISTERED_ENVS:
-        raise ConfigError(
-            f"env.tasks = {task}: {nearest(task, REGISTERED_ENVS)}neither robosuite nor {registered_by or ROBOCASA} "
-            "has an environment of this name; correct it, or name the module that registers it in env.registered_by"
-        )
+        module = registered_by or ROBOCASA
+        if module == ROBOCASA:
+            check_robocasa()
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as error:  # robocasa asserts versions of other packages
+            raise MissingError(
+                f"env.registered_by = {module}: it is to register {task}, but importing it {raised(error)}; correct "
+                "that"
+            ) from error
+        if task not in REGISTERED_ENVS:
+            raise ConfigError(
+                f"env.tasks = {task}: {nearest(task, REGISTERED_ENVS)}neither robosuite nor {module} has an "
+                "environment of this name; correct it, or name the module that registers it in env.registered_by"
+            )
     found = REGISTERED_ENVS[task]
     if is_kitchen(found):
         check_kitchen_assets()
@@ -170,33 +183,8 @@ def _parameters(found: Any) -> set[str]:
     return names - {"self"}
 
 
-def _import_registering(module: str, task: str) -> None:
-    """Import the module that registers the task. MissingError: the import failed."""
-    if module == ROBOCASA:
-        check_robocasa()
-    try:
-        importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # robocasa asserts versions of other packages
-        raise MissingError(
-            f"env.registered_by = {module}: it is to register {task}, but importing it {raised(error)}; correct that"
-        ) from error
-
-
 def _is_serious(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR
-
-
-@contextlib.contextmanager
-def _kept_variable(name: str) -> Iterator[None]:
-    """Restore an environment variable: robosuite sets MUJOCO_GL at import, which child processes would inherit."""
-    before = os.environ.get(name)
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
 
 
 #: Only some versions of robosuite have joint accelerations, and those are noisy.
