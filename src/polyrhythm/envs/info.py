@@ -127,11 +127,12 @@ def _names(info: Infos, prefix: str = "") -> Iterator[str]:
                 yield from _names(one, prefix)
         return
     for key, value in info.items():
+        is_mask = f"{key}".startswith("_") and f"{key}"[1:] in info  # of the rows that have a value under that key
         if key == _FINAL and value is not None:
             yield from _names(value)
         elif isinstance(value, Mapping):
             yield from _names(value, f"{prefix}{key}.")
-        elif value is not None and key not in _OBSERVATIONS and not (f"{key}"[:1] == "_" and f"{key}"[1:] in info):
+        elif value is not None and key not in _OBSERVATIONS and not is_mask:
             yield f"{prefix}{key}"
 
 
