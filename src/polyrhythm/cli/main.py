@@ -25,7 +25,7 @@ from polyrhythm.files import trouble
 from polyrhythm.pipeline.signals import Interrupts, SignalInterrupt, exit_status
 from polyrhythm.plugin import load, plugins
 from polyrhythm.readable import set_up_logging, visible
-from polyrhythm.runtime.memory.allocator import keep_freed_memory
+from polyrhythm.runtime.memory.process_memory import keep_freed_memory
 
 #: Command of the core → its purpose. Its module is polyrhythm.cli.<command>; plugins add more commands.
 CORE = {
@@ -34,13 +34,11 @@ CORE = {
     "new": "copy an example into a new folder",
     "recipes": "list the recipes",
     "settings": "list the settings of a recipe, their defaults and meaning",
-    "check": "check a recipe, its environment and its policy, without training",
     "sft": "run the supervised warm start alone",
     "eval": "evaluate a trained policy on held-out seeds",
     "export": "write a run's policy as a folder of safetensors",
     "envs": "list the environments, and what each needs",
     "policies": "list the policies, and what each needs",
-    "doctor": "check whether this machine can run the quickstart",
 }
 
 #: Commands of the distribution polyrhythm-bench.

@@ -18,14 +18,7 @@ from polyrhythm.runtime.memory.tensors import tensors_of
 from polyrhythm.runtime.messages import Channels, OffloadStore, Order, StationTraits
 from polyrhythm.runtime.spans import APPLY, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import (
-    AbortStream,
-    ApplyWeights,
-    GeneratorJoined,
-    Serve,
-    StartStream,
-    WeightsApplied,
-)
+from polyrhythm.scheduler.records import AbortStream, ApplyWeights, GeneratorJoined, Serve, StartStream, WeightsApplied
 from polyrhythm.stations.copies import PolicyCopies
 from polyrhythm.stations.simulator.guard import IDLE
 
@@ -173,7 +166,7 @@ class Generator:
         return self.engine.pending_work() + waiting
 
     def statistics(self) -> dict[str, float]:
-        """Statistics of the engine; weights/...: traffic of weights (`runtime.memory.traffic`),
+        """Statistics of the engine; weights/...: traffic of weights (`runtime.memory.published`),
         evaluations included."""
         return {**self.engine.statistics(), **self._copies.statistics()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,15 +20,15 @@ from torch import Tensor
 
 import polyrhythm
 from polyrhythm.conformance import run_checks
-from polyrhythm.pipeline.validation.learning_checks import learns_from_rewards
-from polyrhythm.plugins.pretrained.building import weights_on_meta
+from polyrhythm.pipeline.validation.fit import learns_from_rewards
+from polyrhythm.plugins.trial import policy_contract as conformance
+from polyrhythm.plugins.trial.policy_calls import sample
 from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft, dead_patterns
 from polyrhythm.plugins.vla.openvla_oft.policy import FEATURES, HIDDEN, ValueHead
 from polyrhythm.plugins.vla.openvla_oft.settings import OftSizeSettings, OpenVlaOftSettings
 from polyrhythm.plugins.vla.openvla_oft.size import L1HeadSize, OpenVlaOftSize, size_from_config
 from polyrhythm.plugins.vla.openvla_oft.tokens import TokenDistribution, centres, rows_of, rows_of_ids
-from polyrhythm.policies import conformance
-from polyrhythm.policies.calls import sample
+from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -118,13 +119,18 @@ def test_the_small_one_keeps_the_contract_of_policies(name: str) -> None:
     assert [finding for finding in run_checks(checks) if finding.state != "ok"] == []
 
 
+@torch.no_grad()
+def scores_of(policy: Any, obs: Mapping[str, Tensor]) -> Tensor:
+    """Of the action's tokens [B,C,A,32], before the temperature."""
+    given, network = policy.inputs(obs), policy.network
+    hidden = network.hidden(network.patches(network.features(given["pixel_values"])), given)
+    return network.language_model.lm_head(hidden)[..., 96:].view(6, 2, 3, 32)
+
+
 def test_log_probs_are_of_the_scaled_scores_of_the_action_rows_alone() -> None:
     policy, obs = built(small(temperature=1.6), SPEC), observations()
     act = sample(policy, obs)
-    given = policy.inputs(obs)
-    with torch.no_grad():
-        hidden = policy.network.hidden(policy.network.patches(policy.network.features(given["pixel_values"])), given)
-        scores = policy.network.language_model.lm_head(hidden)[..., 96:].view(6, 2, 3, 32)
+    scores = scores_of(policy, obs)
     log_p = (scores / 1.6).log_softmax(-1)
     torch.testing.assert_close(act.logprob, log_p.gather(-1, act.forward_inputs["tokens"].unsqueeze(-1)).squeeze(-1))
     greedy = sample(policy, obs, greedy=True)
@@ -135,7 +141,7 @@ def test_top_k_draws_from_the_likeliest_and_judges_by_the_same_rows() -> None:
     policy, obs = built(small(top_k=4), SPEC), observations()
     act = sample(policy, obs)
     with torch.no_grad():
-        likeliest = policy._scores(policy._forward(obs)[0]).topk(4).indices
+        likeliest = scores_of(policy, obs).topk(4).indices
         assert (likeliest == act.forward_inputs["tokens"].unsqueeze(-1)).any(-1).all()
         assert torch.equal(policy.evaluate(obs, act.forward_inputs).logprob, act.logprob)
         torch.nn.init.normal_(policy.network.language_model.lm_head.weight)  # other rows are the likeliest now

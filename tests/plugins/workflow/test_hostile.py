@@ -9,9 +9,9 @@ from tests.runtime.mutations import mutations
 
 from polyrhythm.plugins.cluster.parcels import KeptParcels
 from polyrhythm.plugins.workflow import protocol as p
-from polyrhythm.plugins.workflow.carrier import Carrier, pack_whole
-from polyrhythm.plugins.workflow.controller import Controller, SkippableClock
+from polyrhythm.plugins.workflow.running import Controller, SkippableClock
 from polyrhythm.plugins.workflow.station import WorkerFactory, WorkerStation
+from polyrhythm.plugins.workflow.values import Carrier, pack_whole
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Channels, FromWorker, Order, ToWorker
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -79,7 +79,7 @@ def test_the_controller_survives_hostile_messages() -> None:
         controller.exchange.open("c", 4)
         future = controller.call("echo-0", "add", ARGUMENTS)
         for content in mutations(FROM, COUNT // 4, seed, NAMES):
-            controller._handle(FromWorker("echo-0", 0, 0, content[1:]))
+            controller.on_event(FromWorker("echo-0", 0, 0, content[1:]))
             controller.step(0.0)
         outcomes |= answers(hosting.sent)
         assert all(size <= 4 for name, size in controller.exchange.sizes().items() if name == "c")

@@ -86,7 +86,7 @@ class EvaluationManager:
         """Wait for the current evaluation, if any."""
         if evaluator.under_way:
             with self._progress.phase("evaluation_during"):
-                evaluator.finish()
+                evaluator.complete()
 
     def after_s(self) -> float:
         """Estimated seconds of the evaluation after training, from the duration of the one before."""

@@ -19,7 +19,7 @@ from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import SampleLedger
 
 log = logging.getLogger(__name__)
 

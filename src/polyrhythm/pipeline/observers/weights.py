@@ -8,8 +8,16 @@ from typing import Any, ClassVar
 
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.memory.traffic import APPLY, PUBLISHED, Moved, read_traffic
-from polyrhythm.runtime.memory.ways import ONE_PROCESS, Choice, Ends, choose_way
+from polyrhythm.runtime.memory.published import (
+    APPLY,
+    ONE_PROCESS,
+    PUBLISHED,
+    Choice,
+    Ends,
+    Moved,
+    choose_way,
+    read_traffic,
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +43,6 @@ class WeightsTraffic(Observer):
         if self._silent:
             self._say(self._launcher.hosting.statistics(), _FIRST)
 
-    def finish(self) -> None:
-        """Log the generators that were not logged yet, in runs that ended early."""
-        self._say(self._launcher.hosting.statistics(), 1)
-
     def _say(self, counters: Mapping[str, Mapping[str, float]], versions: int) -> None:
         for name in sorted(self._silent & counters.keys()):
             moved = read_traffic(counters[name])
@@ -62,9 +66,11 @@ class WeightsTraffic(Observer):
         return choice.why if choice.way == way else f"{choice.way} could not serve at once (its log says why)"
 
     def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """By station and kind (a transport, published, apply): versions, mb of one, mean ms of one, gb_per_s."""
-        found = {}
-        for name, counts in self._launcher.hosting.statistics(fresh=True).items():
+        """By station and kind (a transport, published, apply): versions, mb of one, mean ms of one, gb_per_s. Logs the
+        generators that were not logged yet."""
+        found, statistics = {}, self._launcher.hosting.statistics(fresh=True)
+        self._say(statistics, 1)
+        for name, counts in statistics.items():
             if moved := read_traffic(counts):
                 found[name] = {kind: _as_dict(one) for kind, one in moved.items() if one.versions}
         return found
