@@ -170,17 +170,15 @@ class Slot:
 
     def begin(self, starting: Sequence[Grant]) -> None:
         """Activate rows that were reset or resume a parked episode. `starting` is sorted by row."""
-        grants = list(starting)
-        rows = [self.row(grant) for grant in grants]
-        blocks = [grant.block for grant in starting]
-        self._rows.begin(grants, rows, blocks)
+        rows = [self.row(grant) for grant in starting]
+        self._rows.begin(starting, rows)
         for grant, row in zip(starting, rows, strict=True):
             self._recorder.show_instruction(grant.block, int(self._rows.instruction[row]))
             parked = self._rows.parked.pop(row, None)
             if grant.resume:
                 assert parked is not None, f"row {grant.row} resumes, but no episode is parked there"
                 self._recorder.restore(grant.block, parked, self._rows.before[row] / self._max_steps)
-        fresh = np.array([row for row, grant in zip(rows, grants, strict=True) if not grant.resume], np.intp)
+        fresh = np.array([row for row, grant in zip(rows, starting, strict=True) if not grant.resume], np.intp)
         if len(fresh):
             if self._metrics:
                 self._metrics.begin(self._numbers[fresh])
@@ -270,13 +268,9 @@ class Slot:
         if not np.count_nonzero(ended):
             return bool(nonfinite)
         for place in np.flatnonzero(ended):
-            end = (
-                SampleEnd.TERMINATED
-                if result.terminated[place]
-                else SampleEnd.TRUNCATED
-                if over[place]
-                else SampleEnd.SEGMENT
-            )
+            end = SampleEnd.TRUNCATED if over[place] else SampleEnd.SEGMENT
+            if result.terminated[place]:
+                end = SampleEnd.TERMINATED
             self._finish(int(rows[place]), end, int(result.steps[place]))
         state.end(rows[ended].tolist())
         return True
@@ -289,7 +283,7 @@ class Slot:
 
     def _finish(self, row: int, end: SampleEnd, last: int) -> None:
         """Emit the row's finished sample. last: env steps of its last chunk step."""
-        state, arena = self._rows, self._arena
+        state, arena, source = self._rows, self._arena, self._source
         ticket, block, steps = state.ticket(row), int(state.block[row]), int(state.steps[row])
         success, env_steps = int(state.success[row]), (steps - 1) * self._stride + last
         self.env_steps += last - self._stride
@@ -309,10 +303,11 @@ class Slot:
         if end is SampleEnd.SEGMENT:
             state.before[row] += env_steps
             state.parked[row] = self._recorder.final(block + steps * arena.layout.blocks)
-        self._source.emit(
+        metrics = self._metrics if end is not SampleEnd.SEGMENT else None
+        source.emit(
             SampleFinished(
-                simulator=self._source.simulator,
-                incarnation=self._source.incarnation,
+                simulator=source.simulator,
+                incarnation=source.incarnation,
                 ticket=ticket.number,
                 attempt=ticket.attempt,
                 payload_id=payload_id,
@@ -323,9 +318,7 @@ class Slot:
                 newest=int(state.newest[row]),
                 success=None if success < 0 else bool(success),
                 episode_return=float(state.returns[row]),
-                metrics=self._metrics.summarize(self.first + row)
-                if self._metrics and end is not SampleEnd.SEGMENT
-                else (),
+                metrics=metrics.summarize(self.first + row) if metrics else (),
                 texts=self._env.texts(self.first + row) if ticket.shown else (),
             )
         )

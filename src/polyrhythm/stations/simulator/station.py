@@ -255,54 +255,41 @@ class Simulator:
     # ------------------------------------------------------------ begin
 
     def _begin(self, slot: Slot) -> bool:
-        """Reset and activate the granted rows; False if that must wait for the batch's other rows."""
+        """Reset and activate granted rows; False if that must wait for other rows. A batch that resets only as a whole
+        begins once no row runs."""
         if not self.info.reset_rows:
-            return self._begin_together()
-        if self._whole and (slot.has_request or any(other.answered for other in self.slots.values())):
+            if any(other.live or other.has_request for other in self.slots.values()):
+                return False
+        elif self._whole and (slot.has_request or any(other.answered for other in self.slots.values())):
             return False
-        self._reset_slots = [slot]
-        starting = _take_pending(slot)
-        fresh = [grant for grant in starting if not grant.resume]
-        rows = [grant.row for grant in fresh]
-        tickets = [grant.ticket for grant in fresh]
-        seeds = [ticket.seed for ticket in tickets]
-        if not rows or self._reset(rows, [t.task for t in tickets], seeds, [(slot, fresh)]):
-            self._join(slot, starting)
-        else:
-            self._join(slot, [grant for grant in starting if grant.resume])
+        parts: list[tuple[Slot, list[Grant]]] = []
+        for one in (slot,) if self.info.reset_rows else self.slots.values():
+            parts.append((one, sorted(one.pending, key=lambda grant: grant.row)))
+            one.pending.clear()
+        self._reset_slots = [one for one, starting in parts if starting]
+        done = self._reset(parts)
+        for one, starting in parts:
+            self._join(one, [grant for grant in starting if done or grant.resume])
+            if done and not self.info.reset_rows:
+                self._queue(one)
         return True
 
-    def _begin_together(self) -> bool:
-        """Begin the episodes of the whole batch once no row runs; a row without a ticket is reset too, then idles."""
-        if any(slot.live or slot.has_request for slot in self.slots.values()):
-            return False
-        parts = [(slot, _take_pending(slot)) for slot in self.slots.values()]
-        self._reset_slots = [slot for slot, starting in parts if starting]
-        tasks, seeds = [0] * self.env.rows, [0] * self.env.rows
-        for _, starting in parts:
-            for grant in starting:
-                row, ticket = grant.row, grant.ticket
-                assert not grant.resume, f"row {row} cannot resume, its batch resets only as a whole"
-                tasks[row], seeds[row] = ticket.task, ticket.seed
-        if self._reset(range(self.env.rows), tasks, seeds, parts):
-            for slot, starting in parts:
-                self._join(slot, starting)
-                self._queue(slot)
-        return True
-
-    def _reset(
-        self,
-        rows: Sequence[int],
-        tasks: Sequence[int],
-        seeds: Sequence[int],
-        parts: Sequence[tuple[Slot, Sequence[Grant]]],
-    ) -> bool:
+    def _reset(self, parts: Sequence[tuple[Slot, Sequence[Grant]]]) -> bool:
+        """Reset the rows of new episodes; in a batch that resets only as a whole, a row without a ticket is reset too,
+        then idles."""
+        episodes = {} if self.info.reset_rows else dict.fromkeys(range(self.env.rows), (0, 0))
+        fresh = [(slot, [grant for grant in starting if not grant.resume]) for slot, starting in parts]
+        for _, starting in fresh:
+            episodes |= {grant.row: (grant.ticket.task, grant.ticket.seed) for grant in starting}
+        if not episodes:
+            return True
         try:
-            self.env.reset(rows, tasks, seeds)
+            tasks, seeds = zip(*episodes.values(), strict=True)
+            self.env.reset(list(episodes), tasks, seeds)
         except EnvFault as fault:
-            log.exception("env batch %s: reset of rows %s failed", self.info.name, list(rows))
-            for slot, starting in parts:
-                slot.fail_grants(starting, fault.reason, str(fault), _in_call(fault, len(rows)))
+            log.exception("env batch %s: reset of rows %s failed", self.info.name, list(episodes))
+            for slot, starting in fresh:
+                slot.fail_grants(starting, fault.reason, str(fault), _in_call(fault, len(episodes)))
             return False
         return True
 
@@ -317,10 +304,9 @@ class Simulator:
                 level = logging.INFO if fault.refused else logging.ERROR
                 log.log(level, "env batch %s: row %d: %s%s", self.info.name, grant.row, fault, fault.place)
                 slot.fail_grants([grant], fault.reason, str(fault), fault.place)
-        if not kept:
-            return
         try:
-            slot.begin(kept)
+            if kept:
+                slot.begin(kept)
         except EnvFault as fault:
             log.exception("env batch %s: the first observation failed", self.info.name)
             rows = [slot.row(grant) for grant in kept]
@@ -380,9 +366,3 @@ def _in_call(fault: EnvFault, rows: int) -> str:
     """Error detail for each row of a call that raised; the culprit row is unknown."""
     others = f", or another of the {rows} rows of that call" if rows > 1 else ""
     return f"{others}{fault.place}"
-
-
-def _take_pending(slot: Slot) -> list[Grant]:
-    starting = sorted(slot.pending, key=lambda grant: grant.row)
-    slot.pending.clear()
-    return starting
