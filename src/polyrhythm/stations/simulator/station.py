@@ -19,16 +19,7 @@ from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.messages import OffloadStore, Order, Reply, StationTraits
 from polyrhythm.runtime.spans import RESETTING, STEPPING, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import (
-    CancelRow,
-    DropReason,
-    EnvBatchInfo,
-    Grant,
-    PrepareEpisodes,
-    RefuseRequest,
-    SimulatorJoined,
-    StartRows,
-)
+from polyrhythm.scheduler import records
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.chunk import EpisodeMetrics, stepper, whole_batch
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
@@ -56,7 +47,7 @@ class Simulator:
     Raises ValueError for a setting that the environment does not support."""
 
     def __init__(
-        self, source: SlotIdentity, info: EnvBatchInfo, env: EnvBatch, settings: StepSettings, arena: Arena
+        self, source: SlotIdentity, info: records.EnvBatchInfo, env: EnvBatch, settings: StepSettings, arena: Arena
     ) -> None:
         refuse_segments(env.spec, settings.segment_steps)
         self.name, self.incarnation = source.simulator, source.incarnation
@@ -84,8 +75,8 @@ class Simulator:
     def traits(self) -> StationTraits:
         return StationTraits(deliver=self.deliver, wait_beside=self._deferred.defer)
 
-    def joined(self) -> SimulatorJoined:
-        return SimulatorJoined(self.name, self.incarnation, (self.info,))
+    def joined(self) -> records.SimulatorJoined:
+        return records.SimulatorJoined(self.name, self.incarnation, (self.info,))
 
     def current_call(self) -> tuple[str, float]:
         """The current call of the environment, else the longest-deferred step."""
@@ -120,15 +111,15 @@ class Simulator:
 
     def handle(self, command: Order) -> None:
         match command:
-            case StartRows():
+            case records.StartRows():
                 self._start(self._slot(command.slot), command)
-            case CancelRow():
+            case records.CancelRow():
                 self._cancel(self._slot(command.slot), command)
-            case RefuseRequest():
+            case records.RefuseRequest():
                 slot = self._slot(command.slot)
                 slot.refuse(command.sequence, command.reason)
                 self._look_again(slot)
-            case PrepareEpisodes():
+            case records.PrepareEpisodes():
                 self._slot(command.slot)
                 self._prepare(command)
             case _:
@@ -148,7 +139,7 @@ class Simulator:
             raise UnfitMessage("misdirected", f"{self.name} has no slot {name!r}")
         return slot
 
-    def _start(self, slot: Slot, start: StartRows) -> None:
+    def _start(self, slot: Slot, start: records.StartRows) -> None:
         """Queue the granted rows. UnfitMessage: they cannot be started."""
         slot.check(start.grants)
         if not self.info.reset_rows and any(grant.resume for grant in start.grants):
@@ -156,7 +147,7 @@ class Simulator:
         slot.pending += start.grants
         self._queue(slot)
 
-    def _prepare(self, command: PrepareEpisodes) -> None:
+    def _prepare(self, command: records.PrepareEpisodes) -> None:
         """Reset spare rows for these episodes. UnfitMessage: the rows or episodes do not exist."""
         if self.ahead is None:
             raise UnfitMessage("impossible", f"env batch {self.info.name} has no spare rows to reset ahead")
@@ -165,7 +156,7 @@ class Simulator:
         tickets = [p.ticket for slot in self.slots.values() for p in slot.pending if not p.resume]
         self.ahead.prepare(command.episodes, [(ticket.task, ticket.seed) for ticket in tickets])
 
-    def _cancel(self, slot: Slot, command: CancelRow) -> None:
+    def _cancel(self, slot: Slot, command: records.CancelRow) -> None:
         begun = self._deferred.begun_rows(slot)
         if not slot.cancel(command.ticket, command.attempt):
             log.info("slot %s: ticket %d has ended, nothing to cancel", command.slot, command.ticket)
@@ -262,7 +253,7 @@ class Simulator:
                 return False
         elif self._whole and (slot.has_request or any(other.answered for other in self.slots.values())):
             return False
-        parts: list[tuple[Slot, list[Grant]]] = []
+        parts: list[tuple[Slot, list[records.Grant]]] = []
         for one in (slot,) if self.info.reset_rows else self.slots.values():
             parts.append((one, sorted(one.pending, key=lambda grant: grant.row)))
             one.pending.clear()
@@ -274,7 +265,7 @@ class Simulator:
                 self._queue(one)
         return True
 
-    def _reset(self, parts: Sequence[tuple[Slot, Sequence[Grant]]]) -> bool:
+    def _reset(self, parts: Sequence[tuple[Slot, Sequence[records.Grant]]]) -> bool:
         """Reset the rows of new episodes; in a batch that resets only as a whole, a row without a ticket is reset too,
         then idles."""
         episodes = {} if self.info.reset_rows else dict.fromkeys(range(self.env.rows), (0, 0))
@@ -293,7 +284,7 @@ class Simulator:
             return False
         return True
 
-    def _join(self, slot: Slot, starting: Sequence[Grant]) -> None:
+    def _join(self, slot: Slot, starting: Sequence[records.Grant]) -> None:
         """Activate the grants whose rows were reset; the others fail individually."""
         kept = []
         for grant in starting:
@@ -310,7 +301,7 @@ class Simulator:
         except EnvFault as fault:
             log.exception("env batch %s: the first observation failed", self.info.name)
             rows = [slot.row(grant) for grant in kept]
-            slot.fail(rows, DropReason.ENVIRONMENT_RAISED, str(fault), _in_call(fault, len(kept)))
+            slot.fail(rows, records.DropReason.ENVIRONMENT_RAISED, str(fault), _in_call(fault, len(kept)))
 
     # ------------------------------------------------------------ step
 
@@ -331,7 +322,7 @@ class Simulator:
 
     def _on_begin_fault(self, slot: Slot, fault: EnvFault) -> None:
         log.error("env batch %s: a step could not begin", self.info.name, exc_info=fault)
-        slot.fail_request(DropReason.ENVIRONMENT_RAISED, str(fault), _in_call(fault, slot.due_rows))
+        slot.fail_request(records.DropReason.ENVIRONMENT_RAISED, str(fault), _in_call(fault, slot.due_rows))
         self._look_again(slot)
 
     def _step_members(self, members: Sequence[Slot]) -> bool:
@@ -358,7 +349,7 @@ class Simulator:
             more = _in_call(fault, sum(member.due_rows for member in members))
             for member in members:
                 if member.has_request:
-                    member.fail_request(DropReason.ENVIRONMENT_RAISED, str(fault), more)
+                    member.fail_request(records.DropReason.ENVIRONMENT_RAISED, str(fault), more)
             return True
 
 
