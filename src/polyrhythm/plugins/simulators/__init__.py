@@ -22,9 +22,7 @@ CHECKS = (Check("rendering", "machine", "machine", _rendering, after="doctor"),)
 PLUGIN = Plugin(
     "simulators",
     adds={
-        "check": {
-            "rendering": "polyrhythm.plugins.simulators:CHECKS",
-        },
+        "check": {"rendering": "polyrhythm.plugins.simulators:CHECKS"},
         "command": {"envs setup": "polyrhythm.plugins.simulators.setup"},
         "env_key": {"python": "polyrhythm.plugins.simulators.separate.settings:SeparateSettings"},
         "env": {
