@@ -25,7 +25,7 @@ from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.mujoco import RenderingUnavailable, choose_gl_backend
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.simulators.libero import library
-from polyrhythm.plugins.simulators.libero.env import CAMERAS, LiberoSettings
+from polyrhythm.plugins.simulators.libero.env import CAMERAS, LiberoSettings, examine
 from polyrhythm.plugins.simulators.libero.library import (
     INITIAL_STATES,
     INSTRUCTIONS,
@@ -33,7 +33,6 @@ from polyrhythm.plugins.simulators.libero.library import (
     SUITES,
     TASKS,
     axis_angle,
-    examine,
     read_initial_states,
 )
 from polyrhythm.plugins.simulators.robosuite.batch import RobosuiteBatch

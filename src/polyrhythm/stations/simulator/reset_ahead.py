@@ -225,19 +225,13 @@ class ResetAhead:
     def _next(self) -> tuple[_Spare, Start] | None:
         """Wait for a spare row and an episode to reset it for, and mark it; None when closed."""
         with self.changed:
-            found: tuple[_Spare, Start] | None = None
-
-            def ready() -> bool:
-                nonlocal found
-                found = self._choose()
-                return self._closed or found is not None
-
-            self.changed.wait_for(ready)
-            if self._closed or found is None:
-                return None
-            spare, start = found
-            spare.start, spare.ready, spare.error = start, False, None
-            return found
+            while not self._closed:
+                if found := self._choose():
+                    spare, start = found
+                    spare.start, spare.ready, spare.error = start, False, None
+                    return found
+                self.changed.wait()
+        return None
 
     def _choose(self) -> tuple[_Spare, Start] | None:
         """The first wanted episode that no spare row has, and a spare row whose episode is not needed."""

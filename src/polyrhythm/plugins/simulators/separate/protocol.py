@@ -117,17 +117,12 @@ class CallRaised(msgspec.Struct, tag=True, frozen=True):
 Request = Open | Rendering | Build | BatchCall
 Reply = EnvOpened | Renders | Built | CallReturned | CallRaised
 
-_DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
-    "request": msgspec.msgpack.Decoder(Request),
-    "reply": msgspec.msgpack.Decoder(Reply),
-}
-
 
 class EnvLink:
-    """One end of the connection. side: `request` or `reply`, the kind that this end receives."""
+    """One end of the connection. receives: `Request` or `Reply`."""
 
-    def __init__(self, end: socket.socket, side: str) -> None:
-        self._end, self._decoder = end, _DECODERS[side]
+    def __init__(self, end: socket.socket, receives: Any) -> None:
+        self._end, self._decoder = end, msgspec.msgpack.Decoder(receives)
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: Request | Reply) -> None:

@@ -171,7 +171,7 @@ def main(words: list[str]) -> int:
         return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent ends it
-    line, server = p.EnvLink(socket.socket(fileno=end), "request"), EnvServer(memory)
+    line, server = p.EnvLink(socket.socket(fileno=end), p.Request), EnvServer(memory)
     with suppress(EOFError, OSError):
         serve(line, server)
     with suppress(Exception, SystemExit):  # nobody asks any more

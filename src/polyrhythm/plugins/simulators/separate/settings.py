@@ -136,7 +136,7 @@ class EnvProcess:
             raise ConfigError(f"env.python = {name}: {python} cannot be started ({error.strerror})") from error
         finally:
             theirs.close()
-        self._line = p.EnvLink(ours, "reply")
+        self._line = p.EnvLink(ours, p.Reply)
         try:
             opened = self._open(env)
         except BaseException:
