@@ -22,7 +22,7 @@ from polyrhythm.policies.traits import policy_traits, settings_traits
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.settings import load_function
 from polyrhythm.specs import EnvSpec
-from polyrhythm.stations.simulator.env_host import refuse_segments
+from polyrhythm.stations.simulator.station import refuse_segments
 from polyrhythm.training.optim import adamw_of
 
 log = logging.getLogger(__name__)

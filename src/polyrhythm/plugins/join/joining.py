@@ -37,7 +37,9 @@ from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.sockets import wait_for
 from polyrhythm.scheduler import records
 from polyrhythm.specs import EnvSpec
-from polyrhythm.stations.simulator.station import Simulator, refuse_other
+from polyrhythm.stations.simulator.factory import refuse_other
+from polyrhythm.stations.simulator.slot import SlotIdentity
+from polyrhythm.stations.simulator.station import Simulator
 
 log = logging.getLogger(__name__)
 
@@ -180,10 +182,8 @@ class JoinedStation:
 
         def make() -> Station:
             rows = sum(slot.rows for slot in welcome.info.slots)
-            batch = [(welcome.info, env(rows))]
-            return Simulator(
-                welcome.station, welcome.incarnation, batch, welcome.step, self._arena, self.say, welcome.address
-            )
+            source = SlotIdentity(welcome.station, welcome.incarnation, welcome.address, self.say)
+            return Simulator(source, welcome.info, env(rows), welcome.step, self._arena)
 
         self.part = StationThread(welcome.address, make, self._queue, drops, layout, self)
 

@@ -5,14 +5,8 @@ from polyrhythm.plugin import Plugin
 PLUGIN = Plugin(
     "lerobot",
     adds={
-        "demonstrations": {
-            "lerobot": "polyrhythm.plugins.lerobot.reading",
-        },
-        "command": {
-            "demos": "polyrhythm.plugins.lerobot.demos",
-        },
+        "demonstrations": {"lerobot": "polyrhythm.plugins.lerobot.reading"},
+        "command": {"demos": "polyrhythm.plugins.lerobot.demos"},
     },
-    purposes={
-        "demos": "record demonstrations of the environment's expert",
-    },
+    purposes={"demos": "record demonstrations of the environment's expert"},
 )
