@@ -10,7 +10,7 @@ from polyrhythm.envs.base import traits_of
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.placed import EVALUATION_SIMULATOR, generator_names, joined_names
 from polyrhythm.scheduler.records import EnvBatchInfo
-from polyrhythm.scheduler.rollout.sharding import StrategyFailure, shard
+from polyrhythm.scheduler.rollout.rows import StrategyFailure, shard
 from polyrhythm.specs import EnvSpec
 
 

@@ -28,15 +28,8 @@ from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Channels, OffloadStore, Order, Report, StationTraits, Unobeyable
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import (
-    Checkpointed,
-    Published,
-    PublishWeights,
-    SaveTrainer,
-    StartUpdate,
-    TrainerJoined,
-    UpdateDone,
-)
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.records import Checkpointed, PublishWeights, SaveTrainer, StartUpdate, TrainerJoined
 from polyrhythm.specs.scores import with_score
 from polyrhythm.specs.trajectory import Trajectory
 from polyrhythm.stations.simulator.guard import IDLE
@@ -219,7 +212,7 @@ class Trainer:
             self._channels.report(
                 Report(self.name, self.incarnation, "update", command.update, {**metrics, **stop.value})
             )
-            self._channels.emit(UpdateDone(self.name, self.incarnation, command.update, self._learner.halt))
+            self._channels.emit(records.UpdateDone(self.name, self.incarnation, command.update, self._learner.halt))
 
     def _begin_update(self, command: StartUpdate) -> Steps:
         samples, version = self._read(command), command.version
@@ -268,7 +261,7 @@ class Trainer:
             else:
                 self._saving = updates, saving
         publish_weights(self._weights, version, self._learner, policy)
-        self._channels.emit(Published(self.name, self.incarnation, version))
+        self._channels.emit(records.Published(self.name, self.incarnation, version))
 
     def _begin_saving(self, *, background: bool) -> tuple[int, Saving]:
         """Number of updates in the state, and its saving; only one runs at a time."""
