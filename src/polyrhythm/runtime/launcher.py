@@ -1,6 +1,6 @@
 """Carries the conductor's commands to stations and their events back, and puts the blocks of samples into grants.
 
-A launcher joins a `Hosting` (where stations live), `Payloads` (where their samples live) and a weights channel.
+A launcher joins a `Hosting` (where stations live), `ArenaPayloads` (where their samples live) and a weights channel.
 
 Invariant: no block is given out while a station that may write to it lives. A station's blocks are freed by its
 `StationLost`, which the hosting returns only when nothing of the station is left.
@@ -21,7 +21,7 @@ from polyrhythm.runtime.inline import InlineHosting
 from polyrhythm.runtime.local import LocalHosting, RunMemory, RunSockets
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight
-from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
+from polyrhythm.runtime.memory.payloads import ArenaPayloads
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.messages import WorkerJoined
 from polyrhythm.runtime.processes.incarnation import SupervisionLimits
@@ -40,7 +40,7 @@ class Launcher:
     removed by `close`; undo: closed by it before that."""
 
     hosting: Hosting
-    payloads: Payloads
+    payloads: ArenaPayloads
     weights: Weights
     clock: Callable[[], float] = time.monotonic
     shared: SharedRunFolder | None = None

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import msgspec
 
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.sealed import ConnectionTicket, Place, anywhere, connect
+from polyrhythm.plugins.cluster.sealed import ConnectionTicket, Place, SealedConnection, anywhere, connect
 from polyrhythm.runtime.transport.sockets import Sockets
 
 #: Seconds of a limit that are not worth waiting for.
@@ -25,27 +24,14 @@ class HostSilent(ConnectionError, LookupError):
     """A host did not answer in time, or its connection has ended."""
 
 
-class Connection(Protocol):
-    """To a host's server (`plugins.cluster.sealed.SealedConnection`)."""
-
-    @property
-    def is_usable(self) -> bool: ...
-
-    def send(self, pieces: Sequence[Any], seconds: float) -> None: ...
-
-    def receive(self, seconds: float, place: Place = ...) -> list[memoryview]: ...
-
-    def close(self) -> None: ...
-
-
 class DataClient:
     """Questions to the server of `host`. connect: opens a connection to it, within so many seconds. answer_s: that an
     answer may take, the first one with the connection that it needs."""
 
-    def __init__(self, host: str, connect: Callable[[float], Connection], answer_s: float = q.ANSWER_S) -> None:
+    def __init__(self, host: str, connect: Callable[[float], SealedConnection], answer_s: float = q.ANSWER_S) -> None:
         self.host, self.connect = host, connect
         self._answer_s = answer_s
-        self._connection: Connection | None = None
+        self._connection: SealedConnection | None = None
         self._turn = threading.Lock()
 
     def ask(self, question: q.Question) -> list[memoryview]:
@@ -66,7 +52,7 @@ class DataClient:
                     if waiting == ahead or question is None:
                         answer = self._receive(connection, place, by)
                         waiting, by = waiting - 1, math.inf
-                        yield _checked(self.host, answer)
+                        yield self._pieces_of(answer)
                     if question is None:
                         continue
                     waiting += 1
@@ -75,7 +61,7 @@ class DataClient:
                 while waiting:
                     answer = self._receive(connection, place, by)
                     waiting, by = waiting - 1, math.inf
-                    yield _checked(self.host, answer)
+                    yield self._pieces_of(answer)
             finally:
                 if waiting:  # answers that are on their way would be taken for later ones'
                     self._drop()
@@ -87,7 +73,7 @@ class DataClient:
             raise TimeoutError
         return left
 
-    def _usable(self, by: float) -> Connection:
+    def _usable(self, by: float) -> SealedConnection:
         """The connection, or a new one where it has ended meanwhile."""
         if self._connection is not None and not self._connection.is_usable:
             self._drop()
@@ -96,9 +82,16 @@ class DataClient:
                 self._connection = self.connect(self._left(by))
         return self._connection
 
-    def _receive(self, connection: Connection, place: Place, by: float) -> list[memoryview]:
+    def _receive(self, connection: SealedConnection, place: Place, by: float) -> list[memoryview]:
         with self._silence():
             return connection.receive(self._left(by), lambda before, size: place(before[1:], size) if before else None)
+
+    def _pieces_of(self, answer: list[memoryview]) -> list[memoryview]:
+        """LookupError: it is a reason why there is none."""
+        refused, *pieces = answer
+        if refused:
+            raise LookupError(f"host {self.host}: {bytes(refused).decode(errors='replace')}")
+        return pieces
 
     @contextmanager
     def _silence(self) -> Iterator[None]:
@@ -115,17 +108,8 @@ class DataClient:
             self._connection = None
 
     def close(self) -> None:
-        """End the connection."""
         with self._turn:
             self._drop()
-
-
-def _checked(host: str, answer: list[memoryview]) -> list[memoryview]:
-    """The pieces of an answer. LookupError: it is a reason why there is none."""
-    refused, *pieces = answer
-    if refused:
-        raise LookupError(f"host {host}: {bytes(refused).decode(errors='replace')}")
-    return pieces
 
 
 def client_of(
@@ -134,16 +118,14 @@ def client_of(
     """A client of the server at `endpoint`. answer_s: that an answer may take; largest: bytes of its largest piece, by
     default that of an answer without arrays."""
 
-    def open_connection(seconds: float) -> Connection:
+    def open_connection(seconds: float) -> SealedConnection:
         by = time.monotonic() + seconds
-        with closing(sockets.asking(endpoint, q.TICKET_BYTES)) as asking:
-            asking.ask([b""])
-            answer = asking.receive(seconds)
+        answer = sockets.ask(endpoint, [b""], seconds, q.TICKET_BYTES)
         left = by - time.monotonic()
         if answer is None or left < _LEAST_S:
             raise TimeoutError(f"no ticket has come for {seconds:g} s")
         if len(answer) != 2 or answer[0]:
-            raise ConnectionError(bytes(answer[0]).decode(errors="replace"))
+            raise ConnectionError(answer[0].decode(errors="replace"))
         address = urlsplit(endpoint).hostname
         assert address is not None, "an endpoint has an address"
         try:

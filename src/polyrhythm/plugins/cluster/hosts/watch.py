@@ -50,7 +50,6 @@ class Estimate(NamedTuple):
     at_ns: int
 
     def bound_ns(self, now_ns: int) -> float:
-        """The bound at another time."""
         return self.half_ns + _DRIFT * (now_ns - self.at_ns)
 
 
@@ -88,7 +87,7 @@ class HostWatch:
             return None
         return ClockOffset(estimate.clock_ns / 1e9, estimate.bound_ns(time.monotonic_ns()) / 1e9)
 
-    def note(self, found: Estimate) -> None:
+    def update(self, found: Estimate) -> None:
         """Keep the better of this estimate and the one before; warn once of a wall clock that is apart."""
         if self._estimate is None or found.half_ns <= self._estimate.bound_ns(found.at_ns):
             self._estimate = found
@@ -115,7 +114,7 @@ class HostWatch:
                 return
             begin = time.monotonic()
             try:
-                self.note(measure(self._client))
+                self.update(measure(self._client))
                 self.answered, self._misses, self._silent_s = begin, 0, 0.0
             except (LookupError, ValueError):  # HostSilent, or an answer that is none
                 self._silent_s += min(time.monotonic() - before, _MOST_S)
@@ -132,7 +131,6 @@ class HostWatch:
         self._ask_now.set()
 
     def close(self) -> None:
-        """Ask no more, and end the connection."""
         self.stop()
         self._thread.join()
         self._client.close()
