@@ -56,8 +56,10 @@ __all__ = [
     "train",
 ]
 
-#: Packages that users import, by their names before 0.2.
+#: Packages and modules that users import, by their names before 0.2.
 _MOVED = {
+    "polyrhythm.envs.conformance": "polyrhythm.plugins.trial.env_contract",
+    "polyrhythm.policies.conformance": "polyrhythm.plugins.trial.policy_contract",
     "polyrhythm.envs.text": "polyrhythm.plugins.language.text",
     "polyrhythm.policies.vla": "polyrhythm.plugins.vla",
     "polyrhythm.workflow": "polyrhythm.plugins.workflow",

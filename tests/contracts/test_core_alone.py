@@ -45,6 +45,7 @@ def test_a_run_trains_without_plugins(core: Path, launcher: str) -> None:
         ("launcher=ray", "launcher = 'ray'"),
         ("policy=pi0", "policy.type = 'pi0'"),
         ("env=metaworld", "env.type = 'metaworld'"),
+        ("prometheus.port=9464", "observer prometheus: no plugin that is installed adds it"),
         ("placement.sharing=lease", "placement lease: no plugin that is installed adds it"),
     ],
 )

@@ -132,8 +132,8 @@ def test_an_evaluation_that_is_given_up_is_no_result_and_the_next_one_is(
     pipeline.loop.add_observers(beside, Saboteur(pipeline.loop))
     pipeline.loop.train_until(8)
     if beside.under_way:
-        beside.finish()
-    beside.close()
+        beside.complete()
+    pipeline.loop.remove_observers(beside)
     pipeline.close()
     abandoned = "is abandoned" in caplog.text
     assert abandoned or weights != "second_copy", "generator-0 has the copy"

@@ -18,12 +18,12 @@ from tests.oracles.replay import first_difference
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, children, config, orphaned_folders
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.observe.trace import TraceWriter
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
-from polyrhythm.pipeline.observers.timeline import TraceObserver
 from polyrhythm.plugins.lease.seats import HOST
+from polyrhythm.plugins.timeline.observer import TraceObserver
+from polyrhythm.plugins.timeline.trace import TraceWriter
 from polyrhythm.runtime.hosting import dropped_messages, process_ids
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, StationLost

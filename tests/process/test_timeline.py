@@ -9,10 +9,10 @@ import pytest
 from tests.process.runs import ASYNCHRONOUS, children, config
 
 from polyrhythm.config.load import merge
-from polyrhythm.observe import TraceWriter
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
-from polyrhythm.pipeline.observers.timeline import TraceObserver
+from polyrhythm.plugins.timeline.observer import TraceObserver
+from polyrhythm.plugins.timeline.trace import TraceWriter
 
 #: Two simulators of two env batches of two slots, two generators.
 BASE = merge(ASYNCHRONOUS, {"rollout": {"rows": 4, "sharding": "even:2"}})

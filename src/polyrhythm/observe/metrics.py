@@ -13,17 +13,14 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from polyrhythm.files import atomic_write
 from polyrhythm.observe.log_file import LogFile, warn_of_loss
 from polyrhythm.observe.run_folder import METRICS_FILE
-
-if TYPE_CHECKING:
-    from polyrhythm.observe.prometheus import PrometheusEndpoint
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +82,7 @@ class MetricsWriter:
 
     Each line is written at once: updates are seconds apart, and a killed run keeps its last one. TensorBoard's file is
     flushed every `flush_s` seconds of the given times. A resumed run appends. Failed writes, as on a full disk, lose
-    data with one warning per file. endpoint: also receives the newest numbers. OSError: the files cannot be opened.
+    data with one warning per file. receivers: also called with step and numbers. OSError: the files cannot be opened.
     """
 
     def __init__(
@@ -93,25 +90,25 @@ class MetricsWriter:
         folder: Path,
         tensorboard: bool = True,
         flush_s: float = 10.0,
-        endpoint: PrometheusEndpoint | None = None,
+        receivers: Sequence[Callable[[int, Mapping[str, float]], None]] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._tensorboard = _EventFile(folder / "tensorboard") if tensorboard else None
         self._folder, self._flush_s, self._flushed_s = folder, flush_s, 0.0
-        self._lines, self._endpoint = LogFile(folder / METRICS_FILE), endpoint
+        self._lines, self._receivers = LogFile(folder / METRICS_FILE), receivers
 
     def log(self, step: int, values: Mapping[str, float | None], time_s: float) -> None:
         """Record scalars of one step. time_s: seconds since the run began.
 
-        Numbers that are not finite, and None, become null; TensorBoard and the endpoint do not receive None.
+        Numbers that are not finite, and None, become null; TensorBoard and `receivers` do not get None.
         """
         check_names(values)
         numbers = {name: float(value) for name, value in values.items() if value is not None}
         finite = {name: number if math.isfinite(number := numbers.get(name, math.nan)) else None for name in values}
         line = json.dumps({"step": step, "time_s": round(time_s, 3), **finite}, allow_nan=False)
         self._lines.write(line + "\n")
-        if self._endpoint:
-            self._endpoint.take(step, numbers)
+        for receive in self._receivers:
+            receive(step, numbers)
         if self._tensorboard:
             self._tensorboard.write(step, numbers)
             if time_s - self._flushed_s >= self._flush_s:

@@ -70,8 +70,8 @@ class Pipeline:
     """The connected parts of a run.
 
     weights: the published versions; states: the trainer's saved states, None without a run folder; failures: log of
-    failed samples; spec: of the environment; placed: devices of the stations; hosts: host of each station; undo:
-    clean-up that `close` runs, the launcher's first.
+    failed samples; context: what it was built from; spec: of the environment; placed: devices of the stations; hosts:
+    host of each station; undo: clean-up that `close` runs, the launcher's first.
     """
 
     loop: RunLoop
@@ -79,6 +79,7 @@ class Pipeline:
     weights: Weights
     states: TrainerStates | None
     failures: SampleFailureLog
+    context: RunContext
     spec: EnvSpec
     placed: Placed
     hosts: StationHosts
@@ -223,7 +224,7 @@ def build_pipeline(context: RunContext, *, start: bool = True, record: bool = Fa
         if start:
             loop.start()
         kept = undo.pop_all()
-    return Pipeline(loop, launcher, launcher.weights, states, failures, spec, placed, hosts, kept)
+    return Pipeline(loop, launcher, launcher.weights, states, failures, context, spec, placed, hosts, kept)
 
 
 def _conductor(context: RunContext, settings: SchedulerSettings, launcher: Launcher) -> AnyConductor:

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from polyrhythm.plugin import load_all
 
 if TYPE_CHECKING:
+    from polyrhythm.config.schema import RunConfig
     from polyrhythm.pipeline.build import Pipeline
     from polyrhythm.pipeline.observers.base import Observer
 
 
+class RunPart:
+    """A plugin's part in one run, from its start or resume to its end; subclass it."""
+
+    def on_metrics(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Called with the known numbers of each line of metrics.jsonl."""
+
+    def observers(self, pipeline: Pipeline) -> Sequence[Observer]:  # noqa: ARG002
+        """Observers of all phases, from the start of the stations on."""
+        return ()
+
+    def close(self) -> None:
+        """Called at the end of the run."""
+
+
 class RunHooks:
-    """A plugin's part in a run; subclass it. Its module is imported for every run, so it must import nothing heavy.
+    """Hooks of a plugin; subclass it. Its module is imported for every run, so it must import nothing heavy.
 
     files: names of the files that it writes to a run's folder.
     """
 
     files: ClassVar[tuple[str, ...]] = ()
+
+    def begin(self, config: RunConfig) -> RunPart | None:  # noqa: ARG002
+        """Called before a run or a resumed part does anything. StartError, with nothing left open: it cannot start."""
+        return None
 
     def observers(self, pipeline: Pipeline) -> Sequence[Observer]:  # noqa: ARG002
         """Observers of the run's training."""
@@ -38,3 +58,10 @@ class RunHooks:
 def run_hooks() -> list[RunHooks]:
     """Hooks of all plugins."""
     return load_all("observer")
+
+
+@contextmanager
+def begin_parts(config: RunConfig) -> Iterator[list[RunPart]]:
+    """The parts of all plugins in a run, closed at the end of this block."""
+    with ExitStack() as undo:
+        yield [undo.enter_context(closing(part)) for hooks in run_hooks() if (part := hooks.begin(config)) is not None]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,7 @@ from typing import Any, NamedTuple
 from polyrhythm.env_warnings import warnings_so_far
 from polyrhythm.errors import HostLost, RunDistrusted, RunHalted
 from polyrhythm.files import atomic_write, trouble
-from polyrhythm.observe import MetricsWriter, TraceWriter
-from polyrhythm.observe.metrics import read_lines
-from polyrhythm.observe.prometheus import PrometheusEndpoint, open_endpoint
+from polyrhythm.observe.metrics import MetricsWriter, read_lines
 from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.observe.setbacks import SetbackWatch, setbacks
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
@@ -33,13 +31,12 @@ from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForward
 from polyrhythm.pipeline.context import Launch, RunContext
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
-from polyrhythm.pipeline.hooks import run_hooks
+from polyrhythm.pipeline.hooks import RunPart, begin_parts, run_hooks
 from polyrhythm.pipeline.observers.alarms import MismatchWarning, SetbackWarning, mismatch_limit
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter, limit_of
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
-from polyrhythm.pipeline.observers.timeline import TraceObserver
-from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity, StationsNow
+from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.pipeline.observers.weights import WeightsTraffic
 from polyrhythm.pipeline.persistence.checkpoints import (
     POLICY_FILE,
@@ -48,7 +45,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     save_policy,
 )
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
-from polyrhythm.pipeline.persistence.resume import TRACE_FILE, refuse_misplaced, remove_if_refused, take_up
+from polyrhythm.pipeline.persistence.resume import refuse_misplaced, remove_if_refused, take_up
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.persistence.snapshot import read_newest
 from polyrhythm.pipeline.placed import place
@@ -58,7 +55,7 @@ from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
 from polyrhythm.runtime.hosting import dropped_messages
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import SampleLedger
 
 log = logging.getLogger(__name__)
 
@@ -84,19 +81,14 @@ def train(
     with (
         lock_run_folder(folder),
         remove_if_refused(folder, named=folder.parent != Path(checked.config.out_dir) / checked.config.name),
-        open_endpoint(checked.config.prometheus) as endpoint,
+        begin_parts(checked.config) as parts,
         Interrupts().handle_signals() as interrupts,
     ):
         progress = PhaseJournal(folder, live.phase if live else None)
         saved = take_up(checked, folder, progress)
-        with (
-            MetricsWriter(folder, endpoint=endpoint) as metrics,
-            TraceWriter(_unused_path(folder / TRACE_FILE)) as trace,
-        ):
+        with MetricsWriter(folder, receivers=[part.on_metrics for part in parts]) as metrics:
             finished = True
-            session = _Session(
-                checked, folder, saved, progress, interrupts, metrics, trace, endpoint, callbacks, live, launch
-            )
+            session = _Session(checked, folder, saved, progress, interrupts, metrics, parts, callbacks, live, launch)
             try:
                 _phases(session)
             except Interrupted:
@@ -133,8 +125,7 @@ class _Session:
     progress: PhaseJournal
     interrupts: Interrupts
     metrics: MetricsWriter
-    trace: TraceWriter
-    endpoint: PrometheusEndpoint | None
+    parts: Sequence[RunPart]
     callbacks: Callbacks
     live: LiveDisplay | None = None
     launch: Launch | None = None
@@ -151,8 +142,7 @@ def _phases(session: _Session) -> None:
     try:
         if session.live:
             session.live.watch(pipeline)
-        if session.endpoint:
-            pipeline.loop.add_observers(StationsNow(session.endpoint, pipeline.launcher, pipeline.hosts))
+        pipeline.loop.add_observers(*(one for part in session.parts for one in part.observers(pipeline)))
         pipeline.loop.add_observers(MismatchWarning(mismatch_limit(config.algorithm, policy)))
         run = _Run(session, pipeline)
         pipeline.loop.stop = lambda: session.interrupts.requested() or session.callbacks.deliver()
@@ -176,7 +166,6 @@ class _TrainingObservers(NamedTuple):
     episodes: EpisodeTracker
     lags: LagHistogram
     saver: RunCheckpointer
-    timeline: TraceObserver
     traffic: WeightsTraffic
     evaluator: BackgroundEvaluator
 
@@ -203,7 +192,7 @@ class _Run:
         config, pipeline, session, progress = self._config, self._pipeline, self._session, self._progress
         loop, launcher, before = pipeline.loop, pipeline.launcher, pipeline.loop.observers
         whole = False
-        episodes, lags, saver, timeline, traffic, evaluator = self._observe()
+        episodes, lags, saver, traffic, evaluator = self._observe()
         if session.saved is None:
             saver.save()  # from here on policy.pt changes, so an interrupted run needs a saved run
         else:
@@ -216,7 +205,6 @@ class _Run:
                 loop.train_until(config.training.versions)
             saver.save()  # an extended run resumes from here
             totals = saver.summary()
-            traffic.finish()
             totals["weights"] = traffic.summary()
             with session.interrupts.defer_first():
                 self.evaluations.finish(evaluator)
@@ -227,11 +215,8 @@ class _Run:
             log.info(ended)
             raise
         finally:
-            timeline.finish(loop.clock())
-            evaluator.close()
-            saver.wait()
+            loop.remove_observers(*(observer for observer in loop.observers if observer not in before))
             self._save_published(needed=whole)
-        loop.remove_observers(*(observer for observer in loop.observers if observer not in before))
         lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=saver.totals.undisturbed)
         ledger = self._balanced()
         _warn_at_end(ledger, self._setbacks.conclusion())
@@ -259,8 +244,7 @@ class _Run:
         """Attach the observers of training, each before those that read it; return those that are read after
         training."""
         config, pipeline, loop = self._config, self._pipeline, self._pipeline.loop
-        saved, trace = self._session.saved, self._session.trace
-        began, launcher = loop.clock(), pipeline.launcher
+        saved, began, launcher = self._session.saved, loop.clock(), pipeline.launcher
         lags = LagHistogram(saved.counts["lags"] if saved else None)
         earlier = read_lines(self._folder) if saved else ()
         episodes = EpisodeTracker(len(pipeline.spec.tasks), scored=config.scoring is not None, earlier=earlier)
@@ -270,19 +254,19 @@ class _Run:
         settings = loop.conductor.settings
         longest = settings.max_wait_s if settings.batching == "dynamic" else math.inf
         idle, passes = IdleMeter(loop.conductor, began), PassMeter(settings.buckets, longest, began)
-        stations, timeline = StationActivity(launcher, began), TraceObserver(trace, launcher, began)
+        stations = StationActivity(launcher, began)
         placed = pipeline.placed
         traffic = WeightsTraffic(launcher, placed.ends, {name: seat.device for name, seat in placed.seats.items()})
         sources = (loop.conductor.ledger, episodes, saver.totals, stations, (idle, passes))
         metrics = UpdateMetrics(self._metrics, *sources, began=self._progress.began, now=began)
         forwarder = UpdateForwarder(metrics, self._callbacks)
         evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
-        loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, timeline, traffic)
+        loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, traffic)
         loop.add_observers(evaluator, saver, SetbackWarning(self._setbacks, metrics))
         loop.add_observers(*(observer for hooks in run_hooks() for observer in hooks.observers(pipeline)))
         if self._live is None:
             loop.add_observers(ProgressLogger(self._updates, episodes, began))
-        return _TrainingObservers(episodes, lags, saver, timeline, traffic, evaluator)
+        return _TrainingObservers(episodes, lags, saver, traffic, evaluator)
 
     @property
     def _updates(self) -> int:
@@ -353,15 +337,6 @@ def _finish(folder: Path) -> None:
             hooks.finish(folder)
         except Exception:
             log.exception("%s failed after the run, which is complete", type(hooks).__name__)
-
-
-def _unused_path(path: Path) -> Path:
-    number = 2
-    found = path
-    while found.exists():
-        found = path.with_stem(f"{path.stem}-{number}")
-        number += 1
-    return found
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

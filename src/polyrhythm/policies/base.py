@@ -2,7 +2,7 @@
 
 A policy module defines a pydantic settings model with a `type` literal that implements `PolicySettings`: it declares
 the policy's form (`policies.form`) without building it, and builds an `nn.Module`. All randomness in `act` comes from
-`noise_key`. `policies.conformance` checks the contract, partly before every run.
+`noise_key`. The plugin `trial` checks the contract, partly before every run.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class OptionalSettings(PolicySettings, Protocol):
     """Methods that a policy's settings may have; each is called only if the settings' traits declare it."""
 
     def outline(self, env_spec: EnvSpec, *, role: Role) -> Policy:
-        """The module of `build` on the caller's device (`torch.device("meta")`), with correct shapes and dtypes and
-        arbitrary values. Memory estimates run it without memory."""
+        """The module of `build` with correct shapes and dtypes and arbitrary values, made in `policies.form.outlined`
+        for memory estimates, which run it without memory."""
         ...
 
     def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> Policy:

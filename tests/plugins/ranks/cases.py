@@ -29,7 +29,7 @@ from polyrhythm.plugins.language.causal_lm.policy import MESSAGE
 from polyrhythm.plugins.lease.offload import FileStore
 from polyrhythm.plugins.ranks.shards import is_sharded
 from polyrhythm.policies.base import Evaluation, Observations
-from polyrhythm.policies.flow_methods import FlowNoiseSettings
+from polyrhythm.policies.flow_matching import FlowNoise
 from polyrhythm.specs import Trajectory, WeightsLayout
 from polyrhythm.stations.generator_factory import PolicyFactory
 from polyrhythm.training.learner import Learner
@@ -215,8 +215,8 @@ def saved_late_by_rank_1(ranks: Ranks, path: str, trajectories: list[Trajectory]
 def built(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
     """A policy as the trainer builds it: its weights as published, a gradient, the largest share of its bytes that was
     whole at a time, devices of its parts, and the most memory that was allocated on this rank's, in their bytes."""
+    from tests.plugins.trial.test_policy_contract import Case
     from tests.plugins.vla.test_pi0_settings import SPEC
-    from tests.policies.test_conformance import Case
 
     resolved = resolve("policy", settings)
     layout = WeightsLayout.of(resolved.form(SPEC).published)
@@ -259,7 +259,7 @@ def policy_of(kind: str, **changes: Any) -> Any:
     if kind in {"heavy", "parts", "ballast"}:
         return {"heavy": HeavyPolicy, "parts": PartsPolicy, "ballast": BallastPolicy}[kind]()
     if kind == "flow":
-        method = FlowNoiseSettings()
+        method = FlowNoise()
         return SmallFlowSettings(method=method, **changes).build(FLOW_SPEC, seed=0, device="cpu", role="train")
     if kind == "lm":
         return built_lm(**changes)
@@ -331,7 +331,7 @@ def lm_trajectories(lengths: tuple[int, ...] = (3, 20, 7, 1, 12, 5), *, critic: 
     found = []
     for i, tokens in enumerate(lengths):
         message = rng.integers(1, 15, size=(1, policy.chunk), dtype=np.int32)
-        message[:, tokens - 1 :] = policy._stops[0]
+        message[:, tokens - 1 :] = LM_ENV.spec().action.stops[0]
         obs = {name: x[[i // 2, -1]] for name, x in shown.items()}
         with torch.no_grad():
             logprob = policy.evaluate({k: x[:1] for k, x in obs.items()}, {MESSAGE: torch.from_numpy(message)}).logprob

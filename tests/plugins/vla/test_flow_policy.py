@@ -7,27 +7,28 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from tests.built import value_gradient_reach
 from tests.plugins.vla.flow_case import CHUNK, DIMS, HORIZON, PADDED, SPEC, SmallFlowSettings, observations
 from torch import Tensor
 
 from polyrhythm.conformance import run_checks
+from polyrhythm.plugins.trial import policy_contract as conformance
+from polyrhythm.plugins.trial.policy_calls import sample, take_rows
 from polyrhythm.plugins.vla.flow_policy import FlowPolicy
-from polyrhythm.policies import conformance
-from polyrhythm.policies.calls import sample, take_rows
-from polyrhythm.policies.flow_methods import FlowCpsSettings, FlowNoiseSettings, FlowSdeSettings, OdeSettings
+from polyrhythm.policies.flow_matching import FlowCps, FlowNoise, FlowSde, Ode
 from polyrhythm.specs import PROGRESS
 
 ROWS = 6
 CASES = {
-    "pi0 flow_sde": SmallFlowSettings(method=FlowSdeSettings()),
-    "pi0 flow_cps": SmallFlowSettings(method=FlowCpsSettings()),
-    "pi0 flow_noise": SmallFlowSettings(method=FlowNoiseSettings()),
-    "pi0 ode": SmallFlowSettings(method=OdeSettings()),
-    "pi05 flow_sde": SmallFlowSettings(method=FlowSdeSettings(), adaptive=True),
+    "pi0 flow_sde": SmallFlowSettings(method=FlowSde()),
+    "pi0 flow_cps": SmallFlowSettings(method=FlowCps()),
+    "pi0 flow_noise": SmallFlowSettings(method=FlowNoise()),
+    "pi0 ode": SmallFlowSettings(method=Ode()),
+    "pi05 flow_sde": SmallFlowSettings(method=FlowSde(), adaptive=True),
     "pi05 flow_noise, shared value": SmallFlowSettings(
-        method=FlowNoiseSettings(), adaptive=True, value_detach=False, sft_draws=3
+        method=FlowNoise(), adaptive=True, value_detach=False, sft_draws=3
     ),
-    "pi0 expert alone": SmallFlowSettings(method=FlowSdeSettings(), train="expert"),
+    "pi0 expert alone": SmallFlowSettings(method=FlowSde(), train="expert"),
 }
 
 
@@ -74,7 +75,7 @@ def test_the_supervised_loss_is_the_released_one() -> None:
     """By hand: x_t and the target from the draws, the mean over the chunk's actions with all padded entries."""
     policy, obs = built(CASES["pi0 flow_sde"]), observations(ROWS)
     actions = sample(policy, obs).actions
-    t, noise = policy._supervised_draws(actions)
+    t, noise = policy.supervised_draws(actions)
     wanted = policy.inputs.normalised_actions(actions, obs)
     data = torch.zeros(ROWS, HORIZON, PADDED)
     for entry, place in enumerate(DIMS):
@@ -88,9 +89,9 @@ def test_the_supervised_loss_is_the_released_one() -> None:
 
 
 def test_times_are_of_the_released_distribution() -> None:
-    policy = built(SmallFlowSettings(method=FlowSdeSettings(), sft_draws=4))
+    policy = built(SmallFlowSettings(method=FlowSde(), sft_draws=4))
     actions = torch.randn(4000, CHUNK, len(DIMS), generator=torch.Generator().manual_seed(3))
-    t, noise = policy._supervised_draws(actions)
+    t, noise = policy.supervised_draws(actions)
     scaled = (t - 0.001) / 0.999
     assert t.min().item() > 0.001
     assert t.max().item() < 1.0
@@ -107,7 +108,7 @@ def test_draws_change_with_the_weights_and_with_nothing_else() -> None:
     other = copy.deepcopy(policy)
     with torch.no_grad():
         other.network.action_time_mlp_out.bias[0] += 1e-6
-    assert not torch.equal(other._supervised_draws(actions)[0], policy._supervised_draws(actions)[0])
+    assert not torch.equal(other.supervised_draws(actions)[0], policy.supervised_draws(actions)[0])
 
 
 def computed(policy: FlowPolicy, obs: Mapping[str, Tensor], inputs: dict[str, Tensor]) -> list[Tensor]:
@@ -117,7 +118,7 @@ def computed(policy: FlowPolicy, obs: Mapping[str, Tensor], inputs: dict[str, Te
 
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_frozen_prefix_is_computed_once(adaptive: bool) -> None:
-    settings = SmallFlowSettings(method=FlowSdeSettings(), adaptive=adaptive, train="expert")
+    settings = SmallFlowSettings(method=FlowSde(), adaptive=adaptive, train="expert")
     policy, obs = built(settings), observations(ROWS)
     act = sample(policy, obs)
     ready = {name: array for name, array in obs.items() if name != "image"} | policy.precompute(obs)
@@ -141,15 +142,15 @@ def test_a_trained_prefix_is_not_stored() -> None:
 
 
 def test_value_loss_stays_out_of_the_network_unless_asked() -> None:
-    reached = conformance.value_gradient_reach(built(CASES["pi0 flow_sde"]), observations(ROWS))
+    reached = value_gradient_reach(built(CASES["pi0 flow_sde"]), observations(ROWS))
     assert reached
     assert all(name.startswith("critic.") for name in reached)
-    shared = conformance.value_gradient_reach(built(CASES["pi05 flow_noise, shared value"]), observations(ROWS))
+    shared = value_gradient_reach(built(CASES["pi05 flow_noise, shared value"]), observations(ROWS))
     assert "network.paligemma_with_expert.paligemma.model.language_model.norm.weight" in shared
 
 
 def test_float32_parts_with_a_bfloat16_backbone() -> None:
-    settings = SmallFlowSettings(method=FlowNoiseSettings(), bfloat16=True)
+    settings = SmallFlowSettings(method=FlowNoise(), bfloat16=True)
     policy, obs = settings.build(SPEC, seed=0, device="cpu", role="act"), observations(ROWS)
     given = policy.inputs(obs)
     with policy.precision.computing("cpu"):

@@ -20,9 +20,8 @@ from typing import Any
 
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import Cost, parse_cost
-from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN
+from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN, summarise
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, ConductorSection, LinkSection
-from polyrhythm.plugins.virtual.clustersim.summary import summarise
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import TrainUntil
 from polyrhythm.specs.distributions import Constant
@@ -128,7 +127,7 @@ def _figure_7(
 def _quick_steps(gpus: Sequence[int], event: str, seed: int) -> Iterator[dict[str, Any]]:
     for case, cost, serving in (("free", "0us", "main"), ("main", event, "main"), ("beside", event, "beside")):
         for count in gpus:
-            cluster = VirtualCluster(_quick_cluster(count, cost, serving, seed))
+            cluster = VirtualCluster(quick_cluster(count, cost, serving, seed))
             driver = cluster.driver
             driver.submit(TrainUntil(FOREVER))
             driver.run(FOREVER, WARM_UP_S)
@@ -144,7 +143,7 @@ def _quick_steps(gpus: Sequence[int], event: str, seed: int) -> Iterator[dict[st
             }
 
 
-def _quick_cluster(gpus: int, event: str, serving: str, seed: int) -> ClusterSettings:
+def quick_cluster(gpus: int, event: str, serving: str, seed: int) -> ClusterSettings:
     """A quarter of the GPUs simulate, half serve, a quarter train; every host has some of each."""
     hosts = _hosts(gpus)
     return ClusterSettings.model_validate(

@@ -65,14 +65,17 @@ class BackgroundEvaluator(Observer):
     def under_way(self) -> bool:
         return bool(self._name)
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         """Wait for the current evaluation."""
         self._pipeline.loop.await_evaluation(self._name)
 
-    def close(self) -> None:
+    def finish(self, now: float) -> None:  # noqa: ARG002
         """Abandon the current evaluation, if any, and wait until its weights are written."""
         if self._name:
             log.info("the evaluation under way is abandoned; a resumed run starts another")
+        self._await_weights()
+
+    def _await_weights(self) -> None:
         if self._saving is not None:
             self._saving.join()
 
@@ -123,7 +126,7 @@ class BackgroundEvaluator(Observer):
 
     def _end(self, dropped: int) -> None:
         self._name = ""
-        self.close()
+        self._await_weights()
         if not dropped:
             self._on_results(self._version, self._results)
             return

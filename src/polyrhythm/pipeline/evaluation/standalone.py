@@ -11,16 +11,12 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.running import JoinSettings
 from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.observe.intervals import wilson
 from polyrhythm.observe.run_folder import take_file
-from polyrhythm.observe.video import Clip, check_format, write_video
-from polyrhythm.pipeline.array_specs import step_settings
-from polyrhythm.pipeline.build import build_pipeline, env_settings
+from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, per_episode, tally, tally_all
 from polyrhythm.pipeline.evaluation.overrides import (
@@ -30,20 +26,18 @@ from polyrhythm.pipeline.evaluation.overrides import (
     with_overrides,
     with_variants,
 )
-from polyrhythm.pipeline.evaluation.playback import PlayedEpisode, play
 from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, load_policy
 from polyrhythm.pipeline.persistence.resume_rules import refuse_missing_folders
 from polyrhythm.pipeline.validation.check import refuse_swapping, validate_run
-from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.plugin import load
+from polyrhythm.policies.base import as_module
 from polyrhythm.policies.form import load_published
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
 from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
 
-#: Maximum number of pictures of an episode in a video, not counting the last.
-_PICTURES = 200
 #: Default number of episodes, if neither the caller nor the run's configuration sets it.
 EPISODES = 128
 
@@ -104,7 +98,7 @@ def evaluate(
     samples = 1 if acts else samples or config.evaluation.samples
     varied = with_variants(config, variants)
     if video:
-        check_format(video.file)
+        load("pipeline", "video").check_format(video.file)
         for name in (None, *varied):
             take_file(video.of_variant(name).file)
     seed = config.evaluation.seed if seed is None else seed
@@ -189,7 +183,9 @@ def _measure(
         raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another folder") from error
     if live:
         live.phase("evaluation", time.monotonic())
-    played = _play(config, policy, wanted[: video.episodes]) if video else []
+    write = (
+        load("pipeline", "video").film(config, policy, spec, wanted[: video.episodes], video.file) if video else None
+    )
     with (
         _log_folder() as folder,
         closing(build_pipeline(RunContext(config, policy, folder, trainer=False))) as pipeline,
@@ -201,38 +197,9 @@ def _measure(
     found["per_episode"] = per_episode(wanted, results, spec.tasks)
     if said := conversations(wanted, results, spec):
         found["conversations"] = said
-    measured = found["rate"] is not None
-    if video:
-        write_video(video.file, _clips(played, spec, measured=measured))
-        found["video"] = {"file": str(video.file), "episodes": len(played)}
-        if failed := sum(bool(one.failure) for one in played):
-            found["video"]["failed"] = failed
-        if measured:
-            found["video"]["successes"] = sum(bool(one.success) and not one.failure for one in played)
+    if write is not None:
+        found["video"] = write(measured=found["rate"] is not None)
     return found, results
-
-
-def _play(config: RunConfig, policy: Policy, episodes: Sequence[Episode]) -> list[PlayedEpisode]:
-    """Play the video's episodes. Done before the evaluation, so that a drawing failure surfaces early."""
-    return play(
-        env_settings(config), policy, episodes, step_settings(config, policy.chunk), _PICTURES, config.rollout.rows
-    )
-
-
-def _clips(played: Sequence[PlayedEpisode], spec: EnvSpec, *, measured: bool) -> list[Clip]:
-    """Captioned clips. measured: the caption shows success instead of the return."""
-    blank = next((np.zeros_like(one.pictures[0]) for one in played if one.pictures), np.zeros((64, 64, 3), np.uint8))
-    clips = []
-    for one in played:
-        ended = f"return {one.episode_return:.4g}"
-        if one.failure:
-            ended = f"failed: {one.failure}"
-        elif measured:
-            ended = f"success, {one.env_steps} steps" if one.success else "no success"
-        instruction = spec.tasks[one.episode.instruction].instruction
-        success = bool(one.success) if measured else None
-        clips.append(Clip(one.pictures or [blank], instruction, ended, success, bool(one.failure)))
-    return clips
 
 
 @contextmanager

@@ -36,6 +36,9 @@ class Observer:
     def on_tick(self, now: float) -> None:
         """Called every `tick_s` seconds."""
 
+    def finish(self, now: float) -> None:
+        """Called once it is detached, also if an error has ended the run."""
+
 
 class ObserverTable:
     """The observers of one run, in the order of their calls.

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.observe import Activity
-from polyrhythm.observe.prometheus import PrometheusEndpoint, StationSample
+from polyrhythm.observe.activity import Activity
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.hosts import StationHosts
 from polyrhythm.runtime.hosting import dropped_messages
@@ -18,11 +17,8 @@ from polyrhythm.scheduler import records
 
 #: Suffix of the names of stations that serve evaluations alone.
 EVALUATION = "-evaluation"
-#: Seconds between two readings of the stations' counters, which arrive twice a second; and between two for Prometheus,
-#: which scrapes every 15 s by default.
-_LOOK_S, _SCRAPE_S = 0.5, 1.0
-#: Counters that are exported to dashboards; summary.json has all of them.
-_COUNTERS = ("busy_s", "env_s", "env_steps", "chunk_steps", "passes", "rows", "tokens", "updates", "scored")
+#: Seconds between two readings of the stations' counters, which arrive twice a second.
+_LOOK_S = 0.5
 
 
 class RunTotals(Observer):
@@ -138,39 +134,6 @@ class StationActivity(Observer):
         return {
             name: counts for name, counts in counters.items() if "tokens" in counts and not name.endswith(EVALUATION)
         }
-
-
-class StationsNow(Observer):
-    """Passes each station's host, utilisation, counters and faults to the Prometheus endpoint once a second."""
-
-    hears: ClassVar[tuple[type, ...]] = (records.StationLost,)
-    tick_s: ClassVar[float] = _SCRAPE_S
-
-    def __init__(self, endpoint: PrometheusEndpoint, launcher: Launcher, hosts: StationHosts) -> None:
-        self._endpoint, self._launcher, self._hosts = endpoint, launcher, hosts
-        self._activity, self._faults = Activity(), Counter[str]()
-
-    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
-        if isinstance(event, records.StationLost) and not event.moves:
-            self._faults[event.station] += 1
-
-    def on_tick(self, now: float) -> None:
-        counters = self._launcher.hosting.statistics()
-        self._activity.take(now, counters)
-        shares = self._activity.utilisation()
-        names = sorted({*counters, *self._faults})
-        self._endpoint.take_stations(
-            StationSample(
-                name,
-                self._hosts.of(name),
-                shares.get(name),
-                {
-                    **{each: counters[name][each] for each in _COUNTERS if each in counters.get(name, {})},
-                    "faults": float(self._faults[name]),
-                },
-            )
-            for name in names
-        )
 
 
 def _sum(told: Mapping[str, Mapping[str, float]], name: str) -> float:

@@ -43,10 +43,6 @@ class WeightsTraffic(Observer):
         if self._silent:
             self._say(self._launcher.hosting.statistics(), _FIRST)
 
-    def finish(self) -> None:
-        """Log the generators that were not logged yet, in runs that ended early."""
-        self._say(self._launcher.hosting.statistics(), 1)
-
     def _say(self, counters: Mapping[str, Mapping[str, float]], versions: int) -> None:
         for name in sorted(self._silent & counters.keys()):
             moved = read_traffic(counters[name])
@@ -70,9 +66,11 @@ class WeightsTraffic(Observer):
         return choice.why if choice.way == way else f"{choice.way} could not serve at once (its log says why)"
 
     def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """By station and kind (a transport, published, apply): versions, mb of one, mean ms of one, gb_per_s."""
-        found = {}
-        for name, counts in self._launcher.hosting.statistics(fresh=True).items():
+        """By station and kind (a transport, published, apply): versions, mb of one, mean ms of one, gb_per_s. Logs the
+        generators that were not logged yet."""
+        found, statistics = {}, self._launcher.hosting.statistics(fresh=True)
+        self._say(statistics, 1)
+        for name, counts in statistics.items():
             if moved := read_traffic(counts):
                 found[name] = {kind: _as_dict(one) for kind, one in moved.items() if one.versions}
         return found

@@ -42,7 +42,6 @@ _FILES = (
     *(DEMONSTRATIONS_FILE, "evaluations.json", "best.pt", "ledger.json"),
 )
 _FOLDERS = (STATES, "logs", "tensorboard")
-TRACE_FILE = "trace.json"
 
 
 def _files() -> tuple[str, ...]:
@@ -79,7 +78,7 @@ def _remove_run(folder: Path, *, keep: bool) -> None:
     for name in _FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
     try:
-        for name in (*_files(), TRACE_FILE):
+        for name in _files():
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         log.warning("what the refused run has made is still in %s: %s", folder, error.strerror)

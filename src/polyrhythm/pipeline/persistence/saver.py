@@ -77,6 +77,9 @@ class RunCheckpointer(Observer):
             said = "%s is still being written after %g s; the run goes on, but is not saved again until that ends"
             log.warning(said, writing.part, self._deadline_s)
 
+    def finish(self, now: float) -> None:  # noqa: ARG002
+        self.wait()
+
     def save(self, level: int = logging.INFO) -> None:
         """Save the run now and wait until that is done; success is logged at `level`.
 

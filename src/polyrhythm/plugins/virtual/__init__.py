@@ -4,13 +4,8 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "virtual",
-    needs=("memory_estimate",),
-    adds={
-        "command": {
-            "simulate": "polyrhythm.plugins.virtual.simulate",
-            "plan": "polyrhythm.plugins.virtual.plan",
-        },
-    },
+    needs=("memory_estimate", "timeline"),
+    adds={"command": {"simulate": "polyrhythm.plugins.virtual.simulate", "plan": "polyrhythm.plugins.virtual.plan"}},
     purposes={
         "simulate": "run the scheduler on a simulated cluster, in virtual time",
         "plan": "predict what asynchronous training would gain, or what memory a run would take",

@@ -16,7 +16,7 @@ class Lanes:
     """Start and cause of each slot's wait: (kind, sequence of its request).
 
     A wait is THREAD only if the slot's last unit left it more to do. If a ticket or an answer arrives while the thread
-    works for another slot, only the sender knows when; `pipeline.observers.timeline` splits the wait there. Spans that
+    works for another slot, only the sender knows when; an observer splits the wait there. Spans that
     are not read before the next unit are lost.
     """
 

@@ -9,9 +9,9 @@ import pytest
 from tests.oracles.arbitrary import arbitrary_cluster
 from tests.plugins.virtual.clustersim.clusters import run, settings
 
-from polyrhythm.observe.trace import TraceWriter
-from polyrhythm.plugins.virtual.clustersim.file import SpanWriter, simulate
+from polyrhythm.plugins.timeline.trace import TraceWriter
 from polyrhythm.plugins.virtual.clustersim.measures import Measures
+from polyrhythm.plugins.virtual.simulate import SpanWriter, simulate
 from polyrhythm.runtime import spans
 
 BUSY = settings(
@@ -94,7 +94,7 @@ def test_the_trace_shows_the_first_slots_all_generators_and_the_trainer(tmp_path
 
 def test_a_simulated_slot_is_at_what_a_real_one_can_be_at() -> None:
     real = {spans.STEPPING, spans.RESETTING, spans.TICKETS, spans.THREAD, spans.GENERATOR, spans.IN_BATCH}
-    assert set(Measures().slot_states.seconds) == real
+    assert set(Measures().states["slots"]) == real
 
 
 def test_what_was_thrown_away_is_compared_with_what_was_trained() -> None:

@@ -17,46 +17,35 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import uuid
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.plugins.language.causal_lm.engine import COMPARED, compared_prompt, worst_difference
+from polyrhythm.plugins.language.causal_lm.engine import Sampling, compared_request, worst_difference
+from polyrhythm.plugins.language.causal_lm.engine_settings import OpenAiSettings, ServerSettings
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
-from polyrhythm.plugins.language.causal_lm.sampling import Sampling
 from polyrhythm.plugins.language.causal_lm.servers.client import ServerLost
-from polyrhythm.plugins.language.causal_lm.servers.protocol import NotLoaded, ServerProtocol, ServerStream
-from polyrhythm.plugins.language.causal_lm.servers.reader import StreamReader
+from polyrhythm.plugins.language.causal_lm.servers.protocols import (
+    AnswerPart,
+    NotLoaded,
+    OpenAiProtocol,
+    ServerProtocol,
+    ServerStream,
+    SglangProtocol,
+)
 from polyrhythm.policies.engine import EngineRequest, Generated, refuse_unfit
 
+log = logging.getLogger(__name__)
 
-def load_weights(network: CausalNetwork, protocol: ServerProtocol, folder: str, version: int) -> None:
-    """Write the network's weights to a folder and have the server load it. folder: its parent, "" for the system's
-    temporary folder.
-
-    RunHalted: they cannot be written, or the server does not load them.
-    """
-    within = Path(folder or tempfile.gettempdir())
-    try:
-        within.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"version-{version}-", dir=within) as found:
-            Path(found).chmod(0o755)  # the server may be another user's
-            write_model(network, Path(found))
-            protocol.load(Path(found), version)
-    except OSError as error:
-        raise RunHalted(
-            f"policy.engine.folder = {within}: weights cannot be written ({error.strerror}); make room, or name "
-            "another folder"
-        ) from error
-    except NotLoaded as said:
-        raise protocol.client.error(
-            f"it did not load the weights ({said}); it needs this run's model, and to read {within} "
-            "(policy.engine.folder)"
-        ) from said
+#: Longest wait of a step: so long new requests and aborts wait for the engine at most.
+_STEP_S = 0.05
+_COUNTS = ("prompt_tokens", "shared_tokens", "checks", "check_difference")
+#: Reasons of a stream that ended by itself.
+_COMPLETE = frozenset({"stop", "length"})
 
 
 def write_model(network: CausalNetwork, folder: Path) -> None:
@@ -69,22 +58,97 @@ def write_model(network: CausalNetwork, folder: Path) -> None:
     save_model(network.model, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
-log = logging.getLogger(__name__)
+def protocol_of(
+    how: ServerSettings, network: CausalNetwork, sampling: Sampling, stops: Sequence[int]
+) -> ServerProtocol:
+    """RunHalted: the address or the key is wrong. Whether the server answers: its `begin`."""
+    if isinstance(how, OpenAiSettings):
+        return OpenAiProtocol(how, network, sampling, stops)
+    return SglangProtocol(how, network, sampling, stops)
 
-#: Longest wait of a step: so long new requests and aborts wait for the engine at most.
-_STEP_S = 0.05
-_COUNTS = ("prompt_tokens", "shared_tokens", "checks", "check_difference")
-#: Reasons of a stream that ended by itself.
-_COMPLETE = frozenset({"stop", "length"})
 
+class StreamReader:
+    """Reads streams, one thread each, and ends them. A stream has ended when it has a reason or an error; code that
+    changes a stream holds `news` and notifies it.
 
-class ServerHandling(NamedTuple):
-    """deadline_s: longest time for the server to end a stream; folder: parent of the folders with weights, "" for a
-    temporary one; tolerance: largest accepted difference of log-probs from the local module's."""
+    choices: number of tokens; stops: tokens that end an answer; deadline_s: time limit for the server to end a stream.
+    """
 
-    deadline_s: float = 60.0
-    folder: str = ""
-    tolerance: float = 0.1
+    def __init__(self, protocol: ServerProtocol, choices: int, stops: frozenset[int], deadline_s: float) -> None:
+        self._protocol, self._client = protocol, protocol.client
+        self._choices, self._stops, self._deadline_s = choices, stops, deadline_s
+        self.news = threading.Condition()
+
+    def begin(self, stream: ServerStream) -> None:
+        """Start a thread that reads the stream."""
+        threading.Thread(target=self.read, args=(stream,), name=stream.name, daemon=True).start()
+
+    def read(self, stream: ServerStream) -> None:
+        """Consumes: parts of an answer. Waits for: the next one. Unblocked by: a part, the client's deadline, or a
+        cut of the connection. Produces: tokens of the stream. Returns when the stream ends."""
+        try:
+            with closing(self._protocol.answer(stream)) as parts:
+                for part in parts:
+                    with self.news:
+                        if stream.over:
+                            return  # cut here; the server aborts it when the connection closes
+                        self._take(stream, part)
+                        self.news.notify_all()
+            if not stream.over:
+                raise self._client.error(
+                    f"{self._protocol.path} ended without a finish_reason; name {self._client.kind}"
+                )
+        except RunHalted as error:
+            with self.news:
+                if not stream.reason:  # a connection that was cut here raises, too
+                    stream.error = error
+                self.news.notify_all()
+
+    def _take(self, stream: ServerStream, part: AnswerPart) -> None:
+        if unknown := [token for token in part.tokens if not 0 <= token < self._choices]:
+            raise self._client.error(
+                f"it sampled token {unknown[0]}, and the environment's tokenizer has {self._choices}; start it with "
+                "this run's model"
+            )
+        if part.weights not in (None, str(stream.version)):
+            raise self._client.lost(f"it answered with the weights of version {part.weights}, not {stream.version}")
+        if part.reason == "stop" and (isinstance(part.matched, str) or not (part.tokens or stream.begun)):
+            raise self._client.error(f"an answer ended by {part.matched!r}, which ends none; see the server's log")
+        stream.prompt_tokens, stream.shared_tokens = part.prompt_tokens, part.shared_tokens
+        stream.tokens += part.tokens
+        stream.logprobs += part.logprobs
+        stream.versions += [stream.version] * len(part.tokens)
+        ends_otherwise = part.reason == "stop" and stream.tokens[-1] not in self._stops  # the server's model has more
+        stream.reason = "abort" if ends_otherwise else part.reason
+
+    def end(self, streams: Sequence[ServerStream], ask: Callable[[], None]) -> None:
+        """End streams and keep their tokens. ask: tells the server to end them, within its deadline where it does so.
+        RunHalted: a stream failed or does not end."""
+        if not self._protocol.ends_streams:
+            self.cut(streams)
+        ask()
+        until = time.monotonic() + self._deadline_s
+        with self.news:
+            for stream in streams:
+                if not stream.over and not stream.begun:  # it may not have reached the server yet
+                    stream.reason = "abort"
+            while any(not stream.over for stream in streams):
+                if not self.news.wait(until - time.monotonic()) and time.monotonic() >= until:
+                    raise self._client.error(
+                        f"it did not abort a request within {self._deadline_s:g} s (policy.engine.deadline_s); see "
+                        "the server's log"
+                    )
+        for stream in streams:
+            if stream.error is not None and not stream.lost:
+                raise stream.error
+
+    def cut(self, streams: Sequence[ServerStream]) -> None:
+        """Mark streams as ended and close their connections."""
+        for stream in streams:
+            with self.news:
+                if not stream.over:
+                    stream.reason = "abort"
+            stream.line.cut()
 
 
 class ServerEngine:
@@ -96,42 +160,45 @@ class ServerEngine:
 
     def __init__(
         self,
+        how: ServerSettings,
         network: CausalNetwork,
         sampling: Sampling,
         stops: Sequence[int],
-        server: ServerHandling,
-        protocol: ServerProtocol,
         *,
         capacity: int,
         length: int,
     ) -> None:
         self.capacity = capacity
-        self._network, self._sampling, self._stops, self._length = network, sampling, frozenset(stops), length
-        self._server, self._protocol, self._client = server, protocol, protocol.client
+        self._how, self._network, self._sampling, self._length = how, network, sampling, length
+        self._stops = frozenset(stops)
+        self._protocol = protocol_of(how, network, sampling, stops)
+        self._client = self._protocol.client
         self._version = -1
         self._counts: dict[str, int | float] = dict.fromkeys(_COUNTS, 0)
         self._streams: dict[int, ServerStream] = {}
         self._ended: dict[int, Generated] = {}
-        self._reader = StreamReader(protocol, sampling.choices, self._stops, server.deadline_s)
-        protocol.begin(length)
-
-    # ------------------------------------------------------------ requests
+        self._reader = StreamReader(self._protocol, sampling.choices, self._stops, how.deadline_s)
+        self._protocol.begin(length)
 
     def add(self, request: EngineRequest) -> None:
         """ValueError: there is no free row, the sequence is too long, or it would generate nothing."""
-        done = request.prefix
-        if done is not None and len(done.tokens) and self._complete(request, done):
-            self._ended[request.request_id] = done._replace(finished=True)  # it was complete when it was cut
-            return
-        refuse_unfit(request, {*self._streams, *self._ended}, self.capacity, self._length)
-        self._begin(request)
+        if not self._was_complete(request):
+            refuse_unfit(request, {*self._streams, *self._ended}, self.capacity, self._length)
+            self._begin(request)
 
-    def _complete(self, request: EngineRequest, done: Generated) -> bool:
-        return int(done.tokens[-1]) in self._stops or len(done.tokens) == request.max_new_tokens
+    def _was_complete(self, request: EngineRequest) -> bool:
+        """Whether the prefix of a request was complete when it was cut; it has ended then."""
+        done = request.prefix
+        if done is None or not len(done.tokens):
+            return False
+        complete = int(done.tokens[-1]) in self._stops or len(done.tokens) == request.max_new_tokens
+        if complete:
+            self._ended[request.request_id] = done._replace(finished=True)
+        return complete
 
     def _begin(self, request: EngineRequest, failures: int = 0) -> None:
-        # The server aborts by name prefix, so no name may be a prefix of another.
-        stream = ServerStream(request, uuid.uuid4().hex, self._version, failures=failures)
+        stream = ServerStream.of(request)
+        stream.version, stream.failures = self._version, failures
         self._streams[request.request_id] = stream
         self._reader.begin(stream)
 
@@ -171,21 +238,17 @@ class ServerEngine:
 
     def _resume(self, stream: ServerStream) -> None:
         """Resume a stream from its tokens after a cut, a lost connection or a weight change."""
-        found = stream.generated(finished=False)
-        request = stream.request._replace(prefix=found if len(found.tokens) else None)
-        if len(found.tokens) and self._complete(request, found):
-            self._ended[request.request_id] = found._replace(finished=True)
-            return
-        before = 0 if stream.tokens else stream.failures
-        self._begin(request, before + 1 if stream.lost else 0)
+        request = stream.request._replace(prefix=stream.generated(finished=False) if stream.tokens else None)
+        if not self._was_complete(request):
+            self._begin(request, (0 if stream.begun else stream.failures) + 1 if stream.lost else 0)
 
     def _recover(self, failed: Sequence[ServerStream]) -> None:
         """Resume streams whose connection was lost. RunHalted: another failure, or too many in a row."""
         if not failed:
             return
-        failures = [stream.failures for stream in failed if not stream.tokens]
+        failures = [stream.failures for stream in failed if not stream.begun]
         for stream in failed:
-            if not stream.lost or (not stream.tokens and stream.failures >= self._client.retries):
+            if not stream.lost or (not stream.begun and stream.failures >= self._client.retries):
                 assert stream.error is not None
                 raise stream.error
         log.warning("%d streams go on: %s", len(failed), failed[0].error)
@@ -199,8 +262,6 @@ class ServerEngine:
 
     def statistics(self) -> dict[str, int | float]:
         return dict(self._counts)
-
-    # ------------------------------------------------------------ weights
 
     def weights_changed(self, version: int) -> None:
         """Have the server load the weights; running streams are cut and resumed from their tokens."""
@@ -216,26 +277,45 @@ class ServerEngine:
             self._reader.end(running, lambda: None)
         else:
             self._reader.end(running, self._protocol.pause)
-            load_weights(self._network, self._protocol, self._server.folder, version)
+            self._load()
             self._protocol.resume()
         self._client.again(self._prove)
         self._streams.clear()
         for stream in running:
             self._resume(stream)
 
+    def _load(self) -> None:
+        """Write the network's weights to a folder and have the server load it. RunHalted: they cannot be written, or
+        the server does not load them."""
+        within = Path(self._how.folder or tempfile.gettempdir())
+        try:
+            within.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f"version-{self._version}-", dir=within) as found:
+                Path(found).chmod(0o755)  # the server may be another user's
+                write_model(self._network, Path(found))
+                self._protocol.load(Path(found), self._version)
+        except OSError as error:
+            raise RunHalted(
+                f"policy.engine.folder = {within}: weights cannot be written ({error.strerror}); make room, or name "
+                "another folder"
+            ) from error
+        except NotLoaded as said:
+            raise self._client.error(
+                f"it did not load the weights ({said}); it needs this run's model, and to read {within} "
+                "(policy.engine.folder)"
+            ) from said
+
     def _prove(self) -> None:
         """RunHalted: the server's log-probs differ from the local module's."""
-        prompt = compared_prompt(self._sampling.choices)
-        request = EngineRequest(-1, np.array(prompt, np.int32), COMPARED, False, self._version)
-        stream = ServerStream(request, uuid.uuid4().hex, self._version)
+        stream = ServerStream(compared_request(self._sampling.choices, self._version), version=self._version)
         self._reader.read(stream)
         if stream.error is not None:
             raise stream.error
-        worst = worst_difference(self._network, self._sampling, prompt, stream.tokens, stream.logprobs)
+        worst = worst_difference(self._network, self._sampling, stream)
         self._counts["checks"] += 1
         self._counts["check_difference"] += worst
-        if worst > self._server.tolerance:
+        if worst > self._how.tolerance:
             raise self._client.error(
-                f"its log-probs differ from this model's by {worst:.3g}, {self._server.tolerance:g} is allowed "
+                f"its log-probs differ from this model's by {worst:.3g}, {self._how.tolerance:g} is allowed "
                 f"(policy.engine.tolerance); start it with this run's model, and {self._protocol.remedy}"
             )
