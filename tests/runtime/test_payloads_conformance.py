@@ -15,9 +15,9 @@ from tests.training.toy import ToyPolicy, collect
 
 from polyrhythm.plugins.cluster.hosts.directory import HostedPayloads
 from polyrhythm.plugins.cluster.hosts.memory import OtherHosts
+from polyrhythm.runtime.launcher import ArenaPayloads
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.in_flight import InFlight
-from polyrhythm.runtime.memory.payloads import ArenaPayloads
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment
 from polyrhythm.scheduler import records as r
 from polyrhythm.specs import Trajectory

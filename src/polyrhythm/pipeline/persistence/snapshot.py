@@ -37,8 +37,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     next_run,
     saved_runs,
 )
-from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.memory.payloads import ArenaPayloads
+from polyrhythm.runtime.launcher import ArenaPayloads, Launcher
 from polyrhythm.runtime.memory.tensors import State
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import AnyConductor

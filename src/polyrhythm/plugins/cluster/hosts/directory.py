@@ -25,9 +25,9 @@ from polyrhythm.errors import HostLost, RunHalted
 from polyrhythm.plugins.cluster.hosts.survey import HostedNode, Sight, Survey
 from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.runtime.hosts import MAIN, SAME, Changes, ClockOffset, Departure, HostView
+from polyrhythm.runtime.launcher import ArenaPayloads
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.in_flight import InFlight
-from polyrhythm.runtime.memory.payloads import ArenaPayloads
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.start import ProcessHandle
 from polyrhythm.scheduler import records
