@@ -12,8 +12,7 @@ from tests.plugins.cluster.served import blank_arena, served
 from tests.process.runs import wait_until
 
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.client import HostSilent
-from polyrhythm.plugins.cluster.hosts.watch import Estimate, HostWatch, measure
+from polyrhythm.plugins.cluster.hosts.client import Estimate, HostSilent, HostWatch, measure
 from polyrhythm.runtime.hosts import SAME, ClockOffset, SpanAlignment
 from polyrhythm.runtime.messages import Spans
 from polyrhythm.runtime.spans import Span

@@ -12,10 +12,9 @@ from tests.process.runs import wait_until
 from polyrhythm.errors import HostLost, RunHalted, StartError
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import Found, LocalNode
-from polyrhythm.plugins.cluster.hosts.client import HostSilent
+from polyrhythm.plugins.cluster.hosts.client import HostSilent, HostWatch
 from polyrhythm.plugins.cluster.hosts.directory import HostDirectory, Needs
 from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, HostedNode, Sight, Survey
-from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.runtime.hosts import Changes, Departure
 
 NOW = 100.0

@@ -28,10 +28,9 @@ import msgspec
 from polyrhythm.errors import PolyrhythmError, StartError
 from polyrhythm.imports import same_imports
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.client import client_of
+from polyrhythm.plugins.cluster.hosts.client import HostWatch, client_of
 from polyrhythm.plugins.cluster.hosts.memory import find_shared, segment_sizes, start_cleaner, write_identity
 from polyrhythm.plugins.cluster.hosts.server import DataServer, HostServer
-from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.plugins.cluster.sealed import check_sealing
 from polyrhythm.readable import set_up_logging
 from polyrhythm.runtime.hosts import MAIN

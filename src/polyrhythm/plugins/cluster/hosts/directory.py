@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 from typing import IO
 
 from polyrhythm.errors import HostLost, RunHalted
+from polyrhythm.plugins.cluster.hosts.client import HostWatch
 from polyrhythm.plugins.cluster.hosts.survey import HostedNode, Sight, Survey
-from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.runtime.hosts import MAIN, SAME, Changes, ClockOffset, Departure, HostView
 from polyrhythm.runtime.launcher import ArenaPayloads
 from polyrhythm.runtime.memory.arena import Arena

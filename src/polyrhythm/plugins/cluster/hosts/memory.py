@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.client import DataClient, client_of
+from polyrhythm.plugins.cluster.hosts.client import DataClient, HostWatch, client_of
 from polyrhythm.plugins.cluster.hosts.pieces import entries_at_a_time, largest_answer, request_of, write_part
-from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.plugins.cluster.sealed import MOST_PIECES
 from polyrhythm.runtime.hosts import MAIN, HostView
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
