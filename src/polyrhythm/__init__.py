@@ -63,6 +63,7 @@ _MOVED = {
     "polyrhythm.policies.conformance": "polyrhythm.plugins.trial.policy_contract",
     "polyrhythm.envs.text": "polyrhythm.plugins.language.text",
     "polyrhythm.policies.vla": "polyrhythm.plugins.vla",
+    "polyrhythm.runtime.memory.payloads": "polyrhythm.runtime.launcher",
     "polyrhythm.workflow": "polyrhythm.plugins.workflow",
 }
 

@@ -123,7 +123,7 @@ class JoinClient:
         with suppress(BlockingIOError):
             os.read(self._woken, 4096)
         if line is not None:
-            state = line.note()
+            state = line.update()
             if state == "proven":
                 self._handle(j.LineIs(state))
             while self._line is line and not self._outcome and (frame := line.receive()) is not None:
