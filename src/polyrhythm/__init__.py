@@ -56,8 +56,9 @@ __all__ = [
     "train",
 ]
 
-#: Packages that users import, by their names before 0.2.
+#: Packages and modules that users import, by their names before 0.2.
 _MOVED = {
+    "polyrhythm.training.sft": "polyrhythm.plugins.demonstrations.imitation",
     "polyrhythm.envs.text": "polyrhythm.plugins.language.text",
     "polyrhythm.policies.vla": "polyrhythm.plugins.vla",
     "polyrhythm.workflow": "polyrhythm.plugins.workflow",

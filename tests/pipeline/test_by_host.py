@@ -13,12 +13,12 @@ import pytest
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.observe import MetricsWriter
-from polyrhythm.observe.live import Terminal
 from polyrhythm.pipeline.observers.hosts import HostTotals, StationHosts, in_order
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
-from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, UpdateMetrics
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
+from polyrhythm.plugins.terminal.block import Terminal
+from polyrhythm.plugins.terminal.display import LiveDisplay
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler.records import GeneratorJoined, SimulatorJoined, StationLost, TrainerJoined

@@ -35,7 +35,6 @@ CORE = {
     "recipes": "list the recipes",
     "settings": "list the settings of a recipe, their defaults and meaning",
     "check": "check a recipe, its environment and its policy, without training",
-    "sft": "run the supervised warm start alone",
     "eval": "evaluate a trained policy on held-out seeds",
     "export": "write a run's policy as a folder of safetensors",
     "envs": "list the environments, and what each needs",

@@ -32,10 +32,10 @@ from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForward
 from polyrhythm.pipeline.context import Launch, RunContext
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
-from polyrhythm.pipeline.hooks import RunPart, begin_parts, run_hooks
+from polyrhythm.pipeline.hooks import Display, RunPart, begin_parts, run_hooks
+from polyrhythm.pipeline.initial_policy import prepare_initial_policy
 from polyrhythm.pipeline.observers.alarms import MismatchWarning, SetbackWarning, mismatch_limit
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter, limit_of
-from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.pipeline.observers.weights import WeightsTraffic
@@ -54,7 +54,6 @@ from polyrhythm.pipeline.run_loop import Interrupted, OrderlyHalt, RunLoop
 from polyrhythm.pipeline.seats import describe_seats
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
-from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
 from polyrhythm.runtime.hosting import dropped_messages
 from polyrhythm.scheduler.samples.ledger import SampleLedger
 
@@ -67,7 +66,7 @@ _MANY_DROPPED = 0.05
 def train(
     checked: ValidatedRun,
     folder: Path,
-    live: LiveDisplay | None = None,
+    live: Display | None = None,
     callbacks: Callbacks | None = None,
     launch: Launch | None = None,
 ) -> dict[str, Any]:
@@ -128,7 +127,7 @@ class _Session:
     metrics: MetricsWriter
     parts: Sequence[RunPart]
     callbacks: Callbacks
-    live: LiveDisplay | None = None
+    live: Display | None = None
     launch: Launch | None = None
 
 

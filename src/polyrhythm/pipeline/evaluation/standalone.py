@@ -26,7 +26,7 @@ from polyrhythm.pipeline.evaluation.overrides import (
     with_overrides,
     with_variants,
 )
-from polyrhythm.pipeline.observers.live import LiveDisplay
+from polyrhythm.pipeline.hooks import Display
 from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, load_policy
 from polyrhythm.pipeline.persistence.resume_rules import refuse_missing_folders
 from polyrhythm.pipeline.validation.check import refuse_swapping, validate_run
@@ -74,7 +74,7 @@ def evaluate(
     seed: int | None = None,
     greedy: bool | None = None,
     conditions: Conditions | None = None,
-    live: LiveDisplay | None = None,
+    live: Display | None = None,
     video: Video | None = None,
     overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _measure(
     weights: Mapping[str, Any],
     path: Path,
     choose: Callable[[EnvSpec], list[Episode]],
-    live: LiveDisplay | None,
+    live: Display | None,
     video: Video | None,
 ) -> tuple[dict[str, Any], list[SampleEvaluated]]:
     config = without_joining(config)

@@ -11,7 +11,8 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from polyrhythm.errors import RunDistrusted
-from polyrhythm.observe import MetricsWriter, live
+from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe.intervals import episodes_in_words
 from polyrhythm.observe.metrics import check_names
 from polyrhythm.pipeline.evaluation.episodes import mean_metrics
 from polyrhythm.pipeline.observers.base import Observer
@@ -270,6 +271,6 @@ class ProgressLogger(Observer):
         lag = report.values["staleness/lag_mean"]
         since = report.values.get("staleness/updates_mean", lag)
         recent = self._episodes.recent
-        went = live.episodes(recent) if recent else "no episode has ended"
+        went = episodes_in_words(recent) if recent else "no episode has ended"
         behind = f"lag {lag:.1f}" if since == lag else f"lag {lag:.1f} ({since:.1f} updates)"
         log.info("update %d of %d: %s, %s", report.step + 1, self._updates, went, behind)

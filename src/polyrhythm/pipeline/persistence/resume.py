@@ -19,6 +19,7 @@ from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.metrics import rewind
 from polyrhythm.observe.run_folder import CONFIG_FILE, LOCK_FILE, SUMMARY_FILE, note_changes
 from polyrhythm.pipeline.hooks import run_hooks
+from polyrhythm.pipeline.initial_policy import give_weights
 from polyrhythm.pipeline.persistence.checkpoints import (
     DEMONSTRATIONS_FILE,
     POLICY_FILE,
@@ -30,7 +31,6 @@ from polyrhythm.pipeline.persistence.checkpoints import (
 from polyrhythm.pipeline.persistence.phases import PhaseJournal, has_begun
 from polyrhythm.pipeline.persistence.resume_rules import differences, saved_config
 from polyrhythm.pipeline.validation.check import ValidatedRun
-from polyrhythm.pipeline.warm_start.initial_policy import give_weights
 
 log = logging.getLogger(__name__)
 

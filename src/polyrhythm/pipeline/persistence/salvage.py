@@ -17,7 +17,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     load_policy,
     saved_runs,
 )
-from polyrhythm.training.sft import Demonstrations
+from polyrhythm.plugin import load
 
 #: Keys of summary.json that belong to evaluation phases; the others belong to reinforcement learning.
 _BEFORE, _AFTER = ("before", "before_sampled"), ("after", "after_sampled", "swapped")
@@ -30,7 +30,8 @@ def progress_found(folder: Path) -> dict[str, Any]:
     """
     done: dict[str, Any] = {}
     with suppress(PolyrhythmError):
-        done["demonstrations"] = {"decisions": len(Demonstrations.load(folder / DEMONSTRATIONS_FILE))}
+        demonstrations = load("pipeline", "demonstrations").Demonstrations.load(folder / DEMONSTRATIONS_FILE)
+        done["demonstrations"] = {"decisions": len(demonstrations)}
     if saved_runs(folder / STATES) or _version(folder / POLICY_FILE) is not None:
         done["warm_start"] = {}
     summary = _summary(folder / "summary.json")

@@ -32,11 +32,11 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.errors import MissingError, PolyrhythmError
 from polyrhythm.pipeline.build import env_settings, policy_settings
+from polyrhythm.pipeline.initial_policy import check_init_settings
 from polyrhythm.pipeline.placed import list_seat_warnings
 from polyrhythm.pipeline.seats import group_seats
 from polyrhythm.pipeline.validation.check import (
     check_build,
-    check_demonstrations,
     check_devices,
     check_env_installed,
     check_form,
@@ -60,8 +60,7 @@ from polyrhythm.pipeline.validation.learning_checks import (
     update_findings,
 )
 from polyrhythm.pipeline.validation.rollout_checks import check_rollout, check_weights_change, settings_findings
-from polyrhythm.pipeline.warm_start.demos import check_expert
-from polyrhythm.pipeline.warm_start.init_from import check_init_settings
+from polyrhythm.plugin import load
 from polyrhythm.policies.base import Policy, extended_settings
 from polyrhythm.policies.conformance import policy_checks
 from polyrhythm.policies.form import PolicyForm
@@ -272,10 +271,8 @@ def _declared_weights(context: CheckContext) -> str:
     if not config.init_from:
         if config.demonstrations is None:
             return ""
-        if (dataset := config.demonstrations.dataset) is not None:
-            return check_demonstrations(config, dataset, spec)
-        check_expert(env_settings(config), config.demonstrations)  # the expert of a text environment writes messages
-        return ""
+        # Not by building it: the expert of a text environment writes messages.
+        return str(load("pipeline", "demonstrations").check_source(config, spec, builds=False))
     if not Path(config.init_from).exists():
         raise MissingError(
             f"init_from = {config.init_from}: it does not exist; name the folder of a run or its policy.pt"

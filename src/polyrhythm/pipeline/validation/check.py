@@ -16,7 +16,6 @@ import torch
 from polyrhythm.checks import CheckContext, errors_of, log_note, require_added
 from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.env_warnings import forget_warnings
@@ -27,6 +26,7 @@ from polyrhythm.observe.run_folder import find_run
 from polyrhythm.pipeline.array_specs import arena_layout
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
+from polyrhythm.pipeline.initial_policy import load_init_weights
 from polyrhythm.pipeline.placed import place, station_names
 from polyrhythm.pipeline.validation.custom_objective import try_on
 from polyrhythm.pipeline.validation.env_trial import declared_rows, try_env, try_spec
@@ -37,8 +37,6 @@ from polyrhythm.pipeline.validation.rollout_checks import (
     check_weights_change,
     settings_findings,
 )
-from polyrhythm.pipeline.warm_start.demos import check_expert, dataset_format, has_expert
-from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.plugin import load
 from polyrhythm.policies.base import Policy, PolicySettings, extended_settings
 from polyrhythm.policies.conformance import check_attributes
@@ -270,28 +268,12 @@ def check_memory(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer:
 
 def check_start(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> None:
     """Check the source of the first weights, and whether instructions can be swapped."""
-    demonstrations = config.demonstrations if trainer and not config.init_from else None
     if trainer and config.init_from and config.resume == "never":  # a resumed run has its own weights
         load_init_weights(config, policy)
-    elif demonstrations is not None and demonstrations.dataset is not None:
-        check_demonstrations(config, demonstrations.dataset, spec)
-    elif demonstrations is not None:
-        if not has_expert(env_settings(config)):
-            raise ConfigError(
-                "demonstrations = set: this environment has no scripted expert; set demonstrations and supervised to "
-                "null"
-            )
-        check_expert(env_settings(config), demonstrations)
+    elif trainer and config.demonstrations is not None and not config.init_from:
+        load("pipeline", "demonstrations").check_source(config, spec)
     if config.evaluation.swapped:
         refuse_swapping(spec)
-
-
-def check_demonstrations(config: RunConfig, dataset: DatasetSettings, spec: EnvSpec) -> str:
-    """Compare the dataset with the environment by its small files; returns its description. A resumed run needs
-    none."""
-    if config.resume != "never":
-        return ""
-    return str(dataset_format(dataset).check_dataset(dataset, spec, config.rollout.action_repeat))
 
 
 def shared_sizes(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool = True) -> dict[str, int]:

@@ -15,9 +15,9 @@ from polyrhythm.config.sections.learning import DemonstrationSettings
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
-from polyrhythm.pipeline.sft import refuse_without_expert, validate_imitation
-from polyrhythm.pipeline.warm_start.demos import OnProgress
-from polyrhythm.pipeline.warm_start.episodes import Actor, DemoEpisode, expert_of
+from polyrhythm.plugins.demonstrations.episodes import Actor, DemoEpisode, expert_of
+from polyrhythm.plugins.demonstrations.recording import OnProgress
+from polyrhythm.plugins.demonstrations.warm_start import refuse_without_expert, validate_imitation
 from polyrhythm.plugins.lerobot.layout import require_pyarrow
 from polyrhythm.plugins.lerobot.recording import Source, open_recording, record_dataset, recorded_form
 from polyrhythm.policies.base import Policy, as_module

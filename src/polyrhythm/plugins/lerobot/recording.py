@@ -19,8 +19,8 @@ from polyrhythm.envs.base import EnvBatch
 from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.observe.intervals import success_rate
 from polyrhythm.observe.run_folder import LOCK_FILE, lock_run_folder
-from polyrhythm.pipeline.warm_start.demos import OnProgress
-from polyrhythm.pipeline.warm_start.episodes import Actor, DemoEpisode, describe_dropped, plan_episode, play_episodes
+from polyrhythm.plugins.demonstrations.episodes import Actor, DemoEpisode, describe_dropped, plan_episode, play_episodes
+from polyrhythm.plugins.demonstrations.recording import OnProgress
 from polyrhythm.plugins.lerobot import layout
 from polyrhythm.plugins.lerobot.writing import DatasetWriter, Frames, Journal
 from polyrhythm.specs import EnvSpec

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TextIO
 
-from polyrhythm.observe.live import Status, Terminal, block
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.hosts import StationHosts, in_order
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
+from polyrhythm.plugins.terminal.block import Status, Terminal, block
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 

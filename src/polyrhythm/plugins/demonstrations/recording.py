@@ -1,7 +1,7 @@
 """Records demonstrations of an environment's scripted expert as chunk steps to imitate, in memory.
 
 Unsuccessful episodes are dropped, except noisy ones, whose labels are still correct, unless `keep_failed`. Episodes
-that are not finite, or whose row fails, are dropped. Playing: warm_start/episodes.py; datasets in files:
+that are not finite, or whose row fails, are dropped. Playing: episodes.py; datasets in files:
 plugins/lerobot.
 """
 
@@ -21,17 +21,17 @@ from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.observe.intervals import success_rate
 from polyrhythm.pipeline.array_specs import shown
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.warm_start.episodes import (
+from polyrhythm.plugin import load, table
+from polyrhythm.plugins.demonstrations.episodes import (
     DemoEpisode,
     describe_dropped,
     expert_of,
     plan_episode,
     play_episodes,
 )
-from polyrhythm.plugin import load, table
+from polyrhythm.plugins.demonstrations.imitation import Demonstrations
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.slot import StepSettings
-from polyrhythm.training.sft import Demonstrations
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,10 @@
-"""Runs the warm start alone: a run without RL whose weights other runs can use (`init_from`)."""
+"""A run's warm start, as its first phases or alone: a run without RL whose weights others can use (`init_from`)."""
 
 from __future__ import annotations
 
 import json
+import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,91 @@ from polyrhythm.files import atomic_write
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.observers.live import LiveDisplay
+from polyrhythm.pipeline.hooks import Display
+from polyrhythm.pipeline.initial_policy import prepare_initial_policy
 from polyrhythm.pipeline.persistence.checkpoints import DEMONSTRATIONS_FILE
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.persistence.resume import refuse_misplaced, save_settings
 from polyrhythm.pipeline.validation.check import ValidatedRun, validate_run
-from polyrhythm.pipeline.warm_start.demos import check_expert, dataset_format, has_expert, refuse_misfit
-from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
-from polyrhythm.training.sft import Demonstrations
+from polyrhythm.plugins.demonstrations.imitation import Demonstrations, SupervisedLearner
+from polyrhythm.plugins.demonstrations.recording import check_expert, dataset_format, has_expert, record, refuse_misfit
+from polyrhythm.specs import EnvSpec
+from polyrhythm.training.steps import finish
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two log lines on the progress of the warm start.
+_TELL_S = 15.0
+
+
+def check_source(config: RunConfig, spec: EnvSpec, *, builds: bool = True) -> str:
+    """Check where the run's demonstrations come from; returns a dataset's description. A resumed run needs no dataset.
+
+    builds: also build a batch of one row, to see whether the environment has an expert.
+    """
+    settings = config.demonstrations
+    assert settings is not None
+    if (dataset := settings.dataset) is not None:
+        if config.resume != "never":
+            return ""
+        return str(dataset_format(dataset).check_dataset(dataset, spec, config.rollout.action_repeat))
+    env = env_settings(config)
+    if builds and not has_expert(env):
+        raise ConfigError(
+            "demonstrations = set: this environment has no scripted expert; set demonstrations and supervised to null"
+        )
+    check_expert(env, settings)
+    return ""
+
+
+def learn(checked: ValidatedRun, folder: Path, progress: PhaseJournal, metrics: MetricsWriter) -> dict[str, float]:
+    """Imitate the run's demonstrations; returns the metrics of the supervised phase."""
+    config, _, policy = checked
+    assert config.supervised is not None
+    if released := getattr(config.policy, "checkpoint", ""):
+        words = "supervised training begins from the checkpoint %s; without it: supervised=null demonstrations=null"
+        log.info(words, released)
+    demonstrations = _demonstrations(checked, folder, progress)
+    with progress.phase("supervised"):
+        steps = SupervisedLearner(policy, config.supervised, seed=config.seed).steps(demonstrations)
+        tell, of = Teller("supervised: %d of %d steps"), config.supervised.steps
+        learned = finish(steps, lambda done: tell(done, of))
+        metrics.log(0, learned, progress.summary()["total"])
+    return learned
+
+
+def _demonstrations(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> Demonstrations:
+    config, spec, policy = checked
+    file = folder / DEMONSTRATIONS_FILE
+    if progress.result("demonstrations") is not None:
+        return Demonstrations.load(file)
+    assert config.demonstrations is not None
+    if config.demonstrations.dataset is not None:
+        dataset = config.demonstrations.dataset
+        with progress.phase("demonstrations"):
+            layout = dataset_format(dataset)
+            found = layout.read_demonstrations(dataset, spec, policy.chunk, config.rollout.action_repeat)
+            found.save(file)
+        progress.commit("demonstrations", {"file": dataset.folder, "decisions": len(found)})
+        return found
+    with progress.phase("demonstrations"):
+        recorded = record(config, config.demonstrations, policy.chunk, Teller("demonstrations: %d of %d episodes"))
+        recorded.demonstrations.save(file)
+    progress.commit("demonstrations", recorded.summary())
+    return recorded.demonstrations
+
+
+class Teller:
+    """Logs progress every `_TELL_S` seconds; `words` has a %d for the count and one for the total."""
+
+    def __init__(self, words: str) -> None:
+        self._words, self._told = words, time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= _TELL_S and done < of:
+            log.info(self._words, done, of)
+            self._told = now
 
 
 def settings_of(path: Path, config: RunConfig) -> DatasetSettings:
@@ -92,7 +171,7 @@ def fitting_demonstrations(file: Path, checked: ValidatedRun) -> Demonstrations:
     return found
 
 
-def imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: LiveDisplay | None = None) -> dict[str, Any]:
+def imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: Display | None = None) -> dict[str, Any]:
     """Record demonstrations, or load those in `file`, and imitate them; return the content of summary.json.
 
     Finished phases are not repeated. live: progress display. RunFolderError: another process uses the folder.
@@ -102,7 +181,7 @@ def imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: LiveDi
         return _imitate(checked, folder, file, live)
 
 
-def _imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: LiveDisplay | None) -> dict[str, Any]:
+def _imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: Display | None) -> dict[str, Any]:
     progress = PhaseJournal(folder, live.phase if live else None, command="sft")
     if file is not None and progress.result("demonstrations") is None:
         found = fitting_demonstrations(file, checked)

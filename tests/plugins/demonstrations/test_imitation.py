@@ -10,9 +10,9 @@ from tests.training.toy import CHUNK, DIM, FEATURES, ToyPolicy, same, weights
 
 from polyrhythm.config.sections.learning import SupervisedSettings
 from polyrhythm.errors import RunFolderError, RunHalted
+from polyrhythm.plugins.demonstrations.imitation import Demonstrations, SupervisedLearner, rows_of_step
 from polyrhythm.specs import INSTRUCTION
 from polyrhythm.training.optim import adamw, linear_decay, warmup_cosine
-from polyrhythm.training.sft import Demonstrations, SupervisedLearner, rows_of_step
 from polyrhythm.training.steps import finish
 
 SETTINGS = SupervisedSettings(steps=60, batch_size=16, lr=0.03, warmup_steps=5, weight_decay=0.01)

@@ -15,8 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from polyrhythm.observe.activity import by_kind
-from polyrhythm.observe.intervals import return_in_words, success_in_words, success_rate
+from polyrhythm.observe.intervals import episodes_in_words
 from polyrhythm.readable import visible
 
 #: More stations than this are displayed by kind, with the mean of their shares.
@@ -76,7 +75,7 @@ def _heading(status: Status, width: int) -> str:
 def _metrics(status: Status) -> list[str]:
     parts = []
     if status.recent:
-        parts.append(episodes(status.recent))
+        parts.append(episodes_in_words(status.recent))
     if status.transitions_per_s is not None:
         parts.append(f"{status.transitions_per_s:,.0f} transitions/s")
     if status.lag is not None:
@@ -88,23 +87,24 @@ def _metrics(status: Status) -> list[str]:
     return parts
 
 
-def episodes(recent: Sequence[tuple[bool | None, float]]) -> str:
-    """Mean return of the last episodes, and their success rate with its 95% interval if one has reported it."""
-    count, found = len(recent), success_rate([success for success, _ in recent])
-    earned = return_in_words([reward for _, reward in recent])
-    if found["rate"] is None:
-        return f"{earned} over the last {count} episodes" if count > 1 else f"{earned} in the last episode"
-    return f"{success_in_words(found, 'the last ')}, {earned}"
+def _by_kind(shares: Mapping[str, float], most: int) -> dict[str, float]:
+    """Shares by station or, for more than `most` stations, the mean of each kind: `simulator ×8`."""
+    if len(shares) <= most:
+        return dict(shares)
+    kinds: dict[str, list[float]] = {}
+    for name, share in shares.items():
+        kinds.setdefault(name.rpartition("-")[0] or name, []).append(share)
+    return {f"{kind} ×{len(own)}" if len(own) > 1 else kind: sum(own) / len(own) for kind, own in kinds.items()}
 
 
 def _stations(utilisation: Mapping[str, float]) -> list[str]:
-    shares = by_kind(utilisation, _STATIONS)
+    shares = _by_kind(utilisation, _STATIONS)
     return [f"{name} {bar(share)} {100 * share:3.0f}%" for name, share in shares.items()]
 
 
 def _hosts(hosts: Mapping[str, tuple[float | None, int]]) -> list[str]:
     """Each host with its faults. Many hosts are merged, except main, and those with faults are named."""
-    shares = by_kind({host: share for host, (share, _) in hosts.items() if share is not None}, _HOSTS)
+    shares = _by_kind({host: share for host, (share, _) in hosts.items() if share is not None}, _HOSTS)
     told = [f"{name} {bar(share)} {100 * share:3.0f}%{_faults(name, shares, hosts)}" for name, share in shares.items()]
     return told + [
         f"{host} has no station{_faults(host, shares, hosts)}" for host, (share, _) in hosts.items() if share is None

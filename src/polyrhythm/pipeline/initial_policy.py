@@ -1,17 +1,58 @@
-"""Loads the initial weights given by `init_from` and checks that they fit the policy."""
+"""Prepares a run's initial weights once, from `init_from` or by its warm start; a resumed run reads its folder."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
+
+from torch import Tensor
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
-from polyrhythm.pipeline.persistence.checkpoints import load_policy, read_policy_settings
+from polyrhythm.observe import MetricsWriter
+from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, load_policy, read_policy_settings, save_policy
+from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.persistence.resume_rules import as_written, differences
+from polyrhythm.plugin import load
 from polyrhythm.policies.base import Policy, as_module
-from polyrhythm.policies.form import load_published
+from polyrhythm.policies.form import load_published, published_state
 from polyrhythm.policies.traits import policy_traits
+from polyrhythm.specs import EnvSpec
+
+log = logging.getLogger(__name__)
+
+
+def prepare_initial_policy(
+    checked: tuple[RunConfig, EnvSpec, Policy], folder: Path, progress: PhaseJournal, metrics: MetricsWriter
+) -> int:
+    """Load or learn the policy's initial weights; return their version."""
+    config, spec, policy = checked
+    file = folder / POLICY_FILE
+    if progress.result("warm_start") is not None:
+        _, weights, version = load_policy(file)
+        give_weights(policy, weights, file)
+        return version
+    learned: dict[str, float] = {}
+    if config.init_from:
+        load_init_weights(config, policy)
+        log.info("initial weights: %s", config.init_from)
+    elif config.supervised is not None:
+        learned = load("pipeline", "demonstrations").learn(checked, folder, progress, metrics)
+    save_policy(published_state(as_module(policy)), config, file, 0, spec)
+    progress.commit("warm_start", learned)
+    return 0
+
+
+def give_weights(policy: Policy, weights: Mapping[str, Tensor], origin: Path) -> None:
+    """Load weights of the policy's own run, read from `origin`. RunFolderError: they no longer fit."""
+    try:
+        load_published(as_module(policy), weights)
+    except ValueError as error:
+        raise RunFolderError(
+            f"{origin}: {error}; if you changed the code of the policy, undo that, or start another run"
+        ) from error
 
 
 def check_init_settings(config: RunConfig) -> None:
