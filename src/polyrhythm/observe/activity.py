@@ -47,6 +47,16 @@ class Activity:
         return gains
 
 
+def by_kind(shares: Mapping[str, float], most: int) -> dict[str, float]:
+    """Shares by station or, for more than `most` stations, the mean of each kind: `simulator ×8`."""
+    if len(shares) <= most:
+        return dict(shares)
+    kinds: dict[str, list[float]] = {}
+    for name, share in shares.items():
+        kinds.setdefault(name.rpartition("-")[0] or name, []).append(share)
+    return {f"{kind} ×{len(own)}" if len(own) > 1 else kind: sum(own) / len(own) for kind, own in kinds.items()}
+
+
 class Utilisation:
     """An accumulator of busy time; it reads no clock, each change has its time, which never decreases.
 

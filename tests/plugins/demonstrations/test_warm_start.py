@@ -17,8 +17,8 @@ import torch
 import yaml
 from pydantic import BaseModel
 from tests.pipeline.runs import LOCKSTEP
-from tests.pipeline.test_live import Screen
 from tests.plugins.demonstrations.test_recording import Demonstrable
+from tests.plugins.terminal.test_display import Screen
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, merge

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from polyrhythm.observe.activity import by_kind
 from polyrhythm.observe.intervals import episodes_in_words
 from polyrhythm.readable import visible
 
@@ -87,24 +88,14 @@ def _metrics(status: Status) -> list[str]:
     return parts
 
 
-def _by_kind(shares: Mapping[str, float], most: int) -> dict[str, float]:
-    """Shares by station or, for more than `most` stations, the mean of each kind: `simulator ×8`."""
-    if len(shares) <= most:
-        return dict(shares)
-    kinds: dict[str, list[float]] = {}
-    for name, share in shares.items():
-        kinds.setdefault(name.rpartition("-")[0] or name, []).append(share)
-    return {f"{kind} ×{len(own)}" if len(own) > 1 else kind: sum(own) / len(own) for kind, own in kinds.items()}
-
-
 def _stations(utilisation: Mapping[str, float]) -> list[str]:
-    shares = _by_kind(utilisation, _STATIONS)
+    shares = by_kind(utilisation, _STATIONS)
     return [f"{name} {bar(share)} {100 * share:3.0f}%" for name, share in shares.items()]
 
 
 def _hosts(hosts: Mapping[str, tuple[float | None, int]]) -> list[str]:
     """Each host with its faults. Many hosts are merged, except main, and those with faults are named."""
-    shares = _by_kind({host: share for host, (share, _) in hosts.items() if share is not None}, _HOSTS)
+    shares = by_kind({host: share for host, (share, _) in hosts.items() if share is not None}, _HOSTS)
     told = [f"{name} {bar(share)} {100 * share:3.0f}%{_faults(name, shares, hosts)}" for name, share in shares.items()]
     return told + [
         f"{host} has no station{_faults(host, shares, hosts)}" for host, (share, _) in hosts.items() if share is None
