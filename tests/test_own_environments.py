@@ -12,7 +12,7 @@ import gymnasium
 import pytest
 
 from polyrhythm.cli.main import main
-from polyrhythm.envs.variants import Variant
+from polyrhythm.envs.base import Variant
 from polyrhythm.specs import EnvSpec
 
 DOCS = Path(__file__).parents[1] / "docs"

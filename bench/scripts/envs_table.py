@@ -1,7 +1,7 @@
 """Writes `envs.md`, the page of `bench envs`, to bench/results or --out FOLDER.
 
-    polyrhythm bench envs --json > envs.json
-    python bench/scripts/envs_table.py envs.json
+polyrhythm bench envs --json > envs.json
+python bench/scripts/envs_table.py envs.json
 """
 
 from __future__ import annotations

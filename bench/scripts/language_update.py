@@ -27,9 +27,8 @@ from torch import Tensor
 
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
-from polyrhythm.plugins.language.causal_lm.policy import CausalLm
-from polyrhythm.plugins.language.causal_lm.sampling import Sampling
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.engine import Sampling
+from polyrhythm.plugins.language.causal_lm.policy import CausalLm, CausalLmSettings
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, Trajectory
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import finish

@@ -1,7 +1,7 @@
 """Writes `policies.md`, the page of `bench policies`, to bench/results or --out FOLDER.
 
-    polyrhythm bench policies --json > policies.json
-    python bench/scripts/policies_table.py policies.json
+polyrhythm bench policies --json > policies.json
+python bench/scripts/policies_table.py policies.json
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ import time
 
 import numpy as np
 
-from polyrhythm.plugins.language.causal_lm.policy import CausalLm
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import CausalLm, CausalLmSettings
 from polyrhythm.policies.engine import EngineRequest
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 

@@ -80,7 +80,7 @@ def utilisation(episode_time: str, max_lag: float, bound: str, on_update: str, u
         }
     )
     driver = VirtualCluster(settings).driver
-    meter = driver.measures.trainer.meter
+    meter = driver.measures.busy["trainer"].meter
     driver.submit(TrainUntil(ENDLESS))
     driver.run(ENDLESS, WARM_UP)
     before = meter.busy_s(driver.clock.now)

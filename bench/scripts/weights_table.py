@@ -1,7 +1,7 @@
 """Writes `weights.md`, the page of `bench weights`, to bench/results or --out FOLDER.
 
-    polyrhythm bench weights --json > weights.json
-    python bench/scripts/weights_table.py weights.json
+polyrhythm bench weights --json > weights.json
+python bench/scripts/weights_table.py weights.json
 """
 
 from __future__ import annotations

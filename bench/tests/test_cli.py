@@ -49,5 +49,3 @@ def test_a_misspelt_benchmark_is_answered_with_the_nearest(capsys):
 def test_a_benchmark_takes_its_own_options_alone(words, told, capsys):
     assert main(["bench", *words]) == 2
     assert capsys.readouterr().err == f"polyrhythm: error: {told}\n"
-
-

@@ -18,7 +18,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.catalog import adapter
 from polyrhythm.config.registry import known_types
 from polyrhythm.errors import ConfigError, pip_install
-from polyrhythm.plugins.simulators.metaworld.tasks import INSTRUCTIONS
+from polyrhythm.plugins.simulators.metaworld.scene import INSTRUCTIONS
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.specs.plain import from_plain
 

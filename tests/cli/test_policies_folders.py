@@ -16,11 +16,11 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
-from polyrhythm.plugins.pretrained.building import NETWORK, load_network, weights_on_meta
+from polyrhythm.plugins.pretrained.building import NETWORK, load_network
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.vla.inspection import architecture
 from polyrhythm.policies.base import as_settings
-from polyrhythm.policies.form import published_state
+from polyrhythm.policies.form import published_state, weights_on_meta
 from polyrhythm.training.checkpoint import save_state
 
 #: Numbers in the released checkpoints.

@@ -21,8 +21,8 @@ from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.validation import check
 from polyrhythm.pipeline.validation.check import check_form
 from polyrhythm.plugins.memory_estimate.room import check_room
-from polyrhythm.plugins.pretrained.building import weights_on_meta
 from polyrhythm.plugins.vla.inspection import architecture
+from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.training.checkpoint import save_state
 
 WALK = "env={type: 'tests.envs.broken_envs:WalkSettings', defect: '%s'}"

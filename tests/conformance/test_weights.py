@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.conformance.weights import IMPLEMENTATIONS, Module, layout_of, state
 
+from polyrhythm.runtime.memory.published import read_traffic
 from polyrhythm.runtime.memory.receiver import Receiver
-from polyrhythm.runtime.memory.traffic import read_traffic
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
 

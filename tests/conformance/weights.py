@@ -12,8 +12,7 @@ from tests.plugins.cluster.served import blank_arena, served
 
 from polyrhythm.plugins.cluster.hosts.weights import HostWeights
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
-from polyrhythm.runtime.memory.published import PublishedMemory, shared_nbytes
-from polyrhythm.runtime.memory.ways import Way
+from polyrhythm.runtime.memory.published import PublishedMemory, Way, shared_nbytes
 from polyrhythm.runtime.memory.weights import InlineWeights, SharedWeights, Weights
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs

@@ -13,10 +13,10 @@ import pytest
 from tests.pipeline.runs import config
 
 from polyrhythm.config.registry import resolve
-from polyrhythm.envs import gl_probe
 from polyrhythm.envs.mujoco import (
     RUN_FOLDER,
     fastest,
+    frames_per_s,
     processes_at_once,
     set_simulator_count,
     simulator_count,
@@ -112,11 +112,11 @@ def test_what_draws_one_after_another_is_chosen_for_one_simulator_and_not_for_se
 def test_a_backend_with_which_a_process_fails_draws_nothing(
     kind: str, waiting: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(gl_probe, "_LIMIT_S", 3.0)
+    monkeypatch.setattr("polyrhythm.envs.mujoco._LIMIT_S", 3.0)
     began = time.monotonic()
-    assert gl_probe.frames_per_s(kind, 2) == 0
+    assert frames_per_s(kind, 2) == 0
     assert time.monotonic() - began < 20
-    monkeypatch.setattr(gl_probe, "_LIMIT_S", 60.0)
+    monkeypatch.setattr("polyrhythm.envs.mujoco._LIMIT_S", 60.0)
     if kind == "refuses":
         with caplog.at_level("INFO"), set_simulator_count(1):
             assert fastest((kind, "parallel")) == "parallel"
@@ -128,7 +128,7 @@ def test_a_backend_with_which_a_process_fails_draws_nothing(
 def test_where_the_next_process_cannot_start_the_others_are_ended() -> None:
     code = (
         "import os, resource\n"
-        "from polyrhythm.envs.gl_probe import frames_per_s\n"
+        "from polyrhythm.envs.mujoco import frames_per_s\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
         "print(frames_per_s('parallel', 16))\n"
         "try: print(os.waitpid(-1, os.WNOHANG))\n"
@@ -144,8 +144,8 @@ def test_where_the_next_process_cannot_start_the_others_are_ended() -> None:
 @pytest.mark.sim
 @pytest.mark.usefixtures("simulator")
 def test_three_processes_draw_with_the_backend_of_this_machine() -> None:
-    assert gl_probe.frames_per_s(os.environ["MUJOCO_GL"], 3) > 0
-    assert gl_probe.frames_per_s("nonsense", 2) == 0
+    assert frames_per_s(os.environ["MUJOCO_GL"], 3) > 0
+    assert frames_per_s("nonsense", 2) == 0
 
 
 def test_as_many_processes_draw_as_there_are_cores_and_simulators(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,7 @@ import torch
 from tests.conformance.weights import Module, layout_of, shared
 from tests.runtime.test_staging import state
 
-from polyrhythm.runtime.memory.receiver import Receiver
-from polyrhythm.runtime.memory.staging import StagingBuffer
+from polyrhythm.runtime.memory.receiver import Receiver, StagingBuffer
 from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs

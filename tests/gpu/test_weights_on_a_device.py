@@ -14,9 +14,8 @@ from tests.conformance.weights import Module, layout_of
 
 from polyrhythm.runtime.memory.device_weights import DeviceWeights, can_reach
 from polyrhythm.runtime.memory.process_memory import open_weights
-from polyrhythm.runtime.memory.published import shared_nbytes
+from polyrhythm.runtime.memory.published import Ends, shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import open_segment
-from polyrhythm.runtime.memory.ways import Ends
 from polyrhythm.runtime.memory.weights import InlineWeights
 
 pytestmark = pytest.mark.gpu
@@ -30,7 +29,7 @@ from tests.conformance.weights import Module, layout_of
 from polyrhythm.runtime.memory.process_memory import open_weights
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import open_segment
-from polyrhythm.runtime.memory.ways import Ends
+from polyrhythm.runtime.memory.published import Ends
 
 folder, device = Path(sys.argv[1]), sys.argv[2]
 memory = memoryview(open_segment(folder, "weights"))

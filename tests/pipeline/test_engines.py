@@ -29,9 +29,9 @@ from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.validation.all_checks import examine
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.pipeline.validation.rollout_checks import check_engine
+from polyrhythm.plugins.language.causal_lm.engine import Sampling
 from polyrhythm.plugins.language.causal_lm.network import random_network
-from polyrhythm.plugins.language.causal_lm.sampling import Sampling
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import CausalLmSettings
 from polyrhythm.runtime.messages import Report
 
 

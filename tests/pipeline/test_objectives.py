@@ -15,7 +15,7 @@ from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.runtime.processes import supervision
+from polyrhythm.runtime.processes import incarnation
 
 HERE = "tests.pipeline.test_objectives"
 STALE = {
@@ -254,7 +254,7 @@ def test_one_that_says_it_looks_at_the_proximal_policy_is_given_it():
 
 @pytest.mark.parametrize("launcher", ["inline", "local"])
 def test_a_loss_that_raises_at_run_time_ends_the_run_and_is_named(launcher, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(supervision, "MAX_SAME_WORDS", 2)  # each takes the start of a trainer
+    monkeypatch.setattr(incarnation, "MAX_SAME_WORDS", 2)  # each takes the start of a trainer
     checked = validate_run(config(**with_loss("breaking_later"), launcher=launcher))
     with (
         closing(build_pipeline(RunContext(checked.config, folder=tmp_path))) as pipeline,

@@ -29,7 +29,7 @@ from polyrhythm.pipeline.seats import (
     list_unused_devices,
 )
 from polyrhythm.pipeline.validation.rollout_checks import check_ranks
-from polyrhythm.runtime.memory.ways import Ends
+from polyrhythm.runtime.memory.published import Ends
 
 NAMES = {"simulators": ["s0", "s1", "s2"], "generators": ["g0", "g1"], "trainer": ["trainer"]}
 

@@ -10,7 +10,7 @@ from tests.pipeline.pictures import LampSettings
 from tests.pipeline.runs import config
 
 from polyrhythm.cli.main import main
-from polyrhythm.envs.variants import Variant
+from polyrhythm.envs.base import Variant
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.evaluation.standalone import Conditions, Video, evaluate
 from polyrhythm.pipeline.persistence.checkpoints import save_policy

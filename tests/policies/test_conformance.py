@@ -19,10 +19,10 @@ from polyrhythm.policies import conformance
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.calls import evaluate_act, sample
 from polyrhythm.policies.categorical import CategoricalSettings
-from polyrhythm.policies.flow_methods import FlowCpsSettings, FlowNoiseSettings, FlowSdeSettings, OdeSettings
+from polyrhythm.policies.flow_matching import FlowCps, FlowMethod, FlowNoise, FlowSde, Ode
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.gaussian import GaussianSettings
-from polyrhythm.policies.tiny_vla.heads import FlowMatchingSettings, FlowMethod
+from polyrhythm.policies.tiny_vla.heads import FlowMatchingSettings
 from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -79,11 +79,11 @@ CASES = {
     "tiny_vla shared value": Case(
         TinyVlaSettings(value_detach=False, chunk=1), EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)
     ),
-    "tiny_vla flow_sde": flow(FlowSdeSettings()),
-    "tiny_vla flow_sde in one step": flow(FlowSdeSettings(noise=1.0), steps=1),
-    "tiny_vla flow_cps in two steps": flow(FlowCpsSettings(), steps=2),
-    "tiny_vla flow_noise": flow(FlowNoiseSettings(), steps=3),
-    "tiny_vla ode": flow(OdeSettings()),
+    "tiny_vla flow_sde": flow(FlowSde()),
+    "tiny_vla flow_sde in one step": flow(FlowSde(noise=1.0), steps=1),
+    "tiny_vla flow_cps in two steps": flow(FlowCps(), steps=2),
+    "tiny_vla flow_noise": flow(FlowNoise(), steps=3),
+    "tiny_vla ode": flow(Ode()),
     "pi0": pi0(Pi0Settings),
     "pi05": pi0(Pi05Settings),
 }

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tests.built import built
 
 from polyrhythm.policies.categorical import CategoricalSettings
-from polyrhythm.policies.flow_methods import FlowNoiseSettings
+from polyrhythm.policies.flow_matching import FlowNoise
 from polyrhythm.policies.gaussian import GaussianSettings
 from polyrhythm.policies.tiny_vla.heads import BinsSettings, FlowMatchingSettings
 from polyrhythm.policies.tiny_vla.policy import TinyVla, TinyVlaSettings
@@ -81,7 +81,7 @@ def test_tiny_vla_labels_are_soft_and_centred() -> None:
     torch.testing.assert_close(sharp, -act.logprob.mean())
 
 
-@pytest.mark.parametrize("head", [BinsSettings(), FlowMatchingSettings(method=FlowNoiseSettings())])
+@pytest.mark.parametrize("head", [BinsSettings(), FlowMatchingSettings(method=FlowNoise())])
 def test_tiny_vla_is_tiny(head: BinsSettings | FlowMatchingSettings) -> None:
     spec = EnvSpec(
         {"image": ArraySpec((64, 64, 3), "uint8"), "proprio": ArraySpec((4,), "float32")},

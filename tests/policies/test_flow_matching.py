@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from polyrhythm.policies import flow_matching, noise
-from polyrhythm.policies.flow_methods import FlowNoise, Method, Network, Ode, OneNoisyStep, start_noise
+from polyrhythm.policies.flow_matching import FlowCps, FlowNoise, FlowSde, Kept, Method, Network, Ode, start_noise
 
 SHAPE = (2, 3)
 RAW = 0.3
@@ -47,7 +48,28 @@ def slow_logprob(x: float, mean: float, std: float) -> float:
     return -((x - mean) ** 2) / (2.0 * std**2) - math.log(std) - 0.5 * math.log(2.0 * math.pi)
 
 
-def sampled(method: Method, network: Network = curved, rows: int = 5) -> tuple[Tensor, dict[str, Tensor]]:
+class Stepped(NamedTuple):
+    """A method in K steps."""
+
+    method: Method
+    steps: int
+
+    def sample(self, network: Network, start: Tensor, greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
+        return self.method.sample(network, self.steps, start, greedy, key)
+
+    def evaluate(self, network: Network, kept: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.method.evaluate(network, self.steps, kept)
+
+
+def one_noisy_step(steps: int, a: float, kind: str = "sde") -> Stepped:
+    return Stepped(FlowCps(noise=a) if kind == "cps" else FlowSde(noise=a), steps)
+
+
+def flow_noise(steps: int, low: float, high: float, logprob: Literal["sum", "mean"] = "sum") -> Stepped:
+    return Stepped(FlowNoise(min_std=low, max_std=high, logprob=logprob), steps)
+
+
+def sampled(method: Stepped, network: Network = curved, rows: int = 5) -> tuple[Tensor, dict[str, Tensor]]:
     never = torch.zeros(rows, dtype=torch.bool)
     keys = torch.arange(rows) * 7919
     return method.sample(network, start_noise(SHAPE, keys), never, keys)
@@ -62,7 +84,7 @@ NOISY = [(4, 0.5, "sde"), (3, 1.0, "sde"), (1, 0.7, "sde"), (4, 0.5, "cps"), (2,
 
 @pytest.mark.parametrize(("steps", "a", "kind"), NOISY)
 def test_one_noisy_step_is_the_ode_elsewhere(steps: int, a: float, kind: flow_matching.Kind) -> None:
-    method = OneNoisyStep(steps, a, kind)
+    method = one_noisy_step(steps, a, kind)
     data, kept = sampled(method)
     logprob, _ = method.evaluate(curved, kept)
     starts = noise.normal(torch.arange(5) * 7919, 6, stream=1).tolist()
@@ -82,8 +104,8 @@ def test_one_noisy_step_is_the_ode_elsewhere(steps: int, a: float, kind: flow_ma
 
 
 def test_the_misfit_of_learned_noise_is_that_of_what_a_step_leaves_open() -> None:
-    method = FlowNoise(4, 0.1, 0.6)
-    assert method.times(torch.zeros(1)).tolist() == [1.0, 0.75, 0.5, 0.25]
+    method = FlowNoise(min_std=0.1, max_std=0.6)
+    assert method.times(4, torch.zeros(1)).tolist() == [1.0, 0.75, 0.5, 0.25]
     error, raw = torch.tensor([[0.3, -0.2], [0.5, 0.0]]), torch.tensor([[0.1, -2.0], [0.0, 3.0]])
     expected = []
     for row, t in enumerate((1.0, 0.25)):  # the first goes a quarter of the way to the data, the second all of it
@@ -92,16 +114,16 @@ def test_the_misfit_of_learned_noise_is_that_of_what_a_step_leaves_open() -> Non
             std = math.sqrt(0.1**2 * (0.6**2 / 0.1**2) ** place)
             left = error[row, column].item() / (4 * t)
             expected.append((left**2 + 0.12**2) / (2.0 * std**2) + math.log(std))
-    assert method.misfit(error, torch.tensor([[1.0], [0.25]]), raw).item() == approx(sum(expected) / 4)
+    assert method.misfit(4, error, torch.tensor([[1.0], [0.25]]), raw).item() == approx(sum(expected) / 4)
 
 
 @pytest.mark.parametrize(("error", "std"), [(0.0, 0.12), (0.3, math.sqrt(0.3**2 + 0.12**2)), (9.0, 0.6)])
 def test_fitted_noise_is_as_wide_as_the_errors_and_can_still_be_learned_where_there_are_none(
     error: float, std: float
 ) -> None:
-    method, raw = FlowNoise(1, 0.1, 0.6), torch.zeros(1, requires_grad=True)
+    method, raw = FlowNoise(min_std=0.1, max_std=0.6), torch.zeros(1, requires_grad=True)
     for _ in range(2000):
-        (slope,) = torch.autograd.grad(method.misfit(torch.tensor([error]), torch.ones(1), raw), raw)
+        (slope,) = torch.autograd.grad(method.misfit(1, torch.tensor([error]), torch.ones(1), raw), raw)
         raw = (raw - 0.1 * slope.clamp(-1.0, 1.0)).detach().requires_grad_()
     found = flow_matching.squashed(raw, 0.1, 0.6)
     assert found.item() == pytest.approx(std, rel=0.02)
@@ -110,7 +132,7 @@ def test_fitted_noise_is_as_wide_as_the_errors_and_can_still_be_learned_where_th
 
 
 def test_flow_noise_sums_over_the_start_and_all_steps() -> None:
-    method = FlowNoise(3, 0.1, 0.6)
+    method = flow_noise(3, 0.1, 0.6)
     data, kept = sampled(method)
     logprob, entropy = method.evaluate(curved, kept)
     draws = noise.normal(torch.arange(5) * 7919, 18, stream=2).view(5, 3, 6).tolist()
@@ -131,12 +153,12 @@ def test_flow_noise_sums_over_the_start_and_all_steps() -> None:
         assert data[row].flatten().tolist() == approx(x)
         assert logprob[row].flatten().tolist() == approx(total)
         assert entropy[row].flatten().tolist() == approx(spread)
-    of_mean = FlowNoise(3, 0.1, 0.6, mean=True).evaluate(curved, kept)
+    of_mean = flow_noise(3, 0.1, 0.6, "mean").evaluate(curved, kept)
     torch.testing.assert_close(of_mean, (logprob / 4, entropy / 4))
 
 
 def test_the_ode_takes_plain_steps_along_the_velocity() -> None:
-    method = Ode(4)
+    method = Stepped(Ode(), 4)
     data, kept = sampled(method)
     x = kept["start"]
     for i in range(4):
@@ -174,9 +196,8 @@ def test_flow_cps_is_the_same_where_time_counts_towards_the_data() -> None:
     u = -v
     noise_end, data_end = x - u * tau, x + u * (1.0 - tau)
     wanted = (1.0 - tau - delta) * math.cos(angle) * noise_end + (tau + delta) * data_end
-    ours = flow_matching.from_data(lambda x, t: -curved(x, 1.0 - t)[0])
     row = torch.tensor(flow_matching.step_coefficients(4, 0.5, "cps")[1:2])
-    mean, std = flow_matching.step(x, ours(x, row[:, 0]), row)
+    mean, std = flow_matching.step(x, curved(x, row[:, 0])[0], row)
     torch.testing.assert_close(mean, wanted)
     assert std.item() == pytest.approx((1.0 - tau - delta) * math.sin(angle))
 
@@ -224,15 +245,15 @@ SAMPLING_ERROR = 0.01  # four standard errors of the mean of 20,000·6 entries a
 
 @pytest.mark.parametrize("steps", [4, 64])
 def test_samples_of_the_ode_and_of_one_noisy_step_have_the_moments_of_their_steps(steps: int) -> None:
-    ode, _ = sampled(Ode(steps), exact, ROWS)
+    ode, _ = sampled(Stepped(Ode(), steps), exact, ROWS)
     mean, variance = moments(steps, lambda i: (0.0, None))
     assert float(ode.mean()) == pytest.approx(mean, abs=SAMPLING_ERROR)
     assert float(ode.std()) == pytest.approx(variance**0.5, abs=SAMPLING_ERROR)
     kinds: list[flow_matching.Kind] = ["sde", "cps"]
     for kind in kinds:
-        method = OneNoisyStep(steps, 0.5, kind)
+        method = one_noisy_step(steps, 0.5, kind)
         noisy, _ = sampled(method, exact, ROWS)
-        count = method.noisy_steps
+        count = steps - (kind == "cps")
         of_step = [moments(steps, lambda i, k=k: (0.5 if i == k else 0.0, None), kind) for k in range(count)]
         mean = sum(m for m, _ in of_step) / count
         variance = sum(v + m**2 for m, v in of_step) / count - mean**2
@@ -242,7 +263,7 @@ def test_samples_of_the_ode_and_of_one_noisy_step_have_the_moments_of_their_step
 
 def test_flow_sde_preserves_the_marginals() -> None:
     """With many steps the data have the data's moments, with noise or without it."""
-    for method in (Ode(64), OneNoisyStep(64, 0.5)):
+    for method in (Stepped(Ode(), 64), one_noisy_step(64, 0.5)):
         data, _ = sampled(method, exact, ROWS)
         assert float(data.mean()) == pytest.approx(MEAN, abs=SAMPLING_ERROR)
         assert float(data.std()) == pytest.approx(STD, abs=SAMPLING_ERROR)
@@ -263,14 +284,16 @@ def test_noise_in_every_step_preserves_the_marginals_too() -> None:
 
 
 def test_samples_of_flow_noise_have_the_moments_of_their_steps() -> None:
-    data, _ = sampled(FlowNoise(4, 0.1, 0.4), exact, ROWS)
+    data, _ = sampled(flow_noise(4, 0.1, 0.4), exact, ROWS)
     mean, variance = moments(4, lambda i: (0.0, 0.2))  # raw 0 is halfway in the logarithm
     assert float(data.mean()) == pytest.approx(mean, abs=SAMPLING_ERROR)
     assert float(data.std()) == pytest.approx(variance**0.5, abs=SAMPLING_ERROR)
 
 
-@pytest.mark.parametrize("method", [Ode(8), OneNoisyStep(8, 0.5), OneNoisyStep(8, 0.5, "cps"), FlowNoise(8, 0.1, 0.4)])
-def test_a_greedy_row_from_the_mean_of_the_noise_is_the_mean_of_the_ode(method: Method) -> None:
+@pytest.mark.parametrize(
+    "method", [Stepped(Ode(), 8), one_noisy_step(8, 0.5), one_noisy_step(8, 0.5, "cps"), flow_noise(8, 0.1, 0.4)]
+)
+def test_a_greedy_row_from_the_mean_of_the_noise_is_the_mean_of_the_ode(method: Stepped) -> None:
     greedy, keys = torch.tensor([True, True, False]), torch.tensor([1, 2, 3])
     start = start_noise(SHAPE, keys)
     start[:2] = 0.0
@@ -281,7 +304,7 @@ def test_a_greedy_row_from_the_mean_of_the_noise_is_the_mean_of_the_ode(method: 
 
 
 def test_logprob_is_torchs() -> None:
-    method = OneNoisyStep(4, 0.5)
+    method = one_noisy_step(4, 0.5)
     _, kept = sampled(method)
     places = torch.tensor(flow_matching.step_coefficients(4, 0.5))[kept["step"]]
     v, _ = curved(kept["before"], places[:, 0])
@@ -292,8 +315,8 @@ def test_logprob_is_torchs() -> None:
     torch.testing.assert_close(entropy, reference.entropy())
 
 
-@pytest.mark.parametrize("method", [OneNoisyStep(3, 0.5), OneNoisyStep(3, 0.5, "cps"), FlowNoise(3, 0.1, 0.6)])
-def test_gradients_of_the_log_prob(method: Method) -> None:
+@pytest.mark.parametrize("method", [one_noisy_step(3, 0.5), one_noisy_step(3, 0.5, "cps"), flow_noise(3, 0.1, 0.6)])
+def test_gradients_of_the_log_prob(method: Stepped) -> None:
     _, kept = sampled(method, rows=2)
     wide = {name: x.double() if x.is_floating_point() else x for name, x in kept.items()}
 
@@ -309,7 +332,7 @@ def test_gradients_of_the_log_prob(method: Method) -> None:
 
 
 def test_the_noisy_step_is_the_rows_own_and_uniform() -> None:
-    _, kept = sampled(OneNoisyStep(5, 0.5), rows=10_000)
+    _, kept = sampled(one_noisy_step(5, 0.5), rows=10_000)
     counts = torch.bincount(kept["step"], minlength=5)
     assert len(counts) == 5
     assert float(((counts - 2000.0) ** 2 / 2000.0).sum()) < 20.0  # χ² with 4 degrees of freedom: p = 0.0005
@@ -318,21 +341,12 @@ def test_the_noisy_step_is_the_rows_own_and_uniform() -> None:
 
 
 def test_flow_cps_never_draws_the_step_without_noise() -> None:
-    method = OneNoisyStep(4, 0.5, "cps")
+    method = one_noisy_step(4, 0.5, "cps")
     data, kept = sampled(method, rows=9_000)
     assert torch.bincount(kept["step"], minlength=4).tolist()[3] == 0
     assert kept["step"].unique().tolist() == [0, 1, 2]
     assert method.evaluate(curved, kept)[0].isfinite().all()
     assert data.isfinite().all()
-
-
-def test_a_model_that_counts_time_towards_the_data() -> None:
-    def towards_data(x: Tensor, t: Tensor) -> Tensor:
-        return -exact(x, 1.0 - t)[0]
-
-    ours = flow_matching.from_data(towards_data)
-    x, t = torch.linspace(-1, 1, 6).view(1, *SHAPE).expand(3, -1, -1), torch.tensor([1.0, 0.5, 0.25])
-    torch.testing.assert_close(ours(x, t), exact(x, t)[0])
 
 
 def test_supervised_targets_lie_on_the_line_between_data_and_noise() -> None:
@@ -348,7 +362,7 @@ def test_half_precision_models_are_computed_in_float32() -> None:
         v, raw = curved(x.bfloat16(), t.bfloat16())
         return v.bfloat16(), raw.bfloat16()
 
-    for method in (Ode(4), OneNoisyStep(4, 0.5), OneNoisyStep(4, 0.5, "cps"), FlowNoise(4, 0.1, 0.6)):
+    for method in (Stepped(Ode(), 4), one_noisy_step(4, 0.5), one_noisy_step(4, 0.5, "cps"), flow_noise(4, 0.1, 0.6)):
         data, kept = sampled(method, half)
         logprob, entropy = method.evaluate(half, kept)
         assert data.dtype == logprob.dtype == entropy.dtype == torch.float32

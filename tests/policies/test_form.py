@@ -103,7 +103,7 @@ class Multiplier(torch.nn.Module):
 
     def __init__(self, _role):
         super().__init__()
-        self.register_buffer("x", torch.ones(3) * np.ones(3, np.float32))
+        self.register_buffer("x", torch.ones(1 << 17) * np.ones(1, np.float32))
 
 
 class Reader(torch.nn.Module):
@@ -111,7 +111,7 @@ class Reader(torch.nn.Module):
 
     def __init__(self, role):
         super().__init__()
-        self.size = int(torch.ones(3).sum().item())
+        self.size = int(torch.ones(1 << 17).sum().item())
 
 
 @pytest.mark.parametrize("module", [Reader, Multiplier])

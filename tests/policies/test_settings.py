@@ -8,12 +8,12 @@ from pydantic import ValidationError
 from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.policies.base import as_settings
 from polyrhythm.policies.categorical import CategoricalSettings
-from polyrhythm.policies.flow_methods import FlowCpsSettings, FlowNoiseSettings, FlowSdeSettings, OdeSettings
+from polyrhythm.policies.flow_matching import FlowCps, FlowNoise, FlowSde, Ode
 from polyrhythm.policies.gaussian import GaussianSettings
 from polyrhythm.policies.tiny_vla.heads import BinsSettings, FlowMatchingSettings
 from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 
-HEADS = (BinsSettings, FlowMatchingSettings, OdeSettings, FlowSdeSettings, FlowCpsSettings, FlowNoiseSettings)
+HEADS = (BinsSettings, FlowMatchingSettings, Ode, FlowSde, FlowCps, FlowNoise)
 ALL = (CategoricalSettings, GaussianSettings, TinyVlaSettings)
 
 
@@ -44,11 +44,10 @@ def test_heads_and_methods_go_by_type_and_have_defaults():
     assert TinyVlaSettings().head == BinsSettings()
     assert TinyVlaSettings.model_validate({"head": {"bins": 16}}).head == BinsSettings(bins=16)
     flow = TinyVlaSettings.model_validate({"head": {"type": "flow_matching", "steps": 3}}).head
-    assert flow == FlowMatchingSettings(steps=3, method=FlowNoiseSettings())
+    assert flow == FlowMatchingSettings(steps=3, method=FlowNoise())
     noisy = {"type": "flow_noise", "max_std": 0.4, "logprob": "mean"}
     flow = TinyVlaSettings.model_validate({"head": {"type": "flow_matching", "method": noisy}}).head
-    assert flow.method == FlowNoiseSettings(max_std=0.4, logprob="mean")
-    assert flow.method.build(3).mean
+    assert flow.method == FlowNoise(max_std=0.4, logprob="mean")
     again = TinyVlaSettings.model_validate(TinyVlaSettings(head=flow).model_dump(mode="json"))
     assert again.head == flow
     with pytest.raises(ValidationError, match="bins"):
@@ -68,4 +67,4 @@ def test_flow_cps_needs_a_step_before_the_last(section):
 
 def test_the_bounds_of_learned_noise_are_in_order():
     with pytest.raises(ValidationError, match="is not below max_std"):
-        FlowNoiseSettings(min_std=1.0)
+        FlowNoise(min_std=1.0)

@@ -10,9 +10,9 @@ import torch
 from tests.built import built
 from torch import Tensor, nn
 
-from polyrhythm.policies.flow_methods import FlowNoiseSettings, FlowSdeSettings, OdeSettings
+from polyrhythm.policies.flow_matching import FlowMethod, FlowNoise, FlowSde, Ode
 from polyrhythm.policies.mlp import seeded
-from polyrhythm.policies.tiny_vla.heads import FlowMatchingSettings, FlowMethod
+from polyrhythm.policies.tiny_vla.heads import FlowMatchingSettings
 from polyrhythm.policies.tiny_vla.policy import TinyVla, TinyVlaSettings
 from polyrhythm.policies.tiny_vla.trunk import Trunk, TrunkSize, word_table
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
@@ -24,7 +24,7 @@ SPEC = EnvSpec(
     TASKS,
     50,
 )
-METHODS = (OdeSettings(), FlowSdeSettings(noise=2.0), FlowNoiseSettings())
+METHODS = (Ode(), FlowSde(noise=2.0), FlowNoise())
 
 
 def flow(method: FlowMethod) -> TinyVla:
@@ -67,7 +67,7 @@ def test_a_flow_clips_the_action_and_not_the_chain(method: FlowMethod) -> None:
     raw = policy.head.act(features, never, keys).actions
     middle, half = torch.tensor([0.0, 2.0]), torch.tensor([1.0, 2.0])
     assert torch.equal(act.actions, middle + half * raw.clamp(-1, 1))
-    if not isinstance(method, OdeSettings):
+    if not isinstance(method, Ode):
         assert (raw > 1).any()
 
 
@@ -78,7 +78,7 @@ def test_an_untrained_flow_removes_the_noise(method: FlowMethod) -> None:
 
 
 def test_supervised_draws_follow_the_actions_and_the_weights_alone() -> None:
-    policy, obs = flow(FlowSdeSettings()), observations(6)
+    policy, obs = flow(FlowSde()), observations(6)
     actions = torch.rand(6, 2, 2, generator=torch.Generator().manual_seed(1)) * 2 - 1
     before = torch.get_rng_state()
     loss = policy.sft_loss(obs, actions)
@@ -94,7 +94,7 @@ def test_supervised_draws_follow_the_actions_and_the_weights_alone() -> None:
 
 def test_the_flow_learns_two_modes_where_a_mean_would_be_between_them() -> None:
     """Actions are (1, 1) or (-1, -1) in half units, whatever is seen: samples go to the two, and both entries agree."""
-    policy, n = flow(FlowSdeSettings()), 64
+    policy, n = flow(FlowSde()), 64
     obs = {name: x[:1].expand(n, *x.shape[1:]) for name, x in observations(2).items()}
     sign = torch.where(torch.arange(n) % 2 == 0, 0.8, -0.8).view(-1, 1, 1)
     actions = torch.cat((sign, 2.0 + 2.0 * sign), dim=2).expand(n, 2, 2)
@@ -113,7 +113,7 @@ def test_the_flow_learns_two_modes_where_a_mean_would_be_between_them() -> None:
 def test_learned_noise_is_as_wide_as_what_the_demonstrations_leave_open() -> None:
     """The first entry is anywhere, the second always the same; the noise goes to the data in thirds of what is left."""
     policy, n = (
-        TinyVlaSettings(head=FlowMatchingSettings(steps=3, method=FlowNoiseSettings())).build(
+        TinyVlaSettings(head=FlowMatchingSettings(steps=3, method=FlowNoise())).build(
             SPEC, seed=0, device="cpu", role="train"
         ),
         64,
@@ -127,7 +127,8 @@ def test_learned_noise_is_as_wide_as_what_the_demonstrations_leave_open() -> Non
         chain = policy.act(obs, torch.zeros(n, dtype=torch.bool), torch.arange(n)).forward_inputs["chain"]
         with torch.no_grad():
             network = policy.head._network(policy._forward(obs)[0])
-            return torch.stack([policy.head.method._step(network, i, chain[:, i]).std.mean((0, 1)) for i in range(3)])
+            step = policy.head.method.step(network, 3)
+            return torch.stack([step(i, chain[:, i]).std.mean((0, 1)) for i in range(3)])
 
     torch.testing.assert_close(stds(), torch.full((3, 2), 0.2**0.5), rtol=0.25, atol=0.0)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
@@ -144,7 +145,7 @@ def test_learned_noise_is_as_wide_as_what_the_demonstrations_leave_open() -> Non
 
 
 def test_the_fit_of_the_noise_does_not_move_the_prediction_directly() -> None:
-    policy = flow(FlowNoiseSettings())
+    policy = flow(FlowNoise())
     obs, actions = observations(6), torch.rand(6, 2, 2, generator=torch.Generator().manual_seed(1)) * 2 - 1
     features, _ = policy._forward(obs)
     seen, data = policy.head.from_features(features).unsqueeze(1), actions.flatten(1).unsqueeze(1)

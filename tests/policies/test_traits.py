@@ -11,7 +11,7 @@ from torch import nn
 
 from polyrhythm.cli.main import main
 from polyrhythm.conformance import ContractViolation
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import CausalLmSettings
 from polyrhythm.policies.form_checks import check_traits
 from polyrhythm.policies.gaussian import GaussianPolicy
 from polyrhythm.policies.traits import PolicyTraits, SettingsTraits, plain_traits, policy_traits, settings_traits

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
+from polyrhythm.plugins.cluster.hosts.agent import LocalNode
 
 #: The link between this machine and the namespace, by process id so that test sessions do not meet.
 _NET = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"

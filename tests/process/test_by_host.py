@@ -21,7 +21,7 @@ from polyrhythm.errors import HostLost
 from polyrhythm.pipeline.callbacks import Callbacks
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
+from polyrhythm.plugins.cluster.hosts.agent import LocalNode
 from polyrhythm.plugins.cluster.launching import launch_on
 
 #: Seconds by which the monotonic clock of the second host is ahead.

@@ -24,10 +24,10 @@ from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
+from polyrhythm.plugins.cluster.hosts.agent import LocalNode
 from polyrhythm.plugins.cluster.launching import launch_on
 from polyrhythm.runtime.hosting import dropped_messages, process_ids
-from polyrhythm.runtime.memory.traffic import read_traffic
+from polyrhythm.runtime.memory.published import read_traffic
 from polyrhythm.scheduler import records
 
 VERSIONS = 4

@@ -19,9 +19,8 @@ from tests.process.runs import PATIENCE_S, ROOT, children, config, orphaned_fold
 from tests.runtime.scripted import ScriptedFactory
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found
+from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found, LocalNode
 from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
-from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import dropped_messages, process_ids
 from polyrhythm.runtime.hosts import Changes, Departure, HostView

@@ -338,7 +338,7 @@ def places_of(pipeline: Pipeline, before: dict[str, int]) -> set[int]:
 
 @LONG
 def test_an_actor_that_cannot_start_its_process_says_why_in_the_log(ray: Any, tmp_path: Path) -> None:
-    from polyrhythm.plugins.cluster.ray.stations import ActorProcess, Watcher
+    from polyrhythm.plugins.cluster.ray.actors import ActorProcess, Watcher
 
     class Unable:
         def __init__(self) -> None:
@@ -365,7 +365,7 @@ def test_an_actor_that_cannot_start_its_process_says_why_in_the_log(ray: Any, tm
 @LONG
 def test_a_killed_process_counts_as_ended_when_its_actor_says_so_or_its_host_is_lost(ray: Any, tmp_path: Path) -> None:
     """Or after so long that a busy machine is no reason; or if the watching thread fails."""
-    from polyrhythm.plugins.cluster.ray.stations import ActorProcess, Watcher, last_line
+    from polyrhythm.plugins.cluster.ray.actors import ActorProcess, Watcher, last_line
 
     class Deaf:
         def pid(self) -> int:

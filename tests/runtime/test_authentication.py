@@ -17,8 +17,7 @@ from tests.runtime.strangers import WAYS, Stranger
 from polyrhythm.errors import StartError
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.transport import authentication
-from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
-from polyrhythm.runtime.transport.connections import MOST_UNPROVEN, Connections
+from polyrhythm.runtime.transport.authentication import MOST_UNPROVEN, Connections, RunKeys, make_keys
 from polyrhythm.runtime.transport.sockets import Sockets
 
 KEYS = make_keys()

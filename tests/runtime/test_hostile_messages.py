@@ -19,8 +19,7 @@ from tests.stations.test_trainer import Stand as TrainerStand
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.messages import Reply, Report
-from polyrhythm.runtime.processes.part_inbox import PartQueue
-from polyrhythm.runtime.processes.station_thread import StationThread
+from polyrhythm.runtime.processes.station_thread import PartQueue, StationThread
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.scheduler import records as r

@@ -10,8 +10,7 @@ from tests.process.runs import config
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.hosts import Departure
-from polyrhythm.runtime.processes.incarnation import Incarnation, Rank, State, Step
-from polyrhythm.runtime.processes.supervision import AWAITING
+from polyrhythm.runtime.processes.incarnation import AWAITING, Incarnation, Rank, State, Step
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
 

@@ -12,11 +12,10 @@ from tests.process.runs import children, config, wait_until
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.validation.check import check_processes
-from polyrhythm.plugins.cluster.hosts.agent import AgentSpec
-from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
+from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, LocalNode
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.processes import limits
-from polyrhythm.runtime.processes.limits import AGENT_THREADS, cgroup_threads
+from polyrhythm.runtime.processes import start
+from polyrhythm.runtime.processes.start import AGENT_THREADS, cgroup_threads
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.sockets import LOOPBACK
 from polyrhythm.specs import WeightsLayout
@@ -55,7 +54,7 @@ def test_an_agent_has_as_many_threads_as_are_counted(tmp_path: Path) -> None:
 
 def test_what_ray_and_an_agent_have_counts_where_they_are_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two simulators of two env batches each, two generators and a trainer; root has no limit of its own."""
-    monkeypatch.setattr(limits, "_user_threads", lambda: 100)
+    monkeypatch.setattr(start, "_user_threads", lambda: 100)
     for launcher, address, needs in (("local", "local", 0), ("ray", "local", 304), ("ray", "head:6379", 0)):
         run = config(launcher=launcher, ray={"address": address})
         if needs:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.runtime.processes.part_inbox import FrameReader, InboxThread, OwnInbox, PartInbox, PartQueue
+from polyrhythm.runtime.processes.station_thread import FrameReader, InboxThread, OwnInbox, PartInbox, PartQueue
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import DropCounter
 from polyrhythm.runtime.transport.sockets import Outbox, Sockets

@@ -13,8 +13,8 @@ from tests.runtime.arenas import layout_like
 from tests.stations.counting import ticket
 from tests.training.toy import ToyPolicy, collect
 
-from polyrhythm.plugins.cluster.hosts.elsewhere import OtherHosts
-from polyrhythm.plugins.cluster.hosts.payloads import HostedPayloads
+from polyrhythm.plugins.cluster.hosts.directory import HostedPayloads
+from polyrhythm.plugins.cluster.hosts.memory import OtherHosts
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads

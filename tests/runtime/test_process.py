@@ -74,9 +74,7 @@ def test_a_process_that_the_system_cannot_start_ends_the_run_with_a_sentence(tmp
     folder = tmp_path / "shared"
     folder.mkdir(mode=0o700)
     with (
-        closing(
-            LocalHosting(stations, memory_in(folder), limits, tmp_path, spawn=spawn)
-        ) as hosting,
+        closing(LocalHosting(stations, memory_in(folder), limits, tmp_path, spawn=spawn)) as hosting,
         pytest.raises(RunHalted, match=r"a: its process cannot be started \(Resource temporarily unavailable\); "),
     ):
         hosting.start()

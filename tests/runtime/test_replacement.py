@@ -68,9 +68,7 @@ def test_events_of_others_flow_while_a_killed_station_takes_long_to_die(tmp_path
     limits = config(supervision={"update_s": 0.5}).supervision
     stations = [(ScriptedFactory(name), Resources()) for name in ("a", "b")]
     with closing_folder(LAYOUT) as folder:
-        hosting = LocalHosting(
-            stations, memory_in(folder.folder), limits, tmp_path, spawn=spawn
-        )
+        hosting = LocalHosting(stations, memory_in(folder.folder), limits, tmp_path, spawn=spawn)
         with closing(hosting):
             hosting.start()
             hosting.send("a", PublishWeights("a", 1))
@@ -117,9 +115,7 @@ def test_a_main_that_others_keep_busy_replaces_all_the_same(tmp_path: Path) -> N
     """Something is always in its inbox: 50 messages of b are on their way, and each takes main 5 ms."""
     stations = [(ScriptedFactory(name), Resources()) for name in ("a", "b")]
     with closing_folder(LAYOUT) as folder:
-        hosting = LocalHosting(
-            stations, memory_in(folder.folder), config().supervision, tmp_path
-        )
+        hosting = LocalHosting(stations, memory_in(folder.folder), config().supervision, tmp_path)
         with closing(hosting):
             hosting.start()
             for version in range(50):

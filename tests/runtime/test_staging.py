@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyrhythm.runtime.memory.staging import StagingBuffer
+from polyrhythm.runtime.memory.receiver import StagingBuffer
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
 

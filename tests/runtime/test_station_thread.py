@@ -13,8 +13,7 @@ import pytest
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import StationTraits, Unobeyable
 from polyrhythm.runtime.processes import station_thread
-from polyrhythm.runtime.processes.part_inbox import PartQueue
-from polyrhythm.runtime.processes.station_thread import StationThread
+from polyrhythm.runtime.processes.station_thread import PartQueue, StationThread
 from polyrhythm.runtime.spans import PASS, Span
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import DropCounter

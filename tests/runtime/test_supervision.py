@@ -7,12 +7,12 @@ import math
 import pytest
 
 from polyrhythm.config.sections.running import SupervisionSettings
-from polyrhythm.runtime.processes.incarnation import Rank
-from polyrhythm.runtime.processes.supervision import (
+from polyrhythm.runtime.processes.incarnation import (
     AWAITING,
     MAX_SAME_WORDS,
     Failure,
     FailureTracker,
+    Rank,
 )
 
 LIMITS = SupervisionSettings(

@@ -11,9 +11,17 @@ from polyrhythm.pipeline.observers.weights import WeightsTraffic
 from polyrhythm.runtime.memory import device_weights
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
 from polyrhythm.runtime.memory.process_memory import open_weights
-from polyrhythm.runtime.memory.published import shared_nbytes
-from polyrhythm.runtime.memory.traffic import APPLY, PUBLISHED, Traffic, read_traffic
-from polyrhythm.runtime.memory.ways import Choice, Ends, choose_way, keeps_copy
+from polyrhythm.runtime.memory.published import (
+    APPLY,
+    PUBLISHED,
+    Choice,
+    Ends,
+    Traffic,
+    choose_way,
+    keeps_copy,
+    read_traffic,
+    shared_nbytes,
+)
 from polyrhythm.runtime.memory.weights import SharedWeights
 
 RATE = "4 MB in 2 ms, 2 GB/s (mean of 3)"

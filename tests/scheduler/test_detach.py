@@ -17,7 +17,7 @@ from tests.scheduler.test_conductor import Script, train_one
 from polyrhythm.conductors import build_conductor, restore_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import Member, VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, FaultPlan
-from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualStation
+from polyrhythm.plugins.virtual.clustersim.station import VirtualStation
 from polyrhythm.scheduler import records as r
 from polyrhythm.scheduler.conductor import AnyConductor
 

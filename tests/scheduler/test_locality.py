@@ -16,8 +16,8 @@ from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
+from polyrhythm.plugins.virtual.clustersim.measures import summarise
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.plugins.virtual.clustersim.summary import summarise
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.routing import deal, exchange

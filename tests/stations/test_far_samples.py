@@ -11,7 +11,7 @@ from tests.stations.test_trainer import LEND, Stand
 from tests.training.toy import ToyPolicy, collect, same, weights
 
 from polyrhythm.plugins.cluster.hosts.client import DataClient
-from polyrhythm.plugins.cluster.hosts.elsewhere import OtherHosts
+from polyrhythm.plugins.cluster.hosts.memory import OtherHosts
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import Unobeyable
 from polyrhythm.runtime.transport.drops import UnfitMessage

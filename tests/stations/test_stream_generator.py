@@ -11,7 +11,7 @@ from tests.plugins.language.engines import ENV, policy, prompt
 from tests.stations.generators import generator_of, inline_weights
 
 from polyrhythm.pipeline.array_specs import answer_specs, shown
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import CausalLmSettings
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.messages import ACTIONS, LOGPROB, NEWER, VERSION, Channels, Reply, newest_version
 from polyrhythm.runtime.transport.drops import UnfitMessage

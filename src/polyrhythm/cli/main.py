@@ -25,7 +25,7 @@ from polyrhythm.files import trouble
 from polyrhythm.pipeline.signals import Interrupts, SignalInterrupt, exit_status
 from polyrhythm.plugin import load, plugins
 from polyrhythm.readable import set_up_logging, visible
-from polyrhythm.runtime.memory.allocator import keep_freed_memory
+from polyrhythm.runtime.memory.process_memory import keep_freed_memory
 
 #: Command of the core → its purpose. Its module is polyrhythm.cli.<command>; plugins add more commands.
 CORE = {

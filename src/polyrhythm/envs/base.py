@@ -10,14 +10,13 @@ pydantic settings model with a `type` literal that is an `EnvSettings`, and impo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.specs import EnvSpec, Trajectory, Transcript
 
@@ -115,6 +114,19 @@ class EnvBatch(Protocol):
     def close(self) -> None:
         """Free all resources; called once."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A change of an environment on which a policy was not trained, for `polyrhythm eval RUN --variants NAME`.
+
+    kind: aspect that is new to the policy, as in RLinf's table of results out of distribution; what: the difference, in
+    words; settings: changes of the section `env`, so a recipe can contain it too.
+    """
+
+    kind: Literal["vision", "semantic", "position"]
+    what: str
+    settings: Mapping[str, Any]
 
 
 @runtime_checkable
@@ -293,6 +305,11 @@ def batch_traits(batch: object) -> EnvTraits:
     if isinstance(declared, EnvTraits):
         return declared
     return EnvTraits(**{name: _has(batch, methods) for name, methods in BATCH_METHODS.items()})
+
+
+def wrapped_traits(wrapper: object, inner: EnvTraits) -> EnvTraits:
+    """Traits of a batch that wraps one with the traits `inner`: those whose methods the wrapper has too."""
+    return EnvTraits(**{name: asdict(inner)[name] and _has(wrapper, names) for name, names in BATCH_METHODS.items()})
 
 
 def _has(env: object, methods: Sequence[str]) -> bool:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult
-from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered, make_registered
 from polyrhythm.envs.gymnasium_spaces import Observations, action_converter, action_spec
 from polyrhythm.envs.info import InfoReader, as_aggregates
 from polyrhythm.envs.mujoco import instabilities, mujoco_data, refuse_unstable
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
     import mujoco
 
 
-class _Settings(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class GymnasiumWrapper(_Settings):
+class GymnasiumWrapper(_Section):
     """A function or class that takes an environment and returns one."""
 
     apply: str
@@ -42,7 +41,7 @@ class GymnasiumWrapper(_Settings):
     """Its keyword arguments."""
 
 
-class GymnasiumTask(_Settings):
+class GymnasiumTask(_Section):
     """One of several tasks that share observation and action spaces."""
 
     id: str
@@ -59,28 +58,15 @@ def as_wrapper(value: Any) -> Any:
     return {"apply": value} if isinstance(value, str) else value
 
 
-class GymnasiumSettings(_Settings):
-    """Registered Gymnasium environments: one task by its `id`, or several `tasks`.
-
-    Observation: `state` for one array; Dict and Tuple spaces give keys and positions, nested ones joined by a dot.
-    float64 becomes float32; Discrete and MultiDiscrete become one-hot vectors. Actions: a float Box (flattened),
-    Discrete, MultiDiscrete or MultiBinary. A state that MuJoCo finds unstable fails its row.
-    """
+class GymnasiumFields(_Section):
+    """Settings of single and of vector environments."""
 
     needs: ClassVar = ("gymnasium",)
-    traits: ClassVar = EnvTraits(resets_ahead=True, wraps=True, rendering=True, draws_rows=True, discards_rows=True)
 
-    type: Literal["gymnasium"] = "gymnasium"
+    type: str
     id: str = ""
-    """Registered id such as `CartPole-v1`, or `module:id` to import the module that registers it; empty with tasks."""
-    kwargs: Mapping[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the environment."""
     max_steps: Annotated[int, Field(ge=0)] = 0
     """Steps of the environment inside the wrappers after which an episode is truncated; 0: the registered limit."""
-    tasks: tuple[GymnasiumTask, ...] = ()
-    """Several tasks instead of one id, each {id, instruction, name, kwargs}; a row keeps an instance of each it met."""
-    wrappers: tuple[Annotated[GymnasiumWrapper, BeforeValidator(as_wrapper)], ...] = ()
-    """Applied to each environment in this order: module:Class, or {apply: module:Class, kwargs: {...}}."""
     rename: Mapping[str, str] = Field(default_factory=dict)
     """Observation key → new name."""
     drop: tuple[str, ...] = ()
@@ -95,6 +81,31 @@ class GymnasiumSettings(_Settings):
     def _metrics_have_names(cls, metrics: Mapping[str, Aggregate]) -> Mapping[str, Aggregate]:
         check_metrics(metrics)
         return metrics
+
+    def observations(self, space: gymnasium.Space[Any], where: str, rows: int = 0) -> Observations:
+        """The last observations of `rows` rows. where: begins errors."""
+        return Observations(space, where, self.rename, rows, self.drop)
+
+
+class GymnasiumSettings(GymnasiumFields):
+    """Registered Gymnasium environments: one task by its `id`, or several `tasks`.
+
+    Observation: `state` for one array; Dict and Tuple spaces give keys and positions, nested ones joined by a dot.
+    float64 becomes float32; Discrete and MultiDiscrete become one-hot vectors. Actions: a float Box (flattened),
+    Discrete, MultiDiscrete or MultiBinary. A state that MuJoCo finds unstable fails its row.
+    """
+
+    traits: ClassVar = EnvTraits(resets_ahead=True, wraps=True, rendering=True, draws_rows=True, discards_rows=True)
+
+    type: Literal["gymnasium"] = "gymnasium"
+    id: str = ""
+    """Registered id such as `CartPole-v1`, or `module:id` to import the module that registers it; empty with tasks."""
+    kwargs: Mapping[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment."""
+    tasks: tuple[GymnasiumTask, ...] = ()
+    """Several tasks instead of one id, each {id, instruction, name, kwargs}; a row keeps an instance of each it met."""
+    wrappers: tuple[Annotated[GymnasiumWrapper, BeforeValidator(as_wrapper)], ...] = ()
+    """Applied to each environment in this order: module:Class, or {apply: module:Class, kwargs: {...}}."""
 
     @model_validator(mode="after")
     def _id_or_tasks(self) -> GymnasiumSettings:
@@ -132,7 +143,7 @@ class GymnasiumSettings(_Settings):
 
     def make(self, task: int = 0) -> gymnasium.Env[Any, Any]:
         """Make one wrapped environment, without Gymnasium's checks. ConfigError: it fails."""
-        from polyrhythm.envs.gymnasium_forms import CheckedForms
+        from polyrhythm.envs.gymnasium_make import CheckedForms, apply_wrapper, make_registered
 
         given, where = self.task_list[task], self.where(task)
         env = make_registered(given.id, {**self.kwargs, **given.kwargs}, self.max_steps, where)
@@ -142,6 +153,8 @@ class GymnasiumSettings(_Settings):
 
     def limit(self, task: int) -> int:
         """Env steps after which this task's episodes are truncated."""
+        from polyrhythm.envs.gymnasium_make import find_registered
+
         limit = self.max_steps or find_registered(self.task_list[task].id, self.where(task)).max_episode_steps
         if not limit:
             raise ConfigError(
@@ -151,7 +164,10 @@ class GymnasiumSettings(_Settings):
 
     def spec_of(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> EnvSpec:
         """Spec of environments from `make`, one per task."""
-        spaces = [self._spaces(env, self.where(task)) for task, env in enumerate(envs)]
+        spaces = [
+            (self.observations(env.observation_space, self.where(task)).spec, env.action_space)
+            for task, env in enumerate(envs)
+        ]
         for task, other in enumerate(spaces):
             for what, here, first in zip(("observations", "actions"), other, spaces[0], strict=True):
                 if here != first:
@@ -164,7 +180,7 @@ class GymnasiumSettings(_Settings):
             if name in names[:task]:
                 raise ConfigError(f"env.tasks.{task}.name = {name}: another task has this name; make names unique")
         return EnvSpec(
-            observation=Observations(envs[0].observation_space, self.where(0), self.rename, drop=self.drop).spec,
+            observation=spaces[0][0],
             action=action_spec(envs[0].action_space, self.where(0)),
             tasks=tuple(
                 Task(name, task.instruction or task.id) for name, task in zip(names, self.task_list, strict=True)
@@ -172,9 +188,6 @@ class GymnasiumSettings(_Settings):
             max_steps=max(self.limit(task) for task in range(len(envs))),
             metrics=dict(self.metrics),
         )
-
-    def _spaces(self, env: gymnasium.Env[Any, Any], where: str) -> tuple[object, object]:
-        return Observations(env.observation_space, where, self.rename, drop=self.drop).spec, env.action_space
 
     def where(self, task: int) -> str:
         """Setting of this task's environment, `name = value`, for errors."""
@@ -195,7 +208,7 @@ class GymnasiumBatch:
         self.envs = [self._env(row, 0) for row in range(rows)]
         self._to_env = action_converter(firsts[0].action_space)
         self._where = [settings.where(task) for task in range(len(firsts))]
-        self._seen = Observations(firsts[0].observation_space, self._where[0], settings.rename, rows, settings.drop)
+        self._seen = settings.observations(firsts[0].observation_space, self._where[0], rows)
         self._limits = [settings.limit(task) for task in range(len(firsts))]
         self._limit = [self._limits[0]] * rows
         self._steps = [0] * rows

@@ -19,18 +19,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from polyrhythm.conformance import raised
 from polyrhythm.envs.base import EnvTraits, RowNumbers, StepResult
-from polyrhythm.envs.gymnasium_env import GymnasiumWrapper, as_wrapper
-from polyrhythm.envs.gymnasium_make import apply_wrapper, find_registered
-from polyrhythm.envs.gymnasium_spaces import Observations, action_converter, action_spec
-from polyrhythm.envs.info import InfoReader, as_aggregates
+from polyrhythm.envs.gymnasium_env import GymnasiumFields, GymnasiumWrapper, as_wrapper
+from polyrhythm.envs.gymnasium_spaces import action_converter, action_spec
+from polyrhythm.envs.info import InfoReader
 from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError
-from polyrhythm.specs import Aggregate, EnvSpec, Task
+from polyrhythm.specs import EnvSpec, Task
 from polyrhythm.specs.hashing import library_seed
-from polyrhythm.specs.spaces import check_metrics
 
 if TYPE_CHECKING:
     import gymnasium
@@ -40,15 +38,13 @@ Autoreset = Literal["disabled", "same_step", "next_step"]
 _MODES: dict[str, Autoreset] = {"Disabled": "disabled", "SameStep": "same_step", "NextStep": "next_step"}
 
 
-class GymnasiumVectorSettings(BaseModel):
+class GymnasiumVectorSettings(GymnasiumFields):
     """One Gymnasium vector environment per env batch: of a registered `id`, or from a function of yours.
 
     All rows step in one call. With autoreset disabled rows are reset on their own; in the other modes the rows of a
     batch begin their episodes together. Observation, action and success are as in `gymnasium`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-    needs: ClassVar = ("gymnasium",)
     traits: ClassVar = EnvTraits(wraps=True)
 
     type: Literal["gymnasium_vector"] = "gymnasium_vector"
@@ -64,22 +60,11 @@ class GymnasiumVectorSettings(BaseModel):
     """What a vector environment that does not say it (`metadata["autoreset_mode"]`) does with a row that ended."""
     wrappers: tuple[Annotated[GymnasiumWrapper, BeforeValidator(as_wrapper)], ...] = ()
     """With id, in the modes sync and async: what is applied to the environment of each row, as in `gymnasium`."""
-    max_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of the environment inside the wrappers after which an episode is truncated; 0: the registered limit."""
     instruction: str = ""
     """Instruction for the policy; the id, or the name of make's function, if empty."""
-    rename: Mapping[str, str] = Field(default_factory=dict)
-    """Observation key → new name."""
-    drop: tuple[str, ...] = ()
-    """Observation keys to leave out, such as MiniGrid's text `mission`."""
-    success: str = ""
-    """Key of `info` that says whether the task is solved, `a.b` if nested; empty: success, is_success or succeed."""
-    metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(as_aggregates)] = Field(default_factory=dict)
-    """Numbers of `info` to report as env/metrics/NAME: {key: last | sum | mean | max} over an episode; a list: last."""
 
     @model_validator(mode="after")
     def _id_or_make(self) -> GymnasiumVectorSettings:
-        check_metrics(self.metrics)
         if bool(self.id) == bool(self.make):
             raise ValueError("set either id or make: a registered id such as CartPole-v1, or module:function")
         if self.wrappers and (self.make or self.mode == "own"):
@@ -103,7 +88,11 @@ class GymnasiumVectorSettings(BaseModel):
         import gymnasium
 
         try:
-            env = self._called(rows) if self.make else self._registered(rows)
+            if self.make:
+                module, _, name = self.make.partition(":")
+                env = getattr(importlib.import_module(module), name)(num_envs=rows, **self.kwargs)
+            else:
+                env = self._registered(rows)
         except ConfigError:
             raise
         except Exception as error:  # a user's function may raise anything
@@ -119,13 +108,13 @@ class GymnasiumVectorSettings(BaseModel):
         import gymnasium
         from gymnasium.vector import AutoresetMode
 
+        from polyrhythm.envs.gymnasium_make import CheckedForms, apply_wrapper, checked_inside, find_registered
+
         spec = copy.deepcopy(find_registered(self.id, self.where))
         spec.max_episode_steps = self.max_steps or spec.max_episode_steps
         spec.disable_env_checker = True  # `CheckedForms` does it
         if self.mode == "own":
             return gymnasium.make_vec(spec, rows, "vector_entry_point", **self.kwargs)
-        from polyrhythm.envs.gymnasium_forms import CheckedForms, checked_inside
-
         own = {"autoreset_mode": AutoresetMode.DISABLED}
         wrappers: list[Any] = [partial(checked_inside, where=self.where)]
         wrappers += [
@@ -134,10 +123,6 @@ class GymnasiumVectorSettings(BaseModel):
         ]
         wrappers.append(partial(CheckedForms, where=self.where, observations=True, drop=self.drop))
         return gymnasium.make_vec(spec, rows, self.mode, own, wrappers, **self.kwargs)
-
-    def _called(self, rows: int) -> Any:
-        module, _, name = self.make.partition(":")
-        return getattr(importlib.import_module(module), name)(num_envs=rows, **self.kwargs)
 
     @property
     def where(self) -> str:
@@ -171,7 +156,7 @@ class GymnasiumVectorSettings(BaseModel):
             raise ConfigError(f"env.max_steps = 0: {self.id or self.make} has no time limit; set max_steps above 0")
         name = self.id or self.make.rpartition(":")[2]
         return EnvSpec(
-            observation=Observations(env.single_observation_space, self.where, self.rename, drop=self.drop).spec,
+            observation=self.observations(env.single_observation_space, self.where).spec,
             action=action_spec(env.single_action_space, self.where),
             tasks=(Task(name, self.instruction or name),),
             max_steps=limit,
@@ -189,8 +174,7 @@ class GymnasiumVectorBatch:
         self.rows, self.spec = rows, settings.spec_of(self._env)
         self._autoreset = settings.autoreset_of(self._env)
         self._to_env = action_converter(self._env.single_action_space)
-        space = self._env.single_observation_space
-        self._seen = Observations(space, settings.where, settings.rename, rows, settings.drop)
+        self._seen = settings.observations(self._env.single_observation_space, settings.where, rows)
         self._info = InfoReader(settings.success, settings.metrics)
         self._steps = np.zeros(rows, np.int64)
         self._ended = np.ones(rows, np.bool_)

@@ -23,8 +23,8 @@ from polyrhythm.pipeline.seats import (
 )
 from polyrhythm.plugin import load
 from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.memory.published import CPU, Ends
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices
-from polyrhythm.runtime.memory.ways import CPU, Ends
 from polyrhythm.runtime.messages import rank_name
 from polyrhythm.scheduler.settings import LeaseSettings
 

@@ -13,7 +13,7 @@ from typing import Literal
 from polyrhythm.config.sections.placement import PlacementSettings, SeatSettings, list_device_ids
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.runtime.factories import Resources
-from polyrhythm.runtime.memory.ways import CPU, Ends
+from polyrhythm.runtime.memory.published import CPU, Ends
 
 Kind = Literal["simulators", "generators", "trainer", "scorers"]
 #: Kinds whose processes are bound to their device by their environment.

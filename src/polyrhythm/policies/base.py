@@ -157,8 +157,8 @@ class OptionalSettings(PolicySettings, Protocol):
     """Methods that a policy's settings may have; each is called only if the settings' traits declare it."""
 
     def outline(self, env_spec: EnvSpec, *, role: Role) -> Policy:
-        """The module of `build` on the caller's device (`torch.device("meta")`), with correct shapes and dtypes and
-        arbitrary values. Memory estimates run it without memory."""
+        """The module of `build` with correct shapes and dtypes and arbitrary values, made in `policies.form.outlined`
+        for memory estimates, which run it without memory."""
         ...
 
     def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> Policy:

@@ -4,55 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from polyrhythm.policies import distributions, noise
-from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations
-from polyrhythm.policies.form import PolicyForm, Role, describe
-from polyrhythm.policies.mlp import Activation, FlatObservation, Mlp, seeded
-from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
+from polyrhythm.policies.base import Act, Evaluation, Observations
+from polyrhythm.policies.mlp import MlpPolicy, MlpSettings
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec
 
 
-class GaussianSettings(BaseModel):
+class GaussianSettings(MlpSettings):
     """MLP policy with a diagonal normal, for continuous actions."""
-
-    model_config = SETTINGS
-    traits: ClassVar = SettingsTraits(policy=PolicyTraits(critic=True))
-    needs: ClassVar = ("torch",)
 
     type: Literal["gaussian"] = "gaussian"
     """The policy's name."""
-    hidden: int = Field(64, ge=1)
-    """Units per hidden layer, of the policy and of the value network."""
-    layers: int = Field(2, ge=0)
-    """Hidden layers of each network."""
-    activation: Activation = "tanh"
-    """Function after each hidden layer."""
-    chunk: int = Field(1, ge=1)
-    """Primitive actions per chunk step (C)."""
     init_log_std: float = Field(-0.5, ge=-10.0, le=2.0)
     """Log of the initial spread, in units of half the action range."""
-    progress: bool = False
-    """Show the networks the share of the episode that has passed."""
-    normalize_observations: bool = False
-    """Normalise floating-point observations by their running mean and variance, which are saved with the weights."""
 
-    def form(self, env_spec: EnvSpec) -> PolicyForm:
-        answers = {"raw": ArraySpec((self.chunk, env_spec.action.dim), "float32")}
-        return describe(lambda _role: GaussianPolicy(self, env_spec), answers)
+    def policy(self, env_spec: EnvSpec) -> GaussianPolicy:
+        return GaussianPolicy(self, env_spec)
 
-    def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> GaussianPolicy:  # noqa: ARG002
-        """The same module for both roles, initialised on the CPU so that the weights are equal on every device."""
-        with seeded(seed):
-            return GaussianPolicy(self, env_spec).to(device)
+    def answers(self, env_spec: EnvSpec) -> Mapping[str, ArraySpec]:
+        return {"raw": ArraySpec((self.chunk, env_spec.action.dim), "float32")}
 
 
-class GaussianPolicy(nn.Module):
+class GaussianPolicy(MlpPolicy):
     """A Gaussian MLP policy: u ~ N(mean(obs), std) in normalised units, action = middle + half-range · clip(u, -1, 1).
 
     The log-prob is that of u before clipping, a density in normalised units. forward_inputs = {"raw": u [B,C,A]
@@ -63,14 +42,8 @@ class GaussianPolicy(nn.Module):
     half_range: Tensor
 
     def __init__(self, settings: GaussianSettings, env_spec: EnvSpec) -> None:
-        super().__init__()
         low, high = continuous_bounds(env_spec.action, "gaussian")
-        self.chunk, self.action_dim = settings.chunk, env_spec.action.dim
-        self.exact, self.tolerance = True, 1e-5
-        self.flat = FlatObservation(env_spec, settings.progress, settings.normalize_observations)
-        shape = (settings.hidden, settings.layers, settings.activation)
-        self.actor = Mlp(self.flat.size, self.chunk * self.action_dim, *shape, output_gain=0.01)
-        self.critic = Mlp(self.flat.size, 1, *shape, output_gain=1.0)
+        super().__init__(settings, env_spec)
         self.log_std = nn.Parameter(torch.full((self.chunk, self.action_dim), settings.init_log_std))
         self.register_buffer("middle", (high + low) / 2, persistent=False)
         self.register_buffer("half_range", (high - low) / 2, persistent=False)
@@ -91,10 +64,6 @@ class GaussianPolicy(nn.Module):
         logprob = distributions.normal_logprob(forward_inputs["raw"], mean, self.log_std)
         entropy = distributions.normal_entropy(self.log_std).expand_as(mean)
         return Evaluation(logprob, self.critic(x).squeeze(1), entropy)
-
-    def value(self, obs: Observations) -> Tensor:
-        value: Tensor = self.critic(self.flat(obs)).squeeze(1)
-        return value
 
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
         """Mean negative log-likelihood per entry of actions [B,C,A] in env units."""

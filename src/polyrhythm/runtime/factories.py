@@ -15,7 +15,7 @@ import msgspec
 
 from polyrhythm.plugin import import_address
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.memory.ways import Ends
+from polyrhythm.runtime.memory.published import Ends
 from polyrhythm.runtime.messages import Channels, Joined, Station
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.messages import WorkerJoined
-from polyrhythm.runtime.processes.supervision import SupervisionLimits
+from polyrhythm.runtime.processes.incarnation import SupervisionLimits
 from polyrhythm.runtime.processes.template import Template
 from polyrhythm.runtime.transport.sockets import Transport
 from polyrhythm.scheduler import records

@@ -34,8 +34,8 @@ from polyrhythm.runtime.hosts import Hosts
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.messages import ORDERS, Event, Joined, Order, Report, Spans, WorkerJoined, rank_name, sender_of
 from polyrhythm.runtime.processes.child import ChildSpec
+from polyrhythm.runtime.processes.incarnation import RECONNECTING, SupervisionLimits
 from polyrhythm.runtime.processes.start import Spawn, start_child
-from polyrhythm.runtime.processes.supervision import RECONNECTING, SupervisionLimits
 from polyrhythm.runtime.processes.supervisor import Supervisor
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys, make_keys

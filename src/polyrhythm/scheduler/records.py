@@ -464,31 +464,13 @@ class Wake:
     """The conductor's deadline has passed."""
 
 
+ServingEvent = RequestArrived | BatchDone | StreamDone
+SampleEvent = SampleFinished | SampleFailed | SampleScored | ScoringFailed | PayloadsLost
+TrainerEvent = UpdateDone | Published | Checkpointed
+DeviceEvent = DeviceTaken | DeviceYielded
+RunEvent = SaveRequested | WeightsOffered | TrainUntil | Evaluate | Wake
 Event = (
-    SimulatorJoined
-    | GeneratorJoined
-    | TrainerJoined
-    | ScorerJoined
-    | StationLost
-    | RequestArrived
-    | BatchDone
-    | StreamDone
-    | SampleFinished
-    | SampleFailed
-    | SampleScored
-    | ScoringFailed
-    | UpdateDone
-    | Published
-    | WeightsApplied
-    | DeviceTaken
-    | DeviceYielded
-    | Checkpointed
-    | SaveRequested
-    | PayloadsLost
-    | WeightsOffered
-    | TrainUntil
-    | Evaluate
-    | Wake
+    StationJoined | StationLost | ServingEvent | SampleEvent | TrainerEvent | WeightsApplied | DeviceEvent | RunEvent
 )
 
 
@@ -720,31 +702,13 @@ class Halt:
     reason: str
 
 
-Command = (
-    StartRows
-    | CancelRow
-    | PrepareEpisodes
-    | RefuseRequest
-    | Serve
-    | StartStream
-    | AbortStream
-    | ApplyWeights
-    | ScoreSample
-    | StartUpdate
-    | PublishWeights
-    | SaveTrainer
-    | TakeDevice
-    | YieldDevice
-    | ReleasePayloads
-    | SampleEvaluated
-    | ScoreCounted
-    | EvaluationDone
-    | TargetReached
-    | EpisodeSetAside
-    | FilterExhausted
-    | BatchingChosen
-    | Halt
-)
+SimulatorCommand = StartRows | CancelRow | PrepareEpisodes | RefuseRequest
+GeneratorCommand = Serve | StartStream | AbortStream | ApplyWeights
+TrainerCommand = StartUpdate | PublishWeights | SaveTrainer
+DeviceCommand = TakeDevice | YieldDevice
+Notice = SampleEvaluated | ScoreCounted | EpisodeSetAside | FilterExhausted | BatchingChosen
+RunCommand = ReleasePayloads | EvaluationDone | TargetReached | Halt | Notice
+Command = SimulatorCommand | GeneratorCommand | ScoreSample | TrainerCommand | DeviceCommand | RunCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -772,3 +736,9 @@ JOINED: frozenset[type] = frozenset(get_args(StationJoined))
 #: Event → field that names the station which sends it; command → that which it is for.
 SENDERS = _station_fields(get_args(Event))
 ADDRESSEES = _station_fields(get_args(Command))
+
+
+def address_of(command: Command) -> str:
+    """Name of the station that the command is for; "" for the run."""
+    field = ADDRESSEES.get(type(command))
+    return "" if field is None else str(getattr(command, field))

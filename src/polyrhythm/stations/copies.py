@@ -89,7 +89,7 @@ class PolicyCopies:
         return [receiver for receiver in (self._receiver, self._pinned_receiver) if receiver is not None]
 
     def statistics(self) -> dict[str, float]:
-        """Traffic of weights (`runtime.memory.traffic`), evaluations included."""
+        """Traffic of weights (`runtime.memory.published`), evaluations included."""
         found: dict[str, float] = {}
         for receiver in self._receivers:
             for name, count in receiver.traffic.statistics().items():

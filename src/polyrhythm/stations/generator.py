@@ -173,7 +173,7 @@ class Generator:
         return self.engine.pending_work() + waiting
 
     def statistics(self) -> dict[str, float]:
-        """Statistics of the engine; weights/...: traffic of weights (`runtime.memory.traffic`),
+        """Statistics of the engine; weights/...: traffic of weights (`runtime.memory.published`),
         evaluations included."""
         return {**self.engine.statistics(), **self._copies.statistics()}
 

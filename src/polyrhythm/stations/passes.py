@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.policies.base import Policy
-from polyrhythm.runtime.memory.staging import CopyStream
+from polyrhythm.runtime.memory.receiver import CopyStream
 from polyrhythm.stations.batch_buffer import BatchBuffer, BatchLayout, BatchMemory, PackedAnswers
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from tests.runtime.test_hostile_join import finished_arena, steady
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent
 from polyrhythm.plugins.cluster.hosts.server import DataServer
-from polyrhythm.plugins.cluster.transport.sealed import SealedConnection, connect
-from polyrhythm.plugins.cluster.transport.sealed_port import SealedPort
+from polyrhythm.plugins.cluster.sealed import SealedConnection, connect
+from polyrhythm.plugins.cluster.sealed_port import SealedPort
 from polyrhythm.runtime.transport.drops import DropCounter
 
 #: Mutations of a default run, and of a long one: of whole connections to a port, and of answers.

@@ -21,17 +21,15 @@ from tests.process.runs import wait_until
 
 from polyrhythm.plugins.cluster.hosts import agent, server
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.agent import AgentSpec
+from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, LocalNode
 from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent, client_of
-from polyrhythm.plugins.cluster.hosts.elsewhere import OtherHosts
-from polyrhythm.plugins.cluster.hosts.identity import Known, find_shared, write_identity
-from polyrhythm.plugins.cluster.hosts.memory import HostMemory
-from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
+from polyrhythm.plugins.cluster.hosts.memory import HostMemory, OtherHosts, find_shared, write_identity
 from polyrhythm.plugins.cluster.hosts.pieces import write_part
+from polyrhythm.plugins.cluster.hosts.questions import Known
 from polyrhythm.plugins.cluster.hosts.server import DataServer, HostServer
 from polyrhythm.plugins.cluster.hosts.weights import OtherHost
-from polyrhythm.plugins.cluster.transport.sealed import SealedConnection
-from polyrhythm.plugins.cluster.transport.sealed_port import SealedPort
+from polyrhythm.plugins.cluster.sealed import SealedConnection
+from polyrhythm.plugins.cluster.sealed_port import SealedPort
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.memory.published import PublishedMemory, shared_nbytes
@@ -235,7 +233,7 @@ def test_a_cleaner_keeps_nobody_waiting_who_reads_what_its_process_prints(tmp_pa
     folder = tmp_path / "memory"
     folder.mkdir()
     start = "import sys, time; from pathlib import Path\n"
-    start += "from polyrhythm.plugins.cluster.hosts.identity import start_cleaner\n"
+    start += "from polyrhythm.plugins.cluster.hosts.memory import start_cleaner\n"
     start += "print(start_cleaner(Path(sys.argv[1])).pid, flush=True); time.sleep(3600)"
     words = [sys.executable, "-c", start, str(folder)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

@@ -15,11 +15,17 @@ from tests.runtime.test_hosting_conformance import LAYOUT, NO_WEIGHTS, STATIONS,
 
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found
-from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
-from polyrhythm.plugins.cluster.hosts.identity import Known, find_shared, write_identity
-from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
-from polyrhythm.plugins.cluster.hosts.opening import HostOpener, in_rounds, next_number
+from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found, LocalNode
+from polyrhythm.plugins.cluster.hosts.build import (
+    HostOpener,
+    Places,
+    build_hosts_launcher,
+    in_rounds,
+    next_number,
+    open_hosts,
+)
+from polyrhythm.plugins.cluster.hosts.memory import find_shared, write_identity
+from polyrhythm.plugins.cluster.hosts.questions import Known
 from polyrhythm.plugins.cluster.hosts.server import DataServer
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import station_hosts

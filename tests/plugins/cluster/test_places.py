@@ -11,10 +11,9 @@ from tests.process.runs import wait_until
 
 from polyrhythm.errors import HostLost, RunHalted, StartError
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.agent import Found
+from polyrhythm.plugins.cluster.hosts.agent import Found, LocalNode
 from polyrhythm.plugins.cluster.hosts.client import HostSilent
 from polyrhythm.plugins.cluster.hosts.directory import HostDirectory, Needs
-from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
 from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, HostPlace, Sight, Survey
 from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.runtime.hosts import Changes, Departure

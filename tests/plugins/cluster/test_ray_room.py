@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyrhythm.errors import StartError
-from polyrhythm.plugins.cluster.ray.versions import check_room
+from polyrhythm.plugins.cluster.ray.reach import check_room
 
 
 def node(address: str, cpus: float, id_: str) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from polyrhythm.errors import StartError
+from polyrhythm.plugins.cluster import sealed
 from polyrhythm.plugins.cluster.hosts.build import open_hosts
-from polyrhythm.plugins.cluster.transport import sealed
-from polyrhythm.plugins.cluster.transport.sealed import (
+from polyrhythm.plugins.cluster.sealed import (
     RECORD,
     BrokenSeal,
     ConnectionTicket,

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from tests.process.runs import wait_until
 
-from polyrhythm.plugins.cluster.transport import sealed_port
-from polyrhythm.plugins.cluster.transport.sealed import ConnectionTicket, SealedConnection, connect
-from polyrhythm.plugins.cluster.transport.sealed_port import SealedPort
+from polyrhythm.plugins.cluster import sealed_port
+from polyrhythm.plugins.cluster.sealed import ConnectionTicket, SealedConnection, connect
+from polyrhythm.plugins.cluster.sealed_port import SealedPort
 from polyrhythm.runtime.transport.drops import DropCounter
 
 ADDRESS = "127.0.0.1"

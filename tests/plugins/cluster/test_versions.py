@@ -7,7 +7,7 @@ import pytest
 
 from polyrhythm.plugins.cluster.hosts.agent import Found
 from polyrhythm.plugins.cluster.ray.actors import AgentActor
-from polyrhythm.plugins.cluster.ray.versions import Versions, own_versions, ray_differs, why_not
+from polyrhythm.plugins.cluster.ray.reach import Versions, own_versions, ray_differs, why_not
 
 OWN = own_versions()
 

@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from tests.plugins.language import openai_server, sglang_server
 from tests.plugins.language.vllm_server import started_server
 
-from polyrhythm.plugins.language.causal_lm.engine import NativeEngine
-from polyrhythm.plugins.language.causal_lm.engine_settings import OpenAiSettings, SglangSettings
-from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm
-from polyrhythm.plugins.language.causal_lm.sampling import Sampling
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
-from polyrhythm.plugins.language.causal_lm.vllm_engine import VllmEngine, VllmModel, VllmStart
+from polyrhythm.plugins.language.causal_lm.engine import NativeEngine, Sampling
+from polyrhythm.plugins.language.causal_lm.engine_settings import OpenAiSettings, SglangSettings, VllmSettings
+from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm, CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.vllm_engine import VllmEngine, VllmModel
 from polyrhythm.plugins.language.text.chains import ChainsSettings
 from polyrhythm.policies.engine import Engine, EngineRequest, Generated
 
@@ -102,7 +100,7 @@ def at_vllm_server() -> Iterator[Make]:
 @cache
 def vllm_model() -> VllmModel:
     """One for all tests of this process: starting it takes half a minute."""
-    how = VllmStart(cache_gib=0.1, compiles=False)
+    how = VllmSettings(cache_gib=0.1, compile=False)
     return VllmModel(policy().network, Sampling(policy()._sampling.choices), how, capacity=12, length=64)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from tests.plugins.language.server_model import LENGTH, Asked, Model, Told, at_address
 
+from polyrhythm.plugins.language.causal_lm.engine import Sampling
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
-from polyrhythm.plugins.language.causal_lm.sampling import Sampling
 
 NAME = "m"
 KEY = "Bearer secret"

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyrhythm.plugins.language.causal_lm.engine import NativeEngine
+from polyrhythm.plugins.language.causal_lm.engine import NativeEngine, Sampling, draw, process_logits
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork, loaded_network
-from polyrhythm.plugins.language.causal_lm.sampling import Sampling, draw, process_logits
 from polyrhythm.policies.engine import EngineRequest
 
 LENGTH = 64

@@ -18,11 +18,10 @@ from torch import Tensor
 from polyrhythm.cli.main import main
 from polyrhythm.conformance import Note
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.plugins.language.causal_lm.engine import Sampling, draw, entropy, process_logits
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork, cache_bytes, random_network
 from polyrhythm.plugins.language.causal_lm.packing import Packing, SlotCache
-from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm
-from polyrhythm.plugins.language.causal_lm.sampling import Sampling, draw, entropy, process_logits
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm, CausalLmSettings
 from polyrhythm.plugins.language.text import TextSettings
 from polyrhythm.plugins.language.text.chains import ChainsSettings
 from polyrhythm.plugins.language.text.tokenizers import folder_tokenizer

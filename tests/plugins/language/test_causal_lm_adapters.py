@@ -14,8 +14,7 @@ from tests.plugins.language.test_causal_lm import ENV, TINY, folder, observation
 from torch import Tensor
 
 from polyrhythm.cli.main import main
-from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm, CausalLmSettings
 from polyrhythm.policies.conformance import policy_checks
 from polyrhythm.policies.engine import EngineRequest
 from polyrhythm.training.checkpoint import save_state

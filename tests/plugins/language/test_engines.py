@@ -34,8 +34,7 @@ from tests.plugins.language.engines import (
 from torch import nn
 
 from polyrhythm.plugins.language.causal_lm.engine_settings import SglangSettings
-from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm, CausalLmSettings
 from polyrhythm.policies.engine import EngineRequest, Generated
 from polyrhythm.policies.traits import policy_traits
 

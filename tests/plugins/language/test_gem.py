@@ -9,7 +9,7 @@ import pytest
 
 from polyrhythm.envs.conformance import check_contract
 from polyrhythm.errors import ConfigError, MissingError
-from polyrhythm.plugins.language.text.gem_env import GemSettings, _shown
+from polyrhythm.plugins.language.text.gyms import GemSettings, _shown
 
 EASY = "game:GuessTheNumber-v0-easy"
 

@@ -28,11 +28,10 @@ from tests.plugins.language.server_model import Model
 from tests.plugins.language.test_sglang_engine import step_on
 
 from polyrhythm.errors import RunHalted
+from polyrhythm.plugins.language.causal_lm.engine import Sampling
 from polyrhythm.plugins.language.causal_lm.engine_settings import OpenAiSettings, WeightSettings
 from polyrhythm.plugins.language.causal_lm.network import random_network
-from polyrhythm.plugins.language.causal_lm.policy import CausalLm
-from polyrhythm.plugins.language.causal_lm.sampling import Sampling
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import CausalLm, CausalLmSettings
 from polyrhythm.policies.engine import Engine
 
 FIXED = WeightSettings(load="")

@@ -431,9 +431,7 @@ def test_a_function_of_ones_own_gives_the_reward(tmp_path: Path) -> None:
         settings(written(tmp_path / "b.jsonl", rows), held_out=0.5, verify=f"{__name__}:scored").check()
 
 
-def test_a_verifier_has_to_accept_the_answers_of_the_data(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_verifier_has_to_accept_the_answers_of_the_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [*sums(95), *({"question": f"{i}?", "answer": "many"} for i in range(5))]
     file = written(tmp_path / "a.jsonl", rows)
     pattern = {"type": "regex", "pattern": r"^\d+$"}

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from polyrhythm.errors import ConfigError, MissingError
-from polyrhythm.plugins.language.sandbox.kernel import Lacking
-from polyrhythm.plugins.language.sandbox.seccomp import filter_program
+from polyrhythm.plugins.language.sandbox.kernel import Lacking, filter_program
 from polyrhythm.plugins.language.sandbox.tool import (
+    TOOLS,
     PythonTool,
     SandboxLost,
     SandboxSettings,
@@ -23,8 +23,6 @@ from polyrhythm.plugins.language.sandbox.tool import (
     _ended,
     _packages_within,
     _readable,
-    close_tool,
-    open_tool,
 )
 
 EVERY = ("namespaces", "landlock", "seccomp")
@@ -412,9 +410,9 @@ def test_another_machine_has_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_has_one_sandbox_for_equal_settings() -> None:
     opened().close()
-    one, two = open_tool(QUICK), open_tool(QUICK)
+    one, two = TOOLS.open(QUICK), TOOLS.open(QUICK)
     assert one is two
-    close_tool(QUICK)
+    TOOLS.close(QUICK)
     assert two.run("1").output == "1\n"
-    close_tool(QUICK)
+    TOOLS.close(QUICK)
     assert two._server is None

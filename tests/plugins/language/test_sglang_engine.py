@@ -17,8 +17,7 @@ from tests.plugins.language.sglang_server import serving
 from polyrhythm.errors import RunHalted
 from polyrhythm.plugins.language.causal_lm.engine_settings import SglangSettings
 from polyrhythm.plugins.language.causal_lm.network import random_network
-from polyrhythm.plugins.language.causal_lm.policy import CausalLm
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import CausalLm, CausalLmSettings
 from polyrhythm.policies.engine import Engine, Generated
 
 

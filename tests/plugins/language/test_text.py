@@ -23,9 +23,8 @@ from polyrhythm.plugins.language.sandbox.tool import SandboxSettings
 from polyrhythm.plugins.language.text import Awaited, Reply, TextSettings, enclosed
 from polyrhythm.plugins.language.text.batch import TextBatch
 from polyrhythm.plugins.language.text.chains import ChainsSettings, calculate
-from polyrhythm.plugins.language.text.frozen_lake import FrozenLakeSettings
-from polyrhythm.plugins.language.text.reasoning_gym_tasks import Problem, ReasoningGymSettings, extract
-from polyrhythm.plugins.language.text.sokoban import Sokoban, SokobanSettings, search
+from polyrhythm.plugins.language.text.grids import FrozenLakeSettings, Sokoban, SokobanSettings, search
+from polyrhythm.plugins.language.text.gyms import Problem, ReasoningGymSettings, extract
 from polyrhythm.plugins.language.text.tokenizers import encodable
 from polyrhythm.plugins.language.text.verifiers_talk import _read
 from polyrhythm.plugins.language.text.with_python import WithPython

@@ -26,8 +26,7 @@ from tests.plugins.language.engines import (
 from polyrhythm.config.catalog import check_installed
 from polyrhythm.errors import MissingError, RunHalted
 from polyrhythm.plugins.language.causal_lm.engine_settings import VllmSettings
-from polyrhythm.plugins.language.causal_lm.policy import CausalLm
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import CausalLm, CausalLmSettings
 from polyrhythm.plugins.language.causal_lm.vllm_engine import BLOCK, VllmEngine, plain_weights
 from polyrhythm.policies.engine import Engine
 

@@ -20,7 +20,7 @@ from polyrhythm.plugins.lease.lease import DeviceLeases
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.driver import Deadlock
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, LeaseCosts
-from polyrhythm.plugins.virtual.clustersim.stations.station import LeaseError
+from polyrhythm.plugins.virtual.clustersim.station import LeaseError
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import Command, DeviceTaken, DeviceYielded, Event, UpdateDone
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.language.causal_lm import folders
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import CausalLmSettings
 from polyrhythm.plugins.pretrained.adapters import MERGED_BY, NOT_NEEDED, Adapters, merge
 from polyrhythm.plugins.pretrained.building import load_network
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint

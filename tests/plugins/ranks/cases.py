@@ -29,7 +29,7 @@ from polyrhythm.plugins.language.causal_lm.policy import MESSAGE
 from polyrhythm.plugins.lease.offload import FileStore
 from polyrhythm.plugins.ranks.shards import is_sharded
 from polyrhythm.policies.base import Evaluation, Observations
-from polyrhythm.policies.flow_methods import FlowNoiseSettings
+from polyrhythm.policies.flow_matching import FlowNoise
 from polyrhythm.specs import Trajectory, WeightsLayout
 from polyrhythm.stations.generator_factory import PolicyFactory
 from polyrhythm.training.learner import Learner
@@ -259,7 +259,7 @@ def policy_of(kind: str, **changes: Any) -> Any:
     if kind in {"heavy", "parts", "ballast"}:
         return {"heavy": HeavyPolicy, "parts": PartsPolicy, "ballast": BallastPolicy}[kind]()
     if kind == "flow":
-        method = FlowNoiseSettings()
+        method = FlowNoise()
         return SmallFlowSettings(method=method, **changes).build(FLOW_SPEC, seed=0, device="cpu", role="train")
     if kind == "lm":
         return built_lm(**changes)

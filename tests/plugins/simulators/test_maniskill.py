@@ -20,10 +20,9 @@ from tests.plugins.simulators.bridge_assets import make_assets
 from polyrhythm.config.load import load_config
 from polyrhythm.envs.base import EnvBatch, RowsFailed, batch_traits
 from polyrhythm.errors import ConfigError, MissingError
-from polyrhythm.plugins.simulators.maniskill import drivers
-from polyrhythm.plugins.simulators.maniskill.batch import CpuBatch, GpuBatch
-from polyrhythm.plugins.simulators.maniskill.drivers import probe
-from polyrhythm.plugins.simulators.maniskill.env import ManiSkillSettings
+from polyrhythm.plugins.simulators.maniskill import library
+from polyrhythm.plugins.simulators.maniskill.env import CpuBatch, GpuBatch, ManiSkillSettings
+from polyrhythm.plugins.simulators.maniskill.library import probe
 from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, OTHER_WORDS, instruction_of, read_sentences
 from polyrhythm.plugins.simulators.maniskill.world import StepOutcome, World
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
@@ -147,19 +146,19 @@ def test_a_variable_that_names_no_manifest_is_to_be_unset(monkeypatch, tmp_path)
     manifest = tmp_path / "lvp_icd.json"
     manifest.write_text("{}")
     monkeypatch.setenv("VK_ICD_FILENAMES", f"{manifest}:{tmp_path}/none.json")
-    assert drivers.vulkan_manifests() == [str(manifest)]
-    assert "apt-get install" in drivers.how_to_get_driver()
+    assert library.vulkan_manifests() == [str(manifest)]
+    assert "apt-get install" in library.how_to_get_driver()
     monkeypatch.setenv("VK_DRIVER_FILES", str(tmp_path / "gone.json"))
-    assert drivers.vulkan_manifests() == []
-    assert drivers.how_to_get_driver().startswith("unset VK_DRIVER_FILES")
+    assert library.vulkan_manifests() == []
+    assert library.how_to_get_driver().startswith("unset VK_DRIVER_FILES")
 
 
 def test_debian_12_gets_mesa_from_its_backports(monkeypatch):
-    monkeypatch.setattr(drivers, "vulkan_manifests", lambda: ["some"])
-    monkeypatch.setattr(drivers, "_codename", lambda: "bookworm")
-    assert drivers.how_to_get_driver().endswith("apt-get install -y -t bookworm-backports mesa-vulkan-drivers")
-    monkeypatch.setattr(drivers, "_codename", lambda: "trixie")
-    assert "bookworm" not in drivers.how_to_get_driver()
+    monkeypatch.setattr(library, "vulkan_manifests", lambda: ["some"])
+    monkeypatch.setattr(library, "_codename", lambda: "bookworm")
+    assert library.how_to_get_driver().endswith("apt-get install -y -t bookworm-backports mesa-vulkan-drivers")
+    monkeypatch.setattr(library, "_codename", lambda: "trixie")
+    assert "bookworm" not in library.how_to_get_driver()
 
 
 class Line:
@@ -322,7 +321,7 @@ def test_a_question_on_stdin_gets_no_answer(probe_with):
     ],
 )
 def test_what_cannot_run_is_one_sentence_and_asks_nothing(maniskill, monkeypatch, capfd, settings, kind, problem):
-    if "backend" in settings and drivers.count_gpus():
+    if "backend" in settings and library.count_gpus():
         pytest.skip("there is a GPU")
     monkeypatch.setenv("MS_ASSET_DIR", "/nonexistent")
     with pytest.raises(kind, match=problem) as seen:
@@ -335,14 +334,14 @@ def test_what_cannot_run_is_one_sentence_and_asks_nothing(maniskill, monkeypatch
 def test_a_question_within_a_process_is_a_missing_asset(maniskill, monkeypatch):
     from mani_skill.utils import download_asset
 
-    from polyrhythm.plugins.simulators.maniskill import construction
+    from polyrhythm.plugins.simulators.maniskill import library
 
     asks = download_asset.prompt_yes_no
-    with pytest.raises(MissingError, match="robot needs x"), construction._no_questions(PICK):
+    with pytest.raises(MissingError, match="robot needs x"), library._no_questions(PICK):
         download_asset.prompt_yes_no("robot needs x which could not be found")
     arm = "Robot widowx250s_bridgedataset_flat_table has assets available for download. Would you like to?"
     command = "run: python -m mani_skill.utils.download_asset widowx250s$"
-    with pytest.raises(MissingError, match=command), construction._no_questions(PICK):
+    with pytest.raises(MissingError, match=command), library._no_questions(PICK):
         download_asset.prompt_yes_no(arm)
     assert download_asset.prompt_yes_no is asks
 

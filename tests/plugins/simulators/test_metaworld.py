@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from polyrhythm.envs.base import RowsFailed, batch_traits
 from polyrhythm.envs.mujoco import RenderingUnavailable, choose_gl_backend
 from polyrhythm.plugins.simulators.metaworld.env import MetaWorldBatch, MetaWorldSettings
-from polyrhythm.plugins.simulators.metaworld.tasks import GOAL_MARKERS, INSTRUCTIONS
+from polyrhythm.plugins.simulators.metaworld.scene import GOAL_MARKERS, INSTRUCTIONS
 
 TASKS = ("coffee-button-v3", "door-close-v3")
 Build = Callable[..., MetaWorldBatch]
@@ -70,7 +70,7 @@ def test_the_papers_camera_is_at_its_place_from_the_first_picture_on(build: Buil
         batch.reset([0], [0], [3])
         pictures.append(image(batch, 0).astype(int))
     assert np.array_equal(*pictures)
-    data = batch.scenes[0].model, batch.held[0][1].env.data
+    data = batch.scenes[0].model, batch.held[0].env.data
     assert np.allclose(data[1].cam_xpos[data[0].camera("corner2").id], [0.75, 0.075, 0.7])
     corner = pictures[0]
     assert corner[:16, :48].mean() > corner[80:, :48].mean() + 10, "the bright room above, the dark stand below"
@@ -131,9 +131,7 @@ def test_a_preset_sets_what_is_not_set():
 
 
 def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
-    monkeypatch.setattr(
-        "polyrhythm.envs.mujoco._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()}
-    )
+    monkeypatch.setattr("polyrhythm.envs.mujoco._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()})
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("MUJOCO_GL", "egl")
     with pytest.raises(RenderingUnavailable, match="MUJOCO_GL=egl, but its library is missing; run: apt-get install"):
@@ -147,9 +145,7 @@ def test_a_missing_gl_library_ends_with_the_command_that_mends_it(monkeypatch):
 
 
 def test_a_state_needs_no_graphics_library(monkeypatch):
-    monkeypatch.setattr(
-        "polyrhythm.envs.mujoco._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()}
-    )
+    monkeypatch.setattr("polyrhythm.envs.mujoco._LIBRARIES", {"osmesa": ("libno.so",), "egl": ()})
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     settings = MetaWorldSettings(tasks=("reach-v3",), observation="state")
@@ -185,7 +181,7 @@ def test_rows_share_models_and_instances_follow_the_tickets(build):
     idle = sum(len(scene.idle) for scene in batch.scenes.values())
     assert len(batch.scenes) == 2
     assert idle <= 2
-    assert batch.held[0][1].env.model is batch.held[2][1].env.model
+    assert batch.held[0].env.model is batch.held[2].env.model
 
 
 @pytest.mark.sim
@@ -194,18 +190,18 @@ def test_a_state_that_mujoco_finds_unstable_fails_its_row_alone(build, tmp_path,
     batch, alone, still = build(2, observation="state"), build(1, observation="state"), np.zeros((2, 4), np.float32)
     batch.reset([0, 1], [0, 0], [1, 2])
     alone.reset([0], [0], [2])
-    broken = batch.held[0][1]
+    broken = batch.held[0]
     broken.env.data.qvel[:] = 1e12
     with pytest.raises(
         RowsFailed, match=r"^row 0: UnstableSimulationError: MuJoCo found the state unstable at step 1$"
     ):
         batch.step([0, 1], still)
     alone.step([0], still[:1])
-    assert np.array_equal(batch.held[1][1].state, alone.held[0][1].state)
+    assert np.array_equal(batch.held[1].state, alone.held[0].state)
     batch.reset([0], [0], [2])
-    assert batch.held[0][1] is not broken
+    assert batch.held[0] is not broken
     alone.reset([0], [0], [2])
-    assert np.array_equal(batch.held[0][1].state, alone.held[0][1].state)
+    assert np.array_equal(batch.held[0].state, alone.held[0].state)
 
 
 @pytest.mark.sim
@@ -213,7 +209,7 @@ def test_a_reset_that_mujoco_finds_unstable_fails_its_row(build, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     batch = build(1, observation="state", settle_steps=1)
     batch.reset([0], [0], [1])
-    env = batch.held[0][1].env
+    env = batch.held[0].env
     reset = env.reset
 
     def fall():
@@ -222,7 +218,7 @@ def test_a_reset_that_mujoco_finds_unstable_fails_its_row(build, tmp_path, monke
         env.step(np.zeros(4, np.float32))
         return found
 
-    batch.held[0][1]._initial_attributes["reset"] = fall
+    batch.held[0]._initial_attributes["reset"] = fall
     with pytest.raises(
         RowsFailed, match=r"UnstableSimulationError: MuJoCo found the state unstable while it was reset"
     ):
@@ -239,7 +235,7 @@ def test_a_task_that_cannot_be_built_leaves_no_instance_to_two_rows(build, monke
             batch.reset([0], [1], [1])
     batch.reset([1], [0], [1])
     batch.reset([0], [0], [2])
-    assert batch.held[0][1] is not batch.held[1][1]
+    assert batch.held[0] is not batch.held[1]
 
 
 @pytest.mark.sim
@@ -297,7 +293,7 @@ def test_the_goal_marker_is_drawn_where_nothing_else_shows_the_goal(build):
     batch = build(1, tasks=("reach-v3",))
     batch.reset([0], [0], [1])
     with_marker = image(batch, 0)
-    model = batch.held[0][1].env.model
+    model = batch.held[0].env.model
     model.site_rgba[:, 3] = 0
     assert not np.array_equal(with_marker, image(batch, 0))
 

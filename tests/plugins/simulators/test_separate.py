@@ -26,8 +26,7 @@ from polyrhythm.envs.base import (
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.errors import ConfigError, EnvLost, MissingError
 from polyrhythm.plugins.language.text.chains import ChainsSettings
-from polyrhythm.plugins.simulators.separate.batch import environment, keep_sources
-from polyrhythm.plugins.simulators.separate.settings import SeparateSettings, find_python
+from polyrhythm.plugins.simulators.separate.settings import SeparateSettings, environment, find_python, keep_sources
 
 PINNED = "tests.plugins.simulators.pinned_env:PinnedSettings"
 

@@ -16,10 +16,10 @@ from polyrhythm.plugins.simulators.libero.env import LiberoSettings
 from polyrhythm.plugins.simulators.libero.tasks import INSTRUCTIONS as LIBERO
 from polyrhythm.plugins.simulators.libero.tasks import in_other_words
 from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
-from polyrhythm.plugins.simulators.metaworld.tasks import INSTRUCTIONS, OTHER_WORDS
+from polyrhythm.plugins.simulators.metaworld.scene import INSTRUCTIONS, OTHER_WORDS
 from polyrhythm.plugins.simulators.robosuite.env import RobosuiteSettings
 from polyrhythm.plugins.simulators.robosuite.tasks import INSTRUCTIONS as ROBOSUITE
-from polyrhythm.plugins.simulators.robosuite.tasks import OTHER_WORDS as OTHER_ROBOSUITE
+from polyrhythm.plugins.simulators.robosuite.tasks import KNOWN
 from polyrhythm.plugins.simulators.separate.settings import SeparateSettings
 from polyrhythm.plugins.simulators.variation import Appearance, AppearanceSettings
 
@@ -64,8 +64,8 @@ def angle_of_view(appearance: Appearance) -> float:
 
 def test_every_task_has_other_words_that_a_policy_of_eight_words_can_read() -> None:
     assert OTHER_WORDS.keys() == INSTRUCTIONS.keys()
-    assert OTHER_ROBOSUITE.keys() == ROBOSUITE.keys()
-    for usual, other in ((INSTRUCTIONS, OTHER_WORDS), (ROBOSUITE, OTHER_ROBOSUITE)):
+    robosuite = {name: task.other for name, task in KNOWN.items()}
+    for usual, other in ((INSTRUCTIONS, OTHER_WORDS), (ROBOSUITE, robosuite)):
         assert len({*usual.values(), *other.values()}) == len(set(usual.values())) + len(other)
         assert all(words(other[name]) <= max(8, words(usual[name])) for name in usual)
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from polyrhythm.plugins.pretrained.adapting import Adaptation
 from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.flow_policy import FlowPolicy
-from polyrhythm.plugins.vla.flow_settings import FlowMethod
 from polyrhythm.plugins.vla.layers.decoder import DecoderSize
 from polyrhythm.plugins.vla.layers.siglip import SiglipSize
 from polyrhythm.plugins.vla.pi0.network import PI0, Pi0Network, dead_tensors
 from polyrhythm.plugins.vla.pi0.size import Pi0Size
 from polyrhythm.policies.base import SETTINGS, Observations
+from polyrhythm.policies.flow_matching import FlowMethod
 from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
@@ -108,7 +108,8 @@ class SmallFlowSettings(BaseModel):
         return FlowPolicy(
             network,
             SmallInputs(),
-            self.method.build(self.steps),
+            self.method,
+            self.steps,
             precision,
             value_detach=self.value_detach,
             sft_draws=self.sft_draws,

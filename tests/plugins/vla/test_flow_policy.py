@@ -14,20 +14,20 @@ from polyrhythm.conformance import run_checks
 from polyrhythm.plugins.vla.flow_policy import FlowPolicy
 from polyrhythm.policies import conformance
 from polyrhythm.policies.calls import sample, take_rows
-from polyrhythm.policies.flow_methods import FlowCpsSettings, FlowNoiseSettings, FlowSdeSettings, OdeSettings
+from polyrhythm.policies.flow_matching import FlowCps, FlowNoise, FlowSde, Ode
 from polyrhythm.specs import PROGRESS
 
 ROWS = 6
 CASES = {
-    "pi0 flow_sde": SmallFlowSettings(method=FlowSdeSettings()),
-    "pi0 flow_cps": SmallFlowSettings(method=FlowCpsSettings()),
-    "pi0 flow_noise": SmallFlowSettings(method=FlowNoiseSettings()),
-    "pi0 ode": SmallFlowSettings(method=OdeSettings()),
-    "pi05 flow_sde": SmallFlowSettings(method=FlowSdeSettings(), adaptive=True),
+    "pi0 flow_sde": SmallFlowSettings(method=FlowSde()),
+    "pi0 flow_cps": SmallFlowSettings(method=FlowCps()),
+    "pi0 flow_noise": SmallFlowSettings(method=FlowNoise()),
+    "pi0 ode": SmallFlowSettings(method=Ode()),
+    "pi05 flow_sde": SmallFlowSettings(method=FlowSde(), adaptive=True),
     "pi05 flow_noise, shared value": SmallFlowSettings(
-        method=FlowNoiseSettings(), adaptive=True, value_detach=False, sft_draws=3
+        method=FlowNoise(), adaptive=True, value_detach=False, sft_draws=3
     ),
-    "pi0 expert alone": SmallFlowSettings(method=FlowSdeSettings(), train="expert"),
+    "pi0 expert alone": SmallFlowSettings(method=FlowSde(), train="expert"),
 }
 
 
@@ -88,7 +88,7 @@ def test_the_supervised_loss_is_the_released_one() -> None:
 
 
 def test_times_are_of_the_released_distribution() -> None:
-    policy = built(SmallFlowSettings(method=FlowSdeSettings(), sft_draws=4))
+    policy = built(SmallFlowSettings(method=FlowSde(), sft_draws=4))
     actions = torch.randn(4000, CHUNK, len(DIMS), generator=torch.Generator().manual_seed(3))
     t, noise = policy._supervised_draws(actions)
     scaled = (t - 0.001) / 0.999
@@ -117,7 +117,7 @@ def computed(policy: FlowPolicy, obs: Mapping[str, Tensor], inputs: dict[str, Te
 
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_frozen_prefix_is_computed_once(adaptive: bool) -> None:
-    settings = SmallFlowSettings(method=FlowSdeSettings(), adaptive=adaptive, train="expert")
+    settings = SmallFlowSettings(method=FlowSde(), adaptive=adaptive, train="expert")
     policy, obs = built(settings), observations(ROWS)
     act = sample(policy, obs)
     ready = {name: array for name, array in obs.items() if name != "image"} | policy.precompute(obs)
@@ -149,7 +149,7 @@ def test_value_loss_stays_out_of_the_network_unless_asked() -> None:
 
 
 def test_float32_parts_with_a_bfloat16_backbone() -> None:
-    settings = SmallFlowSettings(method=FlowNoiseSettings(), bfloat16=True)
+    settings = SmallFlowSettings(method=FlowNoise(), bfloat16=True)
     policy, obs = settings.build(SPEC, seed=0, device="cpu", role="act"), observations(ROWS)
     given = policy.inputs(obs)
     with policy.precision.computing("cpu"):

@@ -14,11 +14,11 @@ from tests.plugins.vla import parity_groot_n1d5
 from torch import Tensor, nn
 
 from polyrhythm.plugins.pretrained.adapting import trained_names
-from polyrhythm.plugins.pretrained.building import weights_on_meta
 from polyrhythm.plugins.pretrained.precision import Precision, cast
 from polyrhythm.plugins.vla.flow_policy import repeated, restored, stored
 from polyrhythm.plugins.vla.groot_n1d5.network import GROOT_N1D5, GrootNetwork
 from polyrhythm.plugins.vla.groot_n1d5.size import GrootSize, StackSize, config_from_size, size_from_config
+from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs.weights import weight_specs
 

@@ -20,7 +20,6 @@ from torch import Tensor
 import polyrhythm
 from polyrhythm.conformance import run_checks
 from polyrhythm.pipeline.validation.learning_checks import learns_from_rewards
-from polyrhythm.plugins.pretrained.building import weights_on_meta
 from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft, dead_patterns
 from polyrhythm.plugins.vla.openvla_oft.policy import FEATURES, HIDDEN, ValueHead
 from polyrhythm.plugins.vla.openvla_oft.settings import OftSizeSettings, OpenVlaOftSettings
@@ -28,6 +27,7 @@ from polyrhythm.plugins.vla.openvla_oft.size import L1HeadSize, OpenVlaOftSize, 
 from polyrhythm.plugins.vla.openvla_oft.tokens import TokenDistribution, centres, rows_of, rows_of_ids
 from polyrhythm.policies import conformance
 from polyrhythm.policies.calls import sample
+from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 

@@ -14,7 +14,7 @@ import torch
 from tests.plugins.vla import parity
 from torch import Tensor
 
-from polyrhythm.policies.flow_methods import Ode
+from polyrhythm.policies.flow_matching import Ode
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDERS = sorted(config.parent for config in GOLDEN.glob("*/config.json"))
@@ -46,7 +46,7 @@ def test_our_ode_with_four_steps_is_the_references(name: str) -> None:
             return network.velocity(prefix, inputs, x, t)[0], None
 
         rows = torch.zeros(len(start), dtype=torch.int64)
-        actions, _ = Ode(4).sample(velocity, start, rows.bool(), rows)
+        actions, _ = Ode().sample(velocity, 4, start, rows.bool(), rows)
     with np.load(GOLDEN / name / "outputs.npz") as golden:
         np.testing.assert_allclose(torch.stack([*states, actions]).numpy(), golden["ode4_x"], rtol=0, atol=1e-5)
         np.testing.assert_allclose(actions.numpy(), golden["ode4_actions"], rtol=0, atol=1e-5)

@@ -14,10 +14,10 @@ from tests.plugins.vla import parity_pi0
 from torch import Tensor, nn
 
 from polyrhythm.plugins.pretrained.adapting import trained_names
-from polyrhythm.plugins.pretrained.building import weights_on_meta
 from polyrhythm.plugins.vla.flow_policy import repeated, restored, stored
 from polyrhythm.plugins.vla.pi0.network import PI0, PI05, Pi0Network, dead_tensors
 from polyrhythm.plugins.vla.pi0.size import VARIANTS, Pi0Size, config_from_size, size_from_config
+from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs.weights import weight_specs
 

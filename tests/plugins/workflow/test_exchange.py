@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.plugins.workflow.carrier import Parcel
-from polyrhythm.plugins.workflow.exchange import SEND_AHEAD, Answers, Exchange
-from polyrhythm.plugins.workflow.protocol import Close, Denied, Done, Get, Given, Put
-from polyrhythm.plugins.workflow.queues import Entry
+from polyrhythm.plugins.workflow.exchange import SEND_AHEAD, Answers, Entry, Exchange
+from polyrhythm.plugins.workflow.protocol import Close, Denied, Done, Get, Given, Parcel, Put
 
 
 def item(number: int) -> Parcel:

@@ -9,9 +9,9 @@ from tests.runtime.mutations import mutations
 
 from polyrhythm.plugins.cluster.parcels import KeptParcels
 from polyrhythm.plugins.workflow import protocol as p
-from polyrhythm.plugins.workflow.carrier import Carrier, pack_whole
-from polyrhythm.plugins.workflow.controller import Controller, SkippableClock
+from polyrhythm.plugins.workflow.running import Controller, SkippableClock
 from polyrhythm.plugins.workflow.station import WorkerFactory, WorkerStation
+from polyrhythm.plugins.workflow.values import Carrier, pack_whole
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Channels, FromWorker, Order, ToWorker
 from polyrhythm.runtime.transport.drops import UnfitMessage

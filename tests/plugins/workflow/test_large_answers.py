@@ -11,10 +11,10 @@ from tests.plugins.workflow.workers import Echo
 
 from polyrhythm.plugins.cluster.parcels import KeptParcels
 from polyrhythm.plugins.workflow import protocol as p
-from polyrhythm.plugins.workflow.carrier import SMALL, pack_whole
 from polyrhythm.plugins.workflow.channel import Channel
-from polyrhythm.plugins.workflow.controller import Controller, SkippableClock
+from polyrhythm.plugins.workflow.running import Controller, SkippableClock
 from polyrhythm.plugins.workflow.station import WorkerFactory, WorkerStation
+from polyrhythm.plugins.workflow.values import SMALL, pack_whole
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Channels
 from polyrhythm.runtime.transport import wire

@@ -17,8 +17,9 @@ from tests.runtime.mutations import mutated_frames
 
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.cluster.parcels import KeptParcels, SharedParcels
-from polyrhythm.plugins.workflow.carrier import SMALL, Carrier, Parcel, pack_whole
 from polyrhythm.plugins.workflow.channel import Channel
+from polyrhythm.plugins.workflow.protocol import Parcel
+from polyrhythm.plugins.workflow.values import SMALL, Carrier, pack_whole
 from polyrhythm.runtime.transport.drops import UnfitMessage
 
 
@@ -212,12 +213,12 @@ def test_a_damaged_value_is_unfit_or_a_value() -> None:
 
 def inner_mutations(value: Any, count: int) -> Any:
     """The structure of the value damaged, in a frame that is not."""
+    from polyrhythm.plugins.cluster import parcels
     from polyrhythm.plugins.workflow import values
-    from polyrhythm.runtime.transport import frames
 
     rng, (head, pieces) = random.Random(2), values.encode(value, "x")
     for _ in range(count):
         damaged = bytearray(head)
         for _ in range(rng.randint(1, 3)):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-        yield frames.pack(bytes(damaged), pieces)
+        yield parcels.pack(bytes(damaged), pieces)

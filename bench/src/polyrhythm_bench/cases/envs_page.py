@@ -106,9 +106,7 @@ def _ahead(name: str, found: Mapping[str, Any]) -> str:
         for way, mode in modes.items()
     ]
     ratio = modes["ahead"]["turn_s"] / modes["in place"]["turn_s"]
-    return _AHEAD.format(
-        rows=found["rows"], think_ms=found["think_ms"], name=name, modes="\n".join(lines), ratio=ratio
-    )
+    return _AHEAD.format(rows=found["rows"], think_ms=found["think_ms"], name=name, modes="\n".join(lines), ratio=ratio)
 
 
 def _line(*cells: str) -> str:

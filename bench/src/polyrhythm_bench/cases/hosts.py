@@ -32,9 +32,8 @@ import numpy as np
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.agent import AgentSpec
+from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, LocalNode
 from polyrhythm.plugins.cluster.hosts.memory import HostMemory, segment_sizes
-from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
 from polyrhythm.runtime.memory.process_memory import ARENA, WEIGHTS

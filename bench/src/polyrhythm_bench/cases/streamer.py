@@ -148,7 +148,10 @@ def twin(training: str, max_lag: int, versions: int = 60) -> float:
         {
             "versions": versions,
             "scheduler": {
-                "batch_size": 8, "sync_interval": 2, "max_lag": max_lag, "max_wait_s": 0.002,
+                "batch_size": 8,
+                "sync_interval": 2,
+                "max_lag": max_lag,
+                "max_wait_s": 0.002,
                 "on_update": "continue" if max_lag else "drain",
                 "streaming": training != "basic",
                 "parts": training == "streamer",

@@ -3,7 +3,7 @@
 A way: this process publishes a model, tensor by tensor or from a state_dict, another applies it, each timed where it
 happens. Bare: the same bytes copied by torch into the same kind of memory here, and out of it there. Both take turns,
 after one turn that touches all pages. The way that a run would take between the same two places is what is measured
-(`runtime.memory.ways`).
+(`runtime.memory.published`).
 
 What crosses between hosts is measured by the clock beside a bare tcp connection (`weights_tcp`).
 
@@ -23,11 +23,10 @@ import torch
 
 from polyrhythm.runtime.memory.device_weights import can_reach
 from polyrhythm.runtime.memory.process_memory import open_weights
-from polyrhythm.runtime.memory.published import shared_nbytes
+from polyrhythm.runtime.memory.published import CPU, Ends, shared_nbytes
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.memory.tensors import copy_into, tensors_over, views_of
-from polyrhythm.runtime.memory.ways import CPU, Ends
 from polyrhythm.runtime.memory.weights import InlineWeights, Weights
 from polyrhythm_bench.cases.weights_collective import measure_collective
 from polyrhythm_bench.cases.weights_tcp import measure_tcp

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from polyrhythm.runtime.memory.process_memory import open_weights
+from polyrhythm.runtime.memory.published import APPLY, CPU, Ends
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.memory.tensors import copy_into, tensors_over, views_of
-from polyrhythm.runtime.memory.traffic import APPLY
-from polyrhythm.runtime.memory.ways import CPU, Ends
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm_bench.harness.worker import Answer
 from polyrhythm_bench.workloads.linear_model import layout_of, linear_model, run_pass, seconds

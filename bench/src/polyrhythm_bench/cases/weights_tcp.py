@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.agent import AgentSpec
+from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, LocalNode
 from polyrhythm.plugins.cluster.hosts.memory import HostMemory, segment_sizes
-from polyrhythm.plugins.cluster.hosts.nodes import LocalNode
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.process_memory import WEIGHTS
+from polyrhythm.runtime.memory.published import APPLY
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, shared_root
 from polyrhythm.runtime.memory.tensors import copy_into, tensors_over
-from polyrhythm.runtime.memory.traffic import APPLY
 from polyrhythm.runtime.memory.weights import SharedWeights
 from polyrhythm.runtime.transport.authentication import KeyPair, RunKeys, make_keys
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets

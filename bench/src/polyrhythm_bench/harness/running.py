@@ -11,7 +11,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.plugins.cluster.hosts.nodes import Node
+from polyrhythm.plugins.cluster.hosts.agent import Node
 from polyrhythm.plugins.cluster.launching import launch_on
 
 

@@ -20,9 +20,8 @@ from typing import Any
 
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import Cost, parse_cost
-from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN
+from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN, summarise
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, ConductorSection, LinkSection
-from polyrhythm.plugins.virtual.clustersim.summary import summarise
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.records import TrainUntil
 from polyrhythm.specs.distributions import Constant

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from polyrhythm.plugins.virtual.clustersim.clock import Causes
 from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN
 from polyrhythm_bench.papers.model import Costs, Simulated, simulate
 from polyrhythm_bench.papers.published import EPISODES, PaperData, PaperRow
@@ -85,16 +84,16 @@ def _shares(found: Simulated) -> dict[str, Any]:
     """
     measures, seconds = found.cluster.driver.measures, found.cluster.driver.clock.now
 
-    def share(causes: Causes, state: str) -> float:
-        return causes.seconds[state] / sum(causes.seconds.values())
+    def share(kind: str, state: str) -> float:
+        return measures.states[kind][state] / sum(measures.states[kind].values())
 
     trainer = {
-        "training": share(measures.trainer_states, TRAIN),
-        "synchronisation": share(measures.trainer_states, EXCHANGE),
+        "training": share("trainer", TRAIN),
+        "synchronisation": share("trainer", EXCHANGE),
     }
     others = {
-        "simulation": share(measures.slot_states, STEP),
-        "generation": share(measures.generator_states, SERVE),
+        "simulation": share("slots", STEP),
+        "generation": share("generators", SERVE),
         "publication": measures.publishing / seconds,
     }
     stations = {**others, "trainer": sum(trainer.values())}

@@ -15,8 +15,8 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import Count as TokenCount
 from polyrhythm.plugins.virtual.clustersim.costs import parse_cost, parse_count
+from polyrhythm.plugins.virtual.clustersim.measures import summarise
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.plugins.virtual.clustersim.summary import summarise
 from polyrhythm.specs.distributions import Distribution
 from polyrhythm_bench.workloads.answers_env import Share
 from polyrhythm_bench.workloads.scene import Publications

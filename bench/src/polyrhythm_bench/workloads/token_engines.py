@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, LlamaConfig
 
-from polyrhythm.plugins.language.causal_lm.engine import NativeEngine
+from polyrhythm.plugins.language.causal_lm.engine import NativeEngine, Sampling
+from polyrhythm.plugins.language.causal_lm.engine_settings import VllmSettings
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork, random_network
-from polyrhythm.plugins.language.causal_lm.sampling import Sampling
-from polyrhythm.plugins.language.causal_lm.vllm_engine import BLOCK, VllmEngine, VllmModel, VllmStart
+from polyrhythm.plugins.language.causal_lm.vllm_engine import BLOCK, VllmEngine, VllmModel
 from polyrhythm.policies.engine import Engine, EngineRequest
 
 Prompts = Sequence[Sequence[int]]
@@ -74,7 +74,7 @@ def native(network: CausalNetwork, capacity: int, length: int) -> Generate:
 def through_us(network: CausalNetwork, capacity: int, length: int) -> Generate:
     """The engine vllm."""
     sampling = Sampling(VOCABULARY, TEMPERATURE)
-    model = VllmModel(network, sampling, VllmStart(cache_gib=_CACHE_GIB), capacity=capacity, length=length)
+    model = VllmModel(network, sampling, VllmSettings(cache_gib=_CACHE_GIB), capacity=capacity, length=length)
     return ours(VllmEngine(model, network, (), capacity=capacity, length=length))
 
 

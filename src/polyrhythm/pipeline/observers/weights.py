@@ -8,8 +8,16 @@ from typing import Any, ClassVar
 
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.memory.traffic import APPLY, PUBLISHED, Moved, read_traffic
-from polyrhythm.runtime.memory.ways import ONE_PROCESS, Choice, Ends, choose_way
+from polyrhythm.runtime.memory.published import (
+    APPLY,
+    ONE_PROCESS,
+    PUBLISHED,
+    Choice,
+    Ends,
+    Moved,
+    choose_way,
+    read_traffic,
+)
 
 log = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ from polyrhythm.policies.traits import policy_traits, settings_traits
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
-from polyrhythm.runtime.processes.limits import check_limits
+from polyrhythm.runtime.processes.start import check_limits
 from polyrhythm.specs import EnvSpec, WeightsLayout
 
 log = logging.getLogger(__name__)

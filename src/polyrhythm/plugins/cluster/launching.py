@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from polyrhythm.pipeline.context import Launch, LaunchPlan
 from polyrhythm.pipeline.placed import TRAINER, generator_names
+from polyrhythm.plugins.cluster.hosts.agent import LocalNode, Node
 from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
 from polyrhythm.plugins.cluster.hosts.directory import Needs
-from polyrhythm.plugins.cluster.hosts.nodes import LocalNode, Node
 from polyrhythm.runtime.factories import StationList
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler.records import SimulatorJoined

@@ -1,16 +1,20 @@
 """Parcels: values of any size on their way from one process of a run to another.
 
-Each is a frame (`runtime.transport.frames`) that its sender keeps and its receiver takes, once. On one host it is a
-file in shared memory that the receiver maps and unlinks, so nothing is copied again and the memory goes with the
-receiver's arrays. From another host it is fetched over tcp; what is for several receivers is fetched once for each
-host and kept there for the others, until the next one of that sender comes. In one process it is a buffer that changes
-hands.
+Each is a frame that its sender keeps and its receiver takes, once:
+
+    length of the head (4 bytes), head, padding, piece, padding, piece, padding, ...
+
+The head is MessagePack of (content, bytes of each piece). Reading one executes nothing and allocates nothing by what it
+claims: the pieces lie in the frame itself. On one host a parcel is a file in shared memory that the receiver maps and
+unlinks, so nothing is copied again and the memory goes with the receiver's arrays. From another host it is fetched over
+tcp; a parcel for several receivers is fetched once for each host and kept there for the others, until the next one of
+that sender comes. In one process it is a buffer that changes hands.
 
     <folder>/parcels/OWNER-NUMBER       for one receiver
     <folder>/parcels/OWNER-NUMBER@COPY  for each of several: links to one file
     <folder>/parcels/HOST~OWNER~NUMBER  fetched from there, for the receivers of this host
 
-Invariant: a parcel is taken once, and whoever takes it is the only one who can write to what he gets.
+Invariant: a parcel is taken once, and its taker alone can write to the memory.
 """
 
 from __future__ import annotations
@@ -24,11 +28,56 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.runtime.transport.frames import Piece
+from polyrhythm.runtime.transport.drops import UnfitMessage
+
+Piece = bytes | memoryview
+Content = TypeVar("Content")
+#: Bytes of the head's length; alignment of head and pieces.
+_LENGTH, _ALIGNMENT = 4, 64
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def parts_of(content: Any, pieces: Sequence[Piece] = ()) -> list[Piece]:
+    """The parts of a frame, in order, to be written one after another."""
+    head = _encode((content, [len(piece) for piece in pieces]))
+    parts: list[Piece] = [len(head).to_bytes(_LENGTH, "little"), head, bytes(-(_LENGTH + len(head)) % _ALIGNMENT)]
+    for piece in pieces:
+        parts += (piece, bytes(-len(piece) % _ALIGNMENT))
+    return parts
+
+
+def pack(content: Any, pieces: Sequence[Piece] = ()) -> bytes:
+    """The frame of what MessagePack can encode, and pieces of bytes."""
+    return b"".join(parts_of(content, pieces))
+
+
+def unpack(
+    frame: bytes | memoryview, decoder: msgspec.msgpack.Decoder[tuple[Content, tuple[int, ...]]]
+) -> tuple[Content, list[memoryview]]:
+    """The content and its pieces, in place. UnfitMessage: this is no frame of such content."""
+    view = memoryview(frame)
+    begin = _LENGTH + int.from_bytes(view[:_LENGTH], "little")
+    try:
+        content, lengths = decoder.decode(view[_LENGTH:begin])
+    except (ValueError, RecursionError) as error:
+        raise UnfitMessage("undecodable", f"a frame of {len(view)} bytes has no head ({error})") from error
+    pieces = []
+    for length in lengths:
+        begin += -begin % _ALIGNMENT
+        if length < 0 or begin + length > len(view):
+            raise UnfitMessage("undecodable", f"a frame of {len(view)} bytes cannot hold a piece of {length}")
+        pieces.append(view[begin : begin + length])
+        begin += length
+    if begin + -begin % _ALIGNMENT != len(view):
+        raise UnfitMessage("undecodable", f"a frame of {len(view)} bytes; its pieces end at {begin}")
+    return content, pieces
+
 
 PARCELS = "parcels"
 _NAME = re.compile(r"(?P<owner>[A-Za-z0-9_.-]{1,150})-(?P<number>[0-9]{1,20})(?P<copy>@[0-9]{1,9})?")

@@ -31,7 +31,7 @@ from polyrhythm.runtime.messages import (
     part_address,
     process_address,
 )
-from polyrhythm.runtime.processes.supervision import AWAITING
+from polyrhythm.runtime.processes.incarnation import AWAITING
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys

@@ -24,7 +24,7 @@ import msgspec
 from numpy import dtype
 
 from polyrhythm.errors import RunHalted, StartError
-from polyrhythm.plugins.cluster.transport.line import State
+from polyrhythm.plugins.cluster.line import State
 from polyrhythm.plugins.join import messages as m
 from polyrhythm.plugins.join.reception import BEAT_S
 from polyrhythm.runtime.transport import wire

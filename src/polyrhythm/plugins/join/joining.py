@@ -24,14 +24,13 @@ import numpy as np
 from polyrhythm.envs.base import EnvBatch, EnvSettings
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.cluster.hosts.pieces import Sent, pieces_of_request, pieces_of_rest
-from polyrhythm.plugins.cluster.transport.line import JoinLine, Lines
+from polyrhythm.plugins.cluster.line import JoinLine, Lines
 from polyrhythm.plugins.join import joiner as j
 from polyrhythm.plugins.join import messages as m
 from polyrhythm.plugins.join.reception import BEAT_S
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, in_memory
 from polyrhythm.runtime.messages import Station
-from polyrhythm.runtime.processes.part_inbox import PartQueue
-from polyrhythm.runtime.processes.station_thread import StationThread
+from polyrhythm.runtime.processes.station_thread import PartQueue, StationThread
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage

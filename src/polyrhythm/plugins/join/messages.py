@@ -1,4 +1,4 @@
-"""Messages between a run and a simulator that joins it. A frame (`runtime.transport.frames`) is a message with its
+"""Messages between a run and a simulator that joins it. A frame (`plugins.cluster.parcels`) is a message with its
 arrays.
 
 Messages are delivered once and in order across reconnections: each end numbers its messages from 1 and keeps them until
@@ -17,8 +17,9 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from polyrhythm.plugins.cluster import parcels
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.transport import frames, wire
+from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import EnvBatchInfo
 from polyrhythm.specs import EnvSpec
@@ -137,13 +138,13 @@ _decoders: dict[str, Any] = {
 }
 
 
-def pack(message: Message, pieces: Sequence[frames.Piece] = ()) -> bytes:
-    return frames.pack(message, pieces)
+def pack(message: Message, pieces: Sequence[parcels.Piece] = ()) -> bytes:
+    return parcels.pack(message, pieces)
 
 
 def unpack(frame: bytes | memoryview, sender: Literal["simulator", "run"]) -> tuple[Any, list[memoryview]]:
     """The message and its pieces, without a copy. UnfitMessage: `sender` cannot have sent it."""
-    return frames.unpack(frame, _decoders[sender])
+    return parcels.unpack(frame, _decoders[sender])
 
 
 @cache

@@ -15,7 +15,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import TOKEN_FILE
 from polyrhythm.pipeline.context import AddedStations, StationPlan
 from polyrhythm.pipeline.placed import joined_names
-from polyrhythm.plugins.cluster.hosts.identity import start_cleaner
+from polyrhythm.plugins.cluster.hosts.memory import start_cleaner
 from polyrhythm.plugins.join.joined import JoinedSimulatorFactory
 from polyrhythm.plugins.join.terms import write_token
 from polyrhythm.runtime.factories import Joining

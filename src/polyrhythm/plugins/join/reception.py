@@ -24,7 +24,7 @@ import msgspec
 from polyrhythm.plugins.join import messages as m
 from polyrhythm.plugins.join.terms import Terms, known_counts, refusal
 from polyrhythm.runtime.messages import Departed
-from polyrhythm.runtime.processes.supervision import RECONNECTING
+from polyrhythm.runtime.processes.incarnation import RECONNECTING
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 
 #: Seconds between two heartbeats; silence after which a connection is no longer used for sending.

@@ -45,12 +45,12 @@ PLUGIN = Plugin(
         },
         "env": {
             "chains": "polyrhythm.plugins.language.text.chains:ChainsSettings",
-            "frozen_lake": "polyrhythm.plugins.language.text.frozen_lake:FrozenLakeSettings",
-            "sokoban": "polyrhythm.plugins.language.text.sokoban:SokobanSettings",
+            "frozen_lake": "polyrhythm.plugins.language.text.grids:FrozenLakeSettings",
+            "sokoban": "polyrhythm.plugins.language.text.grids:SokobanSettings",
             "prompts": "polyrhythm.plugins.language.text.prompts:PromptsSettings",
             "verifiers": "polyrhythm.plugins.language.text.verifiers_tasks:VerifiersSettings",
-            "gem": "polyrhythm.plugins.language.text.gem_env:GemSettings",
-            "reasoning_gym": "polyrhythm.plugins.language.text.reasoning_gym_tasks:ReasoningGymSettings",
+            "gem": "polyrhythm.plugins.language.text.gyms:GemSettings",
+            "reasoning_gym": "polyrhythm.plugins.language.text.gyms:ReasoningGymSettings",
         },
         "report": {
             "conversations": "polyrhythm.plugins.language.report_section:SECTION",
@@ -59,7 +59,7 @@ PLUGIN = Plugin(
             "conversations": "polyrhythm.plugins.language.conversations:HOOKS",
         },
         "policy": {
-            "causal_lm": "polyrhythm.plugins.language.causal_lm.settings:CausalLmSettings",
+            "causal_lm": "polyrhythm.plugins.language.causal_lm.policy:CausalLmSettings",
         },
     },
 )

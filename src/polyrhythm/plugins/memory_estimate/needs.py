@@ -30,9 +30,8 @@ from polyrhythm.plugins.memory_estimate.activations import Activations
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.memory.published import shared_nbytes
-from polyrhythm.runtime.memory.staging import CHUNK_BYTES
-from polyrhythm.runtime.memory.ways import keeps_copy
+from polyrhythm.runtime.memory.published import keeps_copy, shared_nbytes
+from polyrhythm.runtime.memory.receiver import CHUNK_BYTES
 from polyrhythm.specs import ArraySpec, EnvSpec, WeightsLayout
 from polyrhythm.training.optim import PIECE_BYTES
 

@@ -7,17 +7,15 @@ Without a checkpoint every tensor is drawn from the seed on the CPU, so it is eq
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import Architecture, check_fit, released_size
+from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.policies.mlp import seeded
 
 #: Changes an empty network before it is filled: dtypes of its parameters, `requires_grad`, classes of its layers.
@@ -188,49 +186,3 @@ def _finish(network: nn.Module, device: str) -> None:
         )
         if tensor.device.type != torch.device(device).type:
             _replace(slots, tensor.to(device))
-
-
-#: Factories whose values no constructor relies on: they are overwritten, or drawn.
-_DRAWN = frozenset((torch.empty, torch.empty_strided, torch.rand, torch.randn, torch.normal))
-#: Factories of one repeated value: weights if they are large, constants if not.
-_REPEATED = frozenset((torch.zeros, torch.ones))
-_LARGE = 1 << 16
-
-
-class _WeightsOnMeta(TorchFunctionMode):
-    """Creates a constructor's weights on the meta device, large zeros and ones included; computes everything else
-    normally.
-
-    Weights take neither memory nor time, while constants made from numbers (frequencies, tables, scales) have their
-    values, in the state_dict or not.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _DRAWN:
-            return func(*args, **{**kwargs, "device": "meta"})
-        if func in _REPEATED and prod(shape := _shape_of(args, kwargs)) > _LARGE:
-            return torch.empty(shape, dtype=kwargs.get("dtype"), device="meta")
-        first = args[0] if args else kwargs.get("tensor")  # by name in torch.nn.init
-        if isinstance(first, Tensor) and first.is_meta and _only_fills(func):
-            return first
-        return func(*args, **kwargs)
-
-
-def _shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    if "size" in kwargs:
-        return tuple(kwargs["size"])
-    return tuple(args[0]) if len(args) == 1 and not isinstance(args[0], int) else args
-
-
-def _only_fills(func: Any) -> bool:
-    """Whether a function fills its first argument and returns it."""
-    name = getattr(func, "__name__", "")
-    return getattr(func, "__module__", "") == "torch.nn.init" or (name.endswith("_") and not name.endswith("__"))
-
-
-@contextmanager
-def weights_on_meta() -> Iterator[None]:
-    """Context in which modules are built without memory for weights, but with real constants."""
-    with torch.random.fork_rng(devices=[]), _WeightsOnMeta():
-        yield

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from polyrhythm.config.base import InvalidSetting, Section
-from polyrhythm.envs.variants import Variant
+from polyrhythm.envs.base import Variant
 from polyrhythm.specs.hashing import mix
 
 if TYPE_CHECKING:
@@ -139,21 +139,79 @@ def _rotation(axis: NDArray[np.float64], angle: float) -> NDArray[np.float64]:
     return turn
 
 
-def open_renderer(model: mujoco.MjModel, size: int, *, cheap: bool) -> mujoco.Renderer:
-    """A renderer of `size` × `size` RGB images; cheap: without shadows, reflections, sky, haze and fog. The GL
-    context reads the model's quality settings once, here."""
+class SceneRenderer:
+    """Renders `size` × `size` RGB images of a model, and of models equal to it. Choose the GL backend first.
+
+    cheap: without multisampling, shadows, reflections, sky, haze and fog; hidden: groups of geoms that are not drawn.
+    moves: threads may use it one at a time, and none keeps its GL context; otherwise only the creating thread may use
+    it.
+    """
+
+    def __init__(
+        self, model: mujoco.MjModel, size: int, hidden: slice | int, *, cheap: bool, moves: bool = False
+    ) -> None:
+        import mujoco
+
+        self.model, self._moves = model, moves
+        model.vis.global_.offwidth = model.vis.global_.offheight = size
+        if cheap:  # the GL context reads the quality once, here
+            model.vis.quality.offsamples = model.vis.quality.shadowsize = 0
+        # Its __del__ reads these, even if Ctrl-C interrupted its __init__.
+        self._renderer = mujoco.Renderer.__new__(mujoco.Renderer)
+        self._renderer._gl_context = self._renderer._mjr_context = None
+        self._renderer.__init__(model, size, size)
+        flag = mujoco.mjtRndFlag
+        dear = (flag.mjRND_SHADOW, flag.mjRND_REFLECTION, flag.mjRND_SKYBOX, flag.mjRND_HAZE, flag.mjRND_FOG)
+        for each in dear if cheap else ():
+            self._renderer.scene.flags[each] = 0
+        self._option = mujoco.MjvOption()
+        self._option.geomgroup[hidden] = 0
+        self._background = background_of(model)
+        self._leave()
+
+    def draw(
+        self,
+        model: mujoco.MjModel,
+        data: mujoco.MjData,
+        camera: mujoco.MjvCamera,
+        out: NDArray[Any],
+        appearance: Appearance | None = None,
+    ) -> None:
+        """Render a state (kinematics up to date): uint8 [size,size,3], row 0 on top."""
+        import mujoco
+
+        everything, scene = mujoco.mjtCatBit.mjCAT_ALL, self._renderer.scene
+        mujoco.mjv_updateScene(model, data, self._option, None, camera, everything, scene)
+        if appearance is not None:
+            fixed = camera.type == mujoco.mjtCamera.mjCAMERA_FIXED
+            stands = not fixed or model.body_weldid[model.cam_bodyid[camera.fixedcamid]] == 0
+            appearance.apply(scene, self._background, moves_camera=bool(stands))
+        self._renderer.render(out=out)
+        self._leave()
+
+    def close(self) -> None:
+        self._renderer.close()
+
+    def _leave(self) -> None:
+        """Make no GL context current in this thread, so that another one can use it; MuJoCo's have no method for it."""
+        backend = type(self._renderer._gl_context).__module__.rpartition(".")[2] if self._moves else ""
+        if backend == "osmesa":
+            from OpenGL import GL, osmesa
+
+            osmesa.OSMesaMakeCurrent(None, None, GL.GL_FLOAT, 0, 0)
+        elif backend == "egl":
+            from mujoco.egl import EGL, EGL_DISPLAY
+
+            EGL.eglMakeCurrent(EGL_DISPLAY, EGL.EGL_NO_SURFACE, EGL.EGL_NO_SURFACE, EGL.EGL_NO_CONTEXT)
+
+
+def fixed_camera(number: int) -> mujoco.MjvCamera:
+    """The model's camera of this number."""
     import mujoco
 
-    model.vis.global_.offwidth = model.vis.global_.offheight = size
-    # Its __del__ reads these, even if Ctrl-C interrupted its __init__.
-    renderer = mujoco.Renderer.__new__(mujoco.Renderer)
-    renderer._gl_context = renderer._mjr_context = None
-    renderer.__init__(model, size, size)
-    flags = mujoco.mjtRndFlag
-    if cheap:
-        for flag in (flags.mjRND_SHADOW, flags.mjRND_REFLECTION, flags.mjRND_SKYBOX, flags.mjRND_HAZE, flags.mjRND_FOG):
-            renderer.scene.flags[flag] = 0
-    return renderer
+    camera = mujoco.MjvCamera()
+    camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, number
+    return camera
 
 
 def draw_beyond(

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyrhythm.cli import show
 from polyrhythm.cli.arguments import count
+from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, find_run
 from polyrhythm.plugins.memory_estimate import command as plan_memory
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.virtual.planning.advice import Case, Profile
+from polyrhythm.plugins.virtual.planning import Layout, Profile, Workload, advise, expected_longest, profile
+from polyrhythm.specs.distributions import Constant, Distribution, parse_distribution, parse_duration
 
 #: Upper limit of max_lag.
 _LAGS = 1_000_000
@@ -51,9 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.errors import ConfigError
-    from polyrhythm.plugins.virtual.planning.advice import advise
-
     _check_options(arguments)
     if arguments.memory:
         return plan_memory.run(arguments)
@@ -64,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.overrides:
         raise ConfigError(f"plan --theory: {arguments.overrides[0]!r} is not an option; it takes the folder of one run")
     try:
-        result = advise(_case(arguments))
+        result = _predict(arguments)
     except ValueError as error:
         raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from None
     print(json.dumps(result, indent=2) if arguments.json else formatted(result))
@@ -73,8 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_options(arguments: argparse.Namespace) -> None:
     """ConfigError: an option belongs to another kind of plan and would have no effect."""
-    from polyrhythm.errors import ConfigError
-
     for other, names in (("theory", _THEORY), ("memory", plan_memory.OPTIONS)):
         given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
         if given and not getattr(arguments, other):
@@ -84,9 +80,6 @@ def _check_options(arguments: argparse.Namespace) -> None:
 
 def _limit_of(arguments: argparse.Namespace) -> str:
     """The sentence on what limited the run. RunFolderError: the run has none."""
-    from polyrhythm.errors import ConfigError, RunFolderError
-    from polyrhythm.observe.run_folder import SUMMARY_FILE, find_run
-
     if arguments.run is None or arguments.overrides:
         raise ConfigError("plan: name the folder of one finished run, or add --theory or --memory (see plan --help)")
     file = find_run(Path(arguments.run)) / SUMMARY_FILE
@@ -107,10 +100,13 @@ def formatted(result: dict[str, Any]) -> str:
     from_run = measured and given["longest_s"] == measured["longest_s"]
     limit = f" ({_LIMITS[measured['limit']]})" if from_run else ""
     passes = f", {given['passes']} times" if given["passes"] > 1 else ""
+    longest, pool_longest = _seconds(given["longest_s"]), _seconds(given["pool_longest_s"])
+    if given["longest_s"] != given["pool_longest_s"]:
+        longest = f"of {given['samples']} {longest}, of all concurrent samples {pool_longest}"
     rows = {
         "samples of a version": f"{given['samples']}",
         "workers": f"{given['workers']}",
-        "a sample's rollout": f"{_seconds(given['rollout_s'])}, the longest {_longest(given)}{limit}",
+        "a sample's rollout": f"{_seconds(given['rollout_s'])}, the longest {longest}{limit}",
         "its training": f"{_seconds(given['train_s'])}{passes}",
         "": "",
         "T_sync": f"{_seconds(result['t_sync_s'])} a version at most, {_seconds(result['t_sync_floor_s'])} at least",
@@ -123,81 +119,54 @@ def formatted(result: dict[str, Any]) -> str:
         rows["warning"] = "below max_lag 1 rollout and training hardly overlap: only `with pacing` holds"
     width = max(map(len, rows))
     lines = [f"{name:{width}}  {text}".rstrip() for name, text in rows.items()]
-    splits = {_SPLITS[name]: _column(own) for name, own in result["splits"].items()}
-    return "\n".join([*lines, "", show.table(splits)])
-
-
-def _column(split: dict[str, Any]) -> dict[str, str]:
-    return {
-        "workers that train": f"{split['training']}",
-        "that generate": f"{split['generating']}",
-        "T_async at least": _seconds(split["t_async_floor_s"]),
-        "T_async, (9)": _seconds(split["t_async_s"]),
-        "with pacing": _seconds(split["paced_s"]),
-        "speed-up": f"{split['speed_up_least']:.2f} to {split['speed_up_most']:.2f}",
+    splits = {
+        _SPLITS[name]: {
+            "workers that train": f"{split['training']}",
+            "that generate": f"{split['generating']}",
+            "T_async at least": _seconds(split["t_async_floor_s"]),
+            "T_async, (9)": _seconds(split["t_async_s"]),
+            "with pacing": _seconds(split["paced_s"]),
+            "speed-up": f"{split['speed_up_least']:.2f} to {split['speed_up_most']:.2f}",
+        }
+        for name, split in result["splits"].items()
     }
+    return "\n".join([*lines, "", show.table(splits)])
 
 
 def _seconds(value: float) -> str:
     return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
 
 
-def _longest(given: dict[str, Any]) -> str:
-    version, pool = given["longest_s"], given["pool_longest_s"]
-    if version == pool:
-        return _seconds(version)
-    return f"of {given['samples']} {_seconds(version)}, of all concurrent samples {_seconds(pool)}"
-
-
 # ---------------------------------------------------------------- inputs
 
 
-def _case(arguments: argparse.Namespace) -> Case:
-    """The options over the measured values."""
+def _predict(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Predictions from the options, and from the measured times of a run where no option is given."""
     measured, max_lag = None, arguments.max_lag
     if arguments.run is None:
-        _check_complete(arguments)
+        if missing := [f"--{name.replace('_', '-')}" for name in _NEEDED if getattr(arguments, name) is None]:
+            raise ValueError(f"{', '.join(missing)} missing; give all of them, or the folder of a finished run")
+    elif arguments.epochs and arguments.train is None:
+        raise ValueError("--epochs without --train; a run's training time includes all epochs, so leave it out")
     else:
-        if arguments.epochs and arguments.train is None:
-            raise ValueError("--epochs without --train; a run's training time includes all epochs, so leave it out")
         measured, own_lag = _measured(Path(arguments.run), arguments.workers)
         max_lag = own_lag if max_lag is None else max_lag
-    return replace(_merged(arguments, measured, max_lag), measured=measured)
-
-
-def _check_complete(arguments: argparse.Namespace) -> None:
-    missing = [f"--{name.replace('_', '-')}" for name in _NEEDED if getattr(arguments, name) is None]
-    if missing:
-        raise ValueError(f"{', '.join(missing)} missing; give all of them, or the folder of a finished run")
-
-
-def _merged(arguments: argparse.Namespace, measured: Profile | None, max_lag: float) -> Case:
-    from polyrhythm.plugins.virtual.planning.advice import Case
-    from polyrhythm.plugins.virtual.planning.theory import Workload
-
-    def chosen(name: str, given: Any) -> Any:
-        return getattr(measured, name) if given is None and measured is not None else given
-
-    samples = chosen("samples", arguments.samples)
+    given = {
+        "samples": arguments.samples,
+        "workers": arguments.workers,
+        "train_s": None if arguments.train is None else _duration("--train", arguments.train),
+    }
+    chosen = given if measured is None else {**asdict(measured), **{k: v for k, v in given.items() if v is not None}}
+    samples = chosen["samples"]
     mean_s, longest_s, pool_s, reached_s = _rollout(arguments, measured, samples, max_lag)
-    work = Workload(
-        samples=samples,
-        workers=chosen("workers", arguments.workers),
-        rollout_s=mean_s,
-        longest_s=longest_s,
-        train_s=chosen("train_s", None if arguments.train is None else _duration("--train", arguments.train)),
-        passes=arguments.epochs or 1,
-    )
-    return Case(work, max_lag, pool_s, reached_s)
+    work = Workload(samples, chosen["workers"], mean_s, longest_s, chosen["train_s"], arguments.epochs or 1)
+    return advise(work, max_lag, pool_s, reached_s, measured)
 
 
 def _rollout(
     arguments: argparse.Namespace, measured: Profile | None, samples: int, max_lag: float
 ) -> tuple[float, float, float, float]:
     """Mean, longest of a version, longest of all concurrent samples, and the expected longest of a version (or 0)."""
-    from polyrhythm.plugins.virtual.planning.theory import expected_longest
-    from polyrhythm.specs.distributions import Constant, Distribution, parse_distribution, parse_duration
-
     longest = None if arguments.longest is None else _duration("--longest", arguments.longest)
     if arguments.rollout is None:
         assert measured is not None
@@ -217,8 +186,6 @@ def _rollout(
 
 
 def _duration(name: str, text: str) -> float:
-    from polyrhythm.specs.distributions import parse_duration
-
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -228,9 +195,6 @@ def _duration(name: str, text: str) -> float:
 def _measured(folder: Path, workers: int | None) -> tuple[Profile, float]:
     """The stage times of a finished run, and its own max_lag."""
     from polyrhythm.config.load import load_config
-    from polyrhythm.errors import RunFolderError
-    from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, find_run
-    from polyrhythm.plugins.virtual.planning.advice import Layout, profile
 
     folder = find_run(folder)
     for name in (CONFIG_FILE, SUMMARY_FILE, METRICS_FILE):

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from polyrhythm.plugins.pretrained.adapting import ADAPTED, AdaptedPolicy
 from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.layers.attention import KeysValues
-from polyrhythm.policies import flow_matching, noise
+from polyrhythm.policies import noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
-from polyrhythm.policies.flow_methods import FlowNoise, Kept, Method, Network, start_noise
+from polyrhythm.policies.flow_matching import FlowNoise, Kept, Method, Network, between, start_noise
 from polyrhythm.policies.form import ValueKind
 from polyrhythm.policies.mlp import Mlp
 from polyrhythm.specs import PROGRESS
@@ -161,7 +161,7 @@ FLOW_TRAITS = replace(ADAPTED, critic=True, precomputes=True, keeps_prefix=True)
 
 
 class FlowPolicy(AdaptedPolicy):
-    """Policy around a flow network. forward_inputs: those of the flow method (`flow_methods`), in the network's shape
+    """Policy around a flow network. forward_inputs: those of the flow method (`flow_matching`), in the network's shape
     [H,A].
 
     A greedy row integrates the ODE, as released policies do, from noise that is a function of the episode's progress:
@@ -176,6 +176,7 @@ class FlowPolicy(AdaptedPolicy):
         network: nn.Module,
         inputs: FlowInputs,
         method: Method,
+        steps: int,
         precision: Precision,
         *,
         value_detach: bool = True,
@@ -184,7 +185,8 @@ class FlowPolicy(AdaptedPolicy):
     ) -> None:
         super().__init__()
         self.traits = replace(FLOW_TRAITS, dtype=precision.name)
-        self.network, self.inputs, self.method, self.precision = network, inputs, method, precision
+        self.network, self.inputs, self.precision = network, inputs, precision
+        self.method, self.steps = method, steps
         self.chunk, self.action_dim = inputs.chunk, inputs.action_dim
         self.exact, self.tolerance = False, 1e-4 if precision.is_single else 0.2
         self.value_detach, self.sft_draws = value_detach, sft_draws
@@ -211,14 +213,14 @@ class FlowPolicy(AdaptedPolicy):
         given, prefix = self._encode(obs)
         recorded = _Recorded(self._step(given, prefix))
         start_key = torch.where(greedy, noise.content_keys(obs[PROGRESS].unsqueeze(1)), noise_key)
-        data, kept = self.method.sample(recorded, start_noise(self.shape, start_key), greedy, noise_key)
-        logprob, _ = self.method.evaluate(recorded.again(kept), kept)
+        data, kept = self.method.sample(recorded, self.steps, start_noise(self.shape, start_key), greedy, noise_key)
+        logprob, _ = self.method.evaluate(recorded.again(kept), self.steps, kept)
         actions = self.inputs.actions(self.inputs.executed(data), obs)
         return Act(actions, self.inputs.executed(logprob), self._value(obs, given, prefix), kept)
 
     def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
         given, prefix = self._encode(obs)
-        logprob, entropy = self.method.evaluate(self._step(given, prefix), forward_inputs)
+        logprob, entropy = self.method.evaluate(self._step(given, prefix), self.steps, forward_inputs)
         value = self._value(obs, given, prefix)
         return Evaluation(self.inputs.executed(logprob), value, self.inputs.executed(entropy))
 
@@ -253,7 +255,7 @@ class FlowPolicy(AdaptedPolicy):
         given, prefix = self._encode(obs, features=False)
         data = self._padded(self.inputs.normalised_actions(actions, obs).float())
         t, draws = self._supervised_draws(actions)
-        x, target = flow_matching.between(data.repeat_interleave(self.sft_draws, 0), draws, t.view(-1, 1, 1))
+        x, target = between(data.repeat_interleave(self.sft_draws, 0), draws, t.view(-1, 1, 1))
         beside = {name: given[name].repeat_interleave(self.sft_draws, 0) for name in self.flow.step_inputs}
         v, features = self._velocity(beside, repeated(prefix, self.sft_draws), x, t)
         error = (v - target)[:, : self.chunk]
@@ -262,7 +264,7 @@ class FlowPolicy(AdaptedPolicy):
             return loss
         raw = self.noise_head(features.detach())[:, : self.chunk]
         t = t.view(-1, 1, 1)
-        return loss + self.learned.misfit(error.detach() * t, t, raw)
+        return loss + self.learned.misfit(self.steps, error.detach() * t, t, raw)
 
     def _encode(self, obs: Observations, *, features: bool = True) -> tuple[Mapping[str, Tensor], Prefix]:
         """The network's inputs and the prefix; both from `precompute` if obs contains it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, model_validator
 from torch import nn
 
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
@@ -14,24 +14,9 @@ from polyrhythm.plugins.vla.flow_policy import FLOW_TRAITS, FlowPolicy
 from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
 from polyrhythm.plugins.vla.settings import Blueprint, InputForm, VlaSettings
 from polyrhythm.policies.base import named, type_or
-from polyrhythm.policies.flow_methods import (
-    FlowCpsSettings,
-    FlowNoiseSettings,
-    FlowSdeSettings,
-    OdeSettings,
-    check_steps,
-)
+from polyrhythm.policies.flow_matching import FlowMethod, check_steps
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec
-
-FlowMethod = Annotated[
-    Annotated[OdeSettings, Tag("ode")]
-    | Annotated[FlowSdeSettings, Tag("flow_sde")]
-    | Annotated[FlowCpsSettings, Tag("flow_cps")]
-    | Annotated[FlowNoiseSettings, Tag("flow_noise")],
-    Discriminator(type_or("flow_sde")),
-    BeforeValidator(named),
-]
 
 
 class FlowVlaSettings(VlaSettings):
@@ -44,7 +29,9 @@ class FlowVlaSettings(VlaSettings):
     """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""
     steps: int = Field(4, ge=1)
     """Steps from noise to actions (K)."""
-    method: FlowMethod = Field({"type": "flow_sde"}, validate_default=True)
+    method: Annotated[FlowMethod, Discriminator(type_or("flow_sde")), BeforeValidator(named)] = Field(
+        {"type": "flow_sde"}, validate_default=True
+    )
     """Where noise enters: flow_sde, flow_cps (one step per row), flow_noise (all steps, learned), ode (not for RL)."""
     sft_draws: int = Field(1, ge=1)
     """Pairs of time and noise per demonstrated chunk in supervised training, on one prefix pass; releases use 1."""
@@ -80,7 +67,8 @@ class FlowVlaSettings(VlaSettings):
             return FlowPolicy(
                 network,
                 VlaInputs(plan),
-                self.method.build(self.steps),
+                self.method,
+                self.steps,
                 precision,
                 value_detach=self.value_detach,
                 value_level=self.value_level,

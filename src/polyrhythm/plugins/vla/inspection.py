@@ -17,7 +17,6 @@ from torch import nn
 
 from polyrhythm.plugin import import_address
 from polyrhythm.plugins.pretrained.adapting import Adaptation, LoraSettings, TrainedPart, adapted_layers
-from polyrhythm.plugins.pretrained.building import weights_on_meta
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import Architecture, fit, misfit, released_size, without_config
 from polyrhythm.plugins.pretrained.folder_files import CHOICES, read_json
@@ -25,7 +24,7 @@ from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.groot_statistics import OF_EMBODIMENT
 from polyrhythm.plugins.vla.statistics import BOUNDS, openpi_key
 from polyrhythm.plugins.vla.tokenizers import WORDS
-from polyrhythm.policies.form import Role
+from polyrhythm.policies.form import Role, weights_on_meta
 from polyrhythm.specs.weights import weight_specs
 
 #: Policy type -> `module:attribute` of its `Architecture`.

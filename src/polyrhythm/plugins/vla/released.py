@@ -10,7 +10,6 @@ from polyrhythm.cli.policies import memory_lines
 from polyrhythm.cli.show import aligned, size_text
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.adapters import Adapters, is_adapter, merge, refuse_adapters, save_adapters
-from polyrhythm.plugins.pretrained.building import weights_on_meta
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import check_fit, released_size
 from polyrhythm.plugins.pretrained.saving import save_folder, save_new
@@ -19,7 +18,7 @@ from polyrhythm.plugins.vla.inspection import Inspection, architecture, inspect
 from polyrhythm.plugins.vla.statistics import BOUNDS
 from polyrhythm.plugins.vla.tokenizers import WORDS
 from polyrhythm.policies.base import FolderReport, as_module
-from polyrhythm.policies.form import load_published
+from polyrhythm.policies.form import load_published, weights_on_meta
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -288,8 +288,7 @@ class Blueprint(Generic[P]):
         return describe(self.outline, answers, self.settings.value_level)
 
     def outline(self, role: Role) -> P:
-        """The policy without weight values (shapes and dtypes only) if the caller has selected the meta device.
-        ConfigError: the folder's tensors do not fit."""
+        """The policy in the caller's `form.outlined`. ConfigError: the folder's tensors do not fit."""
         network = self.architecture.network(self.size)
         if self.source is not None:
             check_fit(self.architecture, self.source, network)

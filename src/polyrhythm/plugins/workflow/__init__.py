@@ -8,43 +8,43 @@ from typing import TYPE_CHECKING, Any
 from polyrhythm.plugin import Plugin
 
 if TYPE_CHECKING:
-    from polyrhythm.plugins.workflow.channel import Channel, Pending
-    from polyrhythm.plugins.workflow.errors import ChannelClosed, WaitTimeout, WorkerFailed, WorkflowError, WorkflowOver
-    from polyrhythm.plugins.workflow.group import Handle, WorkerGroup
-    from polyrhythm.plugins.workflow.queues import Entry
-    from polyrhythm.plugins.workflow.worker import Worker
-    from polyrhythm.plugins.workflow.workflow import Workflow, seats
+    from polyrhythm.plugins.workflow.channel import Channel as Channel
+    from polyrhythm.plugins.workflow.channel import Pending as Pending
+    from polyrhythm.plugins.workflow.exchange import Entry as Entry
+    from polyrhythm.plugins.workflow.group import Handle as Handle
+    from polyrhythm.plugins.workflow.group import WorkerGroup as WorkerGroup
+    from polyrhythm.plugins.workflow.protocol import (
+        ChannelClosed as ChannelClosed,
+    )
+    from polyrhythm.plugins.workflow.protocol import (
+        WaitTimeout as WaitTimeout,
+    )
+    from polyrhythm.plugins.workflow.protocol import (
+        WorkerFailed as WorkerFailed,
+    )
+    from polyrhythm.plugins.workflow.protocol import (
+        WorkflowError as WorkflowError,
+    )
+    from polyrhythm.plugins.workflow.protocol import (
+        WorkflowOver as WorkflowOver,
+    )
+    from polyrhythm.plugins.workflow.worker import Worker as Worker
+    from polyrhythm.plugins.workflow.workflow import Workflow as Workflow
+    from polyrhythm.plugins.workflow.workflow import seats as seats
 
-PLUGIN = Plugin(
-    "workflow",
-    needs=("cluster",),
-)
+PLUGIN = Plugin("workflow", needs=("cluster",))
 
-#: Module → its names exported here, imported on use.
+#: Module → its names exported here, imported on use: the plugin table imports this package in every command.
 _MODULES = {
     "channel": ("Channel", "Pending"),
-    "errors": ("ChannelClosed", "WaitTimeout", "WorkerFailed", "WorkflowError", "WorkflowOver"),
+    "exchange": ("Entry",),
     "group": ("Handle", "WorkerGroup"),
-    "queues": ("Entry",),
+    "protocol": ("ChannelClosed", "WaitTimeout", "WorkerFailed", "WorkflowError", "WorkflowOver"),
     "worker": ("Worker",),
     "workflow": ("Workflow", "seats"),
 }
 
-__all__ = [
-    "Channel",
-    "ChannelClosed",
-    "Entry",
-    "Handle",
-    "Pending",
-    "WaitTimeout",
-    "Worker",
-    "WorkerFailed",
-    "WorkerGroup",
-    "Workflow",
-    "WorkflowError",
-    "WorkflowOver",
-    "seats",
-]
+__all__ = [name for names in _MODULES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:

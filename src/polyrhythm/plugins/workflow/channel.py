@@ -6,9 +6,20 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from polyrhythm.plugins.workflow.carrier import Carrier
-from polyrhythm.plugins.workflow.errors import ChannelClosed, WorkflowError, as_error
-from polyrhythm.plugins.workflow.protocol import Answer, Close, Denied, Get, Given, Key, Put, Request
+from polyrhythm.plugins.workflow.protocol import (
+    Answer,
+    ChannelClosed,
+    Close,
+    Denied,
+    Get,
+    Given,
+    Key,
+    Put,
+    Request,
+    WorkflowError,
+    as_error,
+)
+from polyrhythm.plugins.workflow.values import Carrier
 
 #: Maximum puts of a process that nobody has waited for.
 PUT_AHEAD = 64

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
-from polyrhythm.plugins.workflow.carrier import Parcel
 from polyrhythm.plugins.workflow.channel import Port
-from polyrhythm.plugins.workflow.controller import Result
-from polyrhythm.plugins.workflow.errors import WorkflowError
+from polyrhythm.plugins.workflow.protocol import Parcel, WorkflowError
+from polyrhythm.plugins.workflow.running import Result
 from polyrhythm.plugins.workflow.worker import Worker, is_public
 
 Reduce = Literal["mean", "min", "max"]

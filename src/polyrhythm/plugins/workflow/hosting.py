@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from polyrhythm.plugins.cluster.hosts.agent import Node
 from polyrhythm.plugins.cluster.hosts.build import Places, open_hosts
-from polyrhythm.plugins.cluster.hosts.nodes import Node
 from polyrhythm.plugins.cluster.parcels import KeptParcels, Parcels, SharedParcels
 from polyrhythm.plugins.workflow.station import WorkerBeside, WorkerFactory
 from polyrhythm.runtime.factories import StationList

@@ -1,7 +1,13 @@
-"""Messages between the workers and the controller of a workflow, as MessagePack of tagged records.
+"""Messages between the workers and the controller of a workflow, as MessagePack of tagged records, and its errors.
 
 `ToWorker` carries a `Call` or an `Answered`, `FromWorker` an `Asked`, a `Returned` or a `Raised`. Receiving one
 executes nothing.
+
+WorkflowError            invalid use of a worker, a channel or a value
+├── WorkerFailed         a worker raised or is lost: the worker, its rank and the cause; the workflow ends
+├── WaitTimeout          a wait passed its deadline; the message lists all waits
+├── ChannelClosed        a channel has no more items
+└── WorkflowOver         the workflow has ended meanwhile
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from polyrhythm.plugins.workflow.carrier import Parcel
+from polyrhythm.errors import PolyrhythmError
 
 Key = str | int | None
 #: Characters of the longest key; bytes of the items in one answer, which is far less than a message may have
@@ -20,6 +26,15 @@ LONGEST_KEY, ANSWER_BYTES = 1024, 4 * 2**20
 #: timeout: a deadline has passed; closed: a channel has no more items; refused: the request is invalid; over: the
 #: workflow has ended.
 Reason = Literal["timeout", "closed", "refused", "over"]
+
+
+class Parcel(msgspec.Struct, frozen=True, array_like=True):
+    """A value in transit: its bytes, or the host and the name under which they are kept."""
+
+    nbytes: int
+    content: bytes = b""
+    host: str = ""
+    name: str = ""
 
 
 class Put(msgspec.Struct, frozen=True, tag=0):
@@ -135,3 +150,34 @@ def in_parts(answer: Answer) -> Iterator[Answer]:
             nbytes += len(item[0].content)
         answer = Given(tuple(items))
     yield answer
+
+
+class WorkflowError(PolyrhythmError):
+    """Base of the errors of workflows."""
+
+
+class WorkerFailed(WorkflowError):
+    """A worker raised or is lost. group, rank: of the worker; cause: one line; trace: traceback, if it raised."""
+
+    def __init__(self, group: str, rank: int, cause: str, trace: str = "") -> None:
+        super().__init__(f"worker {group} rank {rank}: {cause}" + (f"\n{trace}" if trace else ""))
+        self.group, self.rank, self.cause, self.trace = group, rank, cause, trace
+
+
+class WaitTimeout(WorkflowError, TimeoutError):
+    """A wait passed its deadline."""
+
+
+class ChannelClosed(WorkflowError):
+    """The channel is closed: it has no more items and accepts none."""
+
+
+class WorkflowOver(WorkflowError):
+    """The workflow has ended, for the reason in the message."""
+
+
+_BY_REASON = {"timeout": WaitTimeout, "closed": ChannelClosed, "over": WorkflowOver, "refused": WorkflowError}
+
+
+def as_error(denied: Denied) -> WorkflowError:
+    return _BY_REASON[denied.reason](denied.why)

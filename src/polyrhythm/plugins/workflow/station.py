@@ -6,6 +6,8 @@ a call that waits is paused, and the other workers run.
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 import traceback
 from collections import deque
@@ -15,15 +17,64 @@ from dataclasses import dataclass
 from polyrhythm.plugin import import_address
 from polyrhythm.plugins.cluster.parcels import Parcels, SharedParcels
 from polyrhythm.plugins.workflow import protocol as p
-from polyrhythm.plugins.workflow.carrier import Carrier, Parcel
 from polyrhythm.plugins.workflow.channel import Channel
-from polyrhythm.plugins.workflow.errors import WorkerFailed, WorkflowError
-from polyrhythm.plugins.workflow.turns import Turn
+from polyrhythm.plugins.workflow.protocol import Parcel, WorkerFailed, WorkflowError
+from polyrhythm.plugins.workflow.values import Carrier
 from polyrhythm.plugins.workflow.worker import Place, Worker, WorkerPort, is_public
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import FromWorker, Order, Station, StationTraits, StopWork, ToWorker, WorkerJoined
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
+
+log = logging.getLogger(__name__)
+
+#: Seconds within which a call that is ended has to leave.
+_LEAVE_S = 5.0
+
+
+class Turn:
+    """Runs `body` in a thread that executes only during `resume`, so that only one thread works at a time. Invariant:
+    the body and the caller of `resume` never run simultaneously."""
+
+    def __init__(self, name: str, body: Callable[[], None]) -> None:
+        self._body, self._over, self._ended = body, False, False
+        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def resume(self) -> bool:
+        """Run the body until it pauses or ends; True if it has ended."""
+        self._go.release()
+        self._back.acquire()
+        return self._over
+
+    def pause(self) -> None:
+        """Called by the body: wait for `resume`. StopWork: the body must end."""
+        self._back.release()
+        self._go.acquire()
+        if self._ended:
+            raise StopWork
+
+    def end(self) -> None:
+        """Make the paused body raise StopWork, and wait until it ends."""
+        self._ended = True
+        self._go.release()
+        self._thread.join(_LEAVE_S)
+        if self._thread.is_alive():
+            log.warning("%s does not leave; its thread ends with this process", self._thread.name)
+
+    def _run(self) -> None:
+        """Consumes: turns. Waits for: one. Unblocked by: `resume` or `end`. Produces: the effects of the body."""
+        self._go.acquire()
+        try:
+            if not self._ended:
+                self._body()
+        except StopWork:
+            pass
+        finally:
+            self._over = True
+            self._back.release()
+
 
 #: Longest wait for a message at a time; nothing depends on it.
 _WAIT_S = 60.0

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyrhythm.plugins.workflow.carrier import Carrier
 from polyrhythm.plugins.workflow.channel import Pending, PendingPuts, Port, Reply, begin_get, begin_parcel, begin_put
 from polyrhythm.plugins.workflow.protocol import Get, Put, Request
+from polyrhythm.plugins.workflow.values import Carrier
 
 
 @dataclass(slots=True)

@@ -16,16 +16,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from polyrhythm.plugins.workflow.carrier import Carrier, Parcel, pack_whole
 from polyrhythm.plugins.workflow.channel import Channel, PendingPuts
-from polyrhythm.plugins.workflow.controller import Controller, Result, SkippableClock
-from polyrhythm.plugins.workflow.errors import WorkflowError
+from polyrhythm.plugins.workflow.exchange import Orders, orders_of
 from polyrhythm.plugins.workflow.group import WorkerGroup, station_name
 from polyrhythm.plugins.workflow.hosting import Launcher, Limits, Opened, open_inline, open_local, open_ray
-from polyrhythm.plugins.workflow.protocol import Answer, Denied, Request
-from polyrhythm.plugins.workflow.queues import Orders, orders_of
-from polyrhythm.plugins.workflow.running import ControllerThread, DriverTurns, Running
+from polyrhythm.plugins.workflow.protocol import Answer, Denied, Parcel, Request, WorkflowError
+from polyrhythm.plugins.workflow.running import (
+    Controller,
+    ControllerThread,
+    DriverTurns,
+    Result,
+    Running,
+    SkippableClock,
+)
 from polyrhythm.plugins.workflow.station import WorkerFactory
+from polyrhythm.plugins.workflow.values import Carrier, pack_whole
 from polyrhythm.plugins.workflow.worker import Worker
 from polyrhythm.runtime.factories import Resources, StationList
 from polyrhythm.runtime.transport.sockets import Transport

@@ -7,22 +7,13 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, Protocol, Self
 
 import torch
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.policies import distributions, flow_matching, noise
+from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.base import SETTINGS, named, type_or
-from polyrhythm.policies.flow_methods import (
-    FlowCpsSettings,
-    FlowNoise,
-    FlowNoiseSettings,
-    FlowSdeSettings,
-    Network,
-    OdeSettings,
-    check_steps,
-    start_noise,
-)
+from polyrhythm.policies.flow_matching import FlowMethod, FlowNoise, Network, between, check_steps, start_noise
 from polyrhythm.specs import ArraySpec
 
 
@@ -121,15 +112,6 @@ _FREQUENCIES = 8
 #: Pairs of time and noise for each action of a supervised step; they share the trunk's forward pass, the main cost.
 _SFT_DRAWS = 8
 
-FlowMethod = Annotated[
-    Annotated[OdeSettings, Tag("ode")]
-    | Annotated[FlowSdeSettings, Tag("flow_sde")]
-    | Annotated[FlowCpsSettings, Tag("flow_cps")]
-    | Annotated[FlowNoiseSettings, Tag("flow_noise")],
-    Discriminator(type_or("flow_noise")),
-    BeforeValidator(named),
-]
-
 
 class FlowMatchingSettings(BaseModel):
     """Head with flow matching."""
@@ -142,7 +124,9 @@ class FlowMatchingSettings(BaseModel):
     """Steps from noise to actions (K)."""
     hidden: int = Field(64, ge=1)
     """Units per hidden layer of the network."""
-    method: FlowMethod = Field({"type": "flow_noise"}, validate_default=True)
+    method: Annotated[FlowMethod, Discriminator(type_or("flow_noise")), BeforeValidator(named)] = Field(
+        {"type": "flow_noise"}, validate_default=True
+    )
     """Where noise enters: flow_noise (all steps, learned), flow_sde, flow_cps (one per row), ode (none: not for RL)."""
 
     @model_validator(mode="after")
@@ -158,14 +142,14 @@ class FlowMatchingSettings(BaseModel):
 
 
 class FlowMatchingHead(nn.Module):
-    """The flow-matching head. forward_inputs: the method's (`flow_methods`); log-prob: of the unclipped chain."""
+    """The flow-matching head. forward_inputs: the method's (`flow_matching`); log-prob: of the unclipped chain."""
 
     frequencies: Tensor
 
     def __init__(self, settings: FlowMatchingSettings, width: int, shape: tuple[int, int]) -> None:
         super().__init__()
         self.shape, hidden, entries = shape, settings.hidden, shape[0] * shape[1]
-        self.method = settings.method.build(settings.steps)
+        self.method, self.steps = settings.method, settings.steps
         self.learned = self.method if isinstance(self.method, FlowNoise) else None
         self.from_features = nn.Linear(width, hidden)
         self.from_chunk = nn.Linear(entries, hidden, bias=False)
@@ -187,11 +171,11 @@ class FlowMatchingHead(nn.Module):
     def act(self, features: Tensor, greedy: Tensor, noise_key: Tensor) -> HeadAct:
         network = self._network(features)
         start = torch.where(greedy.view(-1, 1, 1), 0.0, start_noise(self.shape, noise_key))
-        actions, kept = self.method.sample(network, start, greedy, noise_key)
-        return HeadAct(actions, self.method.evaluate(network, kept)[0], kept)
+        actions, kept = self.method.sample(network, self.steps, start, greedy, noise_key)
+        return HeadAct(actions, self.method.evaluate(network, self.steps, kept)[0], kept)
 
     def evaluate(self, features: Tensor, forward_inputs: Mapping[str, Tensor]) -> HeadEvaluation:
-        return HeadEvaluation(*self.method.evaluate(self._network(features), forward_inputs))
+        return HeadEvaluation(*self.method.evaluate(self._network(features), self.steps, forward_inputs))
 
     def sft_loss(self, features: Tensor, actions: Tensor) -> Tensor:
         """Flow-matching loss weighted by t², plus the fit of learned noise.
@@ -214,10 +198,10 @@ class FlowMatchingHead(nn.Module):
 
         Its gradient reaches the trunk through the noise, not through the prediction.
         """
-        t = learned.times(data).expand(len(data), -1)
+        t = learned.times(self.steps, data).expand(len(data), -1)
         predicted = self.out(self._hidden(seen, _noisy(data, t, key, stream=2), t))
         error = data - predicted[..., 0].detach().float()
-        return learned.misfit(error, t.unsqueeze(-1), predicted[..., 1])
+        return learned.misfit(self.steps, error, t.unsqueeze(-1), predicted[..., 1])
 
     def _network(self, features: Tensor) -> Network:
         seen = self.from_features(features)
@@ -240,4 +224,4 @@ class FlowMatchingHead(nn.Module):
 def _noisy(data: Tensor, t: Tensor, key: Tensor, stream: int) -> Tensor:
     """States of data [B,1,C·A] at times t [B,n] -> [B,n,C·A]."""
     draws = noise.normal(key, t.shape[1] * data.shape[2], stream).view(len(key), t.shape[1], -1)
-    return flow_matching.between(data, draws, t.unsqueeze(-1))[0]
+    return between(data, draws, t.unsqueeze(-1))[0]

@@ -31,9 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyrhythm.runtime.memory.published import lock_file
+from polyrhythm.runtime.memory.published import Way, lock_file
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, Stream, copy_into, copy_tensor, fitting, views_of
-from polyrhythm.runtime.memory.ways import Way
 from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, SharedWeights
 
 

@@ -3,7 +3,7 @@
     put, or written by a simulator  →  read in place, by anybody who shares the memory  →  released
 
 A payload id is `block` for a block of this host, or `host/block`. `ArenaPayloads` knows one host and refuses to read
-others' blocks; `plugins.cluster.hosts.payloads` fetches them.
+others' blocks; `plugins.cluster.hosts.directory` fetches them.
 """
 
 from __future__ import annotations

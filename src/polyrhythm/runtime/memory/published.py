@@ -1,21 +1,93 @@
-"""The memory of published weights as bytes: a header, then two equal buffers. No tensor library is needed.
+"""Published weights without a tensor library: the way that they take, their memory as bytes, and their counters.
+
+    reference   within one process: the publication itself, which is a copy
+    host        through the memory that the host's processes share; for a generator on a device, then through pinned
+                memory
+    ipc         from the trainer's device memory, which a generator on the same device has opened (CUDA IPC)
+    peer        the same memory, copied by a generator on another device that can read it (NVLink or PCIe)
+    tcp         from the trainer's host to the generator's, once for each host, then through its shared memory
+
+The way depends on where the two ends are and nothing else: every process decides for itself, and all of them alike.
+docs/design/memory-and-devices.md says why no way is a collective. The shared memory is a header and two equal buffers:
 
     header   version + 1 in each buffer (0: empty), then the number of its publication
     buffer   one version, as a `WeightsLayout` places its tensors
 
 A buffer is written under an exclusive lock of its file and read under a shared one (flock). A process that dies
-releases its lock.
+releases its lock. Counters, which a station's heartbeat carries:
+
+    weights/<way>/versions, bytes, s    taken by a generator, by the way that they came
+    weights/published/versions, …       made readable by the trainer
+    weights/apply/versions, …           brought into the module; meanwhile nothing is served
 """
 
 from __future__ import annotations
 
 import fcntl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
 from polyrhythm.specs.weights import WeightsLayout
+
+Way = Literal["reference", "host", "ipc", "peer", "tcp"]
+CPU = "cpu"
+
+#: Whether the first device (cuda:N) can read the memory of the second.
+Reaches = Callable[[str, str], bool]
+
+
+class Choice(NamedTuple):
+    """The way of versions to one generator. why: a clause for the log."""
+
+    way: Way
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where weights are published and where they are used, as devices (cpu or cuda:N).
+
+    trainer: of its first rank, which publishes; cpu where main does. generators: of all of them. host_only: why the
+    trainer keeps no whole version on its device, a clause; "" if it may.
+    """
+
+    trainer: str = CPU
+    generators: tuple[str, ...] = ()
+    host_only: str = ""
+
+
+ONE_PROCESS = Choice("reference", "trainer and generator are in one process")
+
+
+def choose_way(ends: Ends, generator: str, reaches: Reaches) -> Choice:
+    """The way to a generator on this device, in a process of its own on the trainer's host.
+
+    Example: trainer on cuda:0, generator on cuda:1, which can read cuda:0: peer.
+    """
+    trainer = ends.trainer
+    if generator == CPU:
+        return Choice("host", "the generator is on the CPU")
+    if trainer == CPU:
+        return Choice("host", "weights are published by a process on the CPU")
+    if ends.host_only:
+        return Choice("host", ends.host_only)
+    if generator == trainer:
+        return Choice("ipc", f"trainer and generator are on {trainer}")
+    if reaches(generator, trainer):
+        return Choice("peer", f"{generator} can read the memory of {trainer}")
+    return Choice("host", f"{generator} cannot read the memory of {trainer}")
+
+
+def keeps_copy(ends: Ends, reaches: Reaches) -> bool:
+    """Whether the trainer keeps the newest version on its device, because a generator takes it from there."""
+    return any(choose_way(ends, device, reaches).way in ("ipc", "peer") for device in ends.generators)
+
 
 _HEADER = 64
 EMPTY = -1
@@ -91,3 +163,73 @@ def lock_file(path: Path, operation: int) -> BinaryIO:
 def shared_nbytes(layout: WeightsLayout) -> int:
     """Memory that both buffers need."""
     return _HEADER + 2 * layout.nbytes
+
+
+_PREFIX = "weights"
+PUBLISHED, APPLY = "published", "apply"
+
+
+@dataclass(slots=True)
+class Moved:
+    """Versions, their bytes, and the seconds that they took."""
+
+    versions: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def gb_per_s(self) -> float:
+        """10^9 bytes per second; 0 before anything was moved."""
+        return self.nbytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
+
+    @property
+    def mb(self) -> float:
+        """10^6 bytes of one version in the mean; 0 before the first."""
+        return self.nbytes / self.versions / 1e6 if self.versions else 0.0
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds of one version in the mean; 0 before the first."""
+        return 1e3 * self.seconds / self.versions if self.versions else 0.0
+
+
+class Traffic:
+    """Counts by kind: a way, `PUBLISHED` or `APPLY`."""
+
+    def __init__(self) -> None:
+        self.moved: dict[str, Moved] = {}
+
+    def add(self, kind: str, nbytes: int, seconds: float) -> None:
+        """Count one version."""
+        moved = self.moved.setdefault(kind, Moved())
+        moved.versions += 1
+        moved.nbytes += nbytes
+        moved.seconds += seconds
+
+    @contextmanager
+    def timed(self, kind: str, nbytes: int) -> Iterator[None]:
+        """Count one version, moved within this context, unless that fails."""
+        begin = time.perf_counter()
+        yield
+        self.add(kind, nbytes, time.perf_counter() - begin)
+
+    def statistics(self) -> dict[str, float]:
+        """As counters of a station."""
+        found: dict[str, float] = {}
+        for kind, moved in self.moved.items():
+            counts = (("versions", moved.versions), ("bytes", moved.nbytes), ("s", moved.seconds))
+            found |= {f"{_PREFIX}/{kind}/{name}": float(count) for name, count in counts}
+        return found
+
+
+def read_traffic(counters: Mapping[str, float]) -> dict[str, Moved]:
+    """A station's counters of traffic, by kind."""
+    kinds = dict.fromkeys(name.split("/")[1] for name in counters if name.startswith(f"{_PREFIX}/"))
+    return {
+        kind: Moved(
+            int(counters.get(f"{_PREFIX}/{kind}/versions", 0)),
+            int(counters.get(f"{_PREFIX}/{kind}/bytes", 0)),
+            counters.get(f"{_PREFIX}/{kind}/s", 0.0),
+        )
+        for kind in kinds
+    }

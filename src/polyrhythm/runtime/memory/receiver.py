@@ -1,16 +1,143 @@
 """The receiving end of the weights channel: from a published version into the module that serves.
 
+The bytes of a version cross in chunks to a staging buffer beside the module: while one is on its way to the device from
+one of two pinned buffers, the other is filled from where the version lies. On the CPU nothing is pinned, and chunks are
+copied one after another.
+
 Invariant: `apply` keeps every tensor of the module at its address, so graphs captured over them stay valid.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, bisect_right
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import Any
 
-from polyrhythm.runtime.memory.staging import StagingBuffer
-from polyrhythm.runtime.memory.tensors import Copy, Module, State, check_fit, copy_into
-from polyrhythm.runtime.memory.traffic import APPLY, Traffic
+import torch
+from torch import Tensor
+
+from polyrhythm.runtime.memory.published import APPLY, Traffic
+from polyrhythm.runtime.memory.tensors import Copy, Module, State, as_bytes, check_fit, copy_into, views_of
 from polyrhythm.runtime.memory.weights import NOTHING, Publication, Weights
+from polyrhythm.specs.weights import WeightsLayout
+
+
+class CopyStream:
+    """A stream for copies that go on beside the computation of `device`, which is on the thread's current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._api: Any = torch.cuda if device.type == "cuda" else torch.cpu
+        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else torch.cpu.Stream()
+
+    def active(self) -> AbstractContextManager[Any]:
+        """What is queued within goes to this stream."""
+        context: AbstractContextManager[Any] = self._api.stream(self.stream)
+        return context
+
+    def event(self, *, blocking: bool = False) -> Any:
+        """An event that has not been recorded: waiting for it returns at once. blocking: a thread that waits for it
+        sleeps instead of holding its core."""
+        return torch.cuda.Event(blocking=blocking) if self.device.type == "cuda" else torch.cpu.Event()
+
+    def record(self, event: Any) -> None:
+        """The event happens when this stream has come here."""
+        event.record(self.stream)
+
+    def wait(self, event: Any) -> None:
+        """This stream goes on after the event."""
+        self.stream.wait_event(event)
+
+    def wait_for_computation(self) -> None:
+        """This stream goes on after what the computation has queued so far."""
+        self.stream.wait_stream(self._computation())
+
+    def record_computation(self, event: Any) -> None:
+        """The event happens when the computation has come here."""
+        event.record(self._computation())
+
+    def computation_waits(self, event: Any) -> None:
+        """The computation goes on after the event."""
+        self._computation().wait_event(event)
+
+    def _computation(self) -> Any:
+        return self._api.current_stream(self.device)
+
+
+CHUNK_BYTES = 32 * 2**20
+
+
+class StagingBuffer:
+    """Memory for one version on `device`, filled over a stream of its own.
+
+    Invariant: what was filled is whole before it is used, and used before it is filled anew; the device keeps this
+    order, so no thread waits for it.
+    """
+
+    def __init__(self, layout: WeightsLayout, device: torch.device, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._layout, self._copies = layout, CopyStream(device)
+        self._memory = torch.empty(layout.nbytes, dtype=torch.uint8, device=device)
+        self._copies.wait_for_computation()  # it may still use what this memory was before
+        self.tensors = views_of(layout, self._memory)
+        self._offsets = [placed.offset for placed in layout.tensors]
+        self._chunk_bytes = min(chunk_bytes, max(layout.nbytes, 1))
+        self._chunks: list[tuple[Tensor, Any]] = []
+        self._filled, self._used = self._copies.event(), self._copies.event()
+        if device.type == "cuda":
+            self._memory.record_stream(self._copies.stream)
+
+    def fill(self, _into: State, state: State) -> None:
+        """Copy a version in, in the dtypes of the layout: the `copy` of `Weights.fetch`. When this returns, the host's
+        part is done: `state` is not read any more."""
+        with torch.no_grad(), self._copies.active():
+            self._copies.wait(self._used)
+            if next(iter(state.values())).device.type == self._copies.device.type == "cuda":
+                self._fill_from_device(state)
+            else:
+                self._fill_from_host(state)
+            self._copies.record(self._filled)
+
+    def _fill_from_device(self, state: State) -> None:
+        self._copies.wait_for_computation()  # which has made the version
+        for name, tensor in self.tensors.items():
+            tensor.copy_(state[name], non_blocking=True)
+        self._copies.stream.synchronize()
+
+    def _fill_from_host(self, state: State) -> None:
+        size = self._layout.nbytes
+        for number, first in enumerate(range(0, size, self._chunk_bytes)):
+            chunk, sent = self._chunk(number)
+            sent.synchronize()
+            part = chunk[: min(self._chunk_bytes, size - first)]
+            self._read(part, first, state)
+            self._memory[first : first + len(part)].copy_(part, non_blocking=True)
+            self._copies.record(sent)
+
+    def _chunk(self, number: int) -> tuple[Tensor, Any]:
+        """One of the two buffers, in turn, and the event that it has been sent."""
+        if number >= len(self._chunks) < 2:
+            pinned = self._copies.device.type == "cuda"
+            memory = torch.zeros(self._chunk_bytes, dtype=torch.uint8, pin_memory=pinned)
+            self._chunks.append((memory, self._copies.event(blocking=True)))
+        return self._chunks[number % 2]
+
+    def _read(self, chunk: Tensor, first: int, state: State) -> None:
+        """Write the version's bytes from `first` on into the chunk."""
+        tensors, end = self._layout.tensors, first + len(chunk)
+        for placed in islice(tensors, bisect_right(self._offsets, first) - 1, bisect_left(self._offsets, end)):
+            begin, stop = max(placed.offset, first), min(placed.offset + placed.spec.nbytes, end)
+            if begin < stop:
+                source = as_bytes(state[placed.name])
+                chunk[begin - first : stop - first].copy_(source[begin - placed.offset : stop - placed.offset])
+
+    def copy_to(self, own: State) -> None:
+        """Overwrite the module's tensors, in the order of its computation."""
+        self._copies.computation_waits(self._filled)
+        with torch.no_grad():
+            torch._foreach_copy_([own[name] for name in self.tensors], list(self.tensors.values()))
+        self._copies.record_computation(self._used)
 
 
 class Receiver:

@@ -25,7 +25,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
-from polyrhythm.runtime.memory.published import EMPTY, PublishedMemory
+from polyrhythm.runtime.memory.published import EMPTY, PUBLISHED, PublishedMemory, Traffic, Way
 from polyrhythm.runtime.memory.tensors import (
     Copy,
     Device,
@@ -37,8 +37,6 @@ from polyrhythm.runtime.memory.tensors import (
     tensors_over,
     to_dtype,
 )
-from polyrhythm.runtime.memory.traffic import PUBLISHED, Traffic
-from polyrhythm.runtime.memory.ways import Way
 from polyrhythm.specs.weights import WeightsLayout
 
 

@@ -24,13 +24,19 @@ from polyrhythm.errors import PolyrhythmError
 from polyrhythm.readable import set_up_logging
 from polyrhythm.runtime.factories import Resources, StationContext, make_parts, unpack
 from polyrhythm.runtime.hosts import HostView
-from polyrhythm.runtime.memory.allocator import keep_freed_memory
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.memory.process_memory import open_memory
+from polyrhythm.runtime.memory.process_memory import keep_freed_memory, open_memory
 from polyrhythm.runtime.messages import Channels, Departed, Spans, merge_joined, process_address, rank_name
-from polyrhythm.runtime.processes.outgoing import Outgoing
-from polyrhythm.runtime.processes.part_inbox import FrameReader, InboxThread, OwnInbox, PartInbox, PartQueue
-from polyrhythm.runtime.processes.station_thread import StationThread, largest_message
+from polyrhythm.runtime.processes.station_thread import (
+    FrameReader,
+    InboxThread,
+    Outgoing,
+    OwnInbox,
+    PartInbox,
+    PartQueue,
+    StationThread,
+    largest_message,
+)
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys
 from polyrhythm.runtime.transport.drops import DropCounter

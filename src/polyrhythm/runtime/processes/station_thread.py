@@ -1,28 +1,43 @@
-"""One part of a station at work in its thread: its messages, the station, and nothing shared with the other parts."""
+"""One part of a station at work in its thread, and the messages of a station's process.
+
+A process has one inbox. Its only part reads the inbox itself, so that no other thread has to wake up first; where there
+are more parts, one thread reads the inbox and hands each part its messages. Messages of a part's thread leave at the
+end of its unit of work, in one frame to each process; those of other threads leave at once. Each thread's messages
+arrive in its order.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
 
 from polyrhythm.conformance import own_call
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import (
     ORDERS,
     Departed,
+    FromWorker,
     Joined,
     Order,
     Reply,
+    Report,
     Station,
     StationTraits,
     StopWork,
     Unobeyable,
+    split_address,
 )
-from polyrhythm.runtime.processes.part_inbox import PartInbox
 from polyrhythm.runtime.spans import SpanLog
+from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
+from polyrhythm.runtime.transport.sockets import Inbox, Outbox, Sockets, SocketsClosed, wait_for
 from polyrhythm.runtime.transport.wire import (
     LARGEST,
     Connect,
@@ -34,7 +49,202 @@ from polyrhythm.runtime.transport.wire import (
     Stop,
     decode,
     encode,
+    unframe,
 )
+from polyrhythm.scheduler import records
+
+log = logging.getLogger(__name__)
+
+
+class Outgoing:
+    """The outboxes of a process: one to main, one to each process that asks for replies. main: its endpoint."""
+
+    def __init__(self, sockets: Sockets, main: str) -> None:
+        self._sockets, self._main = sockets, sockets.outbox(main)
+        self._processes: dict[str, Outbox] = {}
+        self._collected: dict[int, list[tuple[int, bytes]]] = {}
+
+    def send(self, message: wire.Message) -> None:
+        """To main, now."""
+        self._main.send(wire.encode(message))
+
+    def begin_frame(self) -> None:
+        """Collect from now on what this thread says to main, until it calls `flush`."""
+        self._collected[threading.get_ident()] = []
+
+    def send_event(self, message: records.Event | FromWorker | Report) -> None:
+        """To main: now, or with all else that this thread says in its unit of work."""
+        content = wire.encode(message)
+        collected = self._collected.get(threading.get_ident())
+        if collected is None:
+            self._main.send(content)
+        else:
+            collected.append((0, content))
+
+    def flush(self) -> None:
+        """Send the messages of this thread that wait."""
+        collected = self._collected[threading.get_ident()]
+        if collected:
+            self._main.send(wire.frame(collected))
+            collected.clear()
+
+    def reply(self, replies: Sequence[Reply]) -> None:
+        """Send replies now, those to one process together."""
+        frames: dict[str, list[tuple[int, bytes]]] = {}
+        for reply in replies:
+            process, part = split_address(reply.reply_to)
+            if part < 0 or process not in self._processes:
+                log.warning("a reply to %s is dropped: %s has ended", reply.slot, reply.reply_to)
+            else:
+                frames.setdefault(process, []).append((part, wire.encode_reply(reply)))
+        for process, messages in frames.items():
+            self._processes[process].send(wire.frame(messages))
+
+    def connect(self, message: wire.Connect) -> None:
+        """Replies to a process go elsewhere, or nowhere. UnfitMessage: there can be no process of this run."""
+        if message.endpoint and not self._sockets.could_be(message.endpoint):
+            raise UnfitMessage("impossible", f"no process of this run is at {message.endpoint!r}")
+        old = self._processes.pop(message.address, None)
+        if old is not None:
+            old.close()
+        if message.endpoint:
+            self._processes[message.address] = self._sockets.outbox(message.endpoint)
+
+    def close(self, linger_s: float) -> None:
+        """Close all; what main has not got within `linger_s` is lost."""
+        self._main.close(linger_s)
+        for outbox in self._processes.values():
+            outbox.close()
+
+
+#: Longest wait of the reading thread; nothing depends on it.
+_READ_S = 60.0
+
+
+class PartInbox(Protocol):
+    """Where a part gets its messages, encoded."""
+
+    def receive(self, seconds: float = 0.0, or_ready: Any = None) -> Content | None:
+        """The next message; None if none has come within `seconds`, or before something came to `or_ready`, a socket of
+        ZeroMQ's or a descriptor."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class FrameReader:
+    """Takes the frames of an inbox apart. parts: of this process; what is for another one is dropped and counted."""
+
+    def __init__(self, inbox: Inbox, drops: DropCounter, largest: int, parts: int) -> None:
+        self.inbox = inbox
+        self._drops, self._largest, self._parts = drops, largest, parts
+
+    def messages(self, content: bytes) -> Iterable[tuple[int, Content]]:
+        """The messages of a frame, each with its part."""
+        try:
+            found = unframe(content, self._largest)
+        except UnfitMessage as unfit:
+            self._drops.drop(unfit.kind, str(unfit))
+            return
+        for part, message in found:
+            if 0 <= part < self._parts:
+                yield part, message
+            else:
+                self._drops.drop("misdirected", f"a message for part {part} of {self._parts}")
+
+
+class OwnInbox:
+    """The inbox of a process with one part, which reads it."""
+
+    def __init__(self, reader: FrameReader) -> None:
+        self._reader = reader
+        self._waiting: deque[Content] = deque()
+
+    def receive(self, seconds: float = 0.0, or_ready: Any = None) -> Content | None:
+        while not self._waiting:
+            if or_ready is not None and seconds > 0:
+                wait_for([self._reader.inbox.socket, or_ready], seconds)
+                seconds = 0.0
+            content = self._reader.inbox.receive(seconds)
+            if content is None:
+                return None
+            self._waiting.extend(message for _, message in self._reader.messages(content))
+        return self._waiting.popleft()
+
+    def close(self) -> None:
+        self._reader.inbox.close()
+
+
+class PartQueue:
+    """The messages for one of several parts."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Content] = SimpleQueue()
+        self._filled = -1  # event descriptor, once somebody waits for a message or something else
+        self._open = threading.Lock()
+
+    def put(self, content: Content) -> None:
+        self._queue.put(content)
+        with self._open:
+            if self._filled >= 0:
+                os.eventfd_write(self._filled, 1)
+
+    def receive(self, seconds: float = 0.0, or_ready: Any = None) -> Content | None:
+        if seconds > 0 and or_ready is not None:
+            self._wait(seconds, or_ready)
+            seconds = 0.0
+        if seconds <= 0 and self._queue.empty():
+            return None
+        try:
+            return self._queue.get(timeout=seconds) if seconds > 0 else self._queue.get_nowait()
+        except Empty:
+            return None
+
+    def _wait(self, seconds: float, or_ready: Any) -> None:
+        if self._filled < 0:
+            self._filled = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        if self._queue.empty():  # asked after it was opened: who puts a message from now on writes to it
+            wait_for([self._filled, or_ready], seconds)
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._filled)
+
+    def close(self) -> None:
+        """The inbox is the reading thread's."""
+        with self._open:
+            filled, self._filled = self._filled, -1
+            if filled >= 0:
+                os.close(filled)
+
+
+class InboxThread:
+    """Reads the inbox of a process with several parts. error: what ended it, if anything did; `on_end` follows."""
+
+    def __init__(self, reader: FrameReader, queues: list[PartQueue], on_end: Callable[[], None]) -> None:
+        self.error: BaseException | None = None
+        self._reader, self._queues, self._on_end = reader, queues, on_end
+        self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        """Consumes: frames. Waits for: one. Unblocked by: one, or the closing of the sockets, which ends the thread.
+        Produces: the messages in them, each in its part's queue."""
+        reader, queues = self._reader, self._queues
+        try:
+            while True:
+                content = reader.inbox.receive(_READ_S)
+                if content is not None:
+                    for part, message in reader.messages(content):
+                        queues[part].put(message)
+        except SocketsClosed:
+            pass
+        except BaseException as error:  # noqa: BLE001 - the process ends with it
+            self.error = error
+            self._on_end()
+        finally:
+            reader.inbox.close()
+
 
 #: Longest wait for a message, after which the station is asked again whether there is work.
 _WAIT_S = 1.0

@@ -23,9 +23,8 @@ from polyrhythm.runtime.factories import Joining, Resources, StationList, pack
 from polyrhythm.runtime.hosts import MAIN, SAME, ClockOffset, Hosts, SpanAlignment
 from polyrhythm.runtime.messages import Joined, process_address, rank_name
 from polyrhythm.runtime.processes.child import ChildSpec
-from polyrhythm.runtime.processes.incarnation import Incarnation, Rank
+from polyrhythm.runtime.processes.incarnation import AWAITING, FailureTracker, Incarnation, Rank, SupervisionLimits
 from polyrhythm.runtime.processes.start import ProcessHandle, Spawn
-from polyrhythm.runtime.processes.supervision import AWAITING, FailureTracker, SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.runtime.transport.sockets import Outbox, Sockets

@@ -8,8 +8,8 @@ from tests.oracles.guarantees import GuaranteeChecker
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
+from polyrhythm.plugins.virtual.clustersim.measures import summarise
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.plugins.virtual.clustersim.summary import summarise
 
 
 def settings(

@@ -1,6 +1,6 @@
 import pytest
 
-from polyrhythm.plugins.virtual.clustersim.clock import Level, Presence, VirtualClock
+from polyrhythm.plugins.virtual.clustersim.clock import Level, VirtualClock
 
 
 def test_calls_come_by_time_and_at_one_instant_in_the_order_of_planning() -> None:
@@ -22,11 +22,10 @@ def test_time_never_runs_backwards() -> None:
     assert clock.now == 3.0
 
 
-def test_a_level_is_integrated_and_presence_counts_time_with_any() -> None:
-    level, presence = Level(), Presence()
-    for meter in (level, presence):
-        meter.add(1.0, 2)
-        meter.add(3.0, -1)
-        meter.add(4.0, -1)
+def test_a_level_is_integrated_and_time_with_any_is_counted() -> None:
+    level = Level()
+    level.add(1.0, 2)
+    level.add(3.0, -1)
+    level.add(4.0, -1)
     assert level.integral(10.0) == pytest.approx(2 * 2 + 1)
-    assert presence.integral(10.0) == pytest.approx(3)
+    assert level.present(10.0) == pytest.approx(3)

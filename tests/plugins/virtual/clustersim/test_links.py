@@ -9,7 +9,7 @@ from tests.oracles.arbitrary import arbitrary_hosts
 from tests.plugins.virtual.clustersim.clusters import run, settings, times
 
 from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
-from polyrhythm.plugins.virtual.clustersim.network import Network
+from polyrhythm.plugins.virtual.clustersim.hardware import Network
 from polyrhythm.scheduler.records import (
     BatchDone,
     GeneratorJoined,

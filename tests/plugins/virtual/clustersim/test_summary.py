@@ -94,7 +94,7 @@ def test_the_trace_shows_the_first_slots_all_generators_and_the_trainer(tmp_path
 
 def test_a_simulated_slot_is_at_what_a_real_one_can_be_at() -> None:
     real = {spans.STEPPING, spans.RESETTING, spans.TICKETS, spans.THREAD, spans.GENERATOR, spans.IN_BATCH}
-    assert set(Measures().slot_states.seconds) == real
+    assert set(Measures().states["slots"]) == real
 
 
 def test_what_was_thrown_away_is_compared_with_what_was_trained() -> None:

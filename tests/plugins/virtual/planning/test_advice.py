@@ -6,14 +6,13 @@ import json
 
 import pytest
 
-from polyrhythm.plugins.virtual.planning.advice import Case, advise
-from polyrhythm.plugins.virtual.planning.theory import Workload
+from polyrhythm.plugins.virtual.planning import Workload, advise
 
 WORK = Workload(samples=8, workers=4, rollout_s=10.0, longest_s=20.0, train_s=6.0)
 
 
 def test_each_answer() -> None:
-    found = advise(Case(WORK, max_lag=1.0, pool_longest_s=24.0, reached_s=20.0))
+    found = advise(WORK, max_lag=1.0, pool_longest_s=24.0, reached_s=20.0)
     # g = 20, t = 12 on all workers; the longest is 20 s of 8 samples and 24 s of 16.
     assert (found["t_sync_s"], found["t_sync_floor_s"], found["t_async_s"]) == (52.0, 32.0, 44.0)
     assert found["share"] == pytest.approx(12 / 44)
@@ -46,6 +45,6 @@ def test_each_answer() -> None:
 
 
 def test_below_one_version_of_lag_the_least_speed_up_is_that_of_the_paced_bound() -> None:
-    split = advise(Case(WORK, max_lag=0.0, pool_longest_s=20.0))["splits"]["equal_pace"]
+    split = advise(WORK, max_lag=0.0, pool_longest_s=20.0)["splits"]["equal_pace"]
     assert split["paced_s"] == 40.0 + 24.0 + 20.0
     assert split["speed_up_least"] == pytest.approx(32 / 84)

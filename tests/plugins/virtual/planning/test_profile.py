@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.plugins.virtual.planning.advice import Layout, profile
+from polyrhythm.plugins.virtual.planning import Layout, profile
 
 #: Two simulators of two env batches in processes, one generator, one trainer: 6 workers, 24 rows.
 LAYOUT = Layout(version_samples=16, versions=10, simulators=2, parts=2, mean_over=2, generators=1, rows=24)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.transport.sealed import ConnectionTicket, Place, anywhere, connect
+from polyrhythm.plugins.cluster.sealed import ConnectionTicket, Place, anywhere, connect
 from polyrhythm.runtime.transport.sockets import Sockets
 
 #: Seconds of a limit that are not worth waiting for.
@@ -26,7 +26,7 @@ class HostSilent(ConnectionError, LookupError):
 
 
 class Connection(Protocol):
-    """To a host's server (`plugins.cluster.transport.sealed.SealedConnection`)."""
+    """To a host's server (`plugins.cluster.sealed.SealedConnection`)."""
 
     @property
     def is_usable(self) -> bool: ...

@@ -9,14 +9,22 @@ No code is executed by receiving one (no pickle).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
-
-from polyrhythm.plugins.cluster.hosts.identity import Known
 
 #: Seconds that an answer may take where nobody says otherwise: it is read from memory, so the rest is the link's.
 #: No host is lost by one that does not come (`plugins.cluster.hosts.directory`).
 ANSWER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A host of the run. folder: the name of the run's folder there; token: what was written into it."""
+
+    host: str
+    folder: str
+    token: str
 
 
 class Posted(msgspec.Struct, frozen=True, tag=0):

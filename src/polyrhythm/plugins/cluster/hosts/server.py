@@ -1,7 +1,7 @@
 """Serves what a host holds to the processes of the run's other hosts: requests, finished samples, published weights.
 
 It only reads, but a parcel is given once. Who has proven the run's keys gets a ticket for a sealed connection
-(`plugins.cluster.transport.sealed_port`) and asks there; a question that cannot be decoded or answered gets the reason.
+(`plugins.cluster.sealed_port`) and asks there; a question that cannot be decoded or answered gets the reason.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.identity import find_shared
+from polyrhythm.plugins.cluster.hosts.memory import find_shared
 from polyrhythm.plugins.cluster.hosts.pieces import pieces_of_request, pieces_of_sample
 from polyrhythm.plugins.cluster.parcels import read_part
-from polyrhythm.plugins.cluster.transport.sealed import MOST_PIECES, BrokenSeal, SealedConnection
-from polyrhythm.plugins.cluster.transport.sealed_port import SealedPort
+from polyrhythm.plugins.cluster.sealed import MOST_PIECES, BrokenSeal, SealedConnection
+from polyrhythm.plugins.cluster.sealed_port import SealedPort
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.memory.shared_folder import shared_root

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.plugins.cluster.hosts.agent import Found
-from polyrhythm.plugins.cluster.hosts.nodes import FOUND_S, Node
+from polyrhythm.plugins.cluster.hosts.agent import FOUND_S, Found, Node
 
 log = logging.getLogger(__name__)
 

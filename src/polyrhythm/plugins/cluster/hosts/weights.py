@@ -19,9 +19,8 @@ import msgspec
 
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import DataClient
-from polyrhythm.runtime.memory.published import EMPTY, lock_file
+from polyrhythm.runtime.memory.published import EMPTY, Traffic, lock_file
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, Stream, copy_into
-from polyrhythm.runtime.memory.traffic import Traffic
 from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, SharedWeights
 from polyrhythm.specs.weights import WeightsLayout
 

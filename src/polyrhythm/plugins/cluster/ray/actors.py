@@ -1,25 +1,34 @@
-"""What runs on a node of a Ray cluster: plain classes, which `plugins.cluster.ray.cluster` makes actors of.
+"""The processes of stations and agents in actors of a Ray cluster, and the thread that watches them.
 
-An actor starts the process of a station or of a host's agent, and is its parent: it knows how the process ended, and
-the process dies with it.
+An actor starts a process on its node and is its parent: it knows how the process ended, and the process dies with it.
+No call here waits for Ray in the thread of the run: an actor is asked, and its answers are received by the watcher.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import ray
+from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
 
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found
-from polyrhythm.plugins.cluster.hosts.nodes import AgentProcess
-from polyrhythm.plugins.cluster.ray.versions import Versions, own_versions, why_not
+from polyrhythm.plugins.cluster.hosts.agent import AgentProcess, AgentSpec, Found
+from polyrhythm.plugins.cluster.ray.reach import Versions, own_versions, why_not
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.start import start_child
+
+log = logging.getLogger(__name__)
 
 
 class StationActor:
@@ -78,3 +87,189 @@ class AgentActor:
         if self._agent is not None:
             self._agent.close()
             self._agent = None
+
+
+#: Seconds between two looks at the actors, and between two readings of a log.
+_LOOK_S, _LOG_S = 0.2, 1.0
+#: Seconds that an actor may take to answer.
+ANSWER_S = 5.0
+#: Seconds after which a process counts as ended that was killed and whose actor says nothing, though its host is not
+#: lost: longer than a busy machine keeps an actor waiting, or Ray needs to find that one is gone.
+_ABANDONED_S = 20.0
+#: Most bytes of a log that are brought at a time.
+_LOG_BYTES = 2**20
+#: What a process that went with its actor or node is said to have ended by.
+_WITH_ITS_NODE = -signal.SIGKILL
+#: Status of a process that its actor could not start.
+_NOT_STARTED = 1
+
+
+class ActorProcess:
+    """A station's process in `actor`. file: where its log goes. host_lost: that of its node is. abandoned: it counts as
+    ended, and may still live."""
+
+    def __init__(self, actor: Any, file: Path) -> None:
+        self.actor = actor
+        self._file = file
+        self._offset, self._read_at = 0, time.monotonic()
+        self._status: int | None = None
+        self._over = threading.Event()
+        self._killed_at = float("inf")
+        self.abandoned = self.host_lost = False
+        self._pid_ref, self._reading = actor.pid.remote(), None
+        self._pid = 0
+        self.ended = actor.wait.remote()
+
+    @property
+    def pid(self) -> int:
+        """Its process id on its node; 0 while that is not known."""
+        if not self._pid:
+            try:
+                self._pid = ray.get(self._pid_ref, timeout=ANSWER_S)
+            except RayError:
+                return 0
+        return self._pid
+
+    def poll(self) -> int | None:
+        return self._status
+
+    def wait(self, timeout: float) -> int:
+        if not self._over.wait(timeout):
+            raise subprocess.TimeoutExpired("a station in an actor", timeout)
+        assert self._status is not None
+        return self._status
+
+    def kill(self) -> None:
+        """Have the actor kill it; an actor that does not answer is given up, with its node."""
+        self._killed_at = min(self._killed_at, time.monotonic())
+        self.actor.kill.remote()
+
+    # ------------------------------------------------------------ the watcher's thread
+
+    def look(self, now: float) -> bool:
+        """Take what the actor has answered; True if the process has ended."""
+        if ray.wait([self.ended], timeout=0)[0]:
+            self._finish(self._exit_status())
+            return True
+        if now >= self._killed_at + (0.0 if self.host_lost else _ABANDONED_S):
+            log.warning("a node does not answer; the station there counts as ended")
+            self.abandoned = True
+            self._finish(_WITH_ITS_NODE)
+            return True
+        if self._reading is not None and ray.wait([self._reading], timeout=0)[0]:
+            self._keep(self._reading)
+        elif self._reading is None and now >= self._read_at + _LOG_S:
+            self._reading = self.actor.read_log.remote(self._offset, _LOG_BYTES)
+        return False
+
+    def _exit_status(self) -> int:
+        try:
+            status: int = ray.get(self.ended, timeout=ANSWER_S)
+        except RayError as error:
+            return _WITH_ITS_NODE if self._has_started() or _is_of_node(error) else self._not_started(error)
+        while self._keep(self._reading or self.actor.read_log.remote(self._offset, _LOG_BYTES)) == _LOG_BYTES:
+            pass
+        self._keep(self.actor.read_log.remote(self._offset, _LOG_BYTES))
+        return status
+
+    def _has_started(self) -> bool:
+        try:
+            ray.get(self._pid_ref, timeout=0)
+        except RayError:
+            return False
+        return True
+
+    def _not_started(self, error: RayError) -> int:
+        """The status of a process that its actor could not start; why is in the log, as if the process had said it."""
+        self._write(f"{last_line(error)}\n".encode())
+        return _NOT_STARTED
+
+    def _write(self, content: bytes) -> None:
+        try:
+            with self._file.open("ab") as file:
+                file.write(content)
+        except OSError as error:
+            log.warning("%s: %d bytes of a station's log are lost (%s)", self._file, len(content), error.strerror)
+
+    def _keep(self, reading: Any) -> int:
+        """Append what was read to the log; how much it was."""
+        self._reading, self._read_at = None, time.monotonic()
+        try:
+            content: bytes = ray.get(reading, timeout=ANSWER_S)
+        except RayError:
+            return 0
+        if content:
+            self._write(content)
+            self._offset += len(content)
+        return len(content)
+
+    def _finish(self, status: int) -> None:
+        """Tell at once that it has ended, as the run waits for that, then end the actor."""
+        self.end(status)
+        ray.kill(self.actor)
+
+    def end(self, status: int = _WITH_ITS_NODE) -> None:
+        """From now on it counts as ended."""
+        self._status = status
+        self._over.set()
+
+    def abandon(self) -> None:
+        """Nothing is heard of it any more: it counts as ended, and may still live."""
+        self.abandoned = True
+        self.end()
+
+
+def last_line(error: BaseException) -> str:
+    """The end of what it says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def _is_of_node(error: RayError) -> bool:
+    """Whether an actor could not be made because its node is gone, or going."""
+    if isinstance(error, ActorDiedError):
+        return "creation task" not in str(error)  # else its own `__init__` failed
+    return isinstance(error, ActorUnschedulableError)
+
+
+class Watcher:
+    """Looks at the actors in a thread of its own, until it is closed."""
+
+    def __init__(self) -> None:
+        self._processes: list[ActorProcess] = []
+        self._turn, self._over = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ray", daemon=True)
+        self._thread.start()
+
+    def add(self, process: ActorProcess) -> None:
+        with self._turn:
+            self._processes.append(process)
+
+    def _run(self) -> None:
+        """Consumes: answers of actors. Waits for: the end of one of their processes, or `_LOOK_S`. Unblocked by: these.
+        Produces: exit statuses and logs. Where the cluster itself no longer answers, or looking fails otherwise, all
+        processes are abandoned, so that main knows."""
+        while not self._over.is_set():
+            try:
+                self._look()
+            except Exception as error:  # main is told, whatever it was
+                log.exception("the Ray cluster does not answer (%s); its stations are abandoned", type(error).__name__)
+                with self._turn:
+                    processes, self._processes = self._processes, []
+                for process in processes:
+                    process.abandon()
+
+    def _look(self) -> None:
+        with self._turn:
+            processes = list(self._processes)
+        if processes:
+            ray.wait([process.ended for process in processes], timeout=_LOOK_S)
+        else:
+            self._over.wait(_LOOK_S)
+        over = [process for process in processes if process.look(time.monotonic())]
+        with self._turn:
+            self._processes = [process for process in self._processes if process not in over]
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self._thread.join()

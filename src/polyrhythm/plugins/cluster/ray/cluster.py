@@ -25,14 +25,19 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from polyrhythm.errors import StartError
-from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found
-from polyrhythm.plugins.cluster.hosts.nodes import FOUND_S, Node
+from polyrhythm.plugins.cluster.hosts.agent import FOUND_S, AgentSpec, Found, Node
 from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, Sight
-from polyrhythm.plugins.cluster.ray.actors import AgentActor, StationActor
-from polyrhythm.plugins.cluster.ray.reach import AUTO, LOCAL, check_reachable
-from polyrhythm.plugins.cluster.ray.stations import ANSWER_S, ActorProcess, Watcher, last_line
-from polyrhythm.plugins.cluster.ray.versions import check_room, describe_wanted, own_versions, ray_differs
-from polyrhythm.plugins.cluster.transport.sealed import check_sealing
+from polyrhythm.plugins.cluster.ray.actors import ANSWER_S, ActorProcess, AgentActor, StationActor, Watcher, last_line
+from polyrhythm.plugins.cluster.ray.reach import (
+    AUTO,
+    LOCAL,
+    check_reachable,
+    check_room,
+    describe_wanted,
+    own_versions,
+    ray_differs,
+)
+from polyrhythm.plugins.cluster.sealed import check_sealing
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.start import ProcessHandle
@@ -236,7 +241,7 @@ class Cluster:
 
 
 class RayNode:
-    """A node of a cluster, as `plugins.cluster.hosts.nodes.Node`. id: Ray's."""
+    """A node of a cluster, as `plugins.cluster.hosts.agent.Node`. id: Ray's."""
 
     def __init__(self, cluster: Cluster, node: str, address: str) -> None:
         self.name, self.address = f"node {address} ({node[:8]})", address

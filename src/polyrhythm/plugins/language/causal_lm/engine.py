@@ -10,6 +10,10 @@ its keys and values and sample from the same features.
 After a weight change the keys and values of running requests are kept, as in other engines: their next log-probs mix
 new weights with old keys. `refresh` recomputes the keys and values instead, so every log-prob is that of the weights
 alone.
+
+The distribution that tokens are sampled from is the same in generation and in training: logits are divided by the
+temperature, then cut to the `top_k` largest and to the smallest set of probability `top_p`; the rest is renormalised.
+All in float32.
 """
 
 from __future__ import annotations
@@ -17,18 +21,76 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
 from polyrhythm.plugins.language.causal_lm.packing import Packing, SlotCache
-from polyrhythm.plugins.language.causal_lm.sampling import Sampling, draw, process_logits
-from polyrhythm.policies import noise
+from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.engine import EngineRequest, Generated, Progress, refuse_unfit
 
 #: Attention reads a multiple of so many positions of rows of different lengths, so that shapes repeat.
 _STRIDE = 16
+
+
+class Sampling(NamedTuple):
+    """Sampling parameters. temperature > 0; top_k: number of tokens, 0 for all; top_p: probability, 1 for all; choices:
+    number of valid ids, which may be fewer than the logits."""
+
+    choices: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @property
+    def cuts(self) -> bool:
+        """Whether top_k or top_p excludes tokens."""
+        return 0 < self.top_k < self.choices or self.top_p < 1.0
+
+
+def process_logits(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:
+    """Log-probs [..., choices] float32 of logits [..., V]; -inf for excluded tokens.
+
+    keep [...] int64: sampled tokens that are never excluded. They were allowed under the policy that sampled them;
+    under other weights they may be excluded, and their ratio would be 0 or infinite.
+    """
+    log_p = distributions.log_probs(logits[..., : sampling.choices] / sampling.temperature)
+    if not sampling.cuts:
+        return log_p
+    kept = _kept(log_p.detach(), sampling)
+    if keep is not None:
+        kept.scatter_(-1, keep.unsqueeze(-1), True)
+    return distributions.log_probs(log_p.masked_fill(~kept, -torch.inf))
+
+
+def _kept(log_p: Tensor, sampling: Sampling) -> Tensor:
+    """Tokens that are not excluded: bool [..., choices]; at least the most likely one."""
+    kept = torch.ones_like(log_p, dtype=torch.bool)
+    if 0 < sampling.top_k < sampling.choices:
+        kept &= log_p >= log_p.topk(sampling.top_k, dim=-1).values[..., -1:]
+    if sampling.top_p < 1.0:
+        p, order = log_p.masked_fill(~kept, -torch.inf).softmax(-1).sort(dim=-1, descending=True)
+        before = p.cumsum(-1) - p
+        kept &= torch.zeros_like(kept).scatter_(-1, order, before < sampling.top_p)
+    return kept
+
+
+def draw(log_p: Tensor, uniform: Tensor, greedy: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample tokens [B] int64 with their log-probs [B] from log_p [B,K], uniform [B] in (0,1) and greedy [B] bool."""
+    best = log_p.argmax(-1)
+    token = distributions.categorical_sample(log_p, uniform, greedy, best)
+    logprob = distributions.categorical_logprob(log_p, token)
+    cut = logprob.isinf()  # rounding at the upper end of the last token's interval
+    token = torch.where(cut, best, token)
+    return token, torch.where(cut, distributions.categorical_logprob(log_p, best), logprob)
+
+
+def entropy(log_p: Tensor) -> Tensor:
+    """Entropy [...] in nats of log-probs [..., K], which may contain -inf."""
+    finite = log_p.masked_fill(log_p.isinf(), 0.0)
+    return -(log_p.exp() * finite).sum(-1)
 
 
 @dataclass(slots=True)

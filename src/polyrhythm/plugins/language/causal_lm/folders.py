@@ -13,7 +13,7 @@ from polyrhythm.cli.show import aligned
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import new_folder
 from polyrhythm.plugins.language.causal_lm.network import empty_network, is_known, loaded_network, open_config
-from polyrhythm.plugins.language.causal_lm.settings import CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import CausalLmSettings
 from polyrhythm.plugins.pretrained.adapters import (
     LEFT_OUT,
     Adapters,

@@ -125,20 +125,17 @@ class CausalNetwork(nn.Module):
         """Names of state_dict tensors that are not trained (`plugins.pretrained.adapting.AdaptedPolicy`)."""
         return frozenset(f"model.{name}" for name in getattr(self.model, "frozen_names", ()))
 
-    def packed(self, tokens: Tensor, packing: Packing) -> Tensor:
-        """Features [T,width] of sequences [T] int64 concatenated as `packing` describes."""
-        return self._packed(tokens, packing, packing.positions(tokens.device), None)
+    def packed(self, tokens: Tensor, packing: Packing, cache: SlotCache | None = None) -> Tensor:
+        """Features [T,width] of sequences [T] int64 concatenated as `packing` describes. cache: begun at these rows
+        and positions."""
+        found = self._features(tokens[None], None, packing.positions(tokens.device), cache, packing=packing)[0]
+        assert packing.layers, "no attention layer was told where the sequences are"
+        return found
 
     def prefill(self, tokens: Tensor, packing: Packing, rows: Tensor, cache: SlotCache) -> Tensor:
         """Like `packed`, and writes keys and values to the cache's `rows` [T]."""
-        positions = packing.positions(tokens.device)
-        cache.begin(rows, positions[0])
-        return self._packed(tokens, packing, positions, cache)
-
-    def _packed(self, tokens: Tensor, packing: Packing, positions: Tensor, cache: SlotCache | None) -> Tensor:
-        features = self._features(tokens[None], None, positions, cache, packing=packing)[0]
-        assert packing.layers, "no attention layer was told where the sequences are"
-        return features
+        cache.begin(rows, packing.positions(tokens.device)[0])
+        return self.packed(tokens, packing, cache)
 
     def decode(
         self, tokens: Tensor, positions: Tensor, longest: int, cache: SlotCache, *, even: bool = False
@@ -152,17 +149,10 @@ class CausalNetwork(nn.Module):
         return self._features(tokens[:, None], mask, positions[:, None], cache)[:, 0]
 
     def _features(
-        self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: SlotCache | None, **options: Packing
+        self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: SlotCache | None, **options: Any
     ) -> Tensor:
-        found = self.model.base_model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=cache is not None,
-            **options,
-        )  # type: ignore[operator]
-        features: Tensor = found.last_hidden_state
+        options |= {"position_ids": positions, "past_key_values": cache, "use_cache": cache is not None}
+        features: Tensor = self.model.base_model(input_ids=tokens, attention_mask=mask, **options).last_hidden_state  # type: ignore[operator]
         return features
 
     def logits(self, features: Tensor) -> Tensor:
@@ -241,36 +231,40 @@ def recompute_layers(model: nn.Module) -> None:
             f"policy.gradient_checkpointing = true: {type(model).__name__} has no layers that can be computed again; "
             "set it to false"
         )
+
+    def recomputed(forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*inputs, **options)
+        return checkpoint(forward, *inputs, use_reentrant=False, **options)
+
     for layer in layers:
-        layer.forward = partial(_recomputed, layer.forward)
+        layer.forward = partial(recomputed, layer.forward)
 
 
-def _recomputed(forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    if not torch.is_grad_enabled():
-        return forward(*inputs, **options)
-    return checkpoint(forward, *inputs, use_reentrant=False, **options)
+def check_vocabulary(checkpoint: str, config: Any, action: ActionSpec) -> None:
+    """Check that a checkpoint folder's model and tokenizer fit the environment's tokenizer.
 
-
-def check_vocabulary(checkpoint: str, action: ActionSpec, what: str) -> None:
-    """Check that the tokenizer of the checkpoint folder fits the environment's. what: the setting that names the
-    folder.
-
-    ConfigError: the largest ids differ, or none of the folder's end-of-text tokens is a stop of the environment.
-    Tokenizers that agree in both are not distinguished.
+    ConfigError: the model has too few embeddings, the largest ids of the tokenizers differ, or none of the folder's
+    end-of-text tokens is a stop of the environment. Tokenizers that agree in these are not distinguished.
     """
-    folder = Path(checkpoint).expanduser()
+    what, folder = f"policy.checkpoint = {checkpoint}", Path(checkpoint).expanduser()
+    if config.vocab_size < action.choices:
+        raise ConfigError(
+            f"{what}: it has embeddings of {config.vocab_size} ids, the environment's tokenizer ids below "
+            f"{action.choices}; set env.tokenizer to the same folder"
+        )
     own = _own_ids(folder)
     if own and own != action.choices:
         raise ConfigError(
             f"{what}: its own tokenizer has ids below {own}, the environment's ids below {action.choices}; set "
             "env.tokenizer to the same folder"
         )
-    ends = set(end_ids(folder))
-    if ends and not ends & set(action.stops):
-        named, stops = (", ".join(map(str, sorted(ids))) for ids in (ends, set(action.stops)))
+    ends, stops = set(end_ids(folder)), set(action.stops)
+    if ends and not ends & stops:
+        named, stopping = (", ".join(map(str, sorted(ids))) for ids in (ends, stops))
         raise ConfigError(
-            f"{what}: its end of text is token {named}, the environment's messages end at {stops}; set env.tokenizer "
-            "to the same folder, or correct eos_token_id in its generation_config.json"
+            f"{what}: its end of text is token {named}, the environment's messages end at {stopping}; set "
+            "env.tokenizer to the same folder, or correct eos_token_id in its generation_config.json"
         )
 
 

@@ -1,9 +1,12 @@
 """vLLM engine in the generator's process: requests are added and aborted one by one; weights change between two steps,
 in place and from memory.
 
-Tokens are drawn by `vllm_sampling`, so tokens and log-probs equal the native engine's up to rounding. When weights
-change, keys and values of running requests are kept or recomputed (`refresh`), as in the native engine. Requests share
-cached prefix blocks only under the same weights: every weight change salts the block hashes.
+Tokens are drawn here, by a logits processor: vLLM's noise comes from a generator per request, which a resumed request
+would restart, and its log-probs follow its own top-k and top-p. So each row of logits is processed and drawn as in the
+native engine, whose tokens and log-probs these equal up to rounding, and vLLM is left one choice.
+
+When weights change, keys and values of running requests are kept or recomputed (`refresh`), as in the native engine.
+Requests share cached prefix blocks only under the same weights: every weight change salts the block hashes.
 
 Invariant: a request is in `_runs`, and in vLLM, from `add` until it finishes or is aborted.
 """
@@ -14,18 +17,29 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.plugins.language.causal_lm.engine import COMPARED, compared_prompt, worst_difference
+from polyrhythm.plugins.language.causal_lm.engine import (
+    COMPARED,
+    Sampling,
+    compared_prompt,
+    draw,
+    process_logits,
+    worst_difference,
+)
+from polyrhythm.plugins.language.causal_lm.engine_settings import VllmSettings
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
-from polyrhythm.plugins.language.causal_lm.sampling import Sampling
-from polyrhythm.plugins.language.causal_lm.vllm_sampling import EXTRA, BatchSampler, Drawn, Draws, processor_class
 from polyrhythm.plugins.pretrained.adapters import is_adapter, plain_name
+from polyrhythm.policies import noise
 from polyrhythm.policies.engine import EngineRequest, Generated, Progress, refuse_unfit
+
+if TYPE_CHECKING:
+    from vllm.v1.sample.logits_processor import BatchUpdate
 
 #: What vLLM reads at its import: its core in this process, with logits processors of version 1; threads are the
 #: generator's; nothing is reported to anybody.
@@ -45,14 +59,107 @@ BLOCK = 32
 _STARTED: list[Any] = []
 
 
-class VllmStart(NamedTuple):
-    """cache_gib: memory of keys and values; compiles: whether vLLM compiles the model; dtype: of weights and keys;
-    tolerance: largest accepted difference of log-probs from the network's."""
+#: Where vLLM carries what is ours of a request.
+EXTRA = "polyrhythm"
 
-    cache_gib: float = 1.0
-    compiles: bool = True
-    dtype: str = "float32"
-    tolerance: float = 0.1
+
+class Draws(NamedTuple):
+    """Sampling of one request. noise_key, greedy: as in `EngineRequest`; first: number of its prefix tokens."""
+
+    noise_key: int
+    greedy: bool
+    first: int = 0
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Tokens drawn for a request. output: vLLM's own token list; logprobs, versions: one per token, and perhaps one
+    more, for a token that vLLM dropped because the prompt was not read to its end."""
+
+    output: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def put(self, logprob: float, version: int) -> None:
+        """Record the token that vLLM appends next; overwrites a dropped one."""
+        kept = len(self.output)
+        self.logprobs[kept:], self.versions[kept:] = [logprob], [version]
+
+
+class _Row(NamedTuple):
+    draws: Draws
+    drawn: Drawn
+    uniform: noise.UniformStream
+
+    def next_uniform(self) -> float:
+        return self.uniform.at(self.draws.first + len(self.drawn.output))
+
+
+class BatchSampler:
+    """Tracks vLLM's batch and draws one token per row. version: of the weights."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self.version = -1
+        self._drawn: dict[str, Drawn] = {}
+        self._rows: dict[int, _Row] = {}
+        self._greedy = torch.zeros(0, dtype=torch.bool)
+
+    def follow(self, update: BatchUpdate | None) -> None:
+        """Apply vLLM's batch update: removed, added and moved rows, in this order."""
+        if update is None:
+            return
+        for row in update.removed:
+            self._rows.pop(row, None)
+        for row, params, _, output in update.added:
+            name, draws = (params.extra_args or {})[EXTRA]
+            drawn = self._drawn.setdefault(name, Drawn())
+            drawn.output = output
+            self._rows[row] = _Row(draws, drawn, noise.UniformStream(draws.noise_key))
+        for source, target, direction in update.moved:
+            moved, other = self._rows.pop(source, None), self._rows.pop(target, None)
+            if moved is not None:
+                self._rows[target] = moved
+            if other is not None and direction.name == "SWAP":
+                self._rows[source] = other
+        self._greedy = torch.zeros(0, dtype=torch.bool)
+
+    def take(self, name: str) -> Drawn:
+        """Remove a finished request and return its draws."""
+        found = self._drawn.pop(name, None) or Drawn()
+        count = len(found.output)
+        return Drawn(list(found.output), found.logprobs[:count], found.versions[:count])
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """Draw a token for each of the rows 0..n-1 and mask all others in logits [n,V], in place."""
+        rows = [self._rows[row] for row in range(len(logits))]
+        if len(self._greedy) != len(rows):
+            self._greedy = torch.tensor([row.draws.greedy for row in rows], device=logits.device)
+        uniform = torch.tensor([row.next_uniform() for row in rows], device=logits.device)
+        tokens, logprobs = draw(process_logits(logits, self.sampling), uniform, self._greedy)
+        for row, logprob in zip(rows, logprobs.tolist(), strict=True):
+            row.drawn.put(logprob, self.version)
+        return logits.fill_(-torch.inf).scatter_(1, tokens[:, None], 0.0)
+
+
+def processor_class(sampler: BatchSampler) -> type[Any]:
+    """The logits processor class for vLLM, defined here because its base class needs vLLM to be imported."""
+    from vllm.v1.sample.logits_processor import LogitsProcessor
+
+    class OwnSampling(LogitsProcessor):  # type: ignore[misc]
+        def __init__(self, *_: object) -> None:
+            """Ignores vLLM's configuration and device."""
+
+        def is_argmax_invariant(self) -> bool:
+            return False
+
+        def update_state(self, batch_update: BatchUpdate | None) -> None:
+            sampler.follow(batch_update)
+
+        def apply(self, logits: Tensor) -> Tensor:
+            return sampler.draw(logits)
+
+    return OwnSampling
 
 
 class Answer(NamedTuple):
@@ -71,7 +178,7 @@ class VllmModel:
     """
 
     def __init__(
-        self, network: CausalNetwork, sampling: Sampling, how: VllmStart, *, capacity: int, length: int
+        self, network: CausalNetwork, sampling: Sampling, how: VllmSettings, *, capacity: int, length: int
     ) -> None:
         """RunHalted: vLLM does not start with this model, or its log-probs differ from the network's."""
         self.sampler = BatchSampler(sampling)
@@ -87,7 +194,7 @@ class VllmModel:
         self._reload(network, -1)
         self._prove()
 
-    def _start(self, network: CausalNetwork, how: VllmStart, capacity: int, length: int) -> Any:
+    def _start(self, network: CausalNetwork, how: VllmSettings, capacity: int, length: int) -> Any:
         config: Any = network.model.config
         config.architectures = [type(network.model).__name__]
         with tempfile.TemporaryDirectory(prefix="polyrhythm-vllm-") as folder, warnings.catch_warnings():
@@ -110,7 +217,7 @@ class VllmModel:
                         kv_cache_memory_bytes=int(how.cache_gib * 2**30),
                         enable_prefix_caching=True,
                         async_scheduling=False,
-                        enforce_eager=not how.compiles,
+                        enforce_eager=not how.compile,
                         logits_processors=[processor_class(self.sampler)],
                         disable_log_stats=True,
                     )

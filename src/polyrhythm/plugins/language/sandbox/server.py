@@ -1,4 +1,5 @@
-"""Fork server: a small process that has imported what calls need, and forks one child per call.
+"""Fork server: a small process that has imported what calls need, and forks one child per call, which confines itself,
+runs the code and exits.
 
 Consumes: datagrams on the client's socket, each with three descriptors: the code, the output, and the call's own
 socket. Waits for: children, deadlines, clients that hang up. Produces: one message per call on the call's socket when
@@ -8,11 +9,14 @@ client's socket, and all children end with it.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import gc
 import importlib
 import json
+import linecache
 import os
+import random
 import resource
 import select
 import signal
@@ -20,21 +24,125 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from polyrhythm.plugins.language.sandbox import kernel
-from polyrhythm.plugins.language.sandbox.child import Confinement, run_child
-from polyrhythm.plugins.language.sandbox.seccomp import filter_program
 
 #: The working folder of a call, in its own root.
 _WORK = "/.call"
 #: Of another process, in the low bits of a clock's number: the time that it was scheduled.
 _CPU_CLOCK = 2
+#: Name of the code in tracebacks.
+_NAME = "<python>"
+#: The call's socket, until the code runs.
+_SOCKET = 3
+#: Files and folders in a working folder.
+_MOST_FILES = 512
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """Confinement shared by all calls. work: the working folder, empty without namespaces; seccomp: the filter,
+    empty without it; landlock: its version, 0 without it; readable: its rules for readable paths."""
+
+    cpu_s: int
+    memory_mib: int
+    files_mib: int
+    open_files: int
+    output_bytes: int
+    readable: tuple[tuple[str, int], ...]
+    work: str = ""
+    seccomp: bytes = b""
+    landlock: int = 0
+
+
+def run_child(confinement: Confinement, parent: int, code: int, output: int, call: int) -> NoReturn:
+    """Run the code in the file `code` with its output in the file `output`, then exit. parent: the server's process."""
+    try:
+        text = os.pread(code, os.fstat(code).st_size, 0).decode()
+        _confine(confinement, parent, output, call)
+    except BaseException as error:  # noqa: BLE001 - told to the client
+        os.write(call, json.dumps({"lost": f"{type(error).__name__}: {error}"}).encode())
+        os._exit(1)
+    os.close(_SOCKET)
+    status = 1
+    try:
+        status = _run(text)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _confine(confinement: Confinement, parent: int, output: int, call: int) -> None:
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise ProcessLookupError("the server is gone")
+    writable = []  # without namespaces the working folder is deleted, and nothing can be created in it
+    if confinement.work:
+        if confinement.files_mib > 0:
+            kernel.mount_folder(confinement.work, confinement.files_mib, _MOST_FILES)
+            writable = [confinement.work]
+        os.chdir(confinement.work)
+    for target, source in ((1, output), (2, output), (_SOCKET, call)):
+        os.dup2(source, target)
+    os.closerange(_SOCKET + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    if confinement.landlock:
+        kernel.restrict_files(confinement.landlock, confinement.readable, writable)
+    kernel.drop_capabilities()
+    _limit(confinement)
+    if confinement.seccomp:
+        kernel.restrict_calls(confinement.seccomp)
+
+
+def _limit(confinement: Confinement) -> None:
+    """Set the kernel's limits, soft and hard alike, so that reaching a time limit ends the process. The server
+    enforces the exact limit of CPU time; the kernel's, which is sampled, applies when the server cannot."""
+    file_bytes = max(confinement.files_mib * _MIB, confinement.output_bytes + 1)
+    for limit, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, 2 * confinement.cpu_s + 1),
+        (resource.RLIMIT_AS, confinement.memory_mib * _MIB),
+        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_NOFILE, confinement.open_files),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 16),
+    ):
+        hard = resource.getrlimit(limit)[1]
+        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(limit, (bound, bound))
+
+
+def _run(text: str) -> int:
+    """Run code like a notebook cell: print the value of a final expression. Returns the exit status."""
+    random.seed(0)
+    linecache.cache[_NAME] = (len(text), None, text.splitlines(keepends=True), _NAME)
+    names = {"__name__": "__main__"}
+    try:
+        tree = ast.parse(text, _NAME)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, _NAME, "exec"), names)  # noqa: S102 - that is what it is for
+        if isinstance(last, ast.Expr):
+            exec(compile(ast.Interactive([last]), _NAME, "single"), names)  # noqa: S102
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)  # noqa: T201 - the code's own output
+        return 0 if end.code in (None, 0) else 1
+    except BaseException as error:  # noqa: BLE001 - the code's own
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != _NAME:  # frames of ours
+            trace = trace.tb_next
+        traceback.print_exception(type(error), error, trace)
+        return 1
+    return 0
 
 
 @dataclass(slots=True)
@@ -70,7 +178,9 @@ class SandboxServer:
     def serve(self) -> None:
         """Handle requests until the client is gone."""
         while True:
-            ready = {number for number, _ in self._poll.poll(self._patience_ms())}
+            looks = [min(one.late, one.look) for one in self._running.values() if not one.timed_out]
+            patience_ms = max(0, int(1000 * (min(looks) - time.monotonic())) + 1) if looks else None
+            ready = {number for number, _ in self._poll.poll(patience_ms)}
             if self._client.fileno() in ready and not self._accept():
                 break
             for running in list(self._running.values()):
@@ -83,10 +193,6 @@ class SandboxServer:
                 self._start(*self._waiting.popleft())
         for running in self._running.values():
             self._kill(running)
-
-    def _patience_ms(self) -> int | None:
-        deadlines = [min(one.late, one.look) for one in self._running.values() if not one.timed_out]
-        return max(0, int(1000 * (min(deadlines) - time.monotonic())) + 1) if deadlines else None
 
     def _accept(self) -> bool:
         data, descriptors, *_ = socket.recv_fds(self._client, 16, 3)
@@ -155,32 +261,27 @@ def _send(call: socket.socket, **content: Any) -> None:
         call.send(json.dumps(content).encode())
 
 
-def _enter_namespaces(client: socket.socket, readable: Sequence[str], hidden: Sequence[str]) -> None:
-    """Continue in a child that is process 1 of new namespaces; the original process waits for it."""
-    kernel.unshare_namespaces()
-    if pid := os.fork():
-        client.close()
-        os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    kernel.change_root(readable, hidden, _WORK)
-
-
 def _prepare(client: socket.socket, settings: dict[str, Any]) -> SandboxServer:
     """Set up everything that calls share. Lacking: a mechanism is missing; ImportError: a module is missing."""
     without, readable, hidden = settings["without"], settings["readable"], settings["hidden"]
-    seccomp = b"" if "seccomp" in without else filter_program()
+    seccomp = b"" if "seccomp" in without else kernel.filter_program()
     landlock = 0 if "landlock" in without else kernel.landlock_version()
+    work = ""
     if "namespaces" in without:
         folder = Path(tempfile.mkdtemp())
         os.chdir(folder)
         folder.rmdir()
     else:
-        _enter_namespaces(client, readable, hidden)
-        hidden = []
+        kernel.unshare_namespaces()
+        if pid := os.fork():  # the child is process 1 of the namespaces
+            client.close()
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        kernel.change_root(readable, hidden, _WORK)
+        hidden, work = [], _WORK
     sys.path[:] = [path for path in sys.path if path != settings["ours"]] + settings["packages"]
     for name in settings["modules"]:
         importlib.import_module(name)
-    work = "" if "namespaces" in without else _WORK
     rules = kernel.reading_rules(readable, hidden) if landlock else ()
     confinement = Confinement(**settings["limits"], readable=rules, work=work, seccomp=seccomp, landlock=landlock)
     return SandboxServer(client, confinement, settings["wall_s"], settings["at_a_time"])

@@ -1,6 +1,6 @@
 """Python tool for environments: runs a model's code in a sandbox and returns its printed output.
 
-`open_tool(settings)` returns this process's tool; any thread may use it. `start` begins a call and `finish` waits for
+`TOOLS.open(settings)` returns this process's tool; any thread may use it. `start` begins a call and `finish` waits for
 it, so the calls of many rows overlap.
 """
 
@@ -16,11 +16,10 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,7 +28,10 @@ from polyrhythm.imports import SOURCE
 
 _LOG = logging.getLogger(__name__)
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 Mechanism = Literal["seccomp", "landlock", "namespaces"]
+Ended = Literal["done", "error", "time", "killed"]
 
 #: What to do where a mechanism is lacking.
 _REMEDIES: dict[str, str] = {
@@ -85,7 +87,7 @@ class ToolOutcome:
     status), `time` (wall or CPU limit), `killed` (by a signal, as after a crash)."""
 
     output: str
-    ended: Literal["done", "error", "time", "killed"]
+    ended: Ended
     wall_s: float = 0.0
     cpu_s: float = 0.0
 
@@ -112,23 +114,19 @@ class ToolCall:
 
 
 class PythonTool:
-    """Runs code in this process's sandbox. Calls are independent; threads may share the tool."""
+    """Runs code in this process's sandbox. Calls are independent; threads may share the tool. without: mechanisms that
+    are not used."""
 
     def __init__(self, settings: SandboxSettings, without: Sequence[str] = (), *, patience_s: float = 10.0) -> None:
-        """without: mechanisms not to use. patience_s: time beyond a call's limits after which the sandbox counts as
-        lost. ConfigError: the machine lacks a required mechanism."""
-        self._settings, self._without, self._patience_s = settings, list(without), patience_s
+        """patience_s: time beyond a call's limits after which the sandbox counts as lost. ConfigError: the machine
+        lacks a required mechanism."""
+        self._settings, self.without, self._patience_s = settings, list(without), patience_s
         self._lock = threading.Lock()
         self._calls = 0  # started, neither finished nor dropped
         self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._connect()
-        if self._without:
-            _LOG.warning("the Python tool's sandbox has no %s; see docs/sandbox.md", ", no ".join(self._without))
-
-    @property
-    def without(self) -> list[str]:
-        """Mechanisms that are not used."""
-        return list(self._without)
+        if self.without:
+            _LOG.warning("the Python tool's sandbox has no %s; see docs/sandbox.md", ", no ".join(self.without))
 
     def run(self, code: str) -> ToolOutcome:
         """Run code and wait for it. Raises SandboxLost."""
@@ -154,36 +152,26 @@ class PythonTool:
         return ToolCall(ours, output, time.monotonic() + turns * self._settings.wall_s + self._patience_s, server)
 
     def finish(self, call: ToolCall) -> ToolOutcome:
-        """Wait for a call. Raises SandboxLost."""
-        try:
-            told = self._receive(call)
-            if "lost" in told:
-                raise SandboxLost(f"the sandbox of the Python tool: {told['lost']}")
-            most = self._settings.output_bytes
-            written = os.pread(call.output, most + 1, 0)
-        finally:
-            self.drop(call)
-        text = written[:most].decode("utf-8", "replace")
-        return ToolOutcome(
-            text + "…" * (len(written) > most),
-            _ended(told, self._settings),
-            float(told["wall_s"]),
-            float(told["cpu_s"]),
-        )
-
-    def _receive(self, call: ToolCall) -> dict[str, Any]:
-        """The sandbox's message about the end of a call. A sandbox that does not answer in time is killed; the next
-        call starts a new one."""
+        """Wait for a call. Raises SandboxLost; a sandbox that does not answer in time is killed, and the next call
+        starts a new one."""
+        most = self._settings.output_bytes
         call.socket.settimeout(max(0.001, call.deadline - time.monotonic()))
         try:
             data = call.socket.recv(4096)
-        except TimeoutError:
+            written = os.pread(call.output, most + 1, 0)
+        except TimeoutError as error:
             with self._lock:
                 if self._server is not None and self._server[0] is call.server:
                     self._end()
-            return {"lost": f"its process says nothing, {self._patience_s:g} s after the call should have ended"}
-        told: dict[str, Any] = json.loads(data) if data else {"lost": "its process ended"}
-        return told
+            words = f"its process says nothing, {self._patience_s:g} s after the call should have ended"
+            raise SandboxLost(f"the sandbox of the Python tool: {words}") from error
+        finally:
+            self.drop(call)
+        told = json.loads(data) if data else {"lost": "its process ended"}
+        if "lost" in told:
+            raise SandboxLost(f"the sandbox of the Python tool: {told['lost']}")
+        text = written[:most].decode("utf-8", "replace") + "…" * (len(written) > most)
+        return ToolOutcome(text, _ended(told, self._settings), float(told["wall_s"]), float(told["cpu_s"]))
 
     def drop(self, call: ToolCall) -> None:
         """Release a call, ending it if it still runs."""
@@ -201,13 +189,11 @@ class PythonTool:
         """Send a call to the server, restarted once if needed; return the server and the number of other calls."""
         with self._lock:
             for last in (False, True):
-                if self._server is None:
-                    self._connect()
-                assert self._server is not None
+                process, client = self._server or self._connect()
                 try:
-                    socket.send_fds(self._server[1], [b"run"], descriptors)
+                    socket.send_fds(client, [b"run"], descriptors)
                     self._calls += 1
-                    return self._server[0], self._calls - 1
+                    return process, self._calls - 1
                 except OSError as error:
                     self._end()
                     if last:
@@ -222,13 +208,13 @@ class PythonTool:
             process.kill()
             process.wait()
 
-    def _connect(self) -> None:
+    def _connect(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """Start the server; retry without a missing mechanism if `may_lack` allows it."""
         while (told := self._launch()) != {"ready": True}:
             self._end()
             mechanism, problem = told.get("lacks"), told.get("problem")
-            if mechanism in self._settings.may_lack and mechanism not in self._without:
-                self._without.append(str(mechanism))
+            if mechanism in self._settings.may_lack and mechanism not in self.without:
+                self.without.append(str(mechanism))
                 continue
             if mechanism is not None:
                 raise ConfigError(
@@ -240,13 +226,31 @@ class PythonTool:
                     f"env.sandbox.modules = {list(self._settings.modules)}: {missing}; install it or leave it out"
                 )
             raise SandboxLost("the sandbox of the Python tool ended at its start")
+        assert self._server is not None
+        return self._server
 
     def _launch(self) -> Any:
+        """Start a server; return what it says: that it is ready, or what it lacks."""
+        settings, modules = self._settings, list(self._settings.modules)
+        packages = [sysconfig.get_path(name) for name in ("purelib", "platlib")] if modules else []
+        readable = _readable(packages)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        described = {
+            "socket": theirs.fileno(),
+            "ours": SOURCE,
+            "without": self.without,
+            "packages": list(dict.fromkeys(packages)),
+            "readable": readable,
+            "hidden": _packages_within(readable, packages),
+            "modules": [*_USUAL, *modules],
+            "limits": settings.model_dump(include={"cpu_s", "memory_mib", "files_mib", "open_files", "output_bytes"}),
+            "wall_s": settings.wall_s,
+            "at_a_time": settings.at_a_time,
+        }
         command = [sys.executable, "-P", "-s", "-S", "-B", "-u", "-X", "utf8", "-c", _BOOT.format(SOURCE)]
         with theirs:
             process = subprocess.Popen(  # noqa: S603 - our own program
-                [*command, json.dumps(self._described(theirs.fileno(), SOURCE))],
+                [*command, json.dumps(described)],
                 env=_ENVIRONMENT,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -260,27 +264,10 @@ class PythonTool:
             self._end()
             raise SandboxLost(
                 f"the sandbox of the Python tool did not start within {_START_S:g} s; a module that it imports hangs "
-                f"(env.sandbox.modules = {list(self._settings.modules)})"
+                f"(env.sandbox.modules = {modules})"
             ) from None
         ours.settimeout(self._patience_s)  # limits sends to a server that no longer reads
         return told
-
-    def _described(self, number: int, source: str) -> dict[str, Any]:
-        settings = self._settings
-        packages = [sysconfig.get_path(name) for name in ("purelib", "platlib")] if settings.modules else []
-        limits = {"cpu_s", "memory_mib", "files_mib", "open_files", "output_bytes"}
-        return {
-            "socket": number,
-            "ours": source,
-            "without": self._without,
-            "packages": list(dict.fromkeys(packages)),
-            "readable": (readable := _readable(packages)),
-            "hidden": _packages_within(readable, packages),
-            "modules": [*_USUAL, *settings.modules],
-            "limits": settings.model_dump(include=limits),
-            "wall_s": settings.wall_s,
-            "at_a_time": settings.at_a_time,
-        }
 
 
 def _readable(packages: Sequence[str]) -> list[str]:
@@ -303,7 +290,7 @@ def _packages_within(readable: Sequence[str], wanted: Sequence[str]) -> list[str
     return sorted(str(path) for path in below if path.resolve() not in kept)
 
 
-def _ended(told: dict[str, Any], settings: SandboxSettings) -> Literal["done", "error", "time", "killed"]:
+def _ended(told: dict[str, Any], settings: SandboxSettings) -> Ended:
     status = int(told["status"])
     by_kernel = status == -signal.SIGKILL and told["cpu_s"] >= settings.cpu_s  # the server was too late
     if told["timed_out"] or by_kernel:
@@ -311,23 +298,29 @@ def _ended(told: dict[str, Any], settings: SandboxSettings) -> Literal["done", "
     return "done" if not status else "error" if status > 0 else "killed"
 
 
-_TOOLS: dict[SandboxSettings, tuple[PythonTool, int]] = {}
-_TOOLS_LOCK = threading.Lock()
+class Shared(Generic[Key, Value]):
+    """Objects of this process that users with equal keys share: made for the first, ended by the last."""
+
+    def __init__(self, make: Callable[[Key], Value], end: Callable[[Value], None]) -> None:
+        self._make, self._end = make, end
+        self._lock = threading.Lock()
+        self._held: dict[Key, tuple[Value, int]] = {}
+
+    def open(self, key: Key) -> Value:
+        """The object of the key. Each `open` needs a `close`."""
+        with self._lock:
+            value, users = self._held.get(key) or (self._make(key), 0)
+            self._held[key] = value, users + 1
+            return value
+
+    def close(self, key: Key) -> None:
+        with self._lock:
+            value, users = self._held.pop(key)
+            if users > 1:
+                self._held[key] = value, users - 1
+            else:
+                self._end(value)
 
 
-def open_tool(settings: SandboxSettings) -> PythonTool:
-    """This process's tool with these settings; started on first use. Call `close_tool` when done."""
-    with _TOOLS_LOCK:
-        tool, users = _TOOLS.get(settings) or (PythonTool(settings), 0)
-        _TOOLS[settings] = tool, users + 1
-        return tool
-
-
-def close_tool(settings: SandboxSettings) -> None:
-    """Release a tool from `open_tool`; the last release ends the sandbox."""
-    with _TOOLS_LOCK, suppress(KeyError):
-        tool, users = _TOOLS.pop(settings)
-        if users > 1:
-            _TOOLS[settings] = tool, users - 1
-        else:
-            tool.close()
+#: This process's tools.
+TOOLS = Shared(PythonTool, PythonTool.close)

@@ -12,7 +12,6 @@ Environment text occurs only in observations, so no loss counts it.
 from __future__ import annotations
 
 import logging
-import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
@@ -226,14 +225,3 @@ def draw_apart(seed: int, draw: Callable[[Random], Any]) -> Any:
 def is_held_out(prompt: str) -> bool:
     """Whether a prompt belongs to evaluations."""
     return zlib.crc32(prompt.encode()) % _APART == 0
-
-
-#: Moves by Gymnasium's number, with rows and columns.
-MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
-_MOVE = re.compile("|".join(MOVES))
-
-
-def last_move(message: str) -> str | None:
-    """The last of the words left, down, right and up in a message; None if there is none."""
-    found = _MOVE.findall(message)
-    return found[-1] if found else None

@@ -13,10 +13,10 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from polyrhythm.plugins.language.sandbox.tool import SandboxSettings
+from polyrhythm.plugins.language.sandbox.tool import SandboxSettings, ToolOutcome
 from polyrhythm.plugins.language.text.base import Count, TextSettings, draw_apart
-from polyrhythm.plugins.language.text.conversation import Awaited, Conversation, Reply
-from polyrhythm.plugins.language.text.with_python import PythonRunner
+from polyrhythm.plugins.language.text.conversation import Conversation, Reply
+from polyrhythm.plugins.language.text.with_python import WithPython
 
 #: One demonstration in so many goes all the way.
 _WHOLE = 5
@@ -61,9 +61,10 @@ class ChainsSettings(TextSettings):
         return self
 
     def conversation(self) -> Conversation:
-        if self.tool == "python":
-            return PythonChain(self)
-        return ToolChain(self) if self.tool else Chain(self)
+        if not self.tool:
+            return Chain(self)
+        chain = ToolChain(self)
+        return chain if self.tool is True else WithPython(chain, self.sandbox, chain.code_in, chain.shown)
 
 
 class ChainProblem(NamedTuple):
@@ -128,7 +129,7 @@ class Chain:
 
 
 class ToolChain(Chain):
-    """Conversation with a calculator: each message is a call or the result."""
+    """Conversation with a calculator, or with Python (`WithPython`): each message is a call or the result."""
 
     largest_total = None
 
@@ -143,10 +144,20 @@ class ToolChain(Chain):
         return prompt
 
     def reply(self, message: str) -> Reply:
-        if not message.startswith("<"):
-            return super().reply(message)
+        return super().reply(message) if self.code_in(message) is None else self._result(calculate(message))
+
+    def code_in(self, message: str) -> str | None:
+        """The expression of a call; None for a result."""
+        return message.strip("<>") if message.startswith("<") else None
+
+    def shown(self, outcome: ToolOutcome) -> Reply:
+        """The reply to a call that was run as Python."""
+        text = outcome.output.strip() if outcome.ended == "done" else ""
+        return self._result(text if _NUMBER.fullmatch(text) else "?")
+
+    def _result(self, text: str) -> Reply:
         self._calls += 1
-        return Reply(text=f"{calculate(message)};", done=False)
+        return Reply(text=f"{text};", done=False)
 
     def expert(self) -> str:
         """The next call, finally the result; in four of five episodes, the total so far after some calls."""
@@ -155,39 +166,6 @@ class ToolChain(Chain):
         if gives_up or self._calls == len(steps):
             return f"#{totals[self._calls]}"
         return f"<{totals[self._calls]}{steps[self._calls]:+d}>"
-
-
-class PythonChain(ToolChain):
-    """Conversation whose calls run as Python."""
-
-    def __init__(self, settings: ChainsSettings) -> None:
-        super().__init__(settings)
-        self._runner = PythonRunner(settings.sandbox)
-
-    def begin(self, task: int, seed: int) -> str:
-        self._runner.drop()
-        return super().begin(task, seed)
-
-    def prepare(self, message: str) -> None:
-        if message.startswith("<"):
-            self._runner.start(message.strip("<>"))
-
-    def awaits(self) -> Awaited | None:
-        return self._runner.awaits()
-
-    def drop(self) -> None:
-        self._runner.drop()
-
-    def reply(self, message: str) -> Reply:
-        if not message.startswith("<"):
-            return super().reply(message)
-        self._calls += 1
-        outcome = self._runner.finish(message.strip("<>"))
-        shown = outcome.output.strip() if outcome.ended == "done" else "?"
-        return Reply(text=f"{shown if _NUMBER.fullmatch(shown) else '?'};", done=False)
-
-    def close(self) -> None:
-        self._runner.close()
 
 
 def calculate(call: str) -> str:

@@ -9,26 +9,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.nearest import nearest
 from polyrhythm.conformance import Finding
+from polyrhythm.envs.base import Variant
 from polyrhythm.envs.mujoco import choose_gl_backend
-from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.libero.instance import ACTION_DIM, PROPRIO_DIM, LiberoInstance
+from polyrhythm.plugins.simulators.base import SimulatorSettings
 from polyrhythm.plugins.simulators.libero.library import (
+    ACTION_DIM,
+    PROPRIO_DIM,
+    LiberoInstance,
     check_robosuite,
+    examine,
     find_assets,
     initial_states,
     make,
     package_folder,
 )
-from polyrhythm.plugins.simulators.libero.tasks import INITIAL_STATES, INSTRUCTIONS, SUITES, TASKS, in_other_words
-from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch
-from polyrhythm.plugins.simulators.robosuite.instance import Instance
-from polyrhythm.plugins.simulators.variation import VISION, AppearanceSettings
+from polyrhythm.plugins.simulators.libero.tasks import (
+    INITIAL_STATES,
+    INSTRUCTIONS,
+    STEP_LIMITS,
+    SUITES,
+    TASKS,
+    in_other_words,
+)
+from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch, Views
+from polyrhythm.plugins.simulators.variation import VISION
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 _WRIST = "robot0_eye_in_hand"
@@ -36,7 +46,7 @@ _WRIST = "robot0_eye_in_hand"
 CAMERAS = ("agentview", _WRIST, "frontview", "birdview", "sideview", "galleryview", "robot0_robotview")
 
 
-class LiberoSettings(BaseModel):
+class LiberoSettings(SimulatorSettings):
     """LIBERO's tasks from images and proprioception, as vision-language-action papers use them.
 
     Observation: `image` uint8 [image_size,image_size,3] of the first camera, further ones by the camera's name;
@@ -49,15 +59,12 @@ class LiberoSettings(BaseModel):
     state in turn: 500 episodes are a suite of ten tasks in the papers' protocol. Training begins in the same states.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     needs: ClassVar = ("libero", "robosuite", "mujoco")
     extra: ClassVar = "libero"
     pins: ClassVar = {"robosuite": "1.4"}
     traits: ClassVar = TRAITS
     known_tasks: ClassVar = INSTRUCTIONS
-    observation: ClassVar[str] = "pixels"
-    reward: ClassVar[str] = "sparse"
-    mirrored: ClassVar[bool] = True
+    task_sets: ClassVar = SUITES
 
     type: Literal["libero"] = "libero"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -74,33 +81,18 @@ class LiberoSettings(BaseModel):
     """Edge of the square images in pixels; the papers' data have 256."""
     render: Literal["cheap", "full"] = "full"
     """`full`: as LIBERO draws. `cheap`: no multisampling, shadows, reflections, sky, haze or fog."""
-    appearance: AppearanceSettings = AppearanceSettings()
-    """How far pictures differ from the usual ones."""
     max_steps: Annotated[int, Field(ge=0)] = 0
     """Env steps after which an episode ends; 0: the papers' of the task's suite (spatial 220, object 280, goal 300, 10
     520, 90 400)."""
     settle_steps: Annotated[int, Field(ge=0, le=100)] = 10
     """Steps at rest before an episode begins, which do not count: objects fall into place. The papers have 10."""
-    time_limit: Literal["terminates", "truncates"] = "terminates"
-    """Meaning of the end by `max_steps`. `terminates`: the task must succeed in time, no reward follows.
-    `truncates`: the value function estimates the remaining return; with a sparse reward that would reward failures."""
-    end_on_success: bool = True
-    """The first success ends the episode."""
     kept_environments: Annotated[int, Field(ge=0)] = 10
     """Environments that no row uses at the moment, kept for later episodes, and as many tasks' GL contexts: each has
     about 0.3 GB (a context up to 0.8), and takes 2 to 4 s to make."""
 
-    @field_validator("tasks", mode="before")
-    @classmethod
-    def _spelled_out(cls, tasks: Any) -> Any:
-        if not isinstance(tasks, list | tuple):
-            return tasks
-        named = (SUITES.get(task, (task,)) if isinstance(task, str) else (task,) for task in tasks)
-        return tuple(name for names in named for name in names)
-
     @field_validator("tasks")
     @classmethod
-    def _known_and_distinct(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+    def _known(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
         for task in tasks:
             if task not in TASKS:
                 suites = ", ".join(SUITES)
@@ -108,14 +100,13 @@ class LiberoSettings(BaseModel):
                     f"LIBERO has no suite or task {task!r}; {nearest(task, [*SUITES, *TASKS])}suites are {suites}, and "
                     "polyrhythm envs libero lists the tasks"
                 )
-            if tasks.count(task) > 1:
-                raise ValueError(f"task {task!r} is listed {tasks.count(task)} times; list it once")
         return tasks
 
     @field_validator("cameras", mode="before")
     @classmethod
     def _full_names(cls, cameras: Any) -> Any:
-        return tuple(_WRIST if name == "wrist" else name for name in cameras) if _is_list(cameras) else cameras
+        is_list = isinstance(cameras, list | tuple)
+        return tuple(_WRIST if name == "wrist" else name for name in cameras) if is_list else cameras
 
     @model_validator(mode="after")
     def _fits_together(self) -> LiberoSettings:
@@ -141,7 +132,7 @@ class LiberoSettings(BaseModel):
         """The spec of a batch; starts no simulator."""
         image = ArraySpec((self.image_size, self.image_size, 3), "uint8")
         return EnvSpec(
-            observation={**dict.fromkeys(self.image_names, image), "proprio": ArraySpec((PROPRIO_DIM,), "float32")},
+            observation={**dict.fromkeys(self._views.names, image), "proprio": ArraySpec((PROPRIO_DIM,), "float32")},
             action=ActionSpec("continuous", ACTION_DIM, low=(-1.0,) * ACTION_DIM, high=(1.0,) * ACTION_DIM),
             tasks=tuple(
                 Task(task, self.instructions.get(task) or INSTRUCTIONS[task], TASKS[task].suite) for task in self.tasks
@@ -165,20 +156,18 @@ class LiberoSettings(BaseModel):
 
     def build(self, rows: int) -> RobosuiteBatch:
         """A batch of `rows` rows; the first environment is created and stepped once."""
-        return RobosuiteBatch(self, rows)
+        return RobosuiteBatch(self, rows, self._views, self.make, self.kept_environments)
+
+    @property
+    def _views(self) -> Views:
+        return Views(self.cameras, self.image_size, self.render == "cheap", mirrored=True)
 
     def rendering(self) -> LiberoSettings:
         """Settings whose batches can render rows for a video: these."""
         return self
 
     def step_limit(self, task: str) -> int:
-        """Env steps after which an episode of the task ends."""
-        return self.max_steps or TASKS[task].step_limit
-
-    @property
-    def image_names(self) -> tuple[str, ...]:
-        """Observation names of the cameras: `image`, then the names of further cameras."""
-        return ("image", *self.cameras[1:])
+        return self.max_steps or STEP_LIMITS[TASKS[task].suite]
 
     def make(self, task: str) -> LiberoInstance:
         """Create an environment of the task. MissingError: assets or initial states are missing; ConfigError: they
@@ -195,16 +184,7 @@ class LiberoSettings(BaseModel):
             )
         return made
 
-    def check_sizes(self, instance: Instance) -> None:
-        """Nothing to do: arrays have equal sizes in all tasks."""
-
     @classmethod
     def findings(cls) -> Iterator[Finding]:
         """LIBERO's installation and a trial run, for `polyrhythm doctor`."""
-        from polyrhythm.plugins.simulators.libero.library import examine
-
         return examine(cls(tasks=(next(iter(TASKS)),)))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)

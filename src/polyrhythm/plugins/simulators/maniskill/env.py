@@ -1,6 +1,6 @@
-"""Adapter for ManiSkill's tasks. Another process starts the simulator to determine observations and actions.
+"""Adapter for ManiSkill's tasks: an instance per row and task on the CPU, or all rows in one scene on a GPU.
 
-`python -m` this module is that process (`maniskill.probe`).
+Another process starts the simulator to determine observations and actions (`library.probe`): `python -m` this module.
 """
 
 from __future__ import annotations
@@ -8,23 +8,24 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyrhythm.conformance import Finding, raised
-from polyrhythm.envs.base import EnvBatch
-from polyrhythm.errors import MissingError, PolyrhythmError, install_command
-from polyrhythm.plugins.simulators.maniskill.drivers import examine, named_tasks, probe
+from polyrhythm.envs.base import EnvBatch, RowNumbers, RowsFailed, StepResult
+from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, install_command
+from polyrhythm.plugins.simulators.base import time_batch
+from polyrhythm.plugins.simulators.maniskill.library import examine, named_tasks, probe
 from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
+from polyrhythm.plugins.simulators.maniskill.world import StepOutcome, World
 from polyrhythm.plugins.simulators.variation import AppearanceSettings
-from polyrhythm.specs import EnvSpec
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec
 from polyrhythm.specs.plain import as_plain
-
-#: Steps and observations whose median time is reported.
-_TIMED = 5
 
 
 class ManiSkillSettings(ManiSkillFields):
@@ -59,9 +60,6 @@ class ManiSkillSettings(ManiSkillFields):
 
     def build(self, rows: int) -> EnvBatch:
         """A batch of `rows` rows; starts the first instance of each task."""
-        from polyrhythm.plugins.simulators.maniskill.batch import CpuBatch, GpuBatch
-        from polyrhythm.plugins.simulators.maniskill.world import World
-
         if self.simulates_on_gpu:
             return GpuBatch(self, World(self, self.tasks[0], rows))
         return CpuBatch(self, rows)
@@ -72,36 +70,191 @@ class ManiSkillSettings(ManiSkillFields):
         return examine(cls(tasks=("PickCube-v1",), observation="rgb"))
 
 
-def _tried(settings: ManiSkillSettings) -> dict[str, Any]:
-    began = time.perf_counter()
-    batch = settings.build(1)
-    start_s = time.perf_counter() - began
-    try:
-        batch.reset([0], [0], [0])
-        out = {name: np.zeros((1, *array.shape), array.dtype) for name, array in batch.spec.observation.items()}
-        idle = np.clip(np.zeros((1, batch.spec.action.dim)), batch.spec.action.low, batch.spec.action.high)
-        steps, looks = [], []
-        for _ in range(_TIMED):
-            before = time.perf_counter()
-            batch.step([0], idle)
-            between = time.perf_counter()
-            batch.observe([0], out)
-            steps.append(between - before)
-            looks.append(time.perf_counter() - between)
-    finally:
-        batch.close()
-    return {
-        "spec": as_plain(batch.spec),
-        "start_s": start_s,
-        "step_ms": 1000 * float(np.median(steps)),
-        "observe_ms": 1000 * float(np.median(looks)),
-    }
+Form = Mapping[str, ArraySpec] | ActionSpec
+
+
+def spec_of(settings: ManiSkillFields, worlds: Sequence[World]) -> EnvSpec:
+    """The spec of a batch, from one world per task. ConfigError: their arrays or actions differ."""
+    arrays, action = worlds[0].arrays(), worlds[0].action
+    for world in worlds[1:]:
+        forms: tuple[tuple[str, Form, Form], ...] = (
+            ("observation", world.arrays(), arrays),
+            ("action", world.action, action),
+        )
+        for what, here, first in forms:
+            if here != first:
+                fix = "use rgb with proprio: joints, or one task" if what == "observation" else "choose one task"
+                raise ConfigError(
+                    f"env.tasks = {world.task}: its {what} ({_brief(here)}) differs from that of {worlds[0].task} "
+                    f"({_brief(first)}); tasks of a run have equal ones: {fix}"
+                )
+    tasks = [task for world in worlds for task in world.tasks()]
+    several = any(task.suite for task in tasks)  # a suite has one task for each sentence of an id
+    return EnvSpec(
+        observation=arrays,
+        action=action,
+        tasks=tuple(replace(task, suite=task.suite or task.name) if several else task for task in tasks),
+        max_steps=max(world.limit for world in worlds),
+        reset_rows=True,
+        step_rows=not settings.simulates_on_gpu,
+        metrics=dict(settings.metrics),
+        reports_success=all(world.reports_success for world in worlds),
+    )
+
+
+def _kinds(worlds: Iterable[World]) -> list[tuple[int, str]]:
+    """For each task of the spec: the number of its world, and its sentence if that world has several."""
+    return [
+        (number, task.instruction if task.suite else "")
+        for number, world in enumerate(worlds)
+        for task in world.tasks()
+    ]
+
+
+class CpuBatch:
+    """Rows with one instance per row and task, created on first use; used by one thread."""
+
+    def __init__(self, settings: ManiSkillFields, rows: int) -> None:
+        self.settings, self.rows = settings, rows
+        first = [World(settings, task, 1) for task in settings.tasks]
+        self.worlds = {(0, number): world for number, world in enumerate(first)}
+        self._kinds, self._sentences = _kinds(first), [world.sentences for world in first]
+        self.spec = spec_of(settings, first)
+        self.row_worlds: list[World | None] = [None] * rows
+        self._steps, self._limits = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        failed: dict[int, Exception] = {}
+        for row, task, seed in zip(map(int, rows), tasks, seeds, strict=True):
+            number, sentence = self._kinds[task]
+            if (row, number) not in self.worlds:
+                kind, read = self.settings.tasks[number], self._sentences[number]
+                self.worlds[row, number] = World(self.settings, kind, 1, read)
+            world = self.row_worlds[row] = self.worlds[row, number]
+            self._steps[row], self._limits[row] = 0, world.limit
+            try:
+                world.reset(0, int(seed), sentence)
+            except Exception as error:  # noqa: BLE001 - a task may raise anything
+                failed[row] = error
+                self.discard(row)
+        if failed:
+            raise RowsFailed(failed)
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        outcomes: list[StepOutcome] = []
+        failed: dict[int, Exception] = {}
+        order = np.asarray(rows)
+        for i, row in enumerate(order.tolist()):
+            try:
+                outcomes.append(self._world(row).step(actions[i : i + 1]))
+            except Exception as error:  # noqa: BLE001 - a task may raise anything
+                failed[row] = error
+                nothing = {name: np.full(1, np.nan, np.float32) for name in self.spec.metrics}
+                outcomes.append(StepOutcome(np.zeros(1, np.float32), np.zeros(1, bool), np.zeros(1, bool), nothing))
+                self.discard(row)
+        self._steps[order] += 1
+        result = _result(self.settings, _joined(outcomes), self._steps[order] >= self._limits[order])
+        if failed:
+            raise RowsFailed(failed, result)
+        return result
+
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        for i, row in enumerate(rows):
+            for name, array in self._world(row).observe().items():
+                out[name][i] = array[0]
+
+    def render(self, row: int) -> NDArray[np.uint8]:
+        """Image [H,W,3] of the row from ManiSkill's video camera. ConfigError: the task has none."""
+        return self._world(row).render(0)
+
+    def close(self) -> None:
+        for world in self.worlds.values():
+            world.close()
+
+    def discard(self, row: int) -> None:
+        """Drop the row's current instance; its next reset creates a new one."""
+        broken, self.row_worlds[row] = self.row_worlds[row], None
+        self.worlds = {where: world for where, world in self.worlds.items() if world is not broken}
+        if broken is not None:
+            with suppress(Exception):
+                broken.close()
+
+    def _world(self, row: int) -> World:
+        world = self.row_worlds[row]
+        assert world is not None, f"row {row} was used before its first reset"
+        return world
+
+
+class GpuBatch:
+    """All rows of one world, a GPU simulation: they step together and reset separately."""
+
+    def __init__(self, settings: ManiSkillFields, world: World) -> None:
+        self.settings, self.rows, self._world = settings, world.rows, world
+        self.spec, self._kinds = spec_of(settings, [world]), _kinds([world])
+        self._steps = np.zeros(world.rows, np.int64)
+        self._seen: Mapping[str, NDArray[np.generic]] | None = None
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        self._seen = None
+        for row, task, seed in zip(rows, tasks, seeds, strict=True):
+            self._world.reset(int(row), int(seed), self._kinds[task][1])
+            self._steps[row] = 0
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        self._seen = None
+        order = np.asarray(rows)
+        whole = np.empty((self.rows, self.spec.action.dim), np.float32)
+        whole[order] = actions
+        outcome = self._world.step(whole)
+        self._steps += 1
+        metrics = {name: values[order] for name, values in outcome.metrics.items()}
+        asked = StepOutcome(outcome.reward[order], outcome.ended[order], outcome.success[order], metrics)
+        return _result(self.settings, asked, self._steps[order] >= self.spec.max_steps)
+
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        """Observe rows. All rows are rendered at once, and only once until the next step or reset, since a station
+        may observe row by row."""
+        if self._seen is None:
+            self._seen = self._world.observe()
+        order = np.asarray(rows)
+        for name, array in self._seen.items():
+            out[name][: len(order)] = array[order]
+
+    def render(self, row: int) -> NDArray[np.uint8]:
+        """Image [H,W,3] of the row from ManiSkill's video camera. ConfigError: the task has none."""
+        return self._world.render(row)
+
+    def close(self) -> None:
+        self._world.close()
+
+
+def _joined(outcomes: Sequence[StepOutcome]) -> StepOutcome:
+    metrics = {name: np.concatenate([outcome.metrics[name] for outcome in outcomes]) for name in outcomes[0].metrics}
+    reward, ended, success = (
+        np.concatenate(parts) for parts in zip(*(outcome[:3] for outcome in outcomes), strict=True)
+    )
+    return StepOutcome(reward, ended, success, metrics)
+
+
+def _brief(form: Form) -> str:
+    """The form in a message: `image uint8 [64, 64, 3], proprio float32 [9]`, or the number of action entries."""
+    if isinstance(form, ActionSpec):
+        return f"{form.dim} entries"
+    return ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in form.items())
+
+
+def _result(settings: ManiSkillFields, outcome: StepOutcome, late: NDArray[np.bool_]) -> StepResult:
+    """late: [n], whether the time limit is reached."""
+    terminated = outcome.ended | late if settings.time_limit == "terminates" else outcome.ended
+    return StepResult(outcome.reward, terminated, late & ~terminated, outcome.success, outcome.metrics)
 
 
 def _answer(given: str) -> dict[str, Any]:
     settings = ManiSkillSettings.model_validate_json(given)
     try:
-        return _tried(settings)
+        found = time_batch(settings)
+        times = {"start_s": found.start_s, "step_ms": found.step_ms, "observe_ms": found.observe_ms}
+        return {"spec": as_plain(found.spec), **times}
     except PolyrhythmError as error:
         return {"problem": str(error), "missing": isinstance(error, MissingError)}
     except ImportError as error:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from polyrhythm.config.base import InvalidSetting
-from polyrhythm.envs.base import EnvTraits
+from polyrhythm.envs.base import EnvTraits, Variant
 from polyrhythm.envs.info import as_aggregates
 from polyrhythm.envs.mujoco import count_gpus
-from polyrhythm.envs.variants import Variant
+from polyrhythm.plugins.simulators.base import SimulatorSettings
 from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, PLACED, instruction_of, other_words_of
-from polyrhythm.plugins.simulators.variation import VISION, AppearanceSettings
+from polyrhythm.plugins.simulators.variation import VISION
 from polyrhythm.specs.spaces import Aggregate, check_metrics
 
 _Pixels = Annotated[int, Field(ge=8, le=1024)]
@@ -34,10 +34,9 @@ def _none_is_empty(value: Any) -> Any:
     return {} if value is None else value
 
 
-class ManiSkillFields(BaseModel):
+class ManiSkillFields(SimulatorSettings):
     """The fields, and what follows from them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     needs: ClassVar = ("mani_skill", "sapien", "torch")
     traits: ClassVar = EnvTraits(variants=True, rendering=True, draws_rows=True)
     extra: ClassVar = "maniskill"
@@ -72,9 +71,6 @@ class ManiSkillFields(BaseModel):
     0 when an episode begins. RLinf's has {is_src_obj_grasped: 0.1, consecutive_grasp: 0.1, success: 1.0}."""
     max_steps: Annotated[int, Field(ge=0)] = 0
     """Env steps after which an episode ends; 0 takes the registered limit."""
-    time_limit: Literal["terminates", "truncates"] = "terminates"
-    """Meaning of the end by `max_steps`. `terminates`: the task must succeed in time, no reward follows.
-    `truncates`: the value function estimates the remaining return."""
     end_on_success: bool = True
     """The first success ends the episode. A failure that the task reports always ends it."""
     metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(as_aggregates)] = Field(default_factory=dict)
@@ -85,8 +81,6 @@ class ManiSkillFields(BaseModel):
     """The Vulkan device. `auto`: gpu if there is an NVIDIA GPU, else cpu."""
     placement: Literal["usual", "beyond"] = "usual"
     """Positions of objects and goals: ManiSkill's range, or a shell around it, for tasks that have room there."""
-    appearance: AppearanceSettings = AppearanceSettings()
-    """How far pictures differ from the usual ones: camera and light; colours cannot be changed."""
 
     @field_validator("metrics")
     @classmethod
@@ -96,9 +90,6 @@ class ManiSkillFields(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> ManiSkillFields:
-        for task in self.tasks:
-            if self.tasks.count(task) > 1:
-                raise ValueError(f"task {task!r} is listed {self.tasks.count(task)} times; list it once")
         if other := [task for task in self.instructions if task not in self.tasks]:
             raise ValueError(f"instructions has {other[0]!r}, which is not among tasks; add it there, or remove it")
         if given := [name for name in _SET_HERE if name in self.kwargs]:
@@ -118,8 +109,6 @@ class ManiSkillFields(BaseModel):
 
     @model_validator(mode="after")
     def _can_differ(self) -> ManiSkillFields:
-        if self.observation == "state":
-            self.appearance.refuse_unseen()
         if self.appearance.colour_change:
             why = "ManiSkill's colours cannot be changed; leave it out"
             raise InvalidSetting("appearance.colour_change", self.appearance.colour_change, why)
@@ -133,6 +122,10 @@ class ManiSkillFields(BaseModel):
         return self
 
     @property
+    def has_images(self) -> bool:
+        return self.observation != "state"
+
+    @property
     def _is_usual(self) -> bool:
         return self.placement == "usual" and self.appearance.is_usual
 
@@ -140,7 +133,7 @@ class ManiSkillFields(BaseModel):
         """Variants for out-of-distribution evaluation: of images, if observed; of positions, if all tasks allow it;
         and of instructions, for known tasks without one in the recipe."""
         found: dict[str, Variant] = {}
-        if self.backend != "gpu" and self.observation != "state":
+        if self.backend != "gpu" and self.has_images:
             found |= {name: VISION[name] for name in ("camera", "lighting")}
         if self.backend != "gpu" and all(task in PLACED for task in self.tasks):
             what = "objects and goals around ManiSkill's range"

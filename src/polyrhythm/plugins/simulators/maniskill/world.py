@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.maniskill.construction import episode_steps, make_env
+from polyrhythm.plugins.simulators.maniskill.library import episode_steps, make_env
 from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
 from polyrhythm.plugins.simulators.maniskill.tasks import TaskSentences, own_sentences, place_beyond, read_sentences
 from polyrhythm.plugins.simulators.variation import Appearance
@@ -260,11 +259,10 @@ def resized(pictures: NDArray[Any], size: tuple[int, int]) -> NDArray[np.uint8]:
     """Resize [B,H,W,3] to uint8 images of this height and width, bilinearly like Pillow."""
     if pictures.shape[1:3] == size:
         return pictures.astype(np.uint8, copy=False)
-    height, width = size
-    small = [
-        Image.fromarray(one.astype(np.uint8)).resize((width, height), Image.Resampling.BILINEAR) for one in pictures
-    ]
-    return np.stack([np.asarray(one) for one in small])
+    from PIL import Image
+
+    whole = (Image.fromarray(one.astype(np.uint8)) for one in pictures)
+    return np.stack([np.asarray(one.resize((size[1], size[0]), Image.Resampling.BILINEAR)) for one in whole])
 
 
 class Scene:

@@ -6,27 +6,32 @@ Any row runs any task: a task's model and renderer are created at its first rese
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from polyrhythm.config.nearest import nearest
-from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult
+from polyrhythm.envs.base import EnvTraits, RowNumbers, Variant
 from polyrhythm.envs.mujoco import choose_gl_backend
-from polyrhythm.envs.variants import Variant
-from polyrhythm.plugins.simulators.metaworld.scene import STATE_DIM, Camera, SceneInstance, TaskScene
-from polyrhythm.plugins.simulators.metaworld.tasks import INSTRUCTIONS, OTHER_WORDS, TASK_SETS
-from polyrhythm.plugins.simulators.variation import VISION, Appearance, AppearanceSettings
+from polyrhythm.plugins.simulators.base import RowsBatch, SimulatorSettings
+from polyrhythm.plugins.simulators.metaworld.scene import (
+    INSTRUCTIONS,
+    OTHER_WORDS,
+    STATE_DIM,
+    TASK_SETS,
+    SceneForm,
+    SceneInstance,
+    TaskScene,
+)
+from polyrhythm.plugins.simulators.variation import VISION
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 _ACTION_DIM = 4
 #: Maximum number of steps of an episode in Meta-World.
 _LONGEST_EPISODE = 500
-#: Maximum dense reward of one step in Meta-World.
-_DENSE_SCALE = 10.0
 #: What `preset: vla` sets where it is not set.
 _VLA: Mapping[str, Any] = {
     "camera": "corner2",
@@ -37,7 +42,7 @@ _VLA: Mapping[str, Any] = {
 }
 
 
-class MetaWorldSettings(BaseModel):
+class MetaWorldSettings(SimulatorSettings):
     """Meta-World tasks with images of one camera, or with the state, as observation.
 
     Observation: `image` uint8 [image_size,image_size,3], `proprio` float32 [4] = hand position (metres) and gripper
@@ -52,11 +57,11 @@ class MetaWorldSettings(BaseModel):
     training and evaluation.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     needs: ClassVar = ("metaworld", "mujoco")
     traits: ClassVar = EnvTraits(variants=True, expert=True, discards_rows=True)
     extra: ClassVar = "metaworld"
     known_tasks: ClassVar = INSTRUCTIONS
+    task_sets: ClassVar = TASK_SETS
 
     type: Literal["metaworld"] = "metaworld"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -70,43 +75,27 @@ class MetaWorldSettings(BaseModel):
     """Edge of the square image in pixels."""
     render: Literal["cheap", "full"] = "cheap"
     """`cheap` takes a few milliseconds per frame, `full` 10 to 50 times as long."""
-    camera: Camera = "free"
+    camera: Literal["free", "corner2"] = "free"
     """free: ours, upright, the whole table in view; corner2: Meta-World's, at the place and turned as in VLA papers."""
     settle_steps: Annotated[int, Field(ge=0, le=100)] = 0
     """Steps without action before an episode begins, which do not count; VLA papers have 15."""
     max_steps: Annotated[int, Field(ge=1, le=_LONGEST_EPISODE)] = 100
     """Simulator steps after which an episode ends."""
-    time_limit: Literal["terminates", "truncates"] = "terminates"
-    """Meaning of the end by `max_steps`. `terminates`: the task must succeed in time, no reward follows.
-    `truncates`: the value function estimates the remaining return; with a sparse reward that would reward failures."""
-    end_on_success: bool = True
-    """The first success ends the episode."""
     reward: Literal["sparse", "dense"] = "sparse"
     """`sparse`: 1 at the first success of an episode, else 0. `dense`: Meta-World's shaped reward, scaled to 0..1."""
-
     placement: Literal["usual", "beyond"] = "usual"
     """Where objects and goals begin: in Meta-World's range, or around it, up to a quarter of it further out."""
     wording: Literal["usual", "other"] = "usual"
     """Instructions: the usual sentences, or the same tasks in other words."""
-    appearance: AppearanceSettings = AppearanceSettings()
-    """How far pictures differ from the usual ones."""
 
     @model_validator(mode="before")
     @classmethod
     def _with_preset(cls, values: Any) -> Any:
         return {**_VLA, **values} if isinstance(values, Mapping) and values.get("preset") == "vla" else values
 
-    @field_validator("tasks", mode="before")
-    @classmethod
-    def _spelled_out(cls, tasks: Any) -> Any:
-        if not isinstance(tasks, list | tuple):
-            return tasks
-        named = (TASK_SETS.get(task, (task,)) if isinstance(task, str) else (task,) for task in tasks)
-        return tuple(name for names in named for name in names)
-
     @field_validator("tasks")
     @classmethod
-    def _known_and_distinct(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+    def _known(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
         for task in tasks:
             if task == "MT1":
                 raise ValueError("MT1 is any one task of Meta-World; name it, such as reach-v3")
@@ -115,27 +104,27 @@ class MetaWorldSettings(BaseModel):
                     f"Meta-World has no task or set {task!r}; {nearest(task, [*TASK_SETS, *INSTRUCTIONS])}sets are "
                     f"{', '.join(TASK_SETS)}, and polyrhythm envs metaworld lists the tasks"
                 )
-            if tasks.count(task) > 1:
-                raise ValueError(f"task {task!r} is listed {tasks.count(task)} times; list it once")
         return tasks
 
-    @model_validator(mode="after")
-    def _is_seen(self) -> MetaWorldSettings:
-        if self.observation == "state":
-            self.appearance.refuse_unseen()
-        return self
+    @property
+    def has_images(self) -> bool:
+        return self.observation == "pixels"
+
+    @property
+    def is_dense(self) -> bool:
+        return self.reward == "dense"
 
     def variants(self) -> dict[str, Variant]:
         """Variants for out-of-distribution evaluation; those of images only if the policy observes images."""
         return {
-            **(VISION if self.observation == "pixels" else {}),
+            **(VISION if self.has_images else {}),
             "position": Variant("position", "objects and goals around Meta-World's range", {"placement": "beyond"}),
             "instruction": Variant("semantic", "instructions in other words", {"wording": "other"}),
         }
 
     def check(self) -> None:
         """RenderingUnavailable: images are needed and this machine cannot render."""
-        if self.observation == "pixels":
+        if self.has_images:
             choose_gl_backend()
 
     def spec(self) -> EnvSpec:
@@ -144,7 +133,7 @@ class MetaWorldSettings(BaseModel):
         words = INSTRUCTIONS if self.wording == "usual" else OTHER_WORDS
         pixels = {"image": image, "proprio": ArraySpec((4,), "float32")}
         return EnvSpec(
-            observation=pixels if self.observation == "pixels" else {"state": ArraySpec((STATE_DIM,), "float32")},
+            observation=pixels if self.has_images else {"state": ArraySpec((STATE_DIM,), "float32")},
             action=ActionSpec("continuous", _ACTION_DIM, low=(-1.0,) * _ACTION_DIM, high=(1.0,) * _ACTION_DIM),
             tasks=tuple(Task(name, words[name]) for name in self.tasks),
             max_steps=self.max_steps,
@@ -156,96 +145,58 @@ class MetaWorldSettings(BaseModel):
         return MetaWorldBatch(self, rows)
 
 
-class MetaWorldBatch:
-    """Rows that each run any task; an env batch and an expert. Used by one thread."""
+class MetaWorldBatch(RowsBatch):
+    """Env batch and expert. held: each row's instance of its current task."""
+
+    action_dtype = np.float32
 
     def __init__(self, settings: MetaWorldSettings, rows: int) -> None:
-        self.settings, self.rows, self.spec = settings, rows, settings.spec()
+        super().__init__(settings, rows)
+        self.settings = settings
+        cheap, turned = settings.render == "cheap", settings.camera == "corner2"
+        beyond, size = settings.placement == "beyond", settings.image_size
+        self._form = SceneForm(settings.has_images, size, cheap, turned, beyond, settings.settle_steps)
         self.scenes: dict[int, TaskScene] = {}
-        self.held: list[tuple[int, SceneInstance] | None] = [None] * rows
-        self._steps = [0] * rows
-        self._succeeded = [False] * rows
-
-    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
-        failed: dict[int, Exception] = {}
-        for row, task, seed in zip(rows, tasks, seeds, strict=True):
-            instance = self._instance_for(row, task)  # what fails here fails for every row
-            try:
-                instance.reset(seed, self.settings.settle_steps)
-                instance.appearance = Appearance.draw(self.settings.appearance, int(seed))
-            except Exception as error:  # noqa: BLE001 - MuJoCo and Meta-World raise anything
-                failed[int(row)] = error
-                self.discard(int(row))
-            self._steps[row], self._succeeded[row] = 0, False
-        if failed:
-            raise RowsFailed(failed)
-
-    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        outcome = StepResult.zeros(len(rows))
-        clipped = np.clip(actions, -1.0, 1.0).astype(np.float32, copy=False)
-        failed: dict[int, Exception] = {}
-        for i, row in enumerate(rows):
-            try:
-                dense, success = self._instance(row).step(clipped[i])
-            except Exception as error:  # noqa: BLE001 - MuJoCo and Meta-World raise anything
-                failed[int(row)] = error
-                self.discard(int(row))
-                continue
-            self._steps[row] += 1
-            sparse = float(success and not self._succeeded[row])
-            self._succeeded[row] |= success
-            outcome.reward[i] = sparse if self.settings.reward == "sparse" else dense / _DENSE_SCALE
-            outcome.success[i] = success
-            in_time = self._steps[row] < self.spec.max_steps
-            solved = success and self.settings.end_on_success
-            outcome.terminated[i] = solved or (not in_time and self.settings.time_limit == "terminates")
-            outcome.truncated[i] = not (in_time or outcome.terminated[i])
-        if failed:
-            raise RowsFailed(failed, outcome)
-        return outcome
+        self.held: list[SceneInstance | None] = [None] * rows
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         for i, row in enumerate(rows):
-            instance = self._instance(row)
+            instance = self._simulator(row)
             if "state" in out:
                 out["state"][i] = instance.state
             else:
-                instance.draw(out["image"][i])
+                self.scenes[self.row_tasks[row]].draw(instance.env.data, out["image"][i], self.appearance[row])
                 out["proprio"][i] = instance.proprioception
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.float32]:
         """The scripted policy's action for the current state of each row, clipped to -1..1: [n,4]."""
         actions = np.empty((len(rows), _ACTION_DIM), np.float32)
         for i, row in enumerate(rows):
-            actions[i] = self._instance(row).expert_action()
+            actions[i] = self._simulator(row).expert_action()
         return np.clip(actions, -1.0, 1.0)
 
     def discard(self, row: int) -> None:
-        """Drop the row's instance; its next reset takes another one."""
         self.held[row] = None
 
     def close(self) -> None:
         for scene in self.scenes.values():
             scene.close()
 
-    def _instance(self, row: int) -> SceneInstance:
+    def _simulator(self, row: int) -> SceneInstance:
         held = self.held[row]
         assert held is not None, f"row {row} was used before its first reset"
-        return held[1]
+        return held
 
-    def _instance_for(self, row: int, task: int) -> SceneInstance:
+    def _simulator_for(self, row: int, task: int) -> SceneInstance:
         """The row's instance of the task; returns an instance of another task to its scene."""
-        held = self.held[row]
+        held, left = self.held[row], self.row_tasks[row]
         if held is not None:
-            if held[0] == task:
-                return held[1]
-            self.scenes[held[0]].check_in(held[1])
+            if left == task:
+                return held
+            self.scenes[left].idle.append(held)
             self.held[row] = None  # another row may have it now, even if the scene below cannot be made
         if task not in self.scenes:
-            name = self.spec.tasks[task].name
-            quality = self.settings.render if self.settings.observation == "pixels" else None
-            beyond = self.settings.placement == "beyond"
-            self.scenes[task] = TaskScene(name, self.settings.image_size, quality, self.settings.camera, beyond=beyond)
-        instance = self.scenes[task].check_out()
-        self.held[row] = (task, instance)
+            self.scenes[task] = TaskScene(self.spec.tasks[task].name, self._form)
+        instance = self.held[row] = self.scenes[task].check_out()
+        self.row_tasks[row] = task
         return instance

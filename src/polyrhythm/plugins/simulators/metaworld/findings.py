@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Literal
 
@@ -20,6 +19,7 @@ import numpy as np
 from polyrhythm.conformance import Finding, last_line
 from polyrhythm.errors import PolyrhythmError, as_root, install_command
 from polyrhythm.imports import same_imports
+from polyrhythm.plugins.simulators.base import time_batch
 from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
 
 #: Debian packages for rendering without a screen; tools/render_libs.sh installs the same.
@@ -28,7 +28,7 @@ _TASK, _RENDER_S, _EXTRA = "door-close-v3", 120.0, "metaworld"
 
 
 def findings() -> Iterator[Finding]:
-    """Render a frame with each backend; marks the one that the quickstart would use first."""
+    """Render a frame with each backend; the first one is that which the quickstart would use."""
     for backend, needed in backends().items():
         yield rendering(backend, needed=needed)
 
@@ -78,24 +78,10 @@ def _fix(backend: str) -> str:
     return f"{as_root()}apt-get install -y {RENDER_PACKAGES}"
 
 
-def probe(task: str) -> dict[str, float]:
-    """first_s: seconds until the first frame; frame_ms: time of the second; shades: distinct values in it."""
-    batch = MetaWorldSettings(tasks=(task,)).build(1)
-    out = {name: np.zeros((1, *array.shape), array.dtype) for name, array in batch.spec.observation.items()}
-    began = time.perf_counter()
-    try:
-        batch.reset([0], [0], [0])
-        batch.observe([0], out)
-        first = time.perf_counter()
-        batch.observe([0], out)
-        frame = time.perf_counter() - first
-    finally:
-        batch.close()
-    return {"first_s": first - began, "frame_ms": 1000 * frame, "shades": len(np.unique(out["image"]))}
-
-
 if __name__ == "__main__":
     try:
-        sys.stdout.write(json.dumps(probe(sys.argv[1])) + "\n")
+        timed = time_batch(MetaWorldSettings(tasks=(sys.argv[1],)))
+        shades = len(np.unique(timed.observation["image"]))
+        sys.stdout.write(json.dumps({"frame_ms": timed.observe_ms, "shades": shades}) + "\n")
     except (PolyrhythmError, ImportError) as error:
         sys.exit(str(error))

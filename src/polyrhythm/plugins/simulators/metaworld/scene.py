@@ -1,4 +1,4 @@
-"""Shares one compiled model and renderer of a Meta-World task among rows, with one instance per running row.
+"""Meta-World's 50 tasks, and one compiled model and renderer of a task, shared among rows, with an instance per row.
 
 Compiling a task's model takes 0.1–0.5 s and 20 MB, one state less than 1 ms and 0.4 MB. A reset moves bodies and sites
 of the *model*. Invariant: while an instance resets or steps, the model has that instance's placement, which is all that
@@ -7,22 +7,42 @@ an episode changes in the model.
 
 from __future__ import annotations
 
+import tomllib
 import warnings
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.mujoco import choose_gl_backend, refuse_unstable
-from polyrhythm.plugins.simulators.metaworld.tasks import GOAL_MARKERS
-from polyrhythm.plugins.simulators.variation import Appearance, background_of, draw_beyond, open_renderer
+from polyrhythm.plugins.simulators.variation import Appearance, SceneRenderer, draw_beyond, fixed_camera
 
 if TYPE_CHECKING:
     import mujoco
 
-Quality = Literal["cheap", "full"]
-Camera = Literal["free", "corner2"]
+
+_TASKS = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text("utf-8"))
+#: Task name → instruction of the policy.
+INSTRUCTIONS: dict[str, str] = {name: task["instruction"] for name, task in _TASKS.items()}
+#: The same tasks in other words, for a policy that was not trained on them.
+OTHER_WORDS: dict[str, str] = {name: task["other"] for name, task in _TASKS.items()}
+#: Tasks whose goal is only a position → the site that marks it; cheap rendering keeps it visible.
+GOAL_MARKERS: dict[str, str] = {name: task["marker"] for name, task in _TASKS.items() if "marker" in task}
+_MT10 = (
+    *("reach-v3", "push-v3", "pick-place-v3", "door-open-v3", "drawer-open-v3", "drawer-close-v3"),
+    *("button-press-topdown-v3", "peg-insert-side-v3", "window-open-v3", "window-close-v3"),
+)
+_MT25 = (
+    *_MT10,
+    *("coffee-pull-v3", "pick-out-of-hole-v3", "disassemble-v3", "pick-place-wall-v3", "basketball-v3"),
+    *("stick-pull-v3", "button-press-wall-v3", "faucet-open-v3", "door-lock-v3", "lever-pull-v3", "sweep-into-v3"),
+    *("faucet-close-v3", "coffee-button-v3", "button-press-topdown-wall-v3", "dial-turn-v3"),
+)
+#: Meta-World's sets of tasks, in its order; MT50 is all of them, in the order of their names.
+TASK_SETS: dict[str, tuple[str, ...]] = {"MT10": _MT10, "MT25": _MT25, "MT50": tuple(sorted(INSTRUCTIONS))}
 
 #: A free camera above the right front of the table: upright, the whole workspace in view.
 _LOOK_AT, _DISTANCE, _AZIMUTH, _ELEVATION = (0.0, 0.72, 0.12), 1.05, 130.0, -35.0
@@ -32,17 +52,10 @@ _CORNER_AT = (0.75, 0.075, 0.7)
 _VISUAL_GROUPS = 3
 #: Bodies that cheap rendering hides: the arm's meshes cost more than everything else.
 HIDDEN_BODIES = frozenset(
-    {
-        "controller_box",
-        "pedestal_feet",
-        "torso",
-        "pedestal",
-        "right_arm_base_link",
-        "right_l0",
-        "head",
-        "right_l1",
-        "right_l2",
-    }
+    [
+        *("controller_box", "pedestal_feet", "pedestal", "torso", "head"),
+        *("right_arm_base_link", "right_l0", "right_l1", "right_l2"),
+    ]
 )
 
 #: Size of Meta-World's observation: 18 now, 18 a step ago, the goal's position.
@@ -51,44 +64,51 @@ STATE_DIM = 39
 #: A range of places narrower than this (metres) is a fixed coordinate.
 _NARROW = 0.005
 _STILL = np.zeros(4, np.float32)
+#: Maximum dense reward of one step in Meta-World.
+_DENSE_SCALE = 10.0
 
 Placement = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
-class TaskScene:
-    """Model, renderer and instances of one task; used by one thread. quality: None without rendering; beyond: place
-    objects outside Meta-World's range."""
+@dataclass(frozen=True, slots=True)
+class SceneForm:
+    """draws: whether there are images, of `size` × `size` pixels; turned: from Meta-World's camera, which looks upside
+    down; beyond: places lie outside Meta-World's range; settle_steps: idle steps before an episode."""
 
-    def __init__(
-        self, task: str, image_size: int, quality: Quality | None, camera: Camera = "free", *, beyond: bool = False
-    ) -> None:
-        if quality is not None:
+    draws: bool
+    size: int
+    cheap: bool
+    turned: bool
+    beyond: bool
+    settle_steps: int
+
+
+class TaskScene:
+    """Model, renderer and instances of one task; used by one thread."""
+
+    def __init__(self, task: str, form: SceneForm) -> None:
+        if form.draws:
             choose_gl_backend()
         from metaworld.env_dict import ENV_CLS_MAP
         from metaworld.policies import ENV_POLICY_MAP
 
         first = ENV_CLS_MAP[task]()
+        self.form = form
         self.model: mujoco.MjModel = first.model
-        if quality == "cheap":
-            marker = GOAL_MARKERS.get(task)
-            make_cheap(self.model, HIDDEN_BODIES, () if marker is None else (marker,))
-        if camera == "corner2":
-            move_corner(self.model)
+        if form.draws and form.cheap:
+            make_cheap(self.model, HIDDEN_BODIES, [GOAL_MARKERS[task]] if task in GOAL_MARKERS else ())
+        if form.turned:  # before any state's kinematics are computed
+            self.model.cam_pos[self.model.camera("corner2").id] = _CORNER_AT
         self.initial_placement: Placement = self.placement()
         self.expert = ENV_POLICY_MAP[task]()
         self._env_class = _sharing(type(first), self.model)
-        self._beyond = beyond
-        self.idle = [SceneInstance(self, first, beyond=beyond)]
-        self._image_size, self._quality, self._camera = image_size, quality, camera
-        self.renderer: FrameRenderer | None = None
+        self.idle = [SceneInstance(self, first)]
+        self.renderer: SceneRenderer | None = None
+        self._camera: mujoco.MjvCamera | None = None
 
     def check_out(self) -> SceneInstance:
         """An idle instance, or a new one."""
-        return self.idle.pop() if self.idle else SceneInstance(self, self._env_class(), beyond=self._beyond)
-
-    def check_in(self, instance: SceneInstance) -> None:
-        """Take back an instance whose row has moved to another task."""
-        self.idle.append(instance)
+        return self.idle.pop() if self.idle else SceneInstance(self, self._env_class())
 
     def placement(self) -> Placement:
         """Current positions of the model's bodies and sites."""
@@ -98,12 +118,16 @@ class TaskScene:
         """Set the positions of the model's bodies and sites."""
         self.model.body_pos[:], self.model.site_pos[:] = placement
 
-    def draw(self, data: mujoco.MjData, out: NDArray[np.uint8], appearance: Appearance | None) -> None:
-        """Render a state of this task; the first call creates the GL context in the calling thread."""
+    def draw(self, data: mujoco.MjData, out: NDArray[Any], appearance: Appearance | None) -> None:
+        """Render a state of this task, upright: uint8 [size,size,3]; the first call creates the GL context in the
+        calling thread."""
+        form = self.form
         if self.renderer is None:
-            assert self._quality is not None, "this scene has no renderer"
-            self.renderer = FrameRenderer(self.model, self._image_size, self._quality, self._camera)
-        self.renderer.draw(data, out, appearance)
+            self.renderer = SceneRenderer(self.model, form.size, slice(_VISUAL_GROUPS, None), cheap=form.cheap)
+            self._camera = fixed_camera(self.model.camera("corner2").id) if form.turned else _free_camera()
+        self.renderer.draw(self.model, data, self._camera, out, appearance)
+        if form.turned:
+            out[:] = out[::-1, ::-1].copy()
 
     def close(self) -> None:
         if self.renderer is not None:
@@ -111,29 +135,27 @@ class TaskScene:
 
 
 class SceneInstance:
-    """One state of a task: physics data and Meta-World's attributes. appearance: of the current episode."""
+    """One state of a task: physics data and Meta-World's attributes."""
 
-    def __init__(self, scene: TaskScene, env: Any, *, beyond: bool = False) -> None:
+    def __init__(self, scene: TaskScene, env: Any) -> None:
         # Draw goals from the seed without limit; make them visible to the expert.
         env._set_task_called = True
         env._partially_observable = False
         env._freeze_rand_vec = False
         env.seeded_rand_vec = True
         vars(env).pop("sawyer_observation_space", None)
-        if beyond:
+        if scene.form.beyond:
             place_beyond(env)
-        self.appearance: Appearance | None = None
         self._scene, self.env = scene, env
         self._initial_attributes = dict(vars(env))
         self._placement: Placement | None = None
         self._observation: NDArray[np.float64] = np.zeros(0)
 
-    def reset(self, seed: int, settle_steps: int = 0) -> None:
-        """Begin an episode whose initial state depends only on the seed. settle_steps: idle steps before it.
-        UnstableSimulationError: MuJoCo had to reset the state."""
+    def reset(self, seed: int) -> None:
+        """Begin an episode after the idle steps. UnstableSimulationError: MuJoCo had to reset the state."""
         import mujoco
 
-        env, model = self.env, self._scene.model
+        env, model, settle_steps = self.env, self._scene.model, self._scene.form.settle_steps
         vars(env).clear()
         vars(env).update(self._initial_attributes)
         self._scene.place(self._scene.initial_placement)
@@ -152,16 +174,14 @@ class SceneInstance:
         if settle_steps:
             env.curr_path_length = 0
 
-    def step(self, action: NDArray[np.float32]) -> tuple[float, bool]:
-        """Run one simulator step with an action [4] in -1..1; return Meta-World's dense reward (0..10) and success.
-
-        UnstableSimulationError: MuJoCo had to reset the state.
-        """
+    def step(self, action: NDArray[np.float32]) -> tuple[float, bool, bool]:
+        """Run one simulator step with an action [4] in -1..1; return Meta-World's dense reward, scaled to 0..1, False,
+        and success."""
         assert self._placement is not None, "stepped before reset"
         self._scene.place(self._placement)
         self._observation, reward, _, _, info = self.env.step(action)
         refuse_unstable(self.env.data, f"at step {self.env.curr_path_length}")
-        return float(reward), bool(info["success"])
+        return float(reward) / _DENSE_SCALE, False, bool(info["success"])
 
     @property
     def state(self) -> NDArray[np.float64]:
@@ -179,9 +199,6 @@ class SceneInstance:
         warnings.filterwarnings("ignore", message=r"Constant\(s\) may be too high", category=UserWarning)
         action: NDArray[np.float64] = self._scene.expert.get_action(self._observation)
         return action
-
-    def draw(self, out: NDArray[np.uint8]) -> None:
-        self._scene.draw(self.env.data, out, self.appearance)
 
 
 def _sharing(env_class: type[Any], model: mujoco.MjModel) -> type[Any]:
@@ -209,55 +226,17 @@ def place_beyond(env: Any) -> None:
     env._get_state_rand_vec = draw
 
 
-def move_corner(model: mujoco.MjModel) -> None:
-    """Move the camera `corner2` to its position in VLA papers. Call it before any state's kinematics are computed."""
-    model.cam_pos[model.camera("corner2").id] = _CORNER_AT
-
-
 def make_cheap(model: mujoco.MjModel, hidden_bodies: Collection[str], shown_sites: Collection[str]) -> None:
     """Prepare a model for cheap rendering; physics is unchanged.
 
-    Disables multisampling and shadow maps, keeps one light, and makes the geoms of `hidden_bodies` and all sites except
-    `shown_sites` transparent. Call it before creating a `FrameRenderer`: the GL context reads these settings once.
+    Keeps one light, and makes the geoms of `hidden_bodies` and all sites except `shown_sites` transparent.
     """
-    model.vis.quality.offsamples = 0
-    model.vis.quality.shadowsize = 0
     model.light_active[1:] = 0
     names = [model.body(int(body)).name for body in model.geom_bodyid]
     hidden = np.array([name in hidden_bodies for name in names], dtype=bool)
     model.geom_rgba[hidden, 3] = 0.0
     unseen = np.array([model.site(site).name not in shown_sites for site in range(model.nsite)], dtype=bool)
     model.site_rgba[unseen, 3] = 0.0
-
-
-class FrameRenderer:
-    """Renders one model's states to `size` × `size` RGB images; use it only in the thread that created it.
-
-    camera: `free`: ours; `corner2`: Meta-World's, rotated upright (see also `move_corner`).
-    """
-
-    def __init__(self, model: mujoco.MjModel, size: int, quality: Quality, camera: Camera = "free") -> None:
-        import mujoco
-
-        self.renderer = open_renderer(model, size, cheap=quality == "cheap")
-        self._turned = camera == "corner2"
-        self._camera = _corner_camera(model) if self._turned else _free_camera()
-        self._option = mujoco.MjvOption()
-        self._option.geomgroup[_VISUAL_GROUPS:] = 0
-        self._background = background_of(model)
-
-    def draw(self, data: mujoco.MjData, out: NDArray[np.uint8], appearance: Appearance | None = None) -> None:
-        """Draw `data` (kinematics up to date) into `out` uint8 [size,size,3], row 0 on top."""
-        self.renderer.update_scene(data, self._camera, self._option)
-        if appearance is not None:
-            appearance.apply(self.renderer.scene, self._background)
-        if not self._turned:
-            self.renderer.render(out=out)
-            return
-        out[:] = self.renderer.render()[::-1, ::-1]
-
-    def close(self) -> None:
-        self.renderer.close()
 
 
 def _free_camera() -> mujoco.MjvCamera:
@@ -267,13 +246,4 @@ def _free_camera() -> mujoco.MjvCamera:
     camera.type = mujoco.mjtCamera.mjCAMERA_FREE
     camera.lookat[:] = _LOOK_AT
     camera.distance, camera.azimuth, camera.elevation = _DISTANCE, _AZIMUTH, _ELEVATION
-    return camera
-
-
-def _corner_camera(model: mujoco.MjModel) -> mujoco.MjvCamera:
-    import mujoco
-
-    camera = mujoco.MjvCamera()
-    camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
-    camera.fixedcamid = model.camera("corner2").id
     return camera

@@ -7,56 +7,43 @@ model unless `hard_reset` is set.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.nearest import nearest
+from polyrhythm.envs.base import Variant
 from polyrhythm.envs.mujoco import choose_gl_backend
-from polyrhythm.envs.variants import Variant
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch
-from polyrhythm.plugins.simulators.robosuite.instance import PLACED, Instance, place_beyond
+from polyrhythm.plugins.simulators.base import SimulatorSettings
+from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch, Views
 from polyrhythm.plugins.simulators.robosuite.library import (
+    PLACED,
     ROBOCASA,
+    Instance,
     check_robocasa,
     find_class,
     has_package,
     is_kitchen,
     make,
+    place_beyond,
     unknown_arguments,
 )
-from polyrhythm.plugins.simulators.robosuite.tasks import INSTRUCTIONS, KNOWN, OTHER_WORDS, Sizes, sizes_of, words_of
-from polyrhythm.plugins.simulators.variation import VISION, AppearanceSettings
+from polyrhythm.plugins.simulators.robosuite.tasks import INSTRUCTIONS, KNOWN, Sizes, sizes_of, words_of
+from polyrhythm.plugins.simulators.variation import VISION
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 #: Arguments of robosuite that settings of this adapter decide.
 _RESERVED = {
-    "robots",
-    "controller_configs",
-    "control_freq",
-    "horizon",
-    "ignore_done",
-    "hard_reset",
-    "reward_shaping",
-    "reward_scale",
-    "seed",
-    "use_camera_obs",
-    "use_object_obs",
-    "has_renderer",
-    "has_offscreen_renderer",
-    "renderer",
-    "camera_names",
-    "camera_heights",
-    "camera_widths",
-    "camera_depths",
-    "camera_segmentations",
+    *("robots", "controller_configs", "control_freq", "horizon", "ignore_done", "hard_reset", "reward_shaping"),
+    *("reward_scale", "seed", "use_camera_obs", "use_object_obs", "has_renderer", "has_offscreen_renderer", "renderer"),
+    *("camera_names", "camera_heights", "camera_widths", "camera_depths", "camera_segmentations"),
 }
 
 
-class RobosuiteSettings(BaseModel):
+class RobosuiteSettings(SimulatorSettings):
     """robosuite 1.5 tasks (and RoboCasa's kitchens) from the state or from named cameras.
 
     Observation `state`: float32 [K], the task's object state, then each robot's proprioception (Panda: 43 numbers:
@@ -68,13 +55,10 @@ class RobosuiteSettings(BaseModel):
     The first step in a new installation compiles robosuite's controllers for 10 to 20 s; `build` does it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     needs: ClassVar = ("robosuite", "mujoco")
     extra: ClassVar = "robosuite"
     traits: ClassVar = TRAITS
     known_tasks: ClassVar = INSTRUCTIONS
-    mirrored: ClassVar[bool] = False
-    kept_environments: ClassVar[int] = sys.maxsize
 
     type: Literal["robosuite"] = "robosuite"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -101,11 +85,6 @@ class RobosuiteSettings(BaseModel):
     """`cheap`: no multisampling, shadows, reflections, sky, haze or fog."""
     max_steps: Annotated[int, Field(ge=1)] = 200
     """Env steps after which an episode ends."""
-    time_limit: Literal["terminates", "truncates"] = "terminates"
-    """Meaning of the end by `max_steps`. `terminates`: the task must succeed in time, no reward follows.
-    `truncates`: the value function estimates the remaining return; with a sparse reward that would reward failures."""
-    end_on_success: bool = True
-    """The first success ends the episode."""
     reward: Literal["sparse", "dense"] = "sparse"
     """`sparse`: 1 at the first success of an episode, else 0. `dense`: robosuite's shaped reward, scaled to 0..1 (Wipe
     has penalties below 0)."""
@@ -114,18 +93,8 @@ class RobosuiteSettings(BaseModel):
     milliseconds. RoboCasa's kitchens always do."""
     placement: Literal["usual", "beyond"] = "usual"
     """Positions of objects: robosuite's range, or a shell around it, for tasks that have room there."""
-    appearance: AppearanceSettings = AppearanceSettings()
-    """How far pictures differ from the usual ones."""
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the environments, such as RoboCasa's `layout_ids`."""
-
-    @field_validator("tasks")
-    @classmethod
-    def _distinct(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
-        for task in tasks:
-            if tasks.count(task) > 1:
-                raise ValueError(f"task {task!r} is listed {tasks.count(task)} times; list it once")
-        return tasks
 
     @field_validator("kwargs")
     @classmethod
@@ -139,14 +108,21 @@ class RobosuiteSettings(BaseModel):
         for task in self.tasks:
             known = KNOWN.get(task)
             if known is None:
-                self._refuse_unknown(task)
+                if not self.registered_by and not has_package(ROBOCASA):
+                    raise InvalidSetting(
+                        "tasks",
+                        task,
+                        f"robosuite has no such task; {nearest(task, KNOWN)}RoboCasa's need the package robocasa, "
+                        "which is not installed, other packages' need registered_by",
+                    )
                 continue
             if self.reward == "dense" and not known.dense:
                 raise InvalidSetting("reward", "dense", f"robosuite has no dense reward for {task}; set sparse")
             if self.observation == "pixels" and self.robot == "Panda" and not self.kwargs:
                 for camera in self.cameras:
                     if camera not in known.cameras:
-                        raise InvalidSetting("cameras", camera, _no_camera(camera, task, known.cameras))
+                        near, names = nearest(camera, known.cameras), ", ".join(known.cameras)
+                        raise InvalidSetting("cameras", camera, f"{near}the cameras of {task} are {names}")
         if unlisted := sorted(set(self.instructions) - set(self.tasks)):
             raise InvalidSetting("instructions", unlisted[0], "this task is not in tasks; list it there or remove it")
         if len(set(self.cameras)) < len(self.cameras):
@@ -161,36 +137,27 @@ class RobosuiteSettings(BaseModel):
             raise InvalidSetting("placement", "beyond", f"{crowded[0]} has no room around its range; only {known} have")
         return self
 
-    def _refuse_unknown(self, task: str) -> None:
-        """InvalidSetting: no known package can register the task. Imports nothing."""
-        if not self.registered_by and not has_package(ROBOCASA):
-            raise InvalidSetting(
-                "tasks",
-                task,
-                f"robosuite has no such task; {nearest(task, KNOWN)}RoboCasa's need the package robocasa, which is not "
-                "installed, other packages' need registered_by",
-            )
+    @property
+    def has_images(self) -> bool:
+        return self.observation == "pixels"
 
-    @model_validator(mode="after")
-    def _is_seen(self) -> RobosuiteSettings:
-        if self.observation == "state":
-            self.appearance.refuse_unseen()
-        return self
+    @property
+    def is_dense(self) -> bool:
+        return self.reward == "dense"
 
     def variants(self) -> dict[str, Variant]:
         """Variants for out-of-distribution evaluation: of images, if observed; of positions, if all tasks allow it;
         and of instructions, for known tasks without one in the recipe."""
-        usual = [task for task in self.tasks if task in OTHER_WORDS and task not in self.instructions]
-        words = {task: OTHER_WORDS[task] for task in usual}
+        words = {task: KNOWN[task].other for task in self.tasks if task in KNOWN and task not in self.instructions}
         worded = {"instruction": Variant("semantic", "instructions in other words", {"instructions": words})}
         placed = {"position": Variant("position", "objects around robosuite's range", {"placement": "beyond"})}
         has_room = all(task in PLACED for task in self.tasks)
-        seen = VISION if self.observation == "pixels" else {}
+        seen = VISION if self.has_images else {}
         return {**seen, **(placed if has_room else {}), **(worded if words else {})}
 
     def check(self) -> None:
         """MissingError or RenderingUnavailable: this machine lacks RoboCasa, its assets, or a renderer."""
-        if self.observation == "pixels":
+        if self.has_images:
             choose_gl_backend()
         if any(task not in KNOWN for task in self.tasks) and self.registered_by in ("", ROBOCASA):
             check_robocasa()
@@ -211,17 +178,29 @@ class RobosuiteSettings(BaseModel):
                     f"env.tasks = {task}: its state has {other.objects} + {other.proprio} numbers, that of "
                     f"{self.tasks[0]} {first.objects} + {first.proprio}; tasks of one run need equal sizes"
                 )
+        image = ArraySpec((self.image_size, self.image_size, 3), "uint8")
+        arrays = {**dict.fromkeys(self._views.names, image), "proprio": ArraySpec((first.proprio,), "float32")}
+        if self.observation == "state":
+            assert first.objects is not None, "refused by `sizes`"
+            arrays = {"state": ArraySpec((first.objects + first.proprio,), "float32")}
         return EnvSpec(
-            observation=self._observation(first),
+            observation=arrays,
             action=ActionSpec("continuous", len(first.low), low=first.low, high=first.high),
-            tasks=tuple(Task(task, self._instruction(task)) for task in self.tasks),
+            tasks=tuple(
+                Task(task, self.instructions.get(task) or INSTRUCTIONS.get(task) or words_of(task))
+                for task in self.tasks
+            ),
             max_steps=self.max_steps,
             reports_success=True,
         )
 
     def build(self, rows: int) -> RobosuiteBatch:
         """A batch of `rows` rows; the first environment is created and stepped once."""
-        return RobosuiteBatch(self, rows)
+        return RobosuiteBatch(self, rows, self._views, self.make, kept=sys.maxsize)
+
+    @property
+    def _views(self) -> Views:
+        return Views(self.cameras, self.image_size, self.render == "cheap")
 
     def rendering(self) -> RobosuiteSettings:
         """Settings whose batches can render, even with state observations. RenderingUnavailable: this machine
@@ -259,37 +238,3 @@ class RobosuiteSettings(BaseModel):
         if self.placement == "beyond":
             place_beyond(env)
         return Instance(env, self.hard_reset or kitchen)
-
-    def step_limit(self, task: str) -> int:  # noqa: ARG002 - equal for all
-        return self.max_steps
-
-    def check_sizes(self, instance: Instance) -> None:
-        """ConfigError: robosuite's arrays differ from the spec, for example in a version unknown to the table."""
-        objects, proprio = instance.state()
-        spec, states = self.spec(), self.observation == "state"
-        told = spec.observation["state" if states else "proprio"].shape[0]
-        found = len(proprio) + (len(objects) if states else 0)
-        if found != told or instance.env.action_dim != spec.action.dim:
-            raise ConfigError(
-                f"env.tasks = {self.tasks[0]}: robosuite gives {found} numbers and {instance.env.action_dim} action "
-                f"entries, {told} and {spec.action.dim} are known; install a robosuite from 1.5 to 1.5.2"
-            )
-
-    def _observation(self, sizes: Sizes) -> dict[str, ArraySpec]:
-        if self.observation == "state":
-            assert sizes.objects is not None, "refused by `sizes`"
-            return {"state": ArraySpec((sizes.objects + sizes.proprio,), "float32")}
-        image = ArraySpec((self.image_size, self.image_size, 3), "uint8")
-        return {**dict.fromkeys(self.image_names, image), "proprio": ArraySpec((sizes.proprio,), "float32")}
-
-    @property
-    def image_names(self) -> tuple[str, ...]:
-        """Observation names of the cameras: `image`, then the names of further cameras."""
-        return ("image", *self.cameras[1:])
-
-    def _instruction(self, task: str) -> str:
-        return self.instructions.get(task) or INSTRUCTIONS.get(task) or words_of(task)
-
-
-def _no_camera(camera: str, task: str, known: Sequence[str]) -> str:
-    return f"{nearest(camera, known)}the cameras of {task} are {', '.join(known)}"

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
@@ -75,7 +76,12 @@ class EnvServer:
     def _open(self, request: p.Open) -> p.EnvOpened:
         if request.version != p.VERSION:
             raise ConfigError("it has another version of polyrhythm than the run; install that of the run there")
-        settings = _resolved(request.env)
+        try:
+            settings = resolve("env", request.env)
+        except NestedRefusal as error:
+            raise ConfigError(*explain(error.error, error.model, "env")) from error
+        except InvalidSetting as error:
+            raise ConfigError(f"env.{error}") from error
         with set_simulator_count(request.simulators):
             check_installed("env", settings)
         if not isinstance(settings, EnvSettings):
@@ -85,14 +91,16 @@ class EnvServer:
         return p.EnvOpened(settings.spec(), settings.model_dump(mode="json"), os.environ.get("MUJOCO_GL", ""))
 
     def _call(self, call: p.BatchCall) -> p.CallReturned:
-        failed: dict[int, str] = {}
-        refused: tuple[int, ...] = ()
+        failed: Mapping[int, Exception] = {}
         try:
             found = self._called(call)
         except RowsFailed as error:
             if error.result is None and call.method != "reset":
                 raise
-            found, failed, refused = error.result, _texts(error), _refused(error)
+            found, failed = error.result, error.errors
+            for one in failed.values():
+                if isinstance(one, PolyrhythmError | ImportError):
+                    raise one from error  # no retry solves it
         arrays: dict[str, Any] = {}
         metrics: dict[str, Any] = {}
         if call.method == "step":
@@ -104,8 +112,8 @@ class EnvServer:
             {name: p.packed(array) for name, array in arrays.items()},
             {name: p.packed(array) for name, array in metrics.items()},
             tuple(map(as_utf8, found)) if call.method == "texts" else (),
-            failed,
-            refused,
+            {int(row): raised(error).text for row, error in failed.items()},
+            tuple(int(row) for row, error in failed.items() if isinstance(error, EpisodeRefused)),
             self._warnings.take(),
         )
 
@@ -133,27 +141,6 @@ class EnvServer:
         batch, self._batch = self._batch, None
         if batch is not None:
             batch.close()
-
-
-def _resolved(section: dict[str, Any]) -> BaseModel:
-    """Validate the environment's section. ConfigError: an unknown environment or invalid settings."""
-    try:
-        return resolve("env", section)
-    except NestedRefusal as error:
-        raise ConfigError(*explain(error.error, error.model, "env")) from error
-    except InvalidSetting as error:
-        raise ConfigError(f"env.{error}") from error
-
-
-def _texts(failed: RowsFailed) -> dict[int, str]:
-    for error in failed.errors.values():
-        if isinstance(error, PolyrhythmError | ImportError):
-            raise error  # no retry solves it
-    return {int(row): raised(error).text for row, error in failed.errors.items()}
-
-
-def _refused(failed: RowsFailed) -> tuple[int, ...]:
-    return tuple(int(row) for row, error in failed.errors.items() if isinstance(error, EpisodeRefused))
 
 
 def raised(error: BaseException) -> p.CallRaised:

@@ -1,27 +1,226 @@
-"""Settings of an environment in another Python: its section with `python`."""
+"""An environment in another Python: its section with `python`, and the batch whose rows run in a process there.
+
+Invariant: the process ends with `close`, with the process of this object, and with the thread that started it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import signal
+import site
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from polyrhythm import errors
 from polyrhythm.config.base import NotFound
 from polyrhythm.config.nearest import nearest
 from polyrhythm.config.registry import resolve
-from polyrhythm.envs.base import EnvTraits, FullEnvSettings, traits_of
-from polyrhythm.envs.variants import Variant
-from polyrhythm.errors import MissingError
+from polyrhythm.env_warnings import warn_once
+from polyrhythm.envs.base import (
+    EnvTraits,
+    EpisodeRefused,
+    FullEnvSettings,
+    RowNumbers,
+    RowsFailed,
+    StepResult,
+    Variant,
+    traits_of,
+    wrapped_traits,
+)
+from polyrhythm.envs.mujoco import simulator_count
+from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError
+from polyrhythm.imports import SOURCE
 from polyrhythm.plugins.simulators.separate import protocol as p
-from polyrhythm.plugins.simulators.separate.batch import EnvProcess, SeparateBatch
 from polyrhythm.plugins.simulators.setup import envs_folder
 from polyrhythm.specs import EnvSpec
+
+_MODULE = "polyrhythm.plugins.simulators.separate.server"
+#: Seconds for the process to end. Its calls have no limit here: the trial before a run and supervision limit them.
+_CLOSE_S = 10.0
+
+R = TypeVar("R", bound=p.Reply)
+
+
+class SeparateBatch:
+    """The batch that `process` builds."""
+
+    def __init__(self, process: EnvProcess, rows: int) -> None:
+        self._process = process
+        os.ftruncate(process.memory, p.observation_bytes(process.spec.observation, rows))
+        built = process.request(p.Build(rows), p.Built)
+        self.spec, self.rows = built.spec, built.rows
+        self._views = p.map_observations(process.memory, built.spec.observation, rows)
+        self.traits = wrapped_traits(self, built.traits)
+
+    def _call(self, method: str, rows: RowNumbers, **more: Any) -> p.CallReturned:
+        found = self._process.request(p.BatchCall(method, tuple(map(int, rows)), **more), p.CallReturned)  # type: ignore[arg-type]
+        for text in found.warned:
+            warn_once(text)
+        return found
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        _refuse_failed(self._call("reset", rows, tasks=tuple(map(int, tasks)), seeds=tuple(map(int, seeds))))
+
+    def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
+        found = self._call("step", rows, actions=p.packed(actions))
+        arrays, metrics = ({name: p.unpacked(x) for name, x in part.items()} for part in (found.arrays, found.metrics))
+        result = StepResult(**arrays, metrics=metrics)
+        _refuse_failed(found, result)
+        return result
+
+    def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
+        self._call("observe", rows)
+        for name, view in self._views.items():
+            out[name][: len(rows)] = view[: len(rows)]
+
+    def expert_actions(self, rows: RowNumbers) -> NDArray[Any]:
+        found = self._call("expert_actions", rows)
+        actions = p.unpacked(found.arrays["result"])
+        _refuse_failed(found, actions)
+        return actions
+
+    def render(self, row: int) -> NDArray[Any]:
+        return p.unpacked(self._call("render", [row]).arrays["result"])
+
+    def discard(self, row: int) -> None:
+        self._call("discard", [row])
+
+    def texts(self, row: int) -> tuple[str, ...]:
+        return self._call("texts", [row]).texts
+
+    def close(self) -> None:
+        self._process.close()
+
+
+def _refuse_failed(found: p.CallReturned, result: Any = None) -> None:
+    """RowsFailed: some rows failed while others did not."""
+    if found.failed:
+        kinds = {row: EpisodeRefused if row in found.refused else RuntimeError for row in found.failed}
+        raise RowsFailed({row: kinds[row](text) for row, text in found.failed.items()}, result)
+
+
+class EnvProcess:
+    """The process of one environment. python: its interpreter; name: of the interpreter, for messages; env: the
+    environment's section. Afterwards spec and env are those that the process reports, and this process adopts its GL
+    backend unless it has one. ConfigError: the process does not start, or has no such environment."""
+
+    def __init__(self, python: Path, name: str, env: Mapping[str, Any]) -> None:
+        self._name = name
+        self.memory = p.memory_file()
+        ours, theirs = socket.socketpair()
+        arguments = [str(number) for number in (theirs.fileno(), self.memory, os.getpid())]
+        try:
+            self._process = subprocess.Popen(  # noqa: S603
+                [str(python), "-m", _MODULE, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # stderr: simulators print; a command's own output is for its result
+                env=environment(),
+                pass_fds=(theirs.fileno(), self.memory),
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            os.close(self.memory)
+            raise ConfigError(f"env.python = {name}: {python} cannot be started ({error.strerror})") from error
+        finally:
+            theirs.close()
+        self._line = p.EnvLink(ours, "reply")
+        try:
+            opened = self._open(env)
+        except BaseException:
+            self.close()
+            raise
+        self.spec, self.env = opened.spec, opened.env
+        if opened.gl:
+            os.environ.setdefault("MUJOCO_GL", opened.gl)
+
+    def _open(self, env: Mapping[str, Any]) -> p.EnvOpened:
+        try:
+            return self.request(p.Open(dict(env), simulators=simulator_count()), p.EnvOpened)
+        except EnvLost as lost:
+            raise MissingError(
+                f"env.python = {self._name}: {lost}; is polyrhythm installed there? polyrhythm envs setup makes such a "
+                "Python"
+            ) from lost
+        except (PolyrhythmError, ImportError, RuntimeError) as error:
+            kind = type(error) if isinstance(error, ConfigError) else ConfigError
+            raise kind(f"env.python = {self._name}: {error}") from error
+
+    def request(self, message: p.Request, kind: type[R], *, timeout_s: float | None = None) -> R:
+        """Send a request and wait for its answer, without a time limit by default.
+
+        EnvLost: the process has ended. Errors of the environment are re-raised: this package's as the same class,
+        others as RuntimeError that quotes them.
+        """
+        try:
+            self._line.send(message)
+            reply = self._line.receive(timeout_s)
+        except TimeoutError:
+            raise
+        except (OSError, EOFError) as error:
+            raise EnvLost(f"the environment's process {self._how_it_ended()}") from error
+        if isinstance(reply, p.CallRaised):
+            kind_raised = ImportError if reply.error == "ImportError" else getattr(errors, reply.error, RuntimeError)
+            raise kind_raised(reply.text)
+        if not isinstance(reply, kind):
+            raise EnvLost(f"the environment's process answered {type(message).__name__} by {type(reply).__name__}")
+        return reply
+
+    def _how_it_ended(self) -> str:
+        try:
+            status = self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
+    def close(self) -> None:
+        """End the process; idempotent."""
+        if self.memory < 0:
+            return
+        try:
+            self.request(p.CloseBatch(), p.Closed, timeout_s=_CLOSE_S)
+        except (EnvLost, TimeoutError, RuntimeError, PolyrhythmError):
+            pass  # killed below
+        finally:
+            self._line.close()
+            os.close(self.memory)
+            self.memory = -1
+            try:
+                self._process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+def environment() -> dict[str, str]:
+    """Environment variables for the other Python: this process's, without paths to its installed packages; source
+    folders stay importable."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
+    own = [path for name, path in sysconfig.get_paths().items() if name != "data"]  # which is the prefix, maybe /usr
+    own += [*site.getsitepackages(), site.getusersitepackages()]
+    paths = keep_sources((SOURCE, *sys.path), own)
+    return variables | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def keep_sources(paths: Iterable[str], installed: Sequence[str]) -> list[str]:
+    """The paths that lie in none of the `installed` folders, without duplicates."""
+    kept = [path for path in paths if path and not path.endswith(".zip")]
+    return list(dict.fromkeys(x for x in kept if not any(Path(x).is_relative_to(folder) for folder in installed)))
+
 
 #: Specs by Python and section, kept because reading one starts a process that imports the simulator.
 _OPENED: dict[str, EnvSpec] = {}
@@ -109,15 +308,12 @@ def find_python(python: str) -> Path:
         path = path / "bin" / "python"
     if os.access(path, os.X_OK) and path.is_file():
         return path
-    raise MissingError(f"env.python = {python}: {path} is not a Python interpreter; {_remedy(python, named=named)}")
-
-
-def _remedy(python: str, *, named: bool) -> str:
-    if not named:
-        return "name an interpreter, or the folder of an environment"
+    remedy = "name an interpreter, or the folder of an environment"
     extras = metadata.metadata("polyrhythm").get_all("Provides-Extra") or []
     if python in extras:
-        return f"run: polyrhythm envs setup {python}"
-    made = [path.name for path in envs_folder().glob("*")] if envs_folder().is_dir() else []
-    near = nearest(python, sorted({*made, *extras}))
-    return f"{near}{'or ' * bool(near)}make it: polyrhythm envs setup {python} --with REQUIREMENT"
+        remedy = f"run: polyrhythm envs setup {python}"
+    elif named:
+        made = [path.name for path in envs_folder().glob("*")]
+        near = nearest(python, sorted({*made, *extras}))
+        remedy = f"{near}{'or ' * bool(near)}make it: polyrhythm envs setup {python} --with REQUIREMENT"
+    raise MissingError(f"env.python = {python}: {path} is not a Python interpreter; {remedy}")

@@ -1,4 +1,4 @@
-"""Virtual time: a clock that runs scheduled calls, earliest first, and time integrals of levels and states.
+"""Virtual time: a clock that runs scheduled calls, earliest first, and time integrals of levels.
 
 Calls at equal times run in scheduling order. For utilisation see `observe`.
 
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
+
+from polyrhythm.observe.activity import Utilisation
 
 
 class VirtualClock:
@@ -29,8 +31,7 @@ class VirtualClock:
         heappush(self._heap, (time, self._count, call, argument))
 
     def after(self, delay: float, call: Callable[[Any], None], argument: object = None) -> None:
-        self._count += 1
-        heappush(self._heap, (self.now + delay, self._count, call, argument))
+        self.at(self.now + delay, call, argument)
 
     @property
     def upcoming(self) -> float:
@@ -44,48 +45,43 @@ class VirtualClock:
 
 
 class Level:
-    """A time integral ∫ level dt of a number that changes at known times."""
+    """A number that changes at known times, with its time integral ∫ level dt and the time with a positive level."""
 
-    __slots__ = ("level", "since", "total")
+    __slots__ = ("_present", "_since", "_total", "level")
 
     def __init__(self) -> None:
         self.level = 0
-        self.since = 0.0
-        self.total = 0.0
+        self._since = self._total = self._present = 0.0
 
     def add(self, now: float, delta: int) -> None:
-        self.total += self.level * (now - self.since)
-        self.since = now
+        self._total, self._present = self.integral(now), self.present(now)
+        self._since = now
         self.level += delta
 
     def integral(self, now: float) -> float:
-        return self.total + self.level * (now - self.since)
+        return self._total + self.level * (now - self._since)
+
+    def present(self, now: float) -> float:
+        """∫ [level > 0] dt."""
+        return self._present + (self.level > 0) * (now - self._since)
 
 
-class Presence:
-    """A time integral ∫ [level > 0] dt: time with a positive level."""
+class Busy:
+    """Utilisation (guarantee 9) over all stations of one kind; dead stations are not counted."""
 
-    __slots__ = ("_count", "_some")
+    __slots__ = ("begin", "end", "meter", "slots")
 
     def __init__(self) -> None:
-        self._count = 0
-        self._some = Level()
+        self.meter = Utilisation(0.0, 0)
+        self.begin, self.end = self.meter.begin, self.meter.end
+        self.slots = 0
 
-    def add(self, now: float, delta: int) -> None:
-        before, self._count = self._count, self._count + delta
-        self._some.add(now, (self._count > 0) - (before > 0))
+    def join(self, now: float, slots: int) -> None:
+        self.slots += slots
+        self.meter.offer(now, self.slots)
 
-    def integral(self, now: float) -> float:
-        return self._some.integral(now)
-
-
-class Causes:
-    """Seconds per state, summed over items that are each in one state at a time."""
-
-    __slots__ = ("seconds",)
-
-    def __init__(self, *states: str) -> None:
-        self.seconds = dict.fromkeys(states, 0.0)
-
-    def add(self, state: str, seconds: float) -> None:
-        self.seconds[state] += seconds
+    def leave(self, now: float, slots: int, active: int) -> None:
+        """Remove a station that died, with its `active` pieces of work."""
+        if active:
+            self.meter.end(now, active)
+        self.join(now, -slots)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import inf
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.plugins.virtual.clustersim.devices import Device
 from polyrhythm.plugins.virtual.clustersim.driver import Decider, VirtualDriver
-from polyrhythm.plugins.virtual.clustersim.network import Network
+from polyrhythm.plugins.virtual.clustersim.generator import VirtualGenerator
+from polyrhythm.plugins.virtual.clustersim.hardware import ConductorCpu, Device, Network
 from polyrhythm.plugins.virtual.clustersim.settings import (
     ClusterSettings,
     FaultPlan,
@@ -24,12 +24,10 @@ from polyrhythm.plugins.virtual.clustersim.settings import (
     TrainerSettings,
     host_names,
 )
-from polyrhythm.plugins.virtual.clustersim.stations.generator import VirtualGenerator
-from polyrhythm.plugins.virtual.clustersim.stations.scorer import VirtualScorer
-from polyrhythm.plugins.virtual.clustersim.stations.simulator import VirtualSimulator
-from polyrhythm.plugins.virtual.clustersim.stations.station import VirtualLease, VirtualStation
-from polyrhythm.plugins.virtual.clustersim.stations.stream_generator import VirtualStreamGenerator
-from polyrhythm.plugins.virtual.clustersim.stations.trainer import VirtualTrainer
+from polyrhythm.plugins.virtual.clustersim.simulator import VirtualSimulator
+from polyrhythm.plugins.virtual.clustersim.station import VirtualLease, VirtualScorer, VirtualStation
+from polyrhythm.plugins.virtual.clustersim.stream_generator import VirtualStreamGenerator
+from polyrhythm.plugins.virtual.clustersim.trainer import VirtualTrainer
 from polyrhythm.scheduler.records import (
     JOINED,
     SENDERS,
@@ -102,7 +100,7 @@ class VirtualCluster:
                 )
             )
         if conductor is not None:
-            driver.charge(conductor.event, self.settings.seed, beside=conductor.serving == "beside")
+            driver.cpu = ConductorCpu(driver, conductor.event, beside=conductor.serving == "beside")
 
     def run(self) -> None:
         """Run until `versions` is reached and all evaluations have ended, the conductor halts, or
@@ -144,20 +142,20 @@ class VirtualCluster:
         return {number: VirtualLease(self.devices[number], seconds, size) for number in numbers}
 
     def _incarnation(self, member: Member) -> VirtualStation:
-        name, incarnation, group, seed = member.name, member.incarnation, member.group, self.settings.seed
+        name, incarnation, group = member.name, member.incarnation, member.group
         if isinstance(group, SimulatorGroup):
-            return VirtualSimulator(name, incarnation, self.driver, seed, group)
+            return VirtualSimulator(name, incarnation, self.driver, group)
         if isinstance(group, GeneratorGroup):
             if self.settings.scheduler.batching == "streams":
                 resumes = self.settings.scheduler.on_update == "abort"
-                return VirtualStreamGenerator(name, incarnation, self.driver, seed, group, resumes=resumes)
-            return VirtualGenerator(name, incarnation, self.driver, seed, group)
+                return VirtualStreamGenerator(name, incarnation, self.driver, group, resumes=resumes)
+            return VirtualGenerator(name, incarnation, self.driver, group)
         if isinstance(group, ScorerGroup):
             hung = FaultPlan(station=name, at=0.0, kind="hangs", detected=0.0)
-            return VirtualScorer(name, incarnation, self.driver, seed, group, lambda: self._fail(hung))
+            return VirtualScorer(name, incarnation, self.driver, group, lambda: self._fail(hung))
         assert isinstance(group, TrainerSettings)
         receivers = sum(each.count for each in self.settings.generators)
-        return VirtualTrainer(name, incarnation, self.driver, seed, group, self._checkpoint, receivers=receivers)
+        return VirtualTrainer(name, incarnation, self.driver, group, self._checkpoint, receivers=receivers)
 
     def _fail(self, fault: FaultPlan) -> None:
         """Fail the station, unless it is down already. Its latest messages may be lost."""
@@ -171,7 +169,7 @@ class VirtualCluster:
         member.up = False
         now = driver.clock.now
         member.failed_at = now
-        if fault.after_reply and isinstance(station, VirtualGenerator | VirtualStreamGenerator):
+        if fault.after_reply:
             station.answer_and_fall_silent()
         station.cut = now - self._rng.random() * 2 * self.settings.message_delay.mean()
         station.close()
@@ -182,8 +180,7 @@ class VirtualCluster:
     def _detect(self, failure: tuple[Member, FaultPlan]) -> None:
         member, fault = failure
         station = self.stations[member.name]
-        if isinstance(station, VirtualGenerator | VirtualStreamGenerator):
-            station.lost()
+        station.lost()
         self.driver.report(station, StationLost(member.name, member.incarnation, fault.kind))
         restart = member.group.restart if fault.restart is None else fault.restart
         self.driver.clock.after(restart, self._restart, member)

@@ -17,15 +17,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
-from polyrhythm.plugins.virtual.clustersim.conductor_cpu import SERVING, ConductorCpu
 from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost
+from polyrhythm.plugins.virtual.clustersim.hardware import ConductorCpu, Network
 from polyrhythm.plugins.virtual.clustersim.measures import Measures
-from polyrhythm.plugins.virtual.clustersim.network import Network
+from polyrhythm.scheduler.conductor import SERVING_EVENTS
 from polyrhythm.scheduler.records import (
-    ADDRESSEES,
     AbortStream,
     Command,
     Decision,
@@ -40,12 +39,19 @@ from polyrhythm.scheduler.records import (
     StartStream,
     TargetReached,
     Wake,
+    address_of,
 )
+
+if TYPE_CHECKING:
+    from polyrhythm.plugins.virtual.clustersim.simulator import VirtualSimulator
+    from polyrhythm.plugins.virtual.clustersim.station import VirtualStation
 
 #: Events at one instant after which the run counts as an endless loop.
 INSTANT_LIMIT = 5_000_000
 #: Wakes at one instant after which the conductor's deadline counts as stuck.
 WAKE_LIMIT = 1_000
+#: Messages that cross no link if serving is beside the generators.
+_SERVING = SERVING_EVENTS | {Serve, StartStream, AbortStream, RefuseRequest}
 
 
 class Decider(Protocol):
@@ -53,20 +59,7 @@ class Decider(Protocol):
 
     def handle(self, event: Event, now: float) -> list[Command]: ...
 
-    def deadline(self) -> float | None: ...
-
-
-class DrivenStation(Protocol):
-    """The part of a station's interface that a driver needs; attributes as of `VirtualStation`."""
-
-    name: str
-    incarnation: int
-    host: str
-    cut: float
-    last_sent: float
-    last_told: float
-
-    def handle(self, command: Command) -> None: ...
+    def deadline(self) -> float: ...
 
 
 class Deadlock(RuntimeError):
@@ -89,63 +82,35 @@ class Payload:
     host: str = ""
 
 
-#: Messages that cross no link if serving is beside the generators.
-_SERVING = SERVING | {Serve, StartStream, AbortStream, RefuseRequest}
-
-
-def _address_of(command: Command) -> str:
-    """The station that a command is for; "" for the run."""
-    field = ADDRESSEES.get(type(command))
-    return "" if field is None else str(getattr(command, field))
-
-
-class Asker(Protocol):
-    """The interface of a simulator towards generators. host: its host."""
-
-    host: str
-
-    def taken(self, request: Request) -> None:
-        """A generator took the request from the queue."""
-
-    def tokens(self, request: Request) -> list[int]: ...
-
-    def returned(self, request: Request) -> None:
-        """The request's generator died before it answered."""
-
-    def answered(self, request: Request, version: int) -> None:
-        """Accept the reply, computed by weights `version`."""
-
-
 class VirtualDriver:
     """The event loop of a simulation: a conductor, a clock, and the stations by name.
 
     message_delay: latency of a message between a station and the conductor; messages of one station keep their order,
     those of different stations may not. Replies bypass the conductor and are immediate on one host. network: between
     hosts, if simulated; cpu: cost of the conductor's events, if simulated. record: keep every decision in `steps` (for
-    replay and benchmarks). evaluating: names of unfinished evaluations. scored: scorers determine how an episode ended.
+    replay and benchmarks). observer: called with each decision. delivered: called with each event before its decision.
+    bus: newest version available to generators, reported or not. evaluating: names of unfinished evaluations. scored:
+    scorers determine how an episode ended.
     """
 
     def __init__(self, conductor: Decider, seed: int = 0, message_delay: Cost = FREE, record: bool = False) -> None:
-        self.conductor = conductor
+        self.conductor, self.seed = conductor, seed
         self.clock = VirtualClock()
         self.measures = Measures()
-        self.stations: dict[str, DrivenStation] = {}
-        self.simulators: dict[str, Asker] = {}
+        self.stations: dict[str, VirtualStation] = {}
+        self.simulators: dict[str, VirtualSimulator] = {}
         self.payloads: dict[str, Payload] = {}
         self.steps: list[Decision] = []
         self.observer: Callable[[float, Event, list[Command]], None] | None = None
         self.delivered: Callable[[Event], None] | None = None
-        self.reached = -1
-        self.bus = -1  # newest version available to generators, reported or not
+        self.reached = self.bus = -1
         self.evaluating: set[str] = set()
         self.scored = False
         self.halted = ""
         self.events = 0
-        self._record = record
         self.network: Network | None = None
         self.cpu: ConductorCpu | None = None
-        self._beside = False
-        self._delay = message_delay
+        self._record, self._delay = record, message_delay
         self._direct = message_delay is FREE or message_delay.mean() == 0.0
         self._rng = random.Random(f"{seed}/messages")
         self._inbox: deque[Event] = deque()
@@ -157,26 +122,25 @@ class VirtualDriver:
         """Send all data between hosts over this network."""
         self.network, self._direct = network, False
 
-    def charge(self, cost: Cost, seed: int, *, beside: bool) -> None:
-        """Let the conductor take time for each event; beside: serving events are handled on the stations' hosts."""
-        self.cpu = ConductorCpu(self.clock, cost, seed, self._decide, self._send, _address_of, beside=beside)
-        self._beside = beside
-
     # ------------------------------------------------------------ messages
 
-    def emit(self, station: DrivenStation, event: Event) -> None:
+    def emit(self, station: VirtualStation, event: Event) -> None:
         """Send a station's event to the conductor."""
         if self._direct:
             self._inbox.append(event)
             return
         now = self.clock.now
-        arrival = max(now + self._delay_of(station, event), station.last_sent)
-        station.last_sent = arrival
+        arrival = station.last_sent = max(now + self._delay_of(station, event), station.last_sent)
         self.clock.at(arrival, self._deliver, (station, now, event))
 
-    def _delay_of(self, station: DrivenStation, message: Event | Command) -> float:
+    def _deliver(self, message: tuple[VirtualStation, float, Event]) -> None:
+        station, sent, event = message
+        if sent <= station.cut:
+            self._inbox.append(event)
+
+    def _delay_of(self, station: VirtualStation, message: Event | Command) -> float:
         seconds = self._delay.draw(self._rng)
-        if self.network is None or (self._beside and type(message) in _SERVING):
+        if self.network is None or (self.cpu is not None and self.cpu.beside and type(message) in _SERVING):
             return seconds
         return seconds + self.network.delay(station.host, self.network.main)
 
@@ -186,19 +150,15 @@ class VirtualDriver:
             self.evaluating.add(event.name)
         self._inbox.append(event)
 
-    def report(self, station: DrivenStation, event: Event) -> None:
+    def report(self, station: VirtualStation, event: Event) -> None:
         """Deliver supervision's event about a station after the station's own messages."""
         if station.last_sent <= self.clock.now:
             self._inbox.append(event)
         else:
             self.clock.at(station.last_sent, self._inbox.append, event)
 
-    def reply(self, request: Request, version: int) -> None:
-        """Deliver a generator's answer directly to the slot."""
-        self._reply((request, version))
-
-    def reply_from(self, host: str, request: Request, version: int) -> None:
-        """As `reply`, over the network if the slot is on another host."""
+    def reply(self, host: str, request: Request, version: int) -> None:
+        """Deliver the answer of a generator on `host` directly to the slot, over the network if that is elsewhere."""
         seconds = self.network.delay(host, self.simulators[request.simulator].host) if self.network else 0.0
         if seconds:
             self.clock.after(seconds, self._reply, (request, version))
@@ -208,11 +168,6 @@ class VirtualDriver:
     def _reply(self, answer: tuple[Request, int]) -> None:
         request, version = answer
         self.simulators[request.simulator].answered(request, version)
-
-    def _deliver(self, message: tuple[DrivenStation, float, Event]) -> None:
-        station, sent, event = message
-        if sent <= station.cut:
-            self._inbox.append(event)
 
     # ------------------------------------------------------------ the loop
 
@@ -254,66 +209,56 @@ class VirtualDriver:
         self._inbox.append(Wake())
 
     def _drain(self) -> None:
+        inbox, now, count = self._inbox, self.clock.now, self.events
+        while inbox and self.cpu is not None:
+            event = inbox.popleft()
+            station = self.stations.get(getattr(event, "simulator", "") or getattr(event, "generator", ""))
+            self.cpu.receive(event, "" if station is None else station.host)
         if self.cpu is not None:
-            while self._inbox:
-                event = self._inbox.popleft()
-                self.cpu.receive(event, self._host_of(event))
             return
-        inbox, conductor, clock = self._inbox, self.conductor, self.clock
-        now, count = clock.now, self.events
         while inbox:
             event = inbox.popleft()
-            self.events += 1
-            if self.delivered is not None:
-                self.delivered(event)
-            commands = conductor.handle(event, now)
-            if self._record:
-                self.steps.append(Decision(now, event, tuple(commands)))
+            commands = self._decide(event)
             for command in commands:
-                self._send(command)
+                self.send(command)
             if self.observer is not None:
                 self.observer(now, event, commands)
         began, before = self._instant
         self._instant = (now, before + self.events - count if began == now else 0)
         if self._instant[1] > INSTANT_LIMIT:
             raise ProtocolError(f"more than {INSTANT_LIMIT} events at {now:g} s; the last was {event!r}")
-        deadline = conductor.deadline()
-        self._deadline = inf if deadline is None else deadline
-
-    def _host_of(self, event: Event) -> str:
-        name = getattr(event, "simulator", "") or getattr(event, "generator", "")
-        station = self.stations.get(name)
-        return "" if station is None else station.host
+        self._deadline = self.conductor.deadline()
 
     def _decide(self, event: Event) -> list[Command]:
-        """Commands of the conductor, sent when it is done."""
-        now = self.clock.now
         self.events += 1
         if self.delivered is not None:
             self.delivered(event)
-        commands = self.conductor.handle(event, now)
+        commands = self.conductor.handle(event, self.clock.now)
         if self._record:
-            self.steps.append(Decision(now, event, tuple(commands)))
-        if self.observer is not None:
-            self.observer(now, event, commands)
-        deadline = self.conductor.deadline()
-        self._deadline = inf if deadline is None else deadline
+            self.steps.append(Decision(self.clock.now, event, tuple(commands)))
         return commands
 
-    def _send(self, command: Command) -> None:
-        field = ADDRESSEES.get(type(command))
-        if field is None:
+    def decide(self, event: Event) -> list[Command]:
+        """The conductor's commands for the event; its CPU sends them when it is done."""
+        commands = self._decide(event)
+        if self.observer is not None:
+            self.observer(self.clock.now, event, commands)
+        self._deadline = self.conductor.deadline()
+        return commands
+
+    def send(self, command: Command) -> None:
+        """Send a command to its station, or carry it out if it is the run's."""
+        name = address_of(command)
+        if not name:
             self._accept(command)
             return
-        name = getattr(command, field)
         station = self.stations.get(name)
         if station is None:
             raise ProtocolError(f"{command!r} is addressed to {name!r}, which never joined")
         if self._direct:
             station.handle(command)
             return
-        arrival = max(self.clock.now + self._delay_of(station, command), station.last_told)
-        station.last_told = arrival
+        arrival = station.last_told = max(self.clock.now + self._delay_of(station, command), station.last_told)
         self.clock.at(arrival, station.handle, command)
 
     def _accept(self, command: Command) -> None:

@@ -15,7 +15,7 @@ from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.timeline.trace import TraceWriter
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
-from polyrhythm.plugins.virtual.clustersim.measures import Span
+from polyrhythm.plugins.virtual.clustersim.measures import Span, summarise
 from polyrhythm.plugins.virtual.clustersim.settings import (
     ClusterSettings,
     ConductorSection,
@@ -27,7 +27,6 @@ from polyrhythm.plugins.virtual.clustersim.settings import (
     SimulatorGroup,
     TrainerSettings,
 )
-from polyrhythm.plugins.virtual.clustersim.summary import summarise
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 

@@ -257,7 +257,7 @@ class LeaseCosts(ClusterSection):
 
 
 class LinkSection(ClusterSection):
-    """The network between hosts (`plugins.virtual.clustersim.network`).
+    """The network between hosts (`plugins.virtual.clustersim.hardware`).
 
     latency: of a message, one way; gb_per_s: bandwidth of a host's one NIC in each direction, 10^9 bytes per second.
     main: the conductor's host; default: the trainer's first.
@@ -274,7 +274,7 @@ class LinkSection(ClusterSection):
 
 
 class ConductorSection(ClusterSection):
-    """The CPU of the conductor (`clustersim.conductor_cpu`). event: of one event, per command that it gives.
+    """The CPU of the conductor (`clustersim.hardware`). event: of one event, per command that it gives.
 
     serving: `main`: one thread hears everything; `beside`: requests and batches are heard on their hosts, so that
     only tickets, samples and weights reach the conductor.

@@ -11,18 +11,13 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from polyrhythm.errors import RunHalted
 
-#: How a stream of events ends.
-_DONE = "[DONE]"
-_DATA = b"data:"
-#: Characters quoted of what a server said.
-_QUOTED = 200
 #: Wait before the first further attempt; each later one waits twice as long.
 _PAUSE_S = 0.1
 
@@ -73,21 +68,30 @@ class ServerClient:
     """JSON client of the server at `url`. deadline_s: longest time without data; retries: attempts after a lost
     connection; kind: expected kind of server, with its article, for errors; headers: sent with each request."""
 
-    def __init__(
-        self, url: str, deadline_s: float, retries: int, kind: str, headers: Mapping[str, str] | None = None
-    ) -> None:
-        self.url, self._deadline_s, self.retries, self.kind = url, deadline_s, retries, kind
-        self._headers = dict(headers or {})
+    def __init__(self, url: str, deadline_s: float, retries: int, kind: str, headers: Mapping[str, str]) -> None:
+        self.url, self._deadline_s, self.retries, self.kind, self._headers = url, deadline_s, retries, kind, headers
         parts = urlsplit(url)
         try:
             self._host, self._port, self._prefix = parts.hostname or "", parts.port, parts.path.rstrip("/")
         except ValueError as wrong:
             raise self.error("there is no such port; correct the address") from wrong
-        self._secure = parts.scheme == "https"
+        self._connection = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
 
     def get(self, path: str) -> dict[str, Any]:
         """GET a JSON object. RunHalted: no answer, or not a JSON object."""
-        return self._object(path, *self._ask(path, None))
+        with self._response(path, None) as response:
+            return self._object(path, response.read())
+
+    def post(self, path: str, body: Mapping[str, Any], deadline_s: float = 0.0) -> dict[str, Any]:
+        """POST a JSON object and return the answer; {} if it is empty or plain text. deadline_s: of this call, 0 for
+        the client's."""
+
+        def ask() -> bytes:
+            with self._response(path, body, deadline_s) as response:
+                return response.read()
+
+        content = self.again(ask)
+        return self._object(path, content) if content.strip().startswith(b"{") else {}
 
     def again(self, ask: Callable[[], Found]) -> Found:
         """Return `ask()`; repeat it after a lost connection."""
@@ -102,69 +106,55 @@ class ServerClient:
         """Wait before the next attempt after this many consecutive lost connections."""
         time.sleep(_PAUSE_S * 2 ** (failures - 1))
 
-    def post(self, path: str, body: Mapping[str, Any], deadline_s: float = 0.0) -> dict[str, Any]:
-        """POST a JSON object and return the answer; {} if it is empty or plain text. deadline_s: of this call, 0 for
-        the client's."""
-        status, content = self.again(lambda: self._ask(path, body, deadline_s))
-        if not content.strip().startswith(b"{"):
-            content = b"{}"
-        return self._object(path, status, content)
-
     def stream(self, path: str, body: Mapping[str, Any], line: Line) -> Generator[dict[str, Any], None, None]:
         """Events of the answer as they arrive. line: its connection; cutting it raises ServerLost."""
-        try:
-            with closing(self._connect()) as connection:
-                connection.connect()
-                line.hold(connection.sock)
-                with closing(self._request(connection, path, body)) as response:
-                    yield from self._events(path, response)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._lost(path, error) from error
-
-    def _events(self, path: str, response: http.client.HTTPResponse) -> Generator[dict[str, Any], None, None]:
-        if response.status != http.HTTPStatus.OK:
-            raise self._refusal(path, response.status, response.read())
-        while line := response.readline():
-            if line.startswith(_DATA):
-                text = line.removeprefix(_DATA).strip().decode("utf-8", "replace")
-                if text == _DONE:
+        with self._response(path, body, line=line) as response:
+            while read := response.readline():
+                if not read.startswith(b"data:"):
+                    continue
+                content = read.removeprefix(b"data:").strip()
+                if content == b"[DONE]":
                     return
-                yield self._event(path, text)
+                event = self._object(path, content.decode("utf-8", "replace").encode())
+                if "error" in event:
+                    raise self.error(f"{path} answered {_quote(json.dumps(event['error']).encode())}")
+                yield event
         raise self.lost(f"{path} ended in the middle of an answer; the server may have died, see its log")
 
-    def _event(self, path: str, text: str) -> dict[str, Any]:
-        event = self._object(path, http.HTTPStatus.OK, text.encode())
-        if "error" in event:
-            raise self.error(f"{path} answered {_quote(json.dumps(event['error']).encode())}")
-        return event
-
-    def _ask(self, path: str, body: Mapping[str, Any] | None, deadline_s: float = 0.0) -> tuple[int, bytes]:
+    @contextmanager
+    def _response(
+        self, path: str, body: Mapping[str, Any] | None, deadline_s: float = 0.0, line: Line | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The server's answer, of status 200. A timeout is not a lost connection, as the deadline has already passed;
+        it is not retried."""
         try:
-            with (
-                closing(self._connect(deadline_s)) as connection,
-                closing(self._request(connection, path, body)) as response,
-            ):
-                return response.status, response.read()
+            with closing(
+                self._connection(self._host, self._port, timeout=deadline_s or self._deadline_s)
+            ) as connection:
+                connection.connect()
+                if line is not None:
+                    line.hold(connection.sock)
+                if body is None:
+                    connection.request("GET", self._prefix + path, headers=self._headers)
+                else:
+                    headers = {"Content-Type": "application/json", **self._headers}
+                    connection.request("POST", self._prefix + path, json.dumps(body).encode(), headers)
+                with closing(connection.getresponse()) as response:
+                    if response.status != http.HTTPStatus.OK:
+                        said = _quote(response.read())
+                        sentence = str(self.error(f"{path} answered {response.status}: {said}"))
+                        raise ServerRefusal(sentence, response.status, said)
+                    yield response
+        except TimeoutError as error:
+            limit, setting = (deadline_s, "load_s") if deadline_s else (self._deadline_s, "deadline_s")
+            raise self.error(
+                f"{path} said nothing for {limit:g} s (policy.engine.{setting}); see the server's log"
+            ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise self._lost(path, error, deadline_s) from error
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            raise self.lost(f"{path}: {why}; start {self.kind} there, or correct the address") from error
 
-    def _connect(self, deadline_s: float = 0.0) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        return kind(self._host, self._port, timeout=deadline_s or self._deadline_s)
-
-    def _request(
-        self, connection: http.client.HTTPConnection, path: str, body: Mapping[str, Any] | None
-    ) -> http.client.HTTPResponse:
-        if body is None:
-            connection.request("GET", self._prefix + path, headers=self._headers)
-        else:
-            headers = {"Content-Type": "application/json", **self._headers}
-            connection.request("POST", self._prefix + path, json.dumps(body).encode(), headers)
-        return connection.getresponse()
-
-    def _object(self, path: str, status: int, content: bytes) -> dict[str, Any]:
-        if status != http.HTTPStatus.OK:
-            raise self._refusal(path, status, content)
+    def _object(self, path: str, content: bytes) -> dict[str, Any]:
         try:
             found = json.loads(content)
         except ValueError:
@@ -172,18 +162,6 @@ class ServerClient:
         if not isinstance(found, dict):
             raise self.error(f"{path} answered {_quote(content)}, which is no JSON object; name {self.kind}")
         return found
-
-    def _lost(self, path: str, error: Exception, deadline_s: float = 0.0) -> RunHalted:
-        """A timeout is not a lost connection, as the deadline has already passed; it is not retried."""
-        if isinstance(error, TimeoutError):
-            limit, setting = (deadline_s, "load_s") if deadline_s else (self._deadline_s, "deadline_s")
-            return self.error(f"{path} said nothing for {limit:g} s (policy.engine.{setting}); see the server's log")
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return self.lost(f"{path}: {why}; start {self.kind} there, or correct the address")
-
-    def _refusal(self, path: str, status: int, content: bytes) -> ServerRefusal:
-        said = _quote(content)
-        return ServerRefusal(str(self.error(f"{path} answered {status}: {said}")), status, said)
 
     def lost(self, what: str) -> ServerLost:
         """A `ServerLost` with address and remedy."""
@@ -195,4 +173,4 @@ class ServerClient:
 
 
 def _quote(content: bytes) -> str:
-    return repr(" ".join(content.decode("utf-8", "replace").split())[:_QUOTED])
+    return repr(" ".join(content.decode("utf-8", "replace").split())[:200])

@@ -17,46 +17,28 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.plugins.language.causal_lm.engine import COMPARED, compared_prompt, worst_difference
+from polyrhythm.plugins.language.causal_lm.engine import COMPARED, Sampling, compared_prompt, worst_difference
+from polyrhythm.plugins.language.causal_lm.engine_settings import OpenAiSettings, ServerSettings
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
-from polyrhythm.plugins.language.causal_lm.sampling import Sampling
 from polyrhythm.plugins.language.causal_lm.servers.client import ServerLost
-from polyrhythm.plugins.language.causal_lm.servers.protocol import NotLoaded, ServerProtocol, ServerStream
-from polyrhythm.plugins.language.causal_lm.servers.reader import StreamReader
+from polyrhythm.plugins.language.causal_lm.servers.protocols import OpenAiProtocol, SglangProtocol
+from polyrhythm.plugins.language.causal_lm.servers.streams import NotLoaded, ServerProtocol, ServerStream, StreamReader
 from polyrhythm.policies.engine import EngineRequest, Generated, refuse_unfit
 
+log = logging.getLogger(__name__)
 
-def load_weights(network: CausalNetwork, protocol: ServerProtocol, folder: str, version: int) -> None:
-    """Write the network's weights to a folder and have the server load it. folder: its parent, "" for the system's
-    temporary folder.
-
-    RunHalted: they cannot be written, or the server does not load them.
-    """
-    within = Path(folder or tempfile.gettempdir())
-    try:
-        within.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"version-{version}-", dir=within) as found:
-            Path(found).chmod(0o755)  # the server may be another user's
-            write_model(network, Path(found))
-            protocol.load(Path(found), version)
-    except OSError as error:
-        raise RunHalted(
-            f"policy.engine.folder = {within}: weights cannot be written ({error.strerror}); make room, or name "
-            "another folder"
-        ) from error
-    except NotLoaded as said:
-        raise protocol.client.error(
-            f"it did not load the weights ({said}); it needs this run's model, and to read {within} "
-            "(policy.engine.folder)"
-        ) from said
+#: Longest wait of a step: so long new requests and aborts wait for the engine at most.
+_STEP_S = 0.05
+_COUNTS = ("prompt_tokens", "shared_tokens", "checks", "check_difference")
+#: Reasons of a stream that ended by itself.
+_COMPLETE = frozenset({"stop", "length"})
 
 
 def write_model(network: CausalNetwork, folder: Path) -> None:
@@ -69,22 +51,13 @@ def write_model(network: CausalNetwork, folder: Path) -> None:
     save_model(network.model, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
-log = logging.getLogger(__name__)
-
-#: Longest wait of a step: so long new requests and aborts wait for the engine at most.
-_STEP_S = 0.05
-_COUNTS = ("prompt_tokens", "shared_tokens", "checks", "check_difference")
-#: Reasons of a stream that ended by itself.
-_COMPLETE = frozenset({"stop", "length"})
-
-
-class ServerHandling(NamedTuple):
-    """deadline_s: longest time for the server to end a stream; folder: parent of the folders with weights, "" for a
-    temporary one; tolerance: largest accepted difference of log-probs from the local module's."""
-
-    deadline_s: float = 60.0
-    folder: str = ""
-    tolerance: float = 0.1
+def protocol_of(
+    how: ServerSettings, network: CausalNetwork, sampling: Sampling, stops: Sequence[int]
+) -> ServerProtocol:
+    """RunHalted: the address or the key is wrong. Whether the server answers: its `begin`."""
+    if isinstance(how, OpenAiSettings):
+        return OpenAiProtocol(how, network, sampling, stops)
+    return SglangProtocol(how, network, sampling, stops)
 
 
 class ServerEngine:
@@ -96,42 +69,47 @@ class ServerEngine:
 
     def __init__(
         self,
+        how: ServerSettings,
         network: CausalNetwork,
         sampling: Sampling,
         stops: Sequence[int],
-        server: ServerHandling,
-        protocol: ServerProtocol,
         *,
         capacity: int,
         length: int,
     ) -> None:
         self.capacity = capacity
-        self._network, self._sampling, self._stops, self._length = network, sampling, frozenset(stops), length
-        self._server, self._protocol, self._client = server, protocol, protocol.client
+        self._how, self._network, self._sampling, self._length = how, network, sampling, length
+        self._stops = frozenset(stops)
+        self._protocol = protocol_of(how, network, sampling, stops)
+        self._client = self._protocol.client
         self._version = -1
         self._counts: dict[str, int | float] = dict.fromkeys(_COUNTS, 0)
         self._streams: dict[int, ServerStream] = {}
         self._ended: dict[int, Generated] = {}
-        self._reader = StreamReader(protocol, sampling.choices, self._stops, server.deadline_s)
-        protocol.begin(length)
+        self._reader = StreamReader(self._protocol, sampling.choices, self._stops, how.deadline_s)
+        self._protocol.begin(length)
 
     # ------------------------------------------------------------ requests
 
     def add(self, request: EngineRequest) -> None:
         """ValueError: there is no free row, the sequence is too long, or it would generate nothing."""
-        done = request.prefix
-        if done is not None and len(done.tokens) and self._complete(request, done):
-            self._ended[request.request_id] = done._replace(finished=True)  # it was complete when it was cut
-            return
-        refuse_unfit(request, {*self._streams, *self._ended}, self.capacity, self._length)
-        self._begin(request)
+        if not self._was_complete(request):
+            refuse_unfit(request, {*self._streams, *self._ended}, self.capacity, self._length)
+            self._begin(request)
 
-    def _complete(self, request: EngineRequest, done: Generated) -> bool:
-        return int(done.tokens[-1]) in self._stops or len(done.tokens) == request.max_new_tokens
+    def _was_complete(self, request: EngineRequest) -> bool:
+        """Whether the prefix of a request was complete when it was cut; it has ended then."""
+        done = request.prefix
+        if done is None or not len(done.tokens):
+            return False
+        complete = int(done.tokens[-1]) in self._stops or len(done.tokens) == request.max_new_tokens
+        if complete:
+            self._ended[request.request_id] = done._replace(finished=True)
+        return complete
 
     def _begin(self, request: EngineRequest, failures: int = 0) -> None:
-        # The server aborts by name prefix, so no name may be a prefix of another.
-        stream = ServerStream(request, uuid.uuid4().hex, self._version, failures=failures)
+        stream = ServerStream.of(request)
+        stream.version, stream.failures = self._version, failures
         self._streams[request.request_id] = stream
         self._reader.begin(stream)
 
@@ -171,21 +149,17 @@ class ServerEngine:
 
     def _resume(self, stream: ServerStream) -> None:
         """Resume a stream from its tokens after a cut, a lost connection or a weight change."""
-        found = stream.generated(finished=False)
-        request = stream.request._replace(prefix=found if len(found.tokens) else None)
-        if len(found.tokens) and self._complete(request, found):
-            self._ended[request.request_id] = found._replace(finished=True)
-            return
-        before = 0 if stream.tokens else stream.failures
-        self._begin(request, before + 1 if stream.lost else 0)
+        request = stream.request._replace(prefix=stream.generated(finished=False) if stream.tokens else None)
+        if not self._was_complete(request):
+            self._begin(request, (0 if stream.begun else stream.failures) + 1 if stream.lost else 0)
 
     def _recover(self, failed: Sequence[ServerStream]) -> None:
         """Resume streams whose connection was lost. RunHalted: another failure, or too many in a row."""
         if not failed:
             return
-        failures = [stream.failures for stream in failed if not stream.tokens]
+        failures = [stream.failures for stream in failed if not stream.begun]
         for stream in failed:
-            if not stream.lost or (not stream.tokens and stream.failures >= self._client.retries):
+            if not stream.lost or (not stream.begun and stream.failures >= self._client.retries):
                 assert stream.error is not None
                 raise stream.error
         log.warning("%d streams go on: %s", len(failed), failed[0].error)
@@ -216,26 +190,47 @@ class ServerEngine:
             self._reader.end(running, lambda: None)
         else:
             self._reader.end(running, self._protocol.pause)
-            load_weights(self._network, self._protocol, self._server.folder, version)
+            self._load()
             self._protocol.resume()
         self._client.again(self._prove)
         self._streams.clear()
         for stream in running:
             self._resume(stream)
 
+    def _load(self) -> None:
+        """Write the network's weights to a folder and have the server load it. RunHalted: they cannot be written, or
+        the server does not load them."""
+        within = Path(self._how.folder or tempfile.gettempdir())
+        try:
+            within.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f"version-{self._version}-", dir=within) as found:
+                Path(found).chmod(0o755)  # the server may be another user's
+                write_model(self._network, Path(found))
+                self._protocol.load(Path(found), self._version)
+        except OSError as error:
+            raise RunHalted(
+                f"policy.engine.folder = {within}: weights cannot be written ({error.strerror}); make room, or name "
+                "another folder"
+            ) from error
+        except NotLoaded as said:
+            raise self._client.error(
+                f"it did not load the weights ({said}); it needs this run's model, and to read {within} "
+                "(policy.engine.folder)"
+            ) from said
+
     def _prove(self) -> None:
         """RunHalted: the server's log-probs differ from the local module's."""
         prompt = compared_prompt(self._sampling.choices)
         request = EngineRequest(-1, np.array(prompt, np.int32), COMPARED, False, self._version)
-        stream = ServerStream(request, uuid.uuid4().hex, self._version)
+        stream = ServerStream(request, version=self._version)
         self._reader.read(stream)
         if stream.error is not None:
             raise stream.error
         worst = worst_difference(self._network, self._sampling, prompt, stream.tokens, stream.logprobs)
         self._counts["checks"] += 1
         self._counts["check_difference"] += worst
-        if worst > self._server.tolerance:
+        if worst > self._how.tolerance:
             raise self._client.error(
-                f"its log-probs differ from this model's by {worst:.3g}, {self._server.tolerance:g} is allowed "
+                f"its log-probs differ from this model's by {worst:.3g}, {self._how.tolerance:g} is allowed "
                 f"(policy.engine.tolerance); start it with this run's model, and {self._protocol.remedy}"
             )

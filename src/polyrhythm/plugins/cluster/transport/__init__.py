@@ -1,1 +1,0 @@
-"""Sealed connections between the hosts of a run."""

@@ -1,0 +1,292 @@
+"""Simulated hardware that stations contend for: devices, the network between hosts, and the conductor's CPU."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
+from polyrhythm.plugins.virtual.clustersim.costs import Cost
+from polyrhythm.scheduler.conductor import SERVING_EVENTS
+from polyrhythm.scheduler.records import Event, Wake, address_of
+
+if TYPE_CHECKING:
+    from polyrhythm.plugins.virtual.clustersim.driver import VirtualDriver
+
+#: Remaining seconds of a pass that count as none, because of rounding.
+_ROUNDING_S = 1e-12
+
+
+class Job:
+    """A pass. left: remaining seconds of work at full speed."""
+
+    __slots__ = ("argument", "done", "left", "occupies", "owner")
+
+    def __init__(
+        self, owner: object, seconds: float, occupies: float, done: Callable[[Any], None], argument: object
+    ) -> None:
+        self.owner, self.left, self.occupies, self.done, self.argument = owner, seconds, occupies, done, argument
+
+
+class Device:
+    """A device on the virtual clock. busy: seconds weighted by the occupied share. resident: name of the station that
+    is on it, if stations lease it.
+
+    By default a pass alone takes a share of the device (`occupies`). While the shares of the running passes sum to at
+    most 1, all run at full speed; above 1 each runs at the speed of 1 over the sum (processor sharing). exclusive: one
+    pass at a time, whatever it occupies; the others wait in the order of arrival. A lease lets only one station on a
+    device at a time (`VirtualStation`), so passes of different stations never meet.
+
+    Worked example, shared: a pass of 3 s that occupies 0.7 begins at 0 s, one of 1 s that occupies 0.8 at 1 s. Together
+    they occupy 1.5, so that the second lasts until 2.5 s; the first has done 2 s by then and ends at 3.5 s.
+
+    Invariant: seconds of work done in any interval, each times what it occupies, are at most the interval's.
+    """
+
+    __slots__ = ("_clock", "_exclusive", "_jobs", "_since", "_turn", "busy", "resident")
+
+    def __init__(self, clock: VirtualClock, *, exclusive: bool = False) -> None:
+        self._clock = clock
+        self._exclusive = exclusive
+        self._jobs: list[Job] = []
+        self._since = 0.0
+        self._turn = 0
+        self.busy = 0.0
+        self.resident = ""
+
+    def begin(
+        self, owner: object, seconds: float, occupies: float, done: Callable[[Any], None], argument: object = None
+    ) -> None:
+        """Start a pass of `seconds` at full speed; `done(argument)` is called at its end."""
+        self.flush()
+        self._jobs.append(Job(owner, seconds, occupies, done, argument))
+        self._plan()
+
+    def forget(self, owner: object) -> None:
+        self.flush()
+        self._jobs = [job for job in self._jobs if job.owner is not owner]
+        self._plan()
+
+    def flush(self) -> None:
+        """Account for the work of the running passes since the last change."""
+        now = self._clock.now
+        seconds, self._since = now - self._since, now
+        load = self._load()
+        self.busy += seconds * min(1.0, load)
+        work = seconds / max(1.0, load)
+        for job in self._running():
+            job.left -= work
+
+    def _running(self) -> list[Job]:
+        return self._jobs[:1] if self._exclusive else self._jobs
+
+    def _load(self) -> float:
+        return 1.0 if self._exclusive and self._jobs else sum(job.occupies for job in self._jobs)
+
+    def _plan(self) -> None:
+        self._turn += 1
+        if running := self._running():
+            left = max(0.0, min(job.left for job in running))
+            self._clock.after(left * max(1.0, self._load()), self._ring, self._turn)
+
+    def _ring(self, turn: int) -> None:
+        if turn != self._turn:
+            return
+        self.flush()
+        running = self._running()
+        end = max(_ROUNDING_S, min(job.left for job in running))
+        ended = [job for job in running if job.left <= end]
+        self._jobs = [job for job in self._jobs if job not in ended]
+        self._plan()
+        for job in ended:
+            job.done(job.argument)
+
+
+@dataclass(slots=True)
+class Nic:
+    """A host's network card. until: time at which a direction is free; s, bytes: of all transfers begun, queued ones
+    included."""
+
+    out_until: float = 0.0
+    in_until: float = 0.0
+    out_s: float = 0.0
+    in_s: float = 0.0
+    out_bytes: int = 0
+    in_bytes: int = 0
+
+    def busy_s(self, now: float) -> float:
+        """Busy seconds of the busier direction so far, without queued transfers."""
+        return max(self.out_s - max(0.0, self.out_until - now), self.in_s - max(0.0, self.in_until - now))
+
+
+@dataclass(slots=True)
+class Network:
+    """The network between hosts: one NIC per host, with a queue in each direction.
+
+    A transfer leaves the sender's NIC after earlier ones, enters the receiver's after earlier ones there, and arrives
+    one latency later. Each NIC works without gaps while it has bytes; transfers on different routes do not block each
+    other. Worked example, 1 GB/s, latency 0: of two transfers of 1 GB from A to B and C that begin together, the first
+    has arrived after 1 s and the second after 2 s.
+
+    Invariant: the bytes that pass a NIC in one direction, over its bandwidth, are at most the time.
+
+    latency: seconds one way; bytes_per_s: of a NIC in each direction.
+
+    observation: bytes of one row's request; sample: bytes of a chunk step of one row; weights: bytes of a version, sent
+    by `trainer`; main: the conductor's host. waited: seconds that stations waited for transfers: generators for
+    observations and weights, the trainer for samples.
+    """
+
+    clock: VirtualClock
+    latency: float
+    bytes_per_s: float
+    observation: int = 0
+    sample: int = 0
+    weights: int = 0
+    main: str = ""
+    trainer: str = ""
+    nics: dict[str, Nic] = field(default_factory=dict)
+    waited: dict[str, float] = field(default_factory=lambda: {"observations": 0.0, "weights": 0.0, "samples": 0.0})
+    _mirrors: dict[tuple[str, int], float] = field(default_factory=dict)
+
+    def delay(self, source: str, target: str) -> float:
+        """Seconds of a small message."""
+        return 0.0 if source == target else self.latency
+
+    def transfer(self, source: str, target: str, nbytes: int) -> float:
+        """Begin a transfer now; returns its arrival time."""
+        now = self.clock.now
+        if source == target:
+            return now
+        sender, receiver = (self.nics.setdefault(host, Nic()) for host in (source, target))
+        seconds = nbytes / self.bytes_per_s
+        sender.out_until = max(now, sender.out_until) + seconds
+        # The first byte is there while the last is still sent: a free receiver ends with the sender.
+        receiver.in_until = max(sender.out_until, receiver.in_until + seconds)
+        sender.out_s, receiver.in_s = sender.out_s + seconds, receiver.in_s + seconds
+        sender.out_bytes, receiver.in_bytes = sender.out_bytes + nbytes, receiver.in_bytes + nbytes
+        return receiver.in_until + self.latency
+
+    def fetch(self, reader: str, owner: str, nbytes: int) -> float:
+        """Request bytes from a host; returns their arrival time."""
+        return self.transfer(owner, reader, nbytes) + self.delay(reader, owner)
+
+    def mirror(self, host: str, version: int) -> float:
+        """Arrival time of a version of the weights at a host; the first process there that needs it fetches it."""
+        key = (host, version)
+        if key not in self._mirrors:
+            self._mirrors = {known: at for known, at in self._mirrors.items() if known[0] != host}
+            self._mirrors[key] = self.fetch(host, self.trainer, self.weights)
+        return self._mirrors[key]
+
+    def waits(self, what: str, until: float) -> float:
+        """Record a station's wait from now until `until`; returns its seconds."""
+        seconds = max(0.0, until - self.clock.now)
+        self.waited[what] += seconds
+        return seconds
+
+    def summary(self) -> dict[str, object]:
+        """Summary so far. busiest: the host whose NIC had the most work in one direction, with its busy share."""
+        now = self.clock.now
+        busy = {name: nic.busy_s(now) / (now or 1.0) for name, nic in self.nics.items()}
+        busiest = max(busy, key=busy.__getitem__, default="")
+        return {
+            "hosts": len(self.nics),
+            "gb": sum(nic.out_bytes for nic in self.nics.values()) * 1e-9,
+            "busiest": busiest,
+            "busiest_share": busy.get(busiest, 0.0),
+            "mean_share": sum(busy.values()) / max(1, len(busy)),
+            "waited_s": dict(self.waited),
+        }
+
+
+@dataclass(slots=True)
+class CpuThread:
+    """A thread of the conductor. waiting: events with their arrival times."""
+
+    waiting: deque[tuple[float, Event]] = field(default_factory=deque)
+    at_work: bool = False
+    busy_s: float = 0.0
+    events: int = 0
+
+
+class ConductorCpu:
+    """CPU cost of the conductor: a thread handles one event at a time, and its commands are sent when it is done.
+
+        event ─▶ queue of a thread ─▶ conductor.handle(event) ─▶ cost ─▶ commands are sent
+
+    beside: a thread on each host handles the serving events. The decisions are still those of a single conductor with
+    full knowledge: a serving half per host cannot decide better.
+
+    cost: of an event, by the number of its commands.
+
+    Invariants: a thread handles events in the order of arrival. Commands reach a station in the order in which they
+    were decided.
+    """
+
+    def __init__(self, driver: VirtualDriver, cost: Cost, *, beside: bool) -> None:
+        self.threads: dict[str, CpuThread] = {"": CpuThread()}
+        self.waited = 0.0
+        self.beside = beside
+        self._driver, self._clock, self._cost = driver, driver.clock, cost
+        self._due: dict[str, float] = {}
+        self._rng = random.Random(f"{driver.seed}/conductor")
+
+    @property
+    def main(self) -> CpuThread:
+        """The thread of tickets, samples and weights; of everything, unless serving is beside the generators."""
+        return self.threads[""]
+
+    def receive(self, event: Event, host: str) -> None:
+        """Queue an event of a station on this host. A `Wake` costs a serving half nothing."""
+        if self.beside and type(event) is Wake:
+            for command in self._driver.decide(event):
+                self._driver.send(command)
+            return
+        name = host or "main" if self.beside and type(event) in SERVING_EVENTS else ""
+        thread = self.threads.setdefault(name, CpuThread())
+        thread.waiting.append((self._clock.now, event))
+        if not thread.at_work:
+            self._begin(thread)
+
+    @property
+    def occupied(self) -> bool:
+        """Whether the main thread has queued events, which precede a passed deadline."""
+        return self.main.at_work
+
+    def _begin(self, thread: CpuThread) -> None:
+        came, event = thread.waiting.popleft()
+        thread.at_work = True
+        self.waited += self._clock.now - came
+        commands = self._driver.decide(event)
+        seconds = self._cost.draw(self._rng, len(commands))
+        thread.busy_s += seconds
+        thread.events += 1
+        end = self._clock.now + seconds
+        for command in commands:
+            station = address_of(command)
+            due = self._due[station] = max(end, self._due.get(station, 0.0))
+            self._clock.at(due, self._driver.send, command)
+        self._clock.at(end, self._end, thread)
+
+    def _end(self, thread: CpuThread) -> None:
+        thread.at_work = False
+        if thread.waiting:
+            self._begin(thread)
+
+    def summary(self) -> dict[str, object]:
+        """share: busy share of the main thread; halves_share: of the busiest serving half; wait_s: mean
+        queueing time of an event."""
+        now = self._clock.now or 1.0
+        halves = [thread for name, thread in self.threads.items() if name]
+        heard = sum(thread.events for thread in self.threads.values())
+        return {
+            "share": self.main.busy_s / now,
+            "events": self.main.events,
+            "wait_s": self.waited / max(1, heard),
+            "halves": len(halves),
+            "halves_share": max((thread.busy_s for thread in halves), default=0.0) / now,
+        }

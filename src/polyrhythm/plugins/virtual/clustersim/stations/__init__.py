@@ -1,1 +1,0 @@
-"""Simulated stations on the virtual clock: cost models instead of processes."""

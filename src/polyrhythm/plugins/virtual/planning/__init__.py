@@ -1,1 +1,0 @@
-"""Predicts the time of a layout from stage times; pure functions."""
