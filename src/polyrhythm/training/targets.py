@@ -20,8 +20,7 @@ from polyrhythm.algorithms.sums import Total
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import Policy, extended
 from polyrhythm.policies.traits import policy_traits
-from polyrhythm.training.batch import Arrays, PackedBatch, TrainingBatch, slices
-from polyrhythm.training.micro_batches import MicroBatchLimits
+from polyrhythm.training.batch import Arrays, MicroBatchLimits, PackedBatch, TrainingBatch, slices
 from polyrhythm.training.objective import advantage_estimate
 from polyrhythm.training.ranks import ONE_RANK, Ranks
 from polyrhythm.training.reference import Reference

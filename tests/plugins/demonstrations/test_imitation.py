@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.training.toy import CHUNK, DIM, FEATURES, ToyPolicy, same, weights
 
-from polyrhythm.config.sections.learning import SupervisedSettings
+from polyrhythm.config.sections.learning import OptimizerSettings, SupervisedSettings
 from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.plugins.demonstrations.imitation import Demonstrations, SupervisedLearner, rows_of_step
 from polyrhythm.specs import INSTRUCTION
@@ -99,7 +99,7 @@ def test_schedules() -> None:
 
 def test_only_matrices_decay() -> None:
     policy = ToyPolicy()
-    optimizer = adamw(policy, lr=0.1, weight_decay=0.5)
+    optimizer = adamw(policy, OptimizerSettings(lr=0.1, weight_decay=0.5))
     for p in policy.parameters():
         p.grad = torch.zeros_like(p)
     start = weights(policy)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.errors import RunFolderError
-from polyrhythm.files import atomic_write, link_or_copy
+from polyrhythm.files import atomic_write, link_or_copy, write_json
 from polyrhythm.observe.intervals import deciding
 from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, STATES
 
@@ -76,8 +76,7 @@ class BestCheckpoints:
         return sorted(present, key=_rank_key, reverse=True)
 
     def _write(self) -> None:
-        with atomic_write(self._file) as unfinished:
-            unfinished.write_text(json.dumps(self.listed, indent=2) + "\n", encoding="utf-8")
+        write_json(self._file, self.listed)
         ranked = self._ranked()
         kept = {self.path(entry["version"]) for entry in ranked[: self._keep]}
         best = self._folder / BEST_FILE

@@ -25,7 +25,7 @@ from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import policy_traits
 from polyrhythm.specs import EnvSpec
-from polyrhythm.training.optim import adamw_of
+from polyrhythm.training.optim import adamw
 
 #: Samples and chunk steps below which the gradient of an update is mostly noise.
 _FEW_SAMPLES, _FEW_STEPS = 8, 64
@@ -45,7 +45,7 @@ def check_learning(
         _check_has_value(config, policy)
         check_trainable(config, spec, tried or policy)
         with errors_of("training.optimizer"):
-            adamw_of(as_module(policy), config.training.optimizer)
+            adamw(as_module(policy), config.training.optimizer)
         dry_run_objective(config.algorithm, policy)
 
 

@@ -10,13 +10,14 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyrhythm.config.sections.learning import OptimizerSettings, SupervisedSettings
 from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.files import atomic_write
 from polyrhythm.policies.base import Policy, as_module
@@ -26,10 +27,6 @@ from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.training import optim
 from polyrhythm.training.moments import update_normalizers
 from polyrhythm.training.steps import Steps
-
-if TYPE_CHECKING:
-    from polyrhythm.config.sections.learning import SupervisedSettings
-
 
 _OBS = "obs/"
 _TASKS, _REPEAT = "tasks", "action_repeat"
@@ -105,7 +102,8 @@ class SupervisedLearner:
         self._module = as_module(policy)
         self._parameters = [p for p in self._module.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
-        self._optimizer = optim.adamw(self._module, lr=supervised.lr, weight_decay=supervised.weight_decay)
+        optimizer = OptimizerSettings(lr=supervised.lr, weight_decay=supervised.weight_decay)
+        self._optimizer = optim.adamw(self._module, optimizer)
 
     def steps(self, demonstrations: Demonstrations) -> Steps:
         """The remaining optimizer steps (all, or those after `load_state_dict`): one per `next()`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import ConfigError, RunFolderError
-from polyrhythm.files import atomic_write
+from polyrhythm.files import write_json
 from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.pipeline.build import env_settings
@@ -192,6 +191,5 @@ def _imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: Displ
         prepare_initial_policy(checked, folder, progress, metrics)
     results = [progress.result(phase) or {} for phase in ("warm_start", "demonstrations")]
     summary = {**results[0], **results[1], "wall_s": progress.summary()}
-    with atomic_write(folder / SUMMARY_FILE) as unfinished:
-        unfinished.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / SUMMARY_FILE, summary)
     return summary

@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.ranks.dealing import share_of
 from polyrhythm.plugins.ranks.shards import is_sharded
-from polyrhythm.training.micro_batches import Share
+from polyrhythm.training.batch import Share
+from polyrhythm.training.ranks import Ranks
 
 if TYPE_CHECKING:
     from polyrhythm.config.sections.placement import ShardSettings
@@ -30,13 +31,15 @@ _DEADLINE = timedelta(days=7)
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-class ProcessRanks:
+class ProcessRanks(Ranks):
     """Common part of both strategies (`training.ranks`).
 
     Host tensors go over gloo by the loopback interface, device tensors over NCCL if every rank has a GPU of its own,
     else over gloo. background: process group of the saving thread. host_mesh: of the ranks, for gathers in host memory;
     None if they are on devices of their own.
     """
+
+    device: torch.device
 
     def __init__(self, rank: int, size: int, store: Path, device: str, shard: ShardSettings | None) -> None:
         self.rank, self.size, self.device, self.settings = rank, size, torch.device(device), shard

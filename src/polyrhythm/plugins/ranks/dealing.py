@@ -10,8 +10,15 @@ import torch
 from torch import Tensor
 
 from polyrhythm.specs import Trajectory
-from polyrhythm.training.batch import PackedBatch, TrainingBatch, collate
-from polyrhythm.training.micro_batches import MicroBatchLimits, MiniBatch, Share, sample_counts
+from polyrhythm.training.batch import (
+    MicroBatchLimits,
+    MiniBatch,
+    PackedBatch,
+    Share,
+    TrainingBatch,
+    collate,
+    sample_counts,
+)
 
 
 def deal(groups: Sequence[int], steps: Sequence[int], ranks: int) -> list[list[int]]:
