@@ -13,10 +13,9 @@ import pytest
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.observe import MetricsWriter
-from polyrhythm.pipeline.observers.hosts import HostTotals, StationHosts, in_order
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, UpdateMetrics
-from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
+from polyrhythm.pipeline.observers.totals import HostTotals, RunTotals, StationActivity, StationHosts, in_order
 from polyrhythm.plugins.terminal.block import Terminal
 from polyrhythm.plugins.terminal.display import LiveDisplay
 from polyrhythm.runtime.launcher import Launcher

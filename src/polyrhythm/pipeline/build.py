@@ -21,17 +21,23 @@ from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching,
 from polyrhythm.config.streaming import why_whole_updates
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunHalted
-from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, scored_evaluations, step_settings
+from polyrhythm.pipeline.array_specs import (
+    arena_layout,
+    bucket_sizes,
+    env_batch_infos,
+    scored_evaluations,
+    step_settings,
+)
 from polyrhythm.pipeline.context import AddedStations, LaunchPlan, RunContext, StationPlan, launch
-from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.observers.alarms import SampleFailureLog
-from polyrhythm.pipeline.observers.hosts import StationHosts
+from polyrhythm.pipeline.observers.totals import StationHosts
 from polyrhythm.pipeline.persistence.checkpoints import STATES
 from polyrhythm.pipeline.persistence.snapshot import restore_run
 from polyrhythm.pipeline.placed import (
     EVALUATION_GENERATOR,
     TRAINER,
     Placed,
+    describe_seat,
     evaluator_name,
     generator_names,
     joined_names,
@@ -39,7 +45,6 @@ from polyrhythm.pipeline.placed import (
     trainer_ranks,
 )
 from polyrhythm.pipeline.run_loop import RunLoop
-from polyrhythm.pipeline.seats import describe_seat
 from polyrhythm.plugin import load, table
 from polyrhythm.policies.base import Policy, PolicySettings, as_settings
 from polyrhythm.policies.traits import settings_traits

@@ -33,10 +33,9 @@ from polyrhythm.pipeline.evaluation.manager import EvaluationManager
 from polyrhythm.pipeline.hooks import Display, RunPart, begin_parts, run_hooks
 from polyrhythm.pipeline.initial_policy import prepare_initial_policy
 from polyrhythm.pipeline.observers.alarms import MismatchWarning, SetbackWarning, mismatch_limit
-from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter, limit_of
+from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter, WeightsTraffic, limit_of
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.totals import StationActivity
-from polyrhythm.pipeline.observers.weights import WeightsTraffic
 from polyrhythm.pipeline.persistence.checkpoints import (
     POLICY_FILE,
     STATES,
@@ -47,9 +46,8 @@ from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.persistence.resume import refuse_misplaced, remove_if_refused, take_up
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.persistence.snapshot import read_newest
-from polyrhythm.pipeline.placed import place
+from polyrhythm.pipeline.placed import describe_seats, place
 from polyrhythm.pipeline.run_loop import Interrupted, OrderlyHalt, RunLoop
-from polyrhythm.pipeline.seats import describe_seats
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.runtime.hosting import dropped_messages

@@ -7,8 +7,7 @@ from tests.process.runs import config
 
 from polyrhythm.config.sections.placement import PlacementSettings
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.placed import place
-from polyrhythm.pipeline.seats import group_seats
+from polyrhythm.pipeline.placed import group_seats, place
 from polyrhythm.plugins.lease.seats import HOST, lease_devices, lease_settings, list_unleased
 from polyrhythm.runtime.factories import Resources
 

@@ -22,7 +22,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge
 from polyrhythm.errors import ConfigError, MissingError, StartError
 from polyrhythm.observe.metrics import MetricsWriter
-from polyrhythm.pipeline.observers.hosts import StationHosts
+from polyrhythm.pipeline.observers.totals import StationHosts
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.plugins.prometheus import endpoint as endpoints

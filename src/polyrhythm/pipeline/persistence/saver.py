@@ -13,9 +13,8 @@ from polyrhythm.config.sections.running import CheckpointSettings
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.hosts import HostTotals
 from polyrhythm.pipeline.observers.metrics import LagHistogram
-from polyrhythm.pipeline.observers.totals import RunTotals
+from polyrhythm.pipeline.observers.totals import HostTotals, RunTotals
 from polyrhythm.pipeline.persistence.checkpoints import SavedRun
 from polyrhythm.pipeline.persistence.snapshot import RunSnapshot, take_snapshot, write_snapshot
 from polyrhythm.scheduler import records

@@ -33,8 +33,7 @@ from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.errors import MissingError, PolyrhythmError
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.initial_policy import check_init_settings
-from polyrhythm.pipeline.placed import list_seat_warnings
-from polyrhythm.pipeline.seats import group_seats
+from polyrhythm.pipeline.placed import group_seats, list_seat_warnings
 from polyrhythm.pipeline.validation.check import (
     check_build,
     check_devices,

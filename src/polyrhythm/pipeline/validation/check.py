@@ -23,9 +23,8 @@ from polyrhythm.envs.base import EnvSettings, traits_of
 from polyrhythm.envs.mujoco import set_simulator_count
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.run_folder import find_run
-from polyrhythm.pipeline.array_specs import arena_layout
+from polyrhythm.pipeline.array_specs import arena_layout, env_batch_infos
 from polyrhythm.pipeline.build import env_settings, policy_settings
-from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.initial_policy import load_init_weights
 from polyrhythm.pipeline.placed import place, station_names
 from polyrhythm.pipeline.validation.custom_objective import try_on

@@ -11,9 +11,8 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching, StreamsBatching
 from polyrhythm.conformance import Finding, raised
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.array_specs import bucket_sizes
+from polyrhythm.pipeline.array_specs import bucket_sizes, env_batch_infos
 from polyrhythm.pipeline.build import scheduler_settings
-from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.validation.learning_checks import staleness_findings
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.scheduler.records import EnvBatchInfo, Request

@@ -12,7 +12,7 @@ from polyrhythm.observe import Activity
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.hooks import RunHooks, RunPart
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.hosts import StationHosts
+from polyrhythm.pipeline.observers.totals import StationHosts
 from polyrhythm.plugins.prometheus.endpoint import PrometheusEndpoint, StationSample
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.scheduler import records

@@ -18,9 +18,8 @@ from typing import ClassVar, TextIO
 
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.hosts import StationHosts, in_order
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
-from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
+from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity, StationHosts, in_order
 from polyrhythm.plugins.terminal.block import Status, Terminal, block
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
