@@ -38,7 +38,7 @@ from polyrhythm.plugins.join.joined import JoinedSimulator, JoinedSimulatorFacto
 from polyrhythm.plugins.join.joined_samples import JoinedSamples
 from polyrhythm.plugins.join.joiner import FrameCame, HandOver, Joiner
 from polyrhythm.plugins.join.joining import JoinedStation
-from polyrhythm.plugins.join.reception import Heard
+from polyrhythm.plugins.join.reception import ReceivedEvent
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.messages import Departed, Reply
 from polyrhythm.runtime.transport import wire
@@ -107,7 +107,7 @@ def said(number: int, event: Any) -> bytes:
     elif isinstance(event, r.SampleFinished):
         arena.rewards[2], arena.valid[2] = 1.0, True
         pieces = bytes_of(pieces_of_rest(arena, 2))
-    return m.pack(m.SimulatorSaid("0", number, 0, wire.encode(event)), pieces)
+    return m.pack(m.SimulatorMessage("0", number, 0, wire.encode(event)), pieces)
 
 
 # ---------------------------------------------------------------- the run's end
@@ -116,15 +116,15 @@ def said(number: int, event: Any) -> bytes:
 @pytest.mark.parametrize("count", COUNTS)
 def test_whatever_comes_to_a_port_is_dropped_or_ends_one_session(count: int) -> None:
     frames = [m.pack(message) for message in (HELLO, msgspec.structs.replace(HELLO, session="0"), m.Leave("0", "x"))]
-    frames += [m.pack(beat("0")), m.pack(beat("0", ready=False)), m.pack(m.SimulatorSaid("0", 1, 0, b"e"), [b"abc"])]
+    frames += [m.pack(beat("0")), m.pack(beat("0", ready=False)), m.pack(m.SimulatorMessage("0", 1, 0, b"e"), [b"abc"])]
     door, departed, kinds = Door(name_session=lambda: "0"), 0, Counter[str]()
     door.join()
     with steady():
         for number, frame in enumerate(mutated_frames(frames, count, 1)):
             door.now += 0.01
             try:
-                door.reception.hear(b"ab"[number % 2 :][:1], frame, door.now)
-                door.reception.look(door.now)
+                door.reception.receive(b"ab"[number % 2 :][:1], frame, door.now)
+                door.reception.check(door.now)
             except Departed:
                 departed += 1
             assert len(door.reception.out) <= 3
@@ -156,14 +156,14 @@ def test_what_a_simulator_says_changes_only_its_own_blocks_or_sends_it_away(coun
                 join(station)
                 if number % 3 == 1:  # the sample ends after a step
                     request, request_pieces = POSTED, [bytes(piece) for piece in own[0]]
-                    station._take(Heard(wire.encode(request), [memoryview(piece) for piece in request_pieces]))
+                    station._take(ReceivedEvent(wire.encode(request), [memoryview(piece) for piece in request_pieces]))
                     station.deliver(REPLY)
                 given = [bytes(piece) for piece in own[number % 3]]
                 if number % 2:
                     given = spoiled(given, number)
                 try:
-                    frame = m.pack(m.SimulatorSaid(session_of(station), 1, 0, content), given)
-                    heard = station._reception.hear(b"a", frame, station._clock())
+                    frame = m.pack(m.SimulatorMessage(session_of(station), 1, 0, content), given)
+                    heard = station._reception.receive(b"a", frame, station._clock())
                     assert heard is not None
                     station._take(heard)
                     said_events += 1
@@ -180,8 +180,8 @@ def join(station: JoinedSimulator) -> None:
     """A simulator has joined anew, and has two rows to step."""
     reception = station._reception
     reception._session = None
-    reception.hear(b"a", m.pack(HELLO), station._clock())
-    reception.hear(b"a", m.pack(beat(session_of(station))), station._clock())
+    reception.receive(b"a", m.pack(HELLO), station._clock())
+    reception.receive(b"a", m.pack(beat(session_of(station))), station._clock())
     station._in_flight.join(station.joined(), ("s.0.0",))
     station._in_flight.on_version(5)
     station._samples = JoinedSamples(station._arena, SPEC, StepSettings(1))
@@ -216,7 +216,10 @@ def test_whatever_a_run_sends_is_dropped_or_ends_the_join_with_a_sentence(count:
     welcome = m.Welcome("0", "s", 0, "s.0.0", INFO, StepSettings(1), LAYOUT, 20.0)
     frames = [m.pack(message) for message in (m.Resumed("0", 0), m.Alive("0", 0), m.Over("0", "x", True))]
     frames += [m.pack(m.JoinRefused(kind, "x", (7711,))) for kind in ("taken", "session", "spec")]  # type: ignore[arg-type]
-    frames += [m.pack(m.Told("0", 1, 0), [wire.encode(START)]), m.pack(m.Told("0", 1, 0), [wire.encode_reply(REPLY)])]
+    frames += [
+        m.pack(m.RunMessage("0", 1, 0), [wire.encode(START)]),
+        m.pack(m.RunMessage("0", 1, 0), [wire.encode_reply(REPLY)]),
+    ]
     frames += [m.pack(welcome)]
     env: Any = None  # frames are tried, not an environment
     ended = 0
@@ -291,7 +294,7 @@ def test_arrays_that_do_not_fit_are_not_written(count: int) -> None:
 
 def test_a_token_file_is_read_up_to_a_bound(tmp_path: Path) -> None:
     from polyrhythm.errors import StartError
-    from polyrhythm.plugins.join.terms import read_token
+    from polyrhythm.plugins.join.messages import read_token
 
     path = tmp_path / "token"
     with path.open("wb") as file:

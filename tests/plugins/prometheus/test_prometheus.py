@@ -26,8 +26,13 @@ from polyrhythm.pipeline.observers.totals import StationHosts
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.plugins.prometheus import endpoint as endpoints
-from polyrhythm.plugins.prometheus.endpoint import PrometheusEndpoint, StationSample, check_endpoint, labelled
-from polyrhythm.plugins.prometheus.run_part import StationsNow
+from polyrhythm.plugins.prometheus.endpoint import (
+    PrometheusEndpoint,
+    StationSample,
+    StationsNow,
+    check_endpoint,
+    labelled,
+)
 from polyrhythm.scheduler.records import GeneratorJoined, StationLost
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.training.toy import ToyPolicy, collect
 
-from polyrhythm.plugins.ranks.dealing import deal, share_of
+from polyrhythm.plugins.ranks.collectives import deal, share_of
 from polyrhythm.training.batch import MicroBatchLimits, minibatches
 from polyrhythm.training.ranks import ONE_RANK, take_share
 

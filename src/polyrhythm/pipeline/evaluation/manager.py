@@ -15,8 +15,7 @@ from polyrhythm.observe.intervals import at_in_words, counted, success_in_words
 from polyrhythm.observe.setbacks import SetbackWatch
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult
-from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
-from polyrhythm.pipeline.evaluation.best import BestCheckpoints
+from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator, BestCheckpoints
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, tally
 from polyrhythm.pipeline.hooks import run_hooks
 from polyrhythm.pipeline.observers.alarms import warn_of_setbacks
