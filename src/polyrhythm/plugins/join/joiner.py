@@ -179,7 +179,7 @@ class Joiner:
             case FrameCame(frame):
                 self._on_frame(frame, now)
             case StationEvent() if self._member is not None:
-                self._on_said(self._member, event)
+                self._on_event(self._member, event)
             case LineIs(state):
                 self._on_line(state, now)
             case TimePassed():
@@ -362,11 +362,10 @@ class Joiner:
 
     # ------------------------------------------------------------ events of the station
 
-    def _on_said(self, member: _Membership, said: StationEvent) -> None:
+    def _on_event(self, member: _Membership, event: StationEvent) -> None:
         numbering = member.numbering
-        frame = m.pack(
-            m.SimulatorMessage(member.session, numbering.next(), numbering.received, said.event), said.pieces
-        )
+        message = m.SimulatorMessage(member.session, numbering.next(), numbering.received, event.event)
+        frame = m.pack(message, event.pieces)
         numbering.keep(frame)
         if self.attached:
             self._actions.append(SendFrame(frame))
