@@ -65,7 +65,7 @@ class BackgroundEvaluator(Observer):
     def memory(self) -> str:
         """Description of the memory that these evaluations use."""
         evaluation = self._config.evaluation
-        copy = f"{self._pipeline.weights.layout.nbytes / 1e6:.3g} MB of weights"
+        copy = f"{self._pipeline.launcher.weights.layout.nbytes / 1e6:.3g} MB of weights"
         rows = f"{evaluation.reserved_rows} rows in a separate simulator"
         return {
             "pause": "no extra memory, training waits",
@@ -128,7 +128,7 @@ class BackgroundEvaluator(Observer):
 
     def _save(self, version: int) -> None:
         try:
-            found, weights = self._pipeline.weights.read(version)
+            found, weights = self._pipeline.launcher.weights.read(version)
             if found == version:
                 save_policy(weights, self._config, self._best.path(version), version, self._pipeline.spec)
             else:

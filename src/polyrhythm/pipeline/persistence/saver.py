@@ -114,7 +114,7 @@ class RunCheckpointer(Observer):
         assert states is not None
         try:
             snapshot = take_snapshot(
-                self._folder, pipeline.loop.conductor, launcher.payloads, pipeline.weights, states, counts
+                self._folder, pipeline.loop.conductor, launcher.payloads, pipeline.launcher.weights, states, counts
             )
         except OSError as error:
             _warn_not_saved(self._folder, error)

@@ -160,8 +160,8 @@ class JoinedStation:
     """The station of the session that `welcome` begins.
 
     env: makes the environment for a number of rows, in the thread that calls `part.run`; wake: called by that thread
-    when an event is queued or it has ended. part: the running station; events: queued ones. StartError: the run's samples
-    do not fit into this machine's memory.
+    when an event is queued or it has ended. part: the running station; events: queued ones. StartError: the run's
+    samples do not fit into this machine's memory.
     """
 
     def __init__(
