@@ -162,7 +162,7 @@ def test_the_policy_stays_as_it_is(cheap, settings, stays):
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     with closing(build_pipeline(RunContext(config))) as pipeline:
         pipeline.loop.train_until(2)
-        version, after = pipeline.launcher.weights.read()
+        version, after = pipeline.weights.read()
     assert version == 2
     moved = max(float((after[name] - before[name]).abs().max()) for name in before)
     assert (moved < 1e-10) == stays

@@ -83,7 +83,7 @@ def test_an_evaluation_gets_what_its_version_alone_earns(weights: str, tmp_path:
         entry = next(e for e in listed(tmp_path) if e["version"] == load_policy(best)[2])
     _, weights_of, version = load_policy(best)
     pipeline = build_pipeline(RunContext(settings, version=version, trainer=False), start=False)
-    pipeline.launcher.weights.publish(version, weights_of)
+    pipeline.weights.publish(version, weights_of)
     pipeline.loop.start()
     results = pipeline.loop.evaluate("again", held_out(5, 7, 1, greedy=True))
     pipeline.close()

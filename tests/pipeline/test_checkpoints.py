@@ -56,7 +56,7 @@ def stopped(folder, stop, changes=ASYNCHRONOUS):
 
 def snapshot_of(folder, pipeline):
     loop, payloads = pipeline.loop, pipeline.launcher.payloads
-    return take_snapshot(folder / STATES, loop.conductor, payloads, pipeline.launcher.weights, pipeline.states, COUNTS)
+    return take_snapshot(folder / STATES, loop.conductor, payloads, pipeline.weights, pipeline.states, COUNTS)
 
 
 def save(folder, pipeline):
@@ -98,7 +98,7 @@ def test_a_saved_run_comes_back_with_samples_weights_and_counts(tmp_path):
     assert saved.samples.keys() == waiting(conductor) == set(pipeline.launcher.payloads.in_flight.finished())
     for payload_id, sample in saved.samples.items():
         assert_same_sample(sample, pipeline.launcher.payloads.arena.trajectory(int(payload_id)))
-    version, weights = pipeline.launcher.weights.read()
+    version, weights = pipeline.weights.read()
     assert saved.version == version == 1
     assert same(saved.policy, weights)
     assert saved.updates == 2, "of the state that was saved before version 1 was published"
@@ -107,8 +107,8 @@ def test_a_saved_run_comes_back_with_samples_weights_and_counts(tmp_path):
 
 def test_weights_that_a_lost_trainer_wrote_and_nobody_heard_of_are_not_saved(tmp_path):
     pipeline = stopped(tmp_path, in_the_second_version)
-    version, weights = pipeline.launcher.weights.read()
-    pipeline.launcher.weights.publish(version + 1, {name: torch.zeros_like(tensor) for name, tensor in weights.items()})
+    version, weights = pipeline.weights.read()
+    pipeline.weights.publish(version + 1, {name: torch.zeros_like(tensor) for name, tensor in weights.items()})
     saved = load_run(save(tmp_path, pipeline))
     assert saved.version == version
     assert same(saved.policy, weights)
@@ -120,7 +120,7 @@ def test_weights_that_are_the_trainers_own_are_saved_once(tmp_path):
     assert {file.name for file in path.iterdir()} == {"run.json", "samples.npz", "trainer.pt"}
     saved = load_run(path)
     assert saved.version == 1
-    assert same(saved.policy, pipeline.launcher.weights.read()[1])
+    assert same(saved.policy, pipeline.weights.read()[1])
 
 
 def trained(pipeline):

@@ -62,7 +62,7 @@ def test_episodes_that_diverge_cost_their_attempts_and_nothing_else(changes, cap
         assert ledger.trained == 3 * settings.training.batch_size * settings.freshness.sync_interval
         assert (ledger.imbalance, ledger.running, ledger.reissuing) == (0, 0, 0)
         assert pipeline.launcher.payloads.in_flight.describe().endswith("blocks free, 0 being written, 0 finished")
-        assert all(x.isfinite().all() for x in pipeline.launcher.weights.read()[1].values())
+        assert all(x.isfinite().all() for x in pipeline.weights.read()[1].values())
     assert set(failures.counts) == {REWARD, SHOWN}
     assert sum(ledger.dropped.values()) > 0
     if not changes:

@@ -39,7 +39,7 @@ def trained(**changes):
     with closing(build_pipeline(RunContext(checked.config))) as pipeline:
         pipeline.loop.add_observers(Reports())
         pipeline.loop.train_until(checked.config.training.versions)
-        weights = {name: x.clone() for name, x in pipeline.launcher.weights.read()[1].items()}
+        weights = {name: x.clone() for name, x in pipeline.weights.read()[1].items()}
     return weights, reports
 
 

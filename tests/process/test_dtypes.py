@@ -40,7 +40,7 @@ class Witness(Observer):
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        version, weights = self._pipeline.launcher.weights.read()
+        version, weights = self._pipeline.weights.read()
         self.weights.setdefault(version, {name: tensor.clone() for name, tensor in weights.items()})
         if isinstance(event, records.SampleFinished):
             self.samples.append(copy.deepcopy(self._pipeline.launcher.payloads.arena.trajectory(int(event.payload_id))))
@@ -67,7 +67,7 @@ def test_replies_are_computed_by_the_published_bfloat16_weights(launcher, tmp_pa
         witness = Witness(pipeline)
         pipeline.loop.add_observers(witness)
         pipeline.loop.train_until(VERSIONS)
-        version, published = pipeline.launcher.weights.read()
+        version, published = pipeline.weights.read()
     assert version == VERSIONS
     newest = load_state(max((tmp_path / STATES).glob("trainer-*.pt")))
     assert {tensor.dtype for tensor in newest["policy"].values()} == {torch.float32}
@@ -94,7 +94,7 @@ def test_the_first_weights_of_the_trainer_are_not_rounded(tmp_path):
     settings = config(LOCKSTEP, launcher="inline", policy=HALF)
     first = HalfSettings(hidden=16).build(settings.env.spec(), seed=settings.seed, device="cpu", role="train")
     with closing(build_pipeline(RunContext(settings, folder=tmp_path))) as pipeline:
-        assert pipeline.launcher.weights.read()[0] == 0
+        assert pipeline.weights.read()[0] == 0
     state = load_state(tmp_path / STATES / "trainer-00000000.pt")["policy"]
     assert all(torch.equal(tensor, state[name]) for name, tensor in first.state_dict().items())
 

@@ -56,7 +56,7 @@ def check_complete(pipeline: Pipeline) -> None:
     assert set(lent.values()) == {1}
     assert (ledger.imbalance, ledger.running, pipeline.launcher.payloads.in_flight.finished()) == (0, 0, ())
     assert dropped_messages(pipeline.launcher.hosting) == {}
-    assert pipeline.launcher.weights.read()[0] == VERSIONS == pipeline.launcher.weights.newest
+    assert pipeline.weights.read()[0] == VERSIONS == pipeline.weights.newest
 
 
 def ways(pipeline: Pipeline, generators: int = 2) -> dict[str, set[str]]:
@@ -147,7 +147,7 @@ def test_lockstep_gives_the_same_weights_on_three_hosts_as_on_one(tmp_path: Path
     for name, nodes in (("one", ()), ("three", apart_by_setting(tmp_path, 3))):
         with running(tmp_path / name, nodes, LOCKSTEP) as pipeline:
             pipeline.loop.train_until(2)
-            found.append(pipeline.launcher.weights.read()[1])
+            found.append(pipeline.weights.read()[1])
     one, three = found
     assert all(torch.equal(one[name], three[name]) for name in one)
 
@@ -199,7 +199,7 @@ def test_a_killed_station_of_another_host_is_replaced(lost: str, tmp_path: Path)
         pipeline.loop.train_until(1)
         os.kill(process_ids(pipeline.launcher.hosting)[lost], signal.SIGKILL)
         pipeline.loop.train_until(VERSIONS)
-        assert pipeline.launcher.weights.newest == VERSIONS
+        assert pipeline.weights.newest == VERSIONS
         assert pipeline.loop.conductor.ledger.imbalance == 0
 
 
@@ -266,7 +266,7 @@ def test_samples_of_a_lost_host_run_again_and_its_stations_go_elsewhere(tmp_path
         trained = [ticket for tickets in updates.values() for ticket in tickets]
         ledger = pipeline.loop.conductor.ledger
         assert ledger.trained == len(trained) == len(set(trained)) == 6 * 8
-        assert (ledger.imbalance, ledger.dropped_total, pipeline.launcher.weights.newest) == (0, 0, 6)
+        assert (ledger.imbalance, ledger.dropped_total, pipeline.weights.newest) == (0, 0, 6)
 
 
 LINKS = {

@@ -67,7 +67,7 @@ def test_a_run_learns_the_same_bit_by_bit_from_a_simulator_that_joined(tmp_path:
     alone = merge(base, {"rollout": {"simulators": 0}, "join": {"simulators": 1}})
     with joined(tmp_path / "joined", alone) as (pipeline, _):
         pipeline.loop.train_until(2)
-        found = pipeline.launcher.weights.read()[1]
+        found = pipeline.weights.read()[1]
         assert dropped_messages(pipeline.launcher.hosting) == {}
         statistics = pipeline.launcher.hosting.statistics(fresh=True)[STATION]
     assert all(torch.equal(found[name], expected[name]) for name in expected)

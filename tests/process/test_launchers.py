@@ -47,7 +47,7 @@ def asynchronous(request, tmp_path_factory):
         statistics = pipeline.launcher.hosting.statistics(fresh=True)
         finished = pipeline.launcher.payloads.in_flight.finished()
         assert dropped_messages(pipeline.launcher.hosting) == {}, "what stations say is expected"
-        version, weights = pipeline.launcher.weights.read()
+        version, weights = pipeline.weights.read()
     finally:
         pipeline.close()
     assert not children()
@@ -128,7 +128,7 @@ def test_lockstep_grants_and_trains_the_same_samples_under_every_launcher(launch
         pipeline = build_pipeline(RunContext(config(LOCKSTEP, **LAUNCHERS[name]), folder=folder), record=True)
         try:
             pipeline.loop.train_until(3)
-            weights = pipeline.launcher.weights.read()[1]
+            weights = pipeline.weights.read()[1]
         finally:
             pipeline.close()
         granted = {
@@ -270,11 +270,11 @@ def test_updates_that_skip_every_step_are_published_all_the_same(launcher, tmp_p
     }
     stopped = EarlyStops()
     with closing(build_pipeline(RunContext(config(**changes), folder=tmp_path))) as pipeline:
-        first = pipeline.launcher.weights.read()[1]
+        first = pipeline.weights.read()[1]
         pipeline.loop.add_observers(stopped)
         pipeline.loop.train_until(4)
         conductor = pipeline.loop.conductor
-        version, weights = pipeline.launcher.weights.read()
+        version, weights = pipeline.weights.read()
         states = [pipeline.states.updates(path) for path in pipeline.states.paths()]
     assert stopped.shares == [1.0] * 4, "each update skipped all its steps"
     assert (version, conductor.versions.applied, conductor.ledger.trained) == (4, 4, 32)

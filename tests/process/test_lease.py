@@ -43,7 +43,7 @@ def run(
         pipeline.loop.train_until(versions)
         assert set(dropped_messages(pipeline.launcher.hosting)) <= {"earlier_incarnation"}
         statistics = pipeline.launcher.hosting.statistics(fresh=True)
-        _, weights = pipeline.launcher.weights.read(versions)
+        _, weights = pipeline.weights.read(versions)
     finally:
         pipeline.close()
     assert not children()

@@ -25,7 +25,7 @@ def reading(pipeline: Pipeline) -> Iterator[None]:
     """Both buffers of the weights are read, so no version can be written."""
     with ExitStack() as locks:
         for index in range(2):
-            locks.enter_context(pipeline.launcher.weights._memory.lock(index, fcntl.LOCK_SH))  # type: ignore[attr-defined]
+            locks.enter_context(pipeline.weights._memory.lock(index, fcntl.LOCK_SH))  # type: ignore[attr-defined]
         yield
 
 

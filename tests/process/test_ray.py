@@ -169,7 +169,7 @@ def test_a_run_on_three_nodes_crosses_tcp_and_survives_a_killed_station(three_no
         os.kill(killed, signal.SIGKILL)
         while version < VERSIONS or process_ids(pipeline.launcher.hosting).get("simulator-0", killed) == killed:
             pipeline.loop.train_until(version := version + 1)
-        assert pipeline.launcher.weights.newest == version
+        assert pipeline.weights.newest == version
         assert pipeline.loop.conductor.ledger.imbalance == 0
     finally:
         pipeline.close()
@@ -443,7 +443,7 @@ def test_a_trainer_of_two_ranks_on_a_cluster_gives_the_weights_of_one(ray: Any, 
         with running(tmp_path / name, base=SEVERAL_STEPS, launcher=name, **changes) as pipeline:
             pipeline.loop.train_until(VERSIONS)
             check_complete(pipeline)
-            found[name] = pipeline.launcher.weights.read()[1]
+            found[name] = pipeline.weights.read()[1]
     for name, tensor in found["inline"].items():
         torch.testing.assert_close(found["ray"][name], tensor, rtol=0.0, atol=1e-4, msg=name)
     logs = {path.name for path in (tmp_path / "ray" / "logs").glob("trainer*")}
@@ -460,4 +460,4 @@ def test_a_killed_rank_on_a_cluster_is_one_loss_of_the_trainer(ray: Any, tmp_pat
         reasons = [event.reason for event in lost(pipeline) if event.station == "trainer"]
         assert reasons == ["rank 1: was ended by SIGKILL"]
         ledger = pipeline.loop.conductor.ledger
-        assert (ledger.imbalance, pipeline.launcher.weights.newest) == (0, VERSIONS)
+        assert (ledger.imbalance, pipeline.weights.newest) == (0, VERSIONS)

@@ -50,6 +50,7 @@ from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.factories import NOBODY_JOINS, StationFactory, StationList
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.memory.tensors import use_one_thread
+from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, ScoringRules
@@ -99,6 +100,11 @@ class Pipeline:
             message = "evaluation %s: %d of %d episodes were dropped and are missing in its result, the last one: %s"
             log.warning(message, name, dropped, len(episodes), self.failures.last)
         return results
+
+    @property
+    def weights(self) -> Weights:
+        """The published versions."""
+        return self.launcher.weights
 
     def close(self) -> None:
         self.undo.close()

@@ -204,7 +204,7 @@ class _Run:
         finally:
             loop.remove_observers(*(observer for observer in loop.observers if observer not in before))
             # They are complete even if an update was interrupted or failed; needed if nothing else has ended the run.
-            read = read_newest(pipeline.launcher.weights, POLICY_FILE, needed=whole)
+            read = read_newest(pipeline.weights, POLICY_FILE, needed=whole)
             if read is not None:
                 save_policy(read[1], config, self.folder / POLICY_FILE, read[0], pipeline.spec)
         lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=saver.totals.undisturbed)

@@ -36,7 +36,7 @@ def test_a_lock_step_run_gives_the_same_weights(python: str, tmp_path: Path) -> 
         )
         try:
             pipeline.loop.train_until(2)
-            weights.append(pipeline.launcher.weights.read(2)[1])
+            weights.append(pipeline.weights.read(2)[1])
         finally:
             pipeline.close()
         assert not children()

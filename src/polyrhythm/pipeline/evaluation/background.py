@@ -65,7 +65,7 @@ class BackgroundEvaluator(Observer):
     def memory(self) -> str:
         """Description of the memory that these evaluations use."""
         evaluation = self._config.evaluation
-        copy = f"{self._pipeline.launcher.weights.layout.nbytes / 1e6:.3g} MB of weights"
+        copy = f"{self._pipeline.weights.layout.nbytes / 1e6:.3g} MB of weights"
         rows = f"{evaluation.reserved_rows} rows in a separate simulator"
         return {
             "pause": "no extra memory, training waits",
@@ -98,7 +98,9 @@ class BackgroundEvaluator(Observer):
             self._follow(event, commands)
         versions, last = self._pipeline.loop.conductor.versions, self._config.training.versions
         if not self._name and self._next <= versions.applied < last:
-            self._request(versions.applied)
+            self._name, self._version, self._results = f"during-{versions.applied}", -1, []
+            background = self._config.evaluation.weights != "pause"
+            self._pipeline.loop.submit_later(records.Evaluate(self._name, self._episodes, background))
 
     def _follow(self, event: records.Event, commands: Sequence[records.Command]) -> None:
         if isinstance(event, records.WeightsApplied) and event.pinned:
@@ -114,11 +116,6 @@ class BackgroundEvaluator(Observer):
                 case records.EvaluationDone(name=self._name, dropped=dropped):
                     self._end(dropped)
 
-    def _request(self, version: int) -> None:
-        self._name, self._version, self._results = f"during-{version}", -1, []
-        background = self._config.evaluation.weights != "pause"
-        self._pipeline.loop.submit_later(records.Evaluate(self._name, self._episodes, background))
-
     def _begin(self, version: int) -> None:
         """Start to save the pinned version's weights while the weights bus still has them."""
         if self._version < 0:
@@ -128,7 +125,7 @@ class BackgroundEvaluator(Observer):
 
     def _save(self, version: int) -> None:
         try:
-            found, weights = self._pipeline.launcher.weights.read(version)
+            found, weights = self._pipeline.weights.read(version)
             if found == version:
                 save_policy(weights, self._config, self._best.path(version), version, self._pipeline.spec)
             else:

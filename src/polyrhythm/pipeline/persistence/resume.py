@@ -124,7 +124,9 @@ def take_up(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> Save
     if extended:
         progress.reopen("rl", "evaluation_after", "best")
         (folder / SUMMARY_FILE).unlink(missing_ok=True)
-    note_changes(folder, update, _changes(before, config), datetime.now().astimezone())
+    trees = before.model_dump(mode="json"), config.model_dump(mode="json")
+    changes = {path: (left, right) for path, left, right in differences(*trees, free=_NOT_NOTED)}
+    note_changes(folder, update, changes, datetime.now().astimezone())
     save_settings(config, folder)
     if saved is not None:
         log.info("going on in %s after %s", folder, counted(saved.updates, "update"))
@@ -151,8 +153,3 @@ def _refuse_without_state(folder: Path, progress: PhaseJournal) -> None:
             f"{folder / STATES} holds no saved run to go on with after {counted(version, 'version')}: the optimizer's "
             f"state is gone; begin another run, with the weights of this one by init_from={folder}"
         )
-
-
-def _changes(before: RunConfig, after: RunConfig) -> dict[str, tuple[object, object]]:
-    trees = before.model_dump(mode="json"), after.model_dump(mode="json")
-    return {path: (left, right) for path, left, right in differences(*trees, free=_NOT_NOTED)}
