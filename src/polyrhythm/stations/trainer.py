@@ -45,8 +45,7 @@ from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.batch import all_of_version
 from polyrhythm.training.checkpoint import Saving
 from polyrhythm.training.learner import STEPS, Learner
-from polyrhythm.training.parts import SampleFeed
-from polyrhythm.training.steps import Metrics, Steps
+from polyrhythm.training.steps import Metrics, SampleFeed, Steps
 
 
 class Trainer:

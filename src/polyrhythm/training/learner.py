@@ -35,10 +35,19 @@ from polyrhythm.training.checkpoint import Saved, Saving, load
 from polyrhythm.training.moments import UpdateStatistics
 from polyrhythm.training.nonfinite import NORM, SKIPPED, STOPPED, SkippedSteps, StepLog, find_culprit
 from polyrhythm.training.objective import UNSCALED, MicroStep, Normalizers, Objective
-from polyrhythm.training.parts import SampleFeed, UpdatePart, join_batches, join_packed, target_metrics, weight_factor
 from polyrhythm.training.ranks import ONE_RANK, Ranks, take_share
 from polyrhythm.training.reference import Reference, SharedReference, load_weights, make_reference, room_for_copy
-from polyrhythm.training.steps import Metrics, PhaseTimes, Steps
+from polyrhythm.training.steps import (
+    Metrics,
+    PhaseTimes,
+    SampleFeed,
+    Steps,
+    UpdatePart,
+    join_batches,
+    join_packed,
+    target_metrics,
+    weight_factor,
+)
 from polyrhythm.training.targets import MISMATCH, TargetInputs, compute_targets, mismatch, with_precomputed
 
 if TYPE_CHECKING:
