@@ -42,7 +42,9 @@ def arena_layout(
     rows = sum(slots.values())
     freshness = config.freshness
     version_samples = config.training.batch_size * freshness.sync_interval
-    groups, scored = config.groups, _scored_samples(config, rows)
+    groups, scoring = config.groups, config.scoring
+    # Samples that scorers still read after their release elsewhere, and scored evaluations.
+    scored = 0 if scoring is None else scoring.processes * scoring.at_a_time + scored_evaluations(rows)
     needed = blocks_needed(
         rows,
         version_samples,
@@ -69,12 +71,6 @@ def scored_evaluations(rows: int) -> int:
     """Maximum number of evaluation samples that run or wait for a score: twice the rows, since finished ones wait
     too."""
     return 2 * rows
-
-
-def _scored_samples(config: RunConfig, rows: int) -> int:
-    """Blocks for samples that scorers still read after their release elsewhere, and for scored evaluations."""
-    scoring = config.scoring
-    return 0 if scoring is None else scoring.processes * scoring.at_a_time + scored_evaluations(rows)
 
 
 def shown(spec: EnvSpec) -> dict[str, ArraySpec]:

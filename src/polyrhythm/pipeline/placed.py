@@ -89,30 +89,28 @@ def place(config: RunConfig, *, trainer: bool = True, folder: Path | None = None
     seats |= joined | dict(shared.seats)
     ends = find_ends(placement, names, seats)
     seats |= {name: replace(seats[name], ends=ends) for name in [*names["generators"], *names["trainer"]]}
-    warnings = [*_list_warnings(config, names, devices), *shared.warnings]
+    warnings = [*list_seat_warnings(config, names=names, devices=devices), *shared.warnings]
     return Placed(names, seats, ends, shared.lease, tuple(warnings))
 
 
-def list_seat_warnings(config: RunConfig, *, trainer: bool = True) -> list[str]:
+def list_seat_warnings(
+    config: RunConfig, *, trainer: bool = True, names: dict[Kind, list[str]] | None = None, devices: int | None = None
+) -> list[str]:
     """The `Placed.warnings` that need no seats, for machines on which not every station has one."""
-    return _list_warnings(config, station_names(config, trainer=trainer), count_devices())
-
-
-def _list_warnings(config: RunConfig, names: dict[Kind, list[str]], devices: int) -> list[str]:
-    excess = list_excess_threads(config.placement, names, count_cores()) if config.launcher == "local" else []
-    fewer = []
+    names = station_names(config, trainer=trainer) if names is None else names
+    devices = count_devices() if devices is None else devices
+    found = []
     if config.launcher == "local" and 0 < devices < (config.devices or 0):
         there = f"{devices} CUDA device{'s' * (devices > 1)}"
-        fewer = [f"devices = {config.devices}: this machine has {there}; add devices={devices} to scale the row"]
-    return fewer + list_unused_devices(config.placement, names) + excess
+        found = [f"devices = {config.devices}: this machine has {there}; add devices={devices} to scale the row"]
+    found += list_unused_devices(config.placement, names)
+    return found + (list_excess_threads(config.placement, names, count_cores()) if config.launcher == "local" else [])
 
 
 def station_names(config: RunConfig, *, trainer: bool = True, devices: int | None = None) -> dict[Kind, list[str]]:
     """`Placed.names`, which needs no seats."""
-    simulators, generators = (
-        [f"simulator-{index}" for index in range(config.rollout.simulators)] + joined_names(config),
-        generator_names(config),
-    )
+    simulators = [f"simulator-{index}" for index in range(config.rollout.simulators)] + joined_names(config)
+    generators = generator_names(config)
     if trainer and config.evaluation.reserved_rows:
         simulators.append(EVALUATION_SIMULATOR)
         if evaluator_name(config) not in generators:
@@ -284,19 +282,21 @@ def group_seats(seats: Mapping[str, Resources]) -> str:
 
 
 def _list_names(names: Sequence[str]) -> str:
-    """`simulator-0 to simulator-119, trainer`: more than three of a kind are abbreviated."""
+    """`simulator-0 to simulator-119, trainer`: more than three of a kind are abbreviated, with gaps between them to
+    `simulator-0, … simulator-6 (4)`."""
     kinds: dict[str, list[str]] = {}
     for name in names:
         kinds.setdefault(name.rpartition("-")[0] or name, []).append(name)
-    return ", ".join(_first_and_last(own) if len(own) > _LISTED else ", ".join(own) for own in kinds.values())
-
-
-def _first_and_last(names: Sequence[str]) -> str:
-    """`simulator-0 to simulator-119`, or with gaps between them `simulator-0, … simulator-6 (4)`."""
-    numbers = [name.rpartition("-")[2] for name in names]
-    if all(map(str.isdecimal, numbers)) and int(numbers[-1]) - int(numbers[0]) == len(names) - 1:
-        return f"{names[0]} to {names[-1]}"
-    return f"{names[0]}, {names[1]}, … {names[-1]} ({len(names)})"
+    listed = []
+    for own in kinds.values():
+        numbers = [name.rpartition("-")[2] for name in own]
+        if len(own) <= _LISTED:
+            listed += own
+        elif all(map(str.isdecimal, numbers)) and int(numbers[-1]) - int(numbers[0]) == len(own) - 1:
+            listed.append(f"{own[0]} to {own[-1]}")
+        else:
+            listed.append(f"{own[0]}, {own[1]}, … {own[-1]} ({len(own)})")
+    return ", ".join(listed)
 
 
 def _settings(placement: PlacementSettings, kind: Kind) -> SeatSettings:
@@ -308,7 +308,9 @@ def _list_ids(
     placement: PlacementSettings, kinds: Sequence[Kind], devices: int, *, inline: bool, row: int | None
 ) -> DeviceIds:
     found: DeviceIds = {}
-    problems = [_INLINE] * (inline and _binds_simulators(placement))
+    bound = placement.simulators.devices  # simulators are bound to devices by the environment of their processes
+    binds = bound != "cpu" if bound is not None else placement.preset is not None
+    problems = [_INLINE] * (inline and binds)
     kind_of_error: type[ConfigError] = ConfigError if problems else MissingError
     for kind in kinds:
         asked = _settings(placement, kind).devices
@@ -324,12 +326,6 @@ def _list_ids(
     if problems:
         raise kind_of_error(*dict.fromkeys(problems))
     return found
-
-
-def _binds_simulators(placement: PlacementSettings) -> bool:
-    """Whether simulators are bound to devices by the environment variables of their processes."""
-    asked = placement.simulators.devices
-    return asked != "cpu" if asked is not None else placement.preset is not None
 
 
 def _check_ids(kind: Kind, asked: str, devices: int) -> tuple[int, ...]:

@@ -193,13 +193,9 @@ class WeightsTraffic(Observer):
             if moved.get(APPLY, Moved()).versions >= versions:
                 self._silent.discard(name)
                 for way in sorted(moved.keys() - {APPLY, PUBLISHED}):
-                    log.info("%s", self._sentence(name, way, moved[way]))
-
-    def _sentence(self, name: str, way: str, moved: Moved) -> str:
-        return (
-            f"{name}: weights come by {way}, because {self._why(name, way)}; {moved.mb:.3g} MB in {moved.ms:.3g} ms, "
-            f"{moved.gb_per_s:.2g} GB/s (mean of {moved.versions})"
-        )
+                    one, why = moved[way], self._why(name, way)
+                    words = "%s: weights come by %s, because %s; %.3g MB in %.3g ms, %.2g GB/s (mean of %d)"
+                    log.info(words, name, way, why, one.mb, one.ms, one.gb_per_s, one.versions)
 
     def _why(self, name: str, way: str) -> str:
         if way == ONE_PROCESS.way:
@@ -216,9 +212,9 @@ class WeightsTraffic(Observer):
         self._say(statistics, 1)
         for name, counts in statistics.items():
             if moved := read_traffic(counts):
-                found[name] = {kind: _as_dict(one) for kind, one in moved.items() if one.versions}
+                found[name] = {
+                    kind: {"versions": one.versions, "mb": one.mb, "ms": one.ms, "gb_per_s": one.gb_per_s}
+                    for kind, one in moved.items()
+                    if one.versions
+                }
         return found
-
-
-def _as_dict(moved: Moved) -> dict[str, Any]:
-    return {"versions": moved.versions, "mb": moved.mb, "ms": moved.ms, "gb_per_s": moved.gb_per_s}

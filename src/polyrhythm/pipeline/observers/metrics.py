@@ -68,7 +68,13 @@ class EpisodeTracker(Observer):
         self._unscored: dict[int, tuple[str, _Episode]] = {}  # by ticket, with the sample's payload id
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
-        self._hear(event)
+        match event:
+            case records.SampleFinished():
+                self._finish(event)
+            case records.SampleFailed(ticket=ticket, attempt=attempt):
+                self._running.pop((ticket, attempt), None)
+            case records.StationLost(station=station):
+                self._running = {key: place for key, place in self._running.items() if place[0] != station}
         for command in commands:
             match command:
                 case records.StartRows(simulator=simulator, slot=slot, grants=grants):
@@ -88,15 +94,6 @@ class EpisodeTracker(Observer):
         _, episode = self._unscored.pop(counted.ticket)
         episode.reward += counted.score
         self._end(episode, success=counted.success)
-
-    def _hear(self, event: records.Event) -> None:
-        match event:
-            case records.SampleFinished():
-                self._finish(event)
-            case records.SampleFailed(ticket=ticket, attempt=attempt):
-                self._running.pop((ticket, attempt), None)
-            case records.StationLost(station=station):
-                self._running = {key: place for key, place in self._running.items() if place[0] != station}
 
     def _start(self, place: tuple[str, str, int], grant: records.Grant) -> None:
         ticket = grant.ticket

@@ -94,8 +94,14 @@ class StationActivity(Observer):
         self._told_at = now
 
     def on_tick(self, now: float) -> None:
-        counters = self._launcher.hosting.statistics()
-        self.activity.take(now, {name: _of_training(name, counts) for name, counts in counters.items()})
+        """Evaluation rows have no transitions of training."""
+        self.activity.take(
+            now,
+            {
+                name: {"busy_s": counts.get("busy_s", 0.0)} if name.endswith(EVALUATION) else counts
+                for name, counts in self._launcher.hosting.statistics().items()
+            },
+        )
 
     def seconds(self) -> dict[str, float]:
         """`time/env/step` and `time/rollout/forward` since the last call, from the counters received so far."""
@@ -138,11 +144,6 @@ class StationActivity(Observer):
 
 def _sum(told: Mapping[str, Mapping[str, float]], name: str) -> float:
     return sum(counts.get(name, 0.0) for counts in told.values())
-
-
-def _of_training(station: str, counts: Mapping[str, float]) -> Mapping[str, float]:
-    """The counters, without the transitions of evaluation rows."""
-    return {"busy_s": counts.get("busy_s", 0.0)} if station.endswith(EVALUATION) else counts
 
 
 class StationHosts(Observer):

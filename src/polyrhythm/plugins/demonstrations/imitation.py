@@ -160,18 +160,16 @@ class SupervisedLearner:
 
 def _check(metrics: list[Tensor], demonstrations: Mapping[str, Tensor]) -> None:
     """RunHalted: one of these steps had a loss or gradient that is not finite."""
-    table = torch.stack(metrics)
-    if not table.isfinite().all():
-        raise RunHalted(_find_cause(table, demonstrations))
-
-
-def _find_cause(table: Tensor, demonstrations: Mapping[str, Tensor]) -> str:
-    """Cause of a loss or gradient that is not finite. table [steps, 2]: both of each step."""
-    bad = int((~table.isfinite().all(1)).sum())
+    finite = torch.stack(metrics).isfinite().all(1)  # [steps]
+    if finite.all():
+        return
     for name, x in demonstrations.items():
         if not x.isfinite().all():
-            return f"the demonstrations hold {name} of NaN or infinity; correct the environment or its expert"
-    return f"supervised.lr: {bad} optimizer steps had a loss or gradient of NaN or infinity; lower it, or grad_clip"
+            raise RunHalted(f"the demonstrations hold {name} of NaN or infinity; correct the environment or its expert")
+    bad = int((~finite).sum())
+    raise RunHalted(
+        f"supervised.lr: {bad} optimizer steps had a loss or gradient of NaN or infinity; lower it, or grad_clip"
+    )
 
 
 def rows_of_step(step: int, size: int, count: int, seed: int) -> NDArray[np.int64]:

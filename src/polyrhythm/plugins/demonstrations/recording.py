@@ -68,12 +68,6 @@ def dataset_format(settings: DatasetSettings) -> DatasetFormat:
     return found
 
 
-def _lower(noise_std: float, action_repeat: int) -> str:
-    found = [f"demonstrations.noise_std ({noise_std:g})"] if noise_std else []
-    found += [f"rollout.action_repeat ({action_repeat})"] if action_repeat > 1 else []
-    return f", or lower {' or '.join(found)}" if found else ""
-
-
 class Recorded(NamedTuple):
     """Demonstrations, and the expert's `success_rate` by task name (noisy episodes included)."""
 
@@ -163,10 +157,12 @@ def demonstrate(
             log.warning("demonstrations: %s", dropped)
         good = [episode for episode in episodes if episode.kept] if settings.keep_failed else succeeded
         if not any(episode.task == task for episode in good):
+            lower = [f"demonstrations.noise_std ({settings.noise_std:g})"] if settings.noise_std else []
+            lower += [f"rollout.action_repeat ({step.action_repeat})"] if step.action_repeat > 1 else []
             raise RunHalted(
                 f"the expert never succeeded at {name.name} in {settings.episodes_per_task} episodes; "
                 f"{dropped and dropped + '; '}correct the environment or its expert"
-                f"{_lower(settings.noise_std, step.action_repeat)}"
+                f"{', or lower ' + ' or '.join(lower) if lower else ''}"
             )
     kept = [episode for episode in episodes if episode.kept]
     observed = [obs for episode in kept for obs in episode.obs]

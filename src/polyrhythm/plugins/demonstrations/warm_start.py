@@ -147,19 +147,15 @@ def refuse_without_expert(config: RunConfig) -> None:
         )
 
 
-def _refuse_absent(path: Path) -> None:
-    if not path.exists():
-        kind = "file" if path.suffix == ".npz" else "folder"
-        raise RunFolderError(
-            f"--demos = {path}: there is no such {kind}; if it was moved, name where it is now, or record it: "
-            f"polyrhythm demos RECIPE --out {path}"
-        )
-
-
 def fitting_demonstrations(file: Path, checked: ValidatedRun) -> Demonstrations:
     """Demonstrations of a file or dataset folder. RunFolderError: there are none; ConfigError: they do not fit this
     run."""
-    _refuse_absent(file)
+    if not file.exists():
+        kind = "file" if file.suffix == ".npz" else "folder"
+        raise RunFolderError(
+            f"--demos = {file}: there is no such {kind}; if it was moved, name where it is now, or record it: "
+            f"polyrhythm demos RECIPE --out {file}"
+        )
     if file.is_dir():
         dataset = settings_of(file, checked.config)
         return dataset_format(dataset).read_demonstrations(

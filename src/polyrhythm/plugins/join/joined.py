@@ -98,7 +98,9 @@ class JoinedSimulator:
         self._samples = JoinedSamples(arena, plan.spec, plan.step)
         self._reception = Reception(
             Terms(plan.polyrhythm, plan.spec),
-            self._welcome,
+            lambda session: m.Welcome(
+                session, plan.name, incarnation, address, plan.info, plan.step, arena.layout, plan.reconnect_s
+            ),
             self._drops,
             reconnect_s=plan.reconnect_s,
             start_s=plan.start_s,
@@ -112,19 +114,6 @@ class JoinedSimulator:
         except BaseException:
             self._sockets.close()
             raise
-
-    def _welcome(self, session: str) -> m.Welcome:
-        plan = self._plan
-        return m.Welcome(
-            session,
-            self.name,
-            self.incarnation,
-            self._address,
-            plan.info,
-            plan.step,
-            self._arena.layout,
-            plan.reconnect_s,
-        )
 
     def joined(self) -> records.SimulatorJoined:
         return records.SimulatorJoined(self.name, self.incarnation, (self._plan.info,))

@@ -123,7 +123,11 @@ class Reception:
             if isinstance(message, m.JoinHello):
                 self._on_hello(who, message, now)
                 return None
-            session = self._session_of(who, message.session)
+            session = self._session
+            if session is None or session.name != message.session:
+                raise UnfitMessage("unknown_station", "a frame of nobody who has joined")
+            if session.who != who:
+                raise UnfitMessage("earlier_incarnation", "a frame by a connection that was replaced")
         except UnfitMessage as unfit:
             self._drops.drop(unfit.kind, str(unfit))
             return None
@@ -168,15 +172,6 @@ class Reception:
         self.refused += 1
         self._drops.drop("refused", refused.reason)
         self._send(who, refused)
-
-    def _session_of(self, who: bytes, name: str) -> _Session:
-        """The session of a frame. UnfitMessage: it has none, or came by an outdated connection."""
-        session = self._session
-        if session is None or session.name != name:
-            raise UnfitMessage("unknown_station", "a frame of nobody who has joined")
-        if session.who != who:
-            raise UnfitMessage("earlier_incarnation", "a frame by a connection that was replaced")
-        return session
 
     def _take(self, session: _Session, message: object, pieces: list[memoryview], now: float) -> ReceivedEvent | None:
         """UnfitMessage: the message contradicts the session."""
@@ -288,17 +283,13 @@ def difference(spec: EnvSpec, wanted: EnvSpec) -> str:
     for part in fields(EnvSpec):
         found, expected = getattr(spec, part.name), getattr(wanted, part.name)
         if found != expected and isinstance(found, Mapping):
-            return f"{part.name} {_different_entry(found, expected)}"
+            name = next(name for name in (*expected, *found) if found.get(name) != expected.get(name))
+            if name not in found or name not in expected:
+                return f"{part.name} {_short(name)} is {'new' if name in found else 'missing'}"
+            return f"{part.name} {_short(name)} is {_short(found[name])}, the run has {_short(expected[name])}"
         if found != expected:
             return f"{part.name} is {_short(found)}, the run has {_short(expected)}"
     return ""
-
-
-def _different_entry(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    name = next(name for name in (*wanted, *found) if found.get(name) != wanted.get(name))
-    if name not in found or name not in wanted:
-        return f"{_short(name)} is {'new' if name in found else 'missing'}"
-    return f"{_short(name)} is {_short(found[name])}, the run has {_short(wanted[name])}"
 
 
 def _short(value: Any) -> str:
