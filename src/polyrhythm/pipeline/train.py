@@ -31,7 +31,6 @@ from polyrhythm.pipeline.context import Launch, RunContext
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
 from polyrhythm.pipeline.hooks import Display, RunPart, begin_parts, run_hooks
-from polyrhythm.pipeline.initial_policy import prepare_initial_policy
 from polyrhythm.pipeline.observers.alarms import MismatchWarning, SetbackWarning, mismatch_limit
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter, WeightsTraffic, limit_of
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
@@ -43,7 +42,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     save_policy,
 )
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
-from polyrhythm.pipeline.persistence.resume import refuse_misplaced, remove_if_refused, take_up
+from polyrhythm.pipeline.persistence.resume import prepare_initial_policy, refuse_misplaced, remove_if_refused, take_up
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.persistence.snapshot import read_newest
 from polyrhythm.pipeline.placed import describe_seats, place

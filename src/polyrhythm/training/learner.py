@@ -32,11 +32,17 @@ from polyrhythm.training.batch import (
     minibatches,
 )
 from polyrhythm.training.checkpoint import Saved, Saving, load
-from polyrhythm.training.moments import UpdateStatistics
+from polyrhythm.training.moments import (
+    Reference,
+    SharedReference,
+    UpdateStatistics,
+    load_weights,
+    make_reference,
+    room_for_copy,
+)
 from polyrhythm.training.nonfinite import NORM, SKIPPED, STOPPED, SkippedSteps, StepLog, find_culprit
 from polyrhythm.training.objective import UNSCALED, MicroStep, Normalizers, Objective
 from polyrhythm.training.ranks import ONE_RANK, Ranks, take_share
-from polyrhythm.training.reference import Reference, SharedReference, load_weights, make_reference, room_for_copy
 from polyrhythm.training.steps import (
     Metrics,
     PhaseTimes,
@@ -68,7 +74,7 @@ class Learner:
 
     total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles.
     sync_interval: updates of a version. If `algorithm.kl` needs a reference policy, it is the policy at the start of
-    the first update (`training.reference`). halt: why the run must stop after the last update; "" if it need not.
+    the first update (`training.moments`). halt: why the run must stop after the last update; "" if it need not.
     phase_seconds: of the last update, by phase (`PhaseTimes`). token_versions: if weights change within a message, the
     log-prob of each token is that of its own weights, which keep nothing of older ones.
 

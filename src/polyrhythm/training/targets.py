@@ -21,9 +21,9 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import Policy, extended
 from polyrhythm.policies.traits import policy_traits
 from polyrhythm.training.batch import Arrays, MicroBatchLimits, PackedBatch, TrainingBatch, slices
+from polyrhythm.training.moments import Reference
 from polyrhythm.training.objective import advantage_estimate
 from polyrhythm.training.ranks import ONE_RANK, Ranks
-from polyrhythm.training.reference import Reference
 from polyrhythm.training.steps import Metrics, PhaseTimes
 
 if TYPE_CHECKING:

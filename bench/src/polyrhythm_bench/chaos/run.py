@@ -20,10 +20,10 @@ from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.run_folder import CONFIG_FILE
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.context import RunContext
-from polyrhythm.pipeline.initial_policy import prepare_initial_policy
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
+from polyrhythm.pipeline.persistence.resume import prepare_initial_policy
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.pipeline.validation.check import ValidatedRun

@@ -32,7 +32,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.errors import MissingError, PolyrhythmError
 from polyrhythm.pipeline.build import env_settings, policy_settings
-from polyrhythm.pipeline.initial_policy import check_init_settings
+from polyrhythm.pipeline.persistence.resume import check_init_settings
 from polyrhythm.pipeline.placed import group_seats, list_seat_warnings
 from polyrhythm.pipeline.validation.check import (
     check_build,

@@ -25,7 +25,7 @@ from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.run_folder import find_run
 from polyrhythm.pipeline.array_specs import arena_layout, env_batch_infos
 from polyrhythm.pipeline.build import env_settings, policy_settings
-from polyrhythm.pipeline.initial_policy import load_init_weights
+from polyrhythm.pipeline.persistence.resume import load_init_weights
 from polyrhythm.pipeline.placed import place, station_names
 from polyrhythm.pipeline.validation.custom_objective import try_on
 from polyrhythm.pipeline.validation.env_trial import declared_rows, try_env, try_spec

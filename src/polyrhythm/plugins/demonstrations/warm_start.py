@@ -15,10 +15,9 @@ from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.hooks import Display
-from polyrhythm.pipeline.initial_policy import prepare_initial_policy
 from polyrhythm.pipeline.persistence.checkpoints import DEMONSTRATIONS_FILE
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
-from polyrhythm.pipeline.persistence.resume import refuse_misplaced, save_settings
+from polyrhythm.pipeline.persistence.resume import prepare_initial_policy, refuse_misplaced, save_settings
 from polyrhythm.pipeline.validation.check import ValidatedRun, validate_run
 from polyrhythm.plugins.demonstrations.imitation import Demonstrations, SupervisedLearner
 from polyrhythm.plugins.demonstrations.recording import check_expert, dataset_format, has_expert, record, refuse_misfit
