@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from polyrhythm.cli import show
-from polyrhythm.cli.check import line
+from polyrhythm.cli.show import finding_line as line
 from polyrhythm.conformance import Finding
 from polyrhythm.plugins.terminal.block import Terminal
 from polyrhythm.readable import readable, visible

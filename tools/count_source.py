@@ -1,6 +1,6 @@
 """Counts what the size and the structure of the sources are judged by, and prints a line for each.
 
-    python tools/count_source.py [CHECKOUT]       # default: this one
+python tools/count_source.py [CHECKOUT]       # default: this one
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from tests.long import long
 
 from polyrhythm.algorithms.losses import POLICY_LOSSES
 from polyrhythm.cli.main import main
-from polyrhythm.envs.conformance import check_contract
 from polyrhythm.errors import RunHalted
+from polyrhythm.plugins.trial.env_contract import check_contract
 from polyrhythm_bench.cases import algorithms, update
 from polyrhythm_bench.harness.trainings import TrainingTask, train
 from polyrhythm_bench.workloads.spot_env import SpotSettings

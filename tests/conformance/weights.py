@@ -13,6 +13,7 @@ from tests.plugins.cluster.served import blank_arena, served
 from polyrhythm.plugins.cluster.hosts.weights import HostWeights
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
 from polyrhythm.runtime.memory.published import PublishedMemory, Way, shared_nbytes
+from polyrhythm.runtime.memory.tensors import tensors_over
 from polyrhythm.runtime.memory.weights import InlineWeights, SharedWeights, Weights
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
@@ -66,6 +67,14 @@ class Far(SharedWeights):
 def far(layout: WeightsLayout, folder: Path) -> Ends:
     memory = bytearray(shared_nbytes(layout))
     return Ends(SharedWeights(layout, memory, folder), Far(layout, memoryview(memory), folder))
+
+
+def fill_host(memory: bytearray | memoryview, folder: Path, value: float) -> None:
+    """Every tensor in the host's copies is `value`, so that it is seen where a version comes from."""
+    layout = layout_of(Module())
+    for buffer in PublishedMemory(layout, memory, folder).buffers:
+        for tensor in tensors_over(layout, buffer).values():
+            tensor.fill_(value)
 
 
 class HostHandles:

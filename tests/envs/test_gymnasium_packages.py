@@ -10,10 +10,10 @@ import pytest
 from tests.pipeline.runs import LOCKSTEP
 
 from polyrhythm.config.load import load_config, merge, validate
-from polyrhythm.envs.conformance import check_contract
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.trial.env_contract import check_contract
 
 FETCH = Path(__file__).parents[2] / "examples" / "fetch" / "fetch_reach.yaml"
 robotics = pytest.mark.skipif(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from tests.conformance.weights import Module, layout_of
+from tests.conformance.weights import Module, fill_host, layout_of
 
 from polyrhythm.runtime.memory.device_weights import DeviceWeights, can_reach
 from polyrhythm.runtime.memory.process_memory import open_weights
@@ -75,14 +75,12 @@ def test_a_generator_takes_versions_from_the_trainers_memory_while_the_trainer_l
     memory = memoryview(open_segment(tmp_path, "weights"))
     trainer = open_weights(layout_of(Module()), memory, tmp_path, TRAINER, Ends(TRAINER, (device,)))
     assert isinstance(trainer, DeviceWeights)
-    host, way = trainer._host, "ipc" if device == TRAINER else "peer"
+    way = "ipc" if device == TRAINER else "peer"
     with generator(tmp_path, device) as apply:
         for version in range(3):
             state = Module(version).to(TRAINER).state_dict()
             trainer.publish(version, iter(state.items()) if version else state)
-            for tensors in host._buffers:
-                for tensor in tensors.values():
-                    tensor.fill_(99)  # so that it is seen where a version comes from
+            fill_host(memory, tmp_path, 99)
             assert apply(version) == f"{version} [{version}.0] {way} apply"
         trainer.publish(3, Module(3).to(TRAINER).state_dict())
         shared = trainer._copy.state  # the memory outlives the trainer's end of the channel, which gives up its lock

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any
+from typing import ClassVar
 
 from tests.oracles.batching_audit import idle_but_due
 from tests.oracles.evaluation_audit import EvaluationAudit, disagreeing, unbalanced
@@ -131,7 +131,7 @@ class GuaranteeChecker:
         self._hear(now, event)
         decided = commands if self.leases is None else self.leases.decided(self._conductor, commands)
         for command in decided:
-            follow = _COMMANDS.get(type(command))
+            follow = self._COMMANDS.get(type(command))
             if follow is not None:
                 follow(self, now, command)
         imbalance = self._conductor.ledger.imbalance
@@ -152,7 +152,7 @@ class GuaranteeChecker:
         self._check_idle(now, event)
 
     def _hear(self, now: float, event: Event) -> None:
-        note = _EVENTS.get(type(event))
+        note = self._EVENTS.get(type(event))
         if note is not None:
             note(self, now, event)
         if self.leases is not None:
@@ -382,27 +382,26 @@ class GuaranteeChecker:
             return False
         return self._settings.routing != "least_loaded" or (command.generator == room[0] and not self._able(waiting))
 
-
-_EVENTS: dict[type, Callable[[GuaranteeChecker, float, Any], None]] = {
-    SimulatorJoined: GuaranteeChecker._simulator,
-    GeneratorJoined: GuaranteeChecker._generator,
-    **dict.fromkeys((Published, WeightsOffered), GuaranteeChecker._new_version),
-    StationLost: GuaranteeChecker._lost,
-    RequestArrived: GuaranteeChecker._asked,
-    BatchDone: GuaranteeChecker._batch_done,
-    StreamDone: GuaranteeChecker._stream_done,
-    WeightsApplied: GuaranteeChecker._applied,
-    UpdateDone: GuaranteeChecker._updated,
-    TrainerJoined: GuaranteeChecker._trainer,
-}
-_COMMANDS: dict[type, Callable[[GuaranteeChecker, float, Any], None]] = {
-    Serve: GuaranteeChecker._serve,
-    StartStream: GuaranteeChecker._start_stream,
-    AbortStream: GuaranteeChecker._abort,
-    RefuseRequest: GuaranteeChecker._refuse,
-    ApplyWeights: GuaranteeChecker._apply,
-    StartUpdate: GuaranteeChecker._lend,
-}
+    _EVENTS: ClassVar[dict[type, Callable[..., None]]] = {
+        SimulatorJoined: _simulator,
+        GeneratorJoined: _generator,
+        **dict.fromkeys((Published, WeightsOffered), _new_version),
+        StationLost: _lost,
+        RequestArrived: _asked,
+        BatchDone: _batch_done,
+        StreamDone: _stream_done,
+        WeightsApplied: _applied,
+        UpdateDone: _updated,
+        TrainerJoined: _trainer,
+    }
+    _COMMANDS: ClassVar[dict[type, Callable[..., None]]] = {
+        Serve: _serve,
+        StartStream: _start_stream,
+        AbortStream: _abort,
+        RefuseRequest: _refuse,
+        ApplyWeights: _apply,
+        StartUpdate: _lend,
+    }
 
 
 def check_target_reached(cluster: VirtualCluster, conductor: AnyConductor, watch: GuaranteeChecker) -> None:

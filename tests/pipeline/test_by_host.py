@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, UpdateMetrics
 from polyrhythm.pipeline.observers.totals import HostTotals, RunTotals, StationActivity, StationHosts, in_order
@@ -21,7 +22,7 @@ from polyrhythm.plugins.terminal.display import LiveDisplay
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler.records import GeneratorJoined, SimulatorJoined, StationLost, TrainerJoined
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 HOSTS = {"simulator-0": "main", "simulator-1": "host-2", "generator-0": "host-2", "trainer": "host-1"}
@@ -140,12 +141,21 @@ def test_the_terminal_shows_each_host() -> None:
             """Nobody decides here."""
 
     pipeline = Pipeline()
-    live = LiveDisplay(Terminal(io.StringIO(), lambda: 100))
+    screen = io.StringIO()
+    live = LiveDisplay(Terminal(screen, lambda: 100))
+    live.phase("rl", 0.0)
     live.watch(cast("Any", pipeline))
     live.on_decision(1.0, StationLost("trainer", 0, "died"), [])
     live.on_decision(1.0, StationLost("generator-0", 0, "gives way", blame=False, moves=True), [])
     live.on_tick(0.0)
     pipeline.launcher.busy["trainer"] = 8.0
     live.on_tick(10.0)
-    assert live._status.hosts == {"main": (0.0, 0), "host-1": (0.8, 1), "host-2": (0.0, 0)}
-    assert live._status.faults == 1
+    live.draw()
+    found = screen.getvalue()
+    for told in (
+        "main ..........   0%, no faults",
+        "host-1 ########..  80%, 1 fault",
+        "host-2 ..........   0%, no faults",
+    ):
+        assert told in found
+    assert re.search(r"^1 fault$|\| 1 fault$", found, re.MULTILINE), found

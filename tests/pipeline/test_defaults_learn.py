@@ -16,8 +16,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import env_settings, scheduler_settings
 from polyrhythm.pipeline.train import train
-from polyrhythm.pipeline.validation.all_checks import examine
-from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.pipeline.validation.check import examine, validate_run
 
 
 class Line(gymnasium.Env[Any, Any]):
@@ -29,14 +28,14 @@ class Line(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.x, self.goal = self.np_random.uniform(-1, 1, 2)
-        return self._observed(), {}
+        return self.observed(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.x = float(np.clip(self.x + 0.1 * float(action[0]), -2, 2))
         distance = abs(self.x - self.goal)
-        return self._observed(), -distance, distance < 0.05, False, {"success": distance < 0.05}
+        return self.observed(), -distance, distance < 0.05, False, {"success": distance < 0.05}
 
-    def _observed(self) -> Any:
+    def observed(self) -> Any:
         return np.array([self.x, self.goal], np.float32)
 
 
@@ -164,8 +163,8 @@ class FarLine(Line):
 
     observation_space = Box(-5000.0, 5000.0, (2,))
 
-    def _observed(self) -> Any:
-        return 500 + 100 * super()._observed()
+    def observed(self) -> Any:
+        return 500 + 100 * super().observed()
 
 
 if "polyrhythm-test/FarLine-v0" not in gymnasium.registry:

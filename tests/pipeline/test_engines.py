@@ -25,11 +25,9 @@ from polyrhythm.pipeline.evaluation.episodes import held_out
 from polyrhythm.pipeline.evaluation.standalone import evaluate, with_overrides
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
-from polyrhythm.pipeline.validation.all_checks import examine
-from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.pipeline.validation.rollout_checks import check_engine
+from polyrhythm.pipeline.validation.check import examine, validate_run
+from polyrhythm.pipeline.validation.fit import check_engine
 from polyrhythm.plugins.language.causal_lm.engine import Sampling
-from polyrhythm.plugins.language.causal_lm.network import random_network
 from polyrhythm.plugins.language.causal_lm.policy import CausalLmSettings
 from polyrhythm.runtime.messages import Report
 
@@ -54,7 +52,8 @@ def server_of(config: RunConfig, kind: str = "sglang", seed: int = 9) -> Any:
     """A server with a model of the same sizes and of other weights, or of the run's own."""
     spec = config.env.spec()  # type: ignore[attr-defined]
     assert isinstance(config.policy, CausalLmSettings)
-    network, stops = random_network(config.policy._config(spec), seed), tuple(spec.action.stops)
+    network = config.policy.build(spec, seed=seed, device="cpu", role="act").network
+    stops = tuple(spec.action.stops)
     if kind == "openai":
         return openai_server.serving(network, Sampling(0), stops=stops, pause_s=0.001)
     return sglang_server.serving(network, stops=stops, pause_s=0.001)

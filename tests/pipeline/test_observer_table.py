@@ -137,6 +137,12 @@ def test_a_real_run_calls_an_observer_for_its_types_alone():
     assert len(told) > 10
 
 
+def reported(episodes):
+    """The metrics of those that completed since the last report."""
+    episodes.on_report(0.0, Report("trainer", 0, "update", 0, {}))
+    return episodes.metrics
+
+
 def watchers(conductor):
     """Those whose results depend on decisions alone, and how to ask each for its result."""
     idle, passes, episodes = IdleMeter(conductor, 0.0), PassMeter((4, 8), 0.005), EpisodeTracker(2)
@@ -144,10 +150,10 @@ def watchers(conductor):
     return {
         idle: lambda: idle.take(1e6),
         passes: lambda: passes.take(1e6),
-        episodes: lambda: (episodes.recent, episodes._rows, len(episodes._ended)),
+        episodes: lambda: (episodes.recent, reported(episodes)),
         lags: lags.summary,
         totals: totals.as_dict,
-        audit: lambda: (audit.lag(), audit.violations, audit._entries),
+        audit: lambda: (audit.lag(), audit.violations),
     }
 
 

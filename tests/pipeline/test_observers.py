@@ -15,7 +15,7 @@ from tests.pipeline.test_loop import ASYNCHRONOUS
 from polyrhythm.cli.main import main
 from polyrhythm.conductors import build_conductor
 from polyrhythm.config.load import merge
-from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
@@ -51,7 +51,7 @@ from polyrhythm.scheduler.records import (
     WeightsOffered,
 )
 from polyrhythm.scheduler.rollout.sharding import shard
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.specs import WeightsLayout
 
@@ -168,8 +168,8 @@ def test_what_is_not_a_training_episode_is_left_out(heard):
     assert told(EpisodeTracker(tasks=1), *heard) == {}
 
 
-class Kept(EpisodeTracker):
-    """Forgets no episode at an update."""
+class Unreported(EpisodeTracker):
+    """Hears of no update, so that one report of ours has all episodes."""
 
     def on_report(self, now, report):
         pass
@@ -177,17 +177,18 @@ class Kept(EpisodeTracker):
 
 def test_a_live_run_in_segments_reports_whole_episodes():
     """In CartPole an episode's return is its length; nearly all are longer than a segment of 8."""
-    episodes = Kept(tasks=1)
+    episodes = Unreported(tasks=1)
     pipeline = build_pipeline(RunContext(config(**ASYNCHRONOUS)), record=True)
     pipeline.loop.add_observers(episodes)
     pipeline.loop.evaluate("before", held_out(5, 1, 1, greedy=True))
     pipeline.loop.train_until(2)
-    ended = [episode for episode, _ in episodes._ended]
     pipeline.close()
+    EpisodeTracker.on_report(episodes, 0.0, REPORT)
+    found = episodes.metrics
     samples = [d.event for d in pipeline.loop.trace if isinstance(d.event, SampleFinished) and d.event.ticket >= 0]
-    assert len(ended) == sum(sample.end is not SampleEnd.SEGMENT for sample in samples)
-    assert max(episode.env_steps for episode in ended) > 8
-    assert all(episode.reward == episode.env_steps for episode in ended)
+    assert found["env/episodes"] == sum(sample.end is not SampleEnd.SEGMENT for sample in samples)
+    assert max(reward for _, reward in episodes.recent) > 8
+    assert found["env/return"] == found["env/episode_len"]
 
 
 def test_the_progress_line_does_without_episodes(caplog):

@@ -11,10 +11,10 @@ import torch
 from pydantic import BaseModel
 from tests.built import built
 from tests.pipeline.broken_policies import BrokenSettings
-from tests.policies.test_conformance import CASES, CONTINUOUS, FLAT, TASKS
+from tests.plugins.trial.test_policy_contract import CASES, CONTINUOUS, FLAT, TASKS
 
 from polyrhythm.conformance import ContractViolation, run_checks
-from polyrhythm.policies import conformance
+from polyrhythm.plugins.trial import policy_contract as conformance
 from polyrhythm.policies.base import as_settings
 from polyrhythm.policies.form import describe, published_state
 from polyrhythm.policies.gaussian import GaussianSettings
@@ -68,7 +68,7 @@ def test_the_form_of_a_vast_policy_takes_no_memory():
 def test_forms_of_all_policies_import_no_compiler():
     """Torch's own arithmetic on the meta device imports it, which takes seconds."""
     script = (
-        "import sys\nfrom tests.policies.test_conformance import CASES\nbefore = set(sys.modules)\n"
+        "import sys\nfrom tests.plugins.trial.test_policy_contract import CASES\nbefore = set(sys.modules)\n"
         "for case in CASES.values(): case.settings.form(case.spec)\n"
         "print(sorted(name for name in set(sys.modules) - before if name.startswith(('torch._dynamo', 'torch.fx'))))"
     )

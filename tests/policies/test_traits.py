@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from tests.policies.test_conformance import CASES
+from tests.plugins.trial.test_policy_contract import CASES
 from torch import nn
 
 from polyrhythm.cli.main import main
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.plugins.language.causal_lm.policy import CausalLmSettings
-from polyrhythm.policies.form_checks import check_traits
+from polyrhythm.plugins.trial.form_contract import check_traits
 from polyrhythm.policies.gaussian import GaussianPolicy
 from polyrhythm.policies.traits import PolicyTraits, SettingsTraits, plain_traits, policy_traits, settings_traits
 

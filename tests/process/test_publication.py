@@ -17,15 +17,17 @@ from tests.process.test_supervision import lost, run
 
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.runtime.hosting import process_ids
+from polyrhythm.runtime.memory.weights import SharedWeights
 from polyrhythm.scheduler.records import Event, Published, TrainerJoined, UpdateDone
 
 
 @contextmanager
 def reading(pipeline: Pipeline) -> Iterator[None]:
     """Both buffers of the weights are read, so no version can be written."""
+    assert isinstance(pipeline.weights, SharedWeights)
     with ExitStack() as locks:
         for index in range(2):
-            locks.enter_context(pipeline.weights._memory.lock(index, fcntl.LOCK_SH))  # type: ignore[attr-defined]
+            locks.enter_context(pipeline.weights.lock(index, fcntl.LOCK_SH))
         yield
 
 

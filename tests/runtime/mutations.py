@@ -57,7 +57,7 @@ def _extend(rng: random.Random, content: bytes, _names: Any) -> bytes:
 
 
 def _swap_tag(rng: random.Random, content: bytes, _names: Any) -> bytes:
-    return bytes([rng.choice([rng.randrange(256), rng.randrange(len(wire._TYPES))])]) + content[1:]
+    return bytes([rng.choice([rng.randrange(256), rng.randrange(len(wire.TYPES))])]) + content[1:]
 
 
 def _lengthen(rng: random.Random, content: bytes, _names: Any) -> bytes:
@@ -96,7 +96,7 @@ class _Named(dict[str, Any]):
 
 def _with_names(tag: int, value: Any) -> Any:
     """The content of a message with the fields of requests, its own or those in a batch, named."""
-    if isinstance(value, list) and tag == wire._TYPES.index(records.RequestArrived):
+    if isinstance(value, list) and tag == wire.TYPES.index(records.RequestArrived):
         return _Named(zip(records.RequestArrived._fields, value, strict=False))
     batch = value.get("batch") if isinstance(value, dict) else None
     requests = batch.get("requests") if isinstance(batch, dict) else None

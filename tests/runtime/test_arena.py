@@ -33,7 +33,7 @@ def assert_same(found: Trajectory, wanted: Trajectory) -> None:
 
 
 def arrays_of(arena: Arena) -> list[NDArray[Any]]:
-    areas = [arena._requests[slot] for slot in arena.layout.slots]
+    areas = [arena.requests[slot] for slot in arena.layout.slots]
     return [arena.head, arena.answers, arena.rewards, arena.valid, *arena.obs.values(), *areas]
 
 

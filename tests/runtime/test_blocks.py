@@ -39,6 +39,11 @@ def of_blocks(count: int) -> InFlight:
     return InFlight(ArenaLayout(blocks=count, steps=1, chunk=1, obs={}, answers={}, slots={}))
 
 
+def in_use(pool: InFlight) -> list[int]:
+    """Blocks that are being written, and those of finished samples."""
+    return [*(attempt.block for attempt in pool.attempts.values()), *map(int, pool.finished())]
+
+
 def blocks_of(pool: InFlight, command: StartRows) -> list[int]:
     """The blocks that the command's grants get, in order."""
     return [grant.block for grant in pool.assign(command).grants]
@@ -172,7 +177,7 @@ class Ownership(RuleBasedStateMachine):
         self.pool, self.count, self.number = of_blocks(12), 12, 0
         self.lost: set[int] = set()
 
-    @precondition(lambda self: bool(self.pool._free))
+    @precondition(lambda self: len(in_use(self.pool)) < self.count)
     @rule(target=running, simulator=st.sampled_from("st"))
     def begin(self, simulator: str) -> tuple[int, str, int]:
         self.number += 1
@@ -210,9 +215,10 @@ class Ownership(RuleBasedStateMachine):
 
     @invariant()
     def every_block_has_one_owner(self) -> None:
-        pool = self.pool
-        blocks = [*pool._free, *(attempt.block for attempt in pool.attempts.values()), *pool._finished]
-        assert sorted(blocks) == list(range(self.count))
+        blocks = in_use(self.pool)
+        assert len(set(blocks)) == len(blocks)
+        assert set(blocks) <= set(range(self.count))
+        assert self.pool.describe().startswith(f"{self.count - len(blocks)} blocks free")
 
 
 TestOwnership = Ownership.TestCase
@@ -241,7 +247,7 @@ class Listening:
                 self._blocks |= dict(zip(tickets, blocks_of(self.pool, command), strict=True))
             elif isinstance(command, ReleasePayloads):
                 self.pool.release([self._handles.pop(payload_id) for payload_id in command.payload_ids])
-        self.most = max(self.most, self.count - len(self.pool._free))
+        self.most = max(self.most, len(in_use(self.pool)))
         return commands
 
     def _hear(self, event: Event) -> None:

@@ -8,10 +8,10 @@ import logging
 
 import pytest
 import torch
-from tests.conformance.weights import HostHandles, Module, layout_of, state
+from tests.conformance.weights import HostHandles, Module, fill_host, layout_of, state
 
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
-from polyrhythm.runtime.memory.published import shared_nbytes
+from polyrhythm.runtime.memory.published import lock_file, shared_nbytes
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.weights import SharedWeights
 
@@ -42,15 +42,20 @@ class Channel:
     def __init__(self, folder):
         self.folder, self.memory = folder, bytearray(shared_nbytes(LAYOUT))
         self.host = SharedWeights(LAYOUT, self.memory, folder)
+        self.handles = []
 
     def end(self, handles=HostHandles):
         host = SharedWeights(LAYOUT, memoryview(self.memory), self.folder)
-        return DeviceWeights(host, self.folder, handles(self.folder))
+        self.handles.append(handles(self.folder))
+        return DeviceWeights(host, self.folder, self.handles[-1])
+
+    @property
+    def opened(self):
+        """How often memory of a device was opened."""
+        return sum(handles.opened for handles in self.handles)
 
     def mark(self):
-        for tensors in self.host._buffers:
-            for tensor in tensors.values():
-                tensor.fill_(99)
+        fill_host(self.memory, self.folder, 99)
 
 
 @pytest.fixture
@@ -74,7 +79,7 @@ def test_the_newest_version_comes_from_the_device_and_others_from_the_host(chann
     assert applied(reader, 4) == (4, [4])
     assert applied(reader, 3) == (3, [99])
     assert applied(reader, 2) == (4, [4])
-    assert reader._handles.opened == 1
+    assert channel.opened == 1
 
 
 def test_what_main_publishes_comes_from_the_host(channel):
@@ -89,10 +94,11 @@ def test_a_reader_does_not_wait_for_a_publication_and_does_not_read_half_of_one(
     writer.publish(0, state(0))
     assert applied(reader, 0) == (0, [0])
     channel.mark()
-    with writer._lock("copy", fcntl.LOCK_EX):
+    with lock_file(channel.folder / "weights.device.copy.lock", fcntl.LOCK_EX):
         assert applied(reader, 0) == (0, [99])
     assert applied(reader, 0) == (0, [0])
-    writer._copy.name(writer.find(0)._replace(version=-1, number=0))
+    with (channel.folder / "weights.device").open("r+b") as file:
+        file.write(bytes(16))  # as while it is overwritten: no publication
     assert applied(reader, 0) == (0, [99])
 
 
@@ -108,7 +114,7 @@ def test_nothing_is_read_from_a_trainer_that_is_dead_and_its_successor_is_opened
     second.publish(1, state(1))
     channel.mark()
     assert applied(reader, 1) == (1, [1])
-    assert reader._handles.opened == 2
+    assert channel.opened == 2
 
 
 def test_a_publication_that_was_replaced_is_not_taken_for_its_successor(channel):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import tracemalloc
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,10 +35,8 @@ from polyrhythm.plugins.cluster.hosts.pieces import (
 from polyrhythm.plugins.cluster.hosts.server import DataServer
 from polyrhythm.plugins.join import messages as m
 from polyrhythm.plugins.join.joined import JoinedSimulator, JoinedSimulatorFactory
-from polyrhythm.plugins.join.joined_samples import JoinedSamples
 from polyrhythm.plugins.join.joiner import FrameCame, HandOver, Joiner
 from polyrhythm.plugins.join.joining import JoinedStation
-from polyrhythm.plugins.join.reception import ReceivedEvent
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.messages import Departed, Reply
 from polyrhythm.runtime.transport import wire
@@ -145,53 +143,66 @@ def test_what_a_simulator_says_changes_only_its_own_blocks_or_sends_it_away(coun
     )
     arena, said_events = in_memory(LAYOUT), 0
     arena.obs["state"][:] = 7.0
-    station = JoinedSimulator(plan, 0, "s.0.0", arena, lambda _: None)
     contents = list(map(wire.encode, (POSTED, FINISHED, FAILED)))
     pieces = {0: said(1, POSTED), 1: said(1, FINISHED), 2: said(1, FAILED)}
     own = {number: m.unpack(frame, "simulator")[1] for number, frame in pieces.items()}
     names = {"simulator": ["s"], "slot": ["s.0/0"], "ticket": [0, 1], "payload_id": ["2", "3"], "rows": [1, 2, 3]}
-    try:
-        with steady():
-            for number, content in enumerate(mutations(contents, count, 2, names)):
-                join(station)
-                if number % 3 == 1:  # the sample ends after a step
-                    request, request_pieces = POSTED, [bytes(piece) for piece in own[0]]
-                    station._take(ReceivedEvent(wire.encode(request), [memoryview(piece) for piece in request_pieces]))
-                    station.deliver(REPLY)
-                given = [bytes(piece) for piece in own[number % 3]]
-                if number % 2:
-                    given = spoiled(given, number)
-                try:
-                    frame = m.pack(m.SimulatorMessage(session_of(station), 1, 0, content), given)
-                    heard = station._reception.receive(b"a", frame, station._clock())
-                    assert heard is not None
-                    station._take(heard)
-                    said_events += 1
-                except Departed:
-                    pass
-                station._reception.out.clear()
-        assert (arena.obs["state"].reshape(4, 4, 4)[:, :2] == 7.0).all(), "blocks 0 and 1 are others'"
-        assert 0 < said_events < count
-    finally:
-        station.close()
+    with steady():
+        for number, content in enumerate(mutations(contents, count, 2, names)):
+            link = Link()
+            station = JoinedSimulator(plan, 0, "s.0.0", arena, lambda _: None, sockets=lambda *_, link=link, **__: link)
+            session = join(station, link)
+            given = [bytes(piece) for piece in own[number % 3]]
+            if number % 2:
+                given = spoiled(given, number)
+            if number % 3 == 1:  # the sample ends after a step
+                link.came(m.pack(m.SimulatorMessage(session, 1, 0, wire.encode(POSTED)), list(map(bytes, own[0]))))
+                station.work()
+                station.deliver(REPLY)
+            link.came(m.pack(m.SimulatorMessage(session, 1 + (number % 3 == 1), 0, content), given))
+            try:
+                station.work()
+                said_events += 1
+            except Departed:
+                pass
+            station.close()
+    assert (arena.obs["state"].reshape(4, 4, 4)[:, :2] == 7.0).all(), "blocks 0 and 1 are others'"
+    assert 0 < said_events < count
 
 
-def join(station: JoinedSimulator) -> None:
-    """A simulator has joined anew, and has two rows to step."""
-    reception = station._reception
-    reception._session = None
-    reception.receive(b"a", m.pack(HELLO), station._clock())
-    reception.receive(b"a", m.pack(beat(session_of(station))), station._clock())
-    station._in_flight.join(station.joined(), ("s.0.0",))
-    station._in_flight.on_version(5)
-    station._samples = JoinedSamples(station._arena, SPEC, StepSettings(1))
+class Link:
+    """Sockets without a network, and the one end that they open."""
+
+    socket = None
+
+    def __init__(self) -> None:
+        self.arrived: deque[bytes] = deque()
+        self.answered: list[bytes] = []
+
+    def answering(self, largest: int, port: int) -> Link:
+        return self
+
+    def came(self, frame: bytes) -> None:
+        self.arrived.append(frame)
+
+    def receive(self, seconds: float) -> tuple[bytes, list[bytes]] | None:
+        return (b"a", [self.arrived.popleft()]) if self.arrived else None
+
+    def answer(self, who: bytes, parts: list[bytes]) -> None:
+        self.answered += parts
+
+    def close(self, linger_s: float = 0.0, *, unsent: bool = False) -> None: ...
+
+
+def join(station: JoinedSimulator, link: Link) -> str:
+    """A simulator joins, and has two rows to step; the session's name."""
+    link.came(m.pack(HELLO))
+    station.attend(0.0)
+    welcome: Any = m.unpack(link.answered.pop(), "run")[0]
+    link.came(m.pack(beat(welcome.session)))
+    assert station.attend(0.0)
     station.handle(START)
-    reception.out.clear()
-
-
-def session_of(station: JoinedSimulator) -> str:
-    assert station._reception._session is not None
-    return station._reception._session.name
+    return str(welcome.session)
 
 
 def spoiled(pieces: list[bytes], seed: int) -> list[bytes]:

@@ -37,7 +37,7 @@ def test_a_mutated_message_is_a_message_or_unfit() -> None:
         except UnfitMessage as unfit:
             found = unfit
             kinds.add(unfit.kind)
-        assert isinstance(found, (UnfitMessage, Reply, *wire._TYPES))
+        assert isinstance(found, (UnfitMessage, Reply, *wire.TYPES))
     assert kinds == {"undecodable"}
 
 

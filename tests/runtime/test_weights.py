@@ -15,7 +15,7 @@ import torch
 from tests.conformance.weights import Module, layout_of, state
 
 from polyrhythm.policies.form import load_published
-from polyrhythm.runtime.memory.published import shared_nbytes
+from polyrhythm.runtime.memory.published import PublishedMemory, shared_nbytes
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.tensors import as_array, as_tensors, copy_into, tensors_over
 from polyrhythm.runtime.memory.weights import SharedWeights
@@ -32,9 +32,9 @@ class Busy(Exception):
 class Impatient(SharedWeights):
     """Raises Busy instead of waiting for a buffer."""
 
-    def _lock(self, index, operation):
+    def lock(self, index, operation):
         try:
-            return super()._lock(index, operation | fcntl.LOCK_NB)
+            return super().lock(index, operation | fcntl.LOCK_NB)
         except BlockingIOError:
             if operation & fcntl.LOCK_NB:
                 raise
@@ -44,14 +44,14 @@ class Impatient(SharedWeights):
 class Lockless(SharedWeights):
     """A reader that takes no lock: what the order of stores does to it shows that the interleavings are adverse."""
 
-    def _lock(self, index, operation):
+    def lock(self, index, operation):
         return Path(os.devnull).open("rb")
 
 
 @contextmanager
 def locked(writer, index):
     """The buffer as a writer holds it."""
-    with writer._lock(index, fcntl.LOCK_EX):
+    with writer.lock(index, fcntl.LOCK_EX):
         yield
 
 
@@ -77,18 +77,20 @@ def in_every_order(folder, reader):
     for order in permutations(names):
         if order.index("full") < order.index("empty"):
             continue  # every processor keeps the order of stores to one place
-        writer, other = ends(folder, reader)
+        memory = bytearray(shared_nbytes(LAYOUT))
+        writer, other = SharedWeights(LAYOUT, memory, folder), reader(LAYOUT, memoryview(memory), folder)
+        raw = PublishedMemory(LAYOUT, memory, folder)
         writer.publish(0, state(0))
         writer.publish(1, state(1))
         with locked(writer, 0):
             for store in order:
                 match store:
                     case "empty":
-                        writer._stored[0] = 0
+                        raw.stored[0] = 0
                     case "full":
-                        writer._stored[0] = 3
+                        raw.stored[0] = 3
                     case name:
-                        writer._buffers[0][name].fill_(2)
+                        tensors_over(LAYOUT, raw.buffers[0])[name].fill_(2)
                 yield from (seen(other, version) for version in (0, 1, 2))
         yield seen(other, 2)
 
@@ -111,13 +113,14 @@ def test_a_buffer_that_is_being_read_is_not_overwritten(tmp_path):
     writer, reader = Impatient(LAYOUT, memory, tmp_path), SharedWeights(LAYOUT, memoryview(memory), tmp_path)
     writer.publish(0, state(0))
     writer.publish(1, state(1))
-    with reader._reading(0) as (found, tensors):
+
+    def publish_meanwhile(into, tensors):
         with pytest.raises(Busy):
             writer.publish(2, state(2))
-        assert (found.version, float(tensors["b"])) == (0, 0.0)
-        assert writer.versions() == (0, 1)
-    with reader._reading(1):
-        writer.publish(2, state(2))
+        assert (float(tensors["b"]), writer.versions()) == (0.0, (0, 1))
+
+    assert reader.fetch(0, {}, copy=publish_meanwhile).publication.version == 0
+    reader.fetch(1, {}, copy=lambda into, tensors: writer.publish(2, state(2)))
     assert writer.versions() == (2, 1)
 
 
@@ -153,13 +156,14 @@ def die_in_the_middle(weights, version):
 
 
 def test_a_writer_that_dies_in_the_middle_leaves_the_newest_whole(tmp_path):
-    writer, reader = ends(tmp_path, SharedWeights)
+    memory = bytearray(shared_nbytes(LAYOUT))
+    writer, reader = (SharedWeights(LAYOUT, memoryview(memory), tmp_path) for _ in range(2))
     for version in (0, 1):
         writer.publish(version, state(version))
     die_in_the_middle(writer, 2)
     assert reader.versions() == (-1, 1)
     assert seen(reader, 0) == seen(reader, 1) == (1, [1])
-    successor = SharedWeights(LAYOUT, writer._stored.base, tmp_path)
+    successor = SharedWeights(LAYOUT, memory, tmp_path)
     successor.publish(2, state(7))
     assert reader.versions() == (2, 1)
     assert seen(reader, 2) == (2, [7])

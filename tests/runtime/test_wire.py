@@ -93,7 +93,7 @@ def _assert_hashable_as_before(found: object, message: object) -> None:
 
 
 def test_every_type_that_goes_over_the_wire_is_tried() -> None:
-    assert {type(message) for message in MESSAGES} | {wire.ReplyHead} == set(wire._TYPES)
+    assert {type(message) for message in MESSAGES} | {wire.ReplyHead} == set(wire.TYPES)
 
 
 def test_what_stays_in_the_main_process_is_known() -> None:
@@ -101,7 +101,7 @@ def test_what_stays_in_the_main_process_is_known() -> None:
     at_home = {r.PayloadsLost, r.WeightsOffered, r.SaveRequested, r.TrainUntil, r.Evaluate, r.Wake}
     at_home |= {r.StartRows, r.ReleasePayloads, r.SampleEvaluated, r.EvaluationDone, r.TargetReached, r.Halt}
     at_home |= {r.EpisodeSetAside, r.FilterExhausted, r.BatchingChosen, r.ScoreCounted}
-    assert {*get_args(r.Event), *get_args(r.Command)} - at_home <= set(wire._TYPES)
+    assert {*get_args(r.Event), *get_args(r.Command)} - at_home <= set(wire.TYPES)
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -132,7 +132,7 @@ def test_any_bytes_are_a_message_or_a_value_error(content: bytes) -> None:
         found = wire.decode(content, DTYPE)
     except ValueError as error:
         found = error
-    assert isinstance(found, (ValueError, Reply, *wire._TYPES))
+    assert isinstance(found, (ValueError, Reply, *wire.TYPES))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polyrhythm.algorithms.sums import here
 from polyrhythm.config.sections.learning import SupervisedSettings
 from polyrhythm.plugins.demonstrations.imitation import Demonstrations, SupervisedLearner
-from polyrhythm.policies.calls import evaluate_act, sample
+from polyrhythm.plugins.trial.policy_calls import evaluate_act, sample
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.policies.normalizer import EPSILON, LIMIT, ObservationNormalizer
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task, Trajectory

@@ -19,8 +19,7 @@ from types import ModuleType
 from typing import Protocol, cast
 
 from polyrhythm import __version__
-from polyrhythm.config.nearest import nearest
-from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError, pip_install
+from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError, nearest, pip_install
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.signals import Interrupts, SignalInterrupt, exit_status
 from polyrhythm.plugin import load, plugins
@@ -34,12 +33,10 @@ CORE = {
     "new": "copy an example into a new folder",
     "recipes": "list the recipes",
     "settings": "list the settings of a recipe, their defaults and meaning",
-    "check": "check a recipe, its environment and its policy, without training",
     "eval": "evaluate a trained policy on held-out seeds",
     "export": "write a run's policy as a folder of safetensors",
     "envs": "list the environments, and what each needs",
     "policies": "list the policies, and what each needs",
-    "doctor": "check whether this machine can run the quickstart",
 }
 
 #: Commands of the distribution polyrhythm-bench.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyrhythm.observe.intervals import at_in_words, counted, deciding, rate_in_words
 from polyrhythm.readable import visible
+
+if TYPE_CHECKING:
+    from polyrhythm.conformance import Finding
 
 _RATE = {"rate", "low", "high", "successes", "episodes"}
 
@@ -220,3 +224,31 @@ def _set_aside(found: list[Mapping[str, Any]]) -> str:
 def _faults(faults: list[Mapping[str, Any]]) -> str:
     stations = ", ".join(dict.fromkeys(fault["station"] for fault in faults))
     return f"{len(faults)}, survived ({stations})" if faults else "none"
+
+
+# ------------------------------------------------------------ findings of checks
+
+_MARKS = {"ok": "✓", "note": "!", "missing": "?", "failed": "✗"}
+_PLAIN_MARKS = {"ok": "+", "note": "!", "missing": "?", "failed": "x"}
+_COLORS = {"ok": "\033[32m", "note": "\033[33m", "missing": "\033[33m", "failed": "\033[31m"}
+_WIDTH = 110
+_INDENT = 34
+
+
+def finding_line(finding: Finding, *, color: bool = False, encoding: str | None = "utf-8") -> str:
+    """`  ✓ act                          actions [2, 1, 4] …`, and below it the fix, if any."""
+    mark = (_MARKS if _shows_marks(encoding) else _PLAIN_MARKS)[finding.state]
+    head = f"  {_COLORS[finding.state]}{mark}\033[0m" if color else f"  {mark}"
+    text = [visible(finding.detail)] * bool(finding.detail) + [visible(f"fix: {finding.fix}")] * bool(finding.fix)
+    lines = [part for one in text for part in textwrap.wrap(one, columns(_WIDTH) - _INDENT, break_long_words=False)]
+    return (
+        f"{head} {finding.name:{_INDENT - 5}} " + f"\n{'':{_INDENT}}".join(lines) if lines else f"{head} {finding.name}"
+    )
+
+
+def _shows_marks(encoding: str | None) -> bool:
+    try:
+        "".join(_MARKS.values()).encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

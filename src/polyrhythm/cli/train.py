@@ -17,7 +17,11 @@ from polyrhythm.cli.arguments import note_resume_command
 from polyrhythm.config.recipes import recipe_names
 
 if TYPE_CHECKING:
+    from polyrhythm.config.schema import RunConfig
     from polyrhythm.pipeline.validation.check import ValidatedRun
+
+#: Exit status if something is missing and nothing is wrong.
+MISSING = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.recipe, arguments.overrides)
     if arguments.check:
-        from polyrhythm.cli.check import check_unstarted
-
         return check_unstarted(config, as_json=arguments.json)
     # Imported late, so that an invalid key is reported before torch is loaded.
     from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
@@ -72,3 +74,38 @@ def train_in(folder: Path, checked: ValidatedRun, *, as_json: bool) -> int:
         if (folder / REPORT_FILE).is_file():
             print(f"report: {folder / REPORT_FILE}")
     return 0
+
+
+def check_unstarted(config: RunConfig, *, as_json: bool) -> int:
+    """Implements `polyrhythm train RECIPE --check`: print the findings and a conclusion.
+
+    Returns 0: ready; 1: something is wrong; MISSING: something is missing.
+    """
+    from polyrhythm.pipeline.validation.check import examine
+
+    found = list(examine(config, "machine"))
+    lacking, failed = ([finding for _, finding in found if finding.state == state] for state in ("missing", "failed"))
+    if as_json:
+        checks = [{"part": part, **finding._asdict()} for part, finding in found]
+        told = {
+            "ready": not (lacking or failed),
+            "missing": [finding.detail for finding in lacking],
+            "failed": [finding.detail for finding in failed],
+            "checks": checks,
+        }
+        print(json.dumps(told, indent=2))
+    else:
+        for _, finding in found:
+            if finding.detail or finding.state != "ok":
+                print(show.finding_line(finding, color=sys.stdout.isatty(), encoding=sys.stdout.encoding))
+        print(_conclusion(len(lacking), len(failed)))
+    return 1 if failed else MISSING if lacking else 0
+
+
+def _conclusion(lacking: int, failed: int) -> str:
+    if not lacking and not failed:
+        return "ready to train; nothing was started"
+    missing = f"{lacking} thing{'s' * (lacking > 1)} missing (?)" if lacking else ""
+    wrong = f"{failed} wrong (✗)" if failed else ""
+    rest = "" if failed else "; all else is in order"
+    return ", ".join(part for part in (wrong, missing) if part) + rest

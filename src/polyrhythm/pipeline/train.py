@@ -21,8 +21,7 @@ from typing import Any
 from polyrhythm.env_warnings import warnings_so_far
 from polyrhythm.errors import HostLost, RunDistrusted, RunHalted
 from polyrhythm.files import trouble, write_json
-from polyrhythm.observe import MetricsWriter
-from polyrhythm.observe.metrics import read_lines
+from polyrhythm.observe.metrics import MetricsWriter, read_lines
 from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.observe.setbacks import SetbackWatch, setbacks
 from polyrhythm.pipeline.build import Pipeline, build_pipeline

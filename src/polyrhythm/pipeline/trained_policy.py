@@ -20,9 +20,8 @@ from torch import Tensor
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.explain import explain
 from polyrhythm.config.load import validate
-from polyrhythm.config.nearest import nearest
 from polyrhythm.config.registry import NestedRefusal, known_types, resolve
-from polyrhythm.errors import ConfigError, MissingError, RunFolderError
+from polyrhythm.errors import ConfigError, MissingError, RunFolderError, nearest
 from polyrhythm.files import name_in_errors, new_folder
 from polyrhythm.pipeline.array_specs import blank
 from polyrhythm.pipeline.build import env_settings

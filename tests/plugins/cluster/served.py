@@ -22,11 +22,13 @@ def blank_arena() -> Arena:
     return in_memory(ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={}))
 
 
-def served(folder: Path, arena: Arena, weights: PublishedMemory | None = None, host: str = "far") -> DataClient:
+def served(
+    folder: Path, arena: Arena, weights: PublishedMemory | None = None, host: str = "far", first_s: float = 10.0
+) -> DataClient:
     """A client of a server that has this arena and these weights, over an authenticated connection."""
     keys, drops = make_keys(), DropCounter("test")
     sockets = [Sockets("tcp", str(folder), keys, lambda: None, q.LARGEST_QUESTION) for _ in range(2)]
-    server, over = HostServer(sockets[0], DataServer(arena, weights), drops), threading.Event()
+    server, over = HostServer(sockets[0], DataServer(arena, weights), drops, first_s), threading.Event()
 
     def serve() -> None:
         while not over.is_set():

@@ -52,9 +52,9 @@ def mutated(rng: random.Random, records: Sequence[bytes]) -> bytes:
     return bytes(content)
 
 
-def say(port: SealedPort, stream: bytes) -> None:
+def say(port: int, stream: bytes) -> None:
     """Send this to the port, and wait until it has ended the connection."""
-    with socket.create_connection((ADDRESS, port._port), 5) as stranger:
+    with socket.create_connection((ADDRESS, port), 5) as stranger:
         try:
             stranger.sendall(stream)
             stranger.shutdown(socket.SHUT_WR)
@@ -83,13 +83,16 @@ def test_whatever_comes_to_the_port_ends_one_connection(count: int) -> None:
     ):
         for number in range(count):
             ticket = port.admit()
-            say(port, mutated(rng, [ticket.name, *records_of(*([each] for each in QUESTIONS), key=ticket.asking)]))
+            say(
+                ticket.port,
+                mutated(rng, [ticket.name, *records_of(*([each] for each in QUESTIONS), key=ticket.asking)]),
+            )
             assert set(heard) <= {*QUESTIONS}, "nothing is heard that was not sealed"
             heard.clear()
             if number % 100 == 0:
                 friend.send([QUESTIONS[2]], 5)
                 assert bytes(friend.receive(5)[0]) == b""
-        wait_until(lambda: len(port._open) == 1)
+        wait_until(lambda: [thread.name for thread in threading.enumerate()].count("sealed") == 1)
     kinds = drops.counts()
     assert kinds.keys() == {"stranger", "undecodable"}
     assert count / 2 < sum(kinds.values()) <= count

@@ -19,10 +19,10 @@ import pytest
 from tests.plugins.cluster.served import blank_arena, served
 from tests.process.runs import wait_until
 
-from polyrhythm.plugins.cluster.hosts import agent, server
+from polyrhythm.plugins.cluster.hosts import agent
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, LocalNode
-from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent, client_of
+from polyrhythm.plugins.cluster.hosts.client import Connection, DataClient, HostSilent, client_of
 from polyrhythm.plugins.cluster.hosts.memory import HostMemory, OtherHosts, find_shared, write_identity
 from polyrhythm.plugins.cluster.hosts.pieces import write_part
 from polyrhythm.plugins.cluster.hosts.questions import Known
@@ -120,9 +120,11 @@ def test_who_lacks_the_runs_keys_gets_no_answer(tmp_path: Path) -> None:
         closing(HostServer(ours, DataServer(blank_arena(), None), DropCounter("test"))) as server,
         closing(client_of(theirs, "b", server.endpoint, 0.3)) as client,
     ):
+        serving = threading.Thread(target=server.serve, args=(1.0,))
+        serving.start()
         with pytest.raises(HostSilent, match=r"host b has not answered for 0.3 s"):
             client.ask(q.Held())
-        assert server._end.receive(0.0) is None
+        serving.join()
 
 
 def test_a_first_answer_has_one_limit_with_the_connection_that_it_needs(tmp_path: Path) -> None:
@@ -158,16 +160,22 @@ def test_a_first_answer_has_one_limit_with_the_connection_that_it_needs(tmp_path
 
 def test_a_connection_that_has_ended_meanwhile_is_replaced_and_a_refusal_ends_none(tmp_path: Path) -> None:
     client = served(tmp_path, filled())
+    opened, connect = [], client.connect
+
+    def opening(seconds: float) -> Connection:
+        opened.append(connect(seconds))
+        return opened[-1]
+
+    client.connect = opening
     assert client.ask(q.ReadClocks())
-    first = client._connection
-    assert isinstance(first, SealedConnection)
     with pytest.raises(LookupError, match="there is no block 9"):
         client.ask(q.SampleEntries(9, 0, 1))
     assert client.ask(q.ReadClocks())
-    assert client._connection is first
+    (first,) = opened
+    assert isinstance(first, SealedConnection)
     first.end()
     assert client.ask(q.ReadClocks())
-    assert client._connection is not first
+    assert len(opened) == 2
 
 
 def test_requests_of_thousands_of_slots_come_in_several_answers(tmp_path: Path) -> None:
@@ -407,12 +415,9 @@ def test_a_sample_that_is_replaced_while_it_is_fetched_is_not_here() -> None:
     assert not arena.head.any()
 
 
-def test_a_connection_that_brings_no_first_question_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_FIRST_S", 0.2)
-    client = served(tmp_path, blank_arena())
-    silent, half = client.connect(5.0), client.connect(5.0)
+def test_a_connection_that_brings_no_first_question_is_ended(tmp_path: Path) -> None:
+    client = served(tmp_path, blank_arena(), first_s=0.2)
+    silent = client.connect(5.0)
     assert isinstance(silent, SealedConnection)
-    assert isinstance(half, SealedConnection)
-    half._socket.sendall(b"\5")
-    wait_until(lambda: not (silent.is_usable or half.is_usable))
+    wait_until(lambda: not silent.is_usable)
     assert list(client.ask(q.Held())), "others are answered"

@@ -155,7 +155,7 @@ def test_the_first_difference_between_specs_is_named(change: dict[str, Any], say
 def test_the_digest_of_messages_knows_every_type_and_field() -> None:
     """It is the same in another process, and other for other fields (msgspec's schema has them all)."""
     assert len(m.protocol_digest()) == 16
-    _, components = msgspec.json.schema_components((*wire._TYPES, m.JoinHello, m.SimulatorMessage))
+    _, components = msgspec.json.schema_components((*wire.TYPES, m.JoinHello, m.SimulatorMessage))
     assert {"Ticket", "Grant", "StartRows", "SlotInfo", "SimulatorMessage"} <= components.keys()
     assert components["SimulatorMessage"]["properties"].keys() == {"type", *m.SimulatorMessage.__struct_fields__}
 

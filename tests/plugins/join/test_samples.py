@@ -95,7 +95,7 @@ def test_a_request_that_contradicts_the_run_is_not_written(event: dict[str, Any]
     with pytest.raises(ValueError, match=words):
         samples.request(POSTED._replace(**event), sent(asked() | pieces))
     assert not arena.obs["state"].any()
-    assert not any(area.any() for area in arena._requests.values())
+    assert not any(area.any() for area in arena.requests.values())
 
 
 ENDS: dict[str, tuple[dict[str, Any], Pieces, str]] = {

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyrhythm.cli.main import main
 from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm, CausalLmSettings
-from polyrhythm.policies.conformance import policy_checks
+from polyrhythm.plugins.trial.policy_contract import policy_checks
 from polyrhythm.policies.engine import EngineRequest
 from polyrhythm.training.checkpoint import save_state
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from polyrhythm.envs.conformance import check_contract
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.language.text.gyms import GemSettings, _shown
+from polyrhythm.plugins.trial.env_contract import check_contract
 
 EASY = "game:GuessTheNumber-v0-easy"
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.envs.conformance import check_contract
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.language.text.conversation import Reply
 from polyrhythm.plugins.language.text.verifiers_talk import SharedTools
 from polyrhythm.plugins.language.text.verifiers_tasks import VerifiersSettings
+from polyrhythm.plugins.trial.env_contract import check_contract
 from polyrhythm.specs import split_seed
 
 COUNTS = """

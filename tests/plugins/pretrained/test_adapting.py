@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.plugins.pretrained.adapted import SMALL, SmallNetwork, SmallSettings
-from tests.policies.test_conformance import FLAT, TASKS
+from tests.plugins.trial.test_policy_contract import FLAT, TASKS
 
 from polyrhythm.conformance import ContractViolation, run_checks
 from polyrhythm.plugins.pretrained.adapting import (
@@ -22,9 +22,9 @@ from polyrhythm.plugins.pretrained.adapting import (
     trained_names,
 )
 from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.policies import conformance
+from polyrhythm.plugins.trial import policy_contract as conformance
+from polyrhythm.plugins.trial.form_contract import check_form
 from polyrhythm.policies.form import load_published, published_state
-from polyrhythm.policies.form_checks import check_form
 from polyrhythm.specs import ActionSpec, EnvSpec
 
 DISCRETE = ActionSpec(kind="discrete", dim=2, choices=3)

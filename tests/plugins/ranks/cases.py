@@ -215,8 +215,8 @@ def saved_late_by_rank_1(ranks: Ranks, path: str, trajectories: list[Trajectory]
 def built(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
     """A policy as the trainer builds it: its weights as published, a gradient, the largest share of its bytes that was
     whole at a time, devices of its parts, and the most memory that was allocated on this rank's, in their bytes."""
+    from tests.plugins.trial.test_policy_contract import Case
     from tests.plugins.vla.test_pi0_settings import SPEC
-    from tests.policies.test_conformance import Case
 
     resolved = resolve("policy", settings)
     layout = WeightsLayout.of(resolved.form(SPEC).published)
@@ -331,7 +331,7 @@ def lm_trajectories(lengths: tuple[int, ...] = (3, 20, 7, 1, 12, 5), *, critic: 
     found = []
     for i, tokens in enumerate(lengths):
         message = rng.integers(1, 15, size=(1, policy.chunk), dtype=np.int32)
-        message[:, tokens - 1 :] = policy._stops[0]
+        message[:, tokens - 1 :] = LM_ENV.spec().action.stops[0]
         obs = {name: x[[i // 2, -1]] for name, x in shown.items()}
         with torch.no_grad():
             logprob = policy.evaluate({k: x[:1] for k, x in obs.items()}, {MESSAGE: torch.from_numpy(message)}).logprob

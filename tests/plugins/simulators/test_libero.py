@@ -22,7 +22,6 @@ from pydantic import ValidationError
 from tests.plugins.simulators.libero_assets import make_assets
 
 from polyrhythm.envs.base import RowsFailed
-from polyrhythm.envs.conformance import check_contract
 from polyrhythm.envs.mujoco import RenderingUnavailable, choose_gl_backend
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.simulators.libero import library
@@ -30,6 +29,7 @@ from polyrhythm.plugins.simulators.libero.env import CAMERAS, LiberoSettings
 from polyrhythm.plugins.simulators.libero.library import axis_angle, examine, read_initial_states
 from polyrhythm.plugins.simulators.libero.tasks import INITIAL_STATES, INSTRUCTIONS, STEP_LIMITS, SUITES, TASKS
 from polyrhythm.plugins.simulators.robosuite.batch import RobosuiteBatch
+from polyrhythm.plugins.trial.env_contract import check_contract
 from polyrhythm.stations.simulator.reset_ahead import ResetAhead
 
 Build = Callable[..., RobosuiteBatch]

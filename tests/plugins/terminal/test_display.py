@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
+import time
 
 import pytest
 from tests.pipeline.runs import config
@@ -32,36 +34,42 @@ class Screen(io.StringIO):
         raise OSError("no terminal that the system knows")
 
 
+def shown(live, stream, now):
+    """The block that is drawn after the run's state was looked at."""
+    live.on_tick(now)
+    stream.seek(0)
+    stream.truncate()
+    live.draw()
+    return stream.getvalue()
+
+
 def test_a_run_is_told_from_its_evaluation_to_its_last_update():
     stream = Screen()
-    live = LiveDisplay(Terminal(stream))
+    live = LiveDisplay(Terminal(stream, lambda: 200))
     pipeline = build_pipeline(RunContext(config(**ASYNCHRONOUS)))
     live.watch(pipeline)
-    live.phase("evaluation_before", live._clock())
+    live.phase("evaluation_before", time.monotonic())
     pipeline.loop.evaluate("before", held_out(7, 1, 1, greedy=True))
-    said = live._collect(pipeline.loop.clock())
-    assert (said.phase, said.done, said.of, said.unit) == ("evaluation before training", 7, 7, "episode")
-    assert said.lag is None
+    found = shown(live, stream, pipeline.loop.clock())
+    assert "── evaluation before training · episode 7 of 7 · " in found
+    assert "lag" not in found
 
-    live.phase("rl", live._clock())
+    live.phase("rl", time.monotonic())
     episodes, account, lags = EpisodeTracker(1), RunTotals(), LagHistogram()
-    live.train(6, episodes, account, lags, after_s=100.0)
-    said = live._collect(pipeline.loop.clock())
-    assert (said.done, said.of, said.left_s) == (0, 6, None)
+    live.train(6, episodes, account, lags, after_s=3600.0)
+    found = shown(live, stream, pipeline.loop.clock())
+    assert "── reinforcement learning · update 0 of 6 · " in found
+    assert "left" not in found
     pipeline.loop.add_observers(episodes, account, lags)
     pipeline.loop.train_until(2)
     live.on_decision(pipeline.loop.clock(), StationLost("generator-1", 0, "died"), [])
-    said = live._collect(pipeline.loop.clock())
+    found = shown(live, stream, pipeline.loop.clock())
     pipeline.close()
-    assert (said.phase, said.done, said.of, said.unit) == ("reinforcement learning", 4, 6, "update")
-    assert said.left_s > 100.0, "two more updates, and the evaluation"
-    assert said.recent
-    assert said.transitions_per_s is not None
-    assert said.lag[1] == max(lags.counts)
-    assert said.faults == 1
-    live._status = said
-    live.draw()
-    assert "update 4 of 6" in stream.getvalue()
+    assert "── reinforcement learning · update 4 of 6 · " in found
+    assert re.search(r"about 1:0\d:\d\d left ", found), "two more updates, and an hour of evaluation"
+    assert re.search(r"over the last \d+ episodes · [\d,]+ transitions/s · lag ", found)
+    assert f"(largest {max(lags.counts)})" in found
+    assert "1 fault\n" in found
 
 
 @pytest.mark.parametrize(("stream", "term"), [(io.StringIO(), "xterm"), (Screen(), "dumb")])
@@ -82,7 +90,7 @@ def test_logs_and_warnings_pass_above_the_block_and_it_goes_in_the_end():
     logging.getLogger().addHandler(handler)
     try:
         with live_terminal(stream, {"TERM": "xterm"}) as live:
-            live.phase("demonstrations", live._clock())
+            live.phase("demonstrations", time.monotonic())
             logging.getLogger("polyrhythm").error("a line of the log")
             sys.stderr.write("a warning\n")
         assert handler.stream is stream

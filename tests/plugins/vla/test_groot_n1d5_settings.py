@@ -11,15 +11,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 from tests.pipeline.runs import config
-from tests.policies.test_conformance import CONTINUOUS, PICTURE, TASKS, Case
+from tests.plugins.trial.test_policy_contract import CONTINUOUS, PICTURE, TASKS, Case
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.conformance import run_checks
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.trial import policy_contract as conformance
+from polyrhythm.plugins.trial.policy_calls import sample
 from polyrhythm.plugins.vla.groot_n1d5.settings import GrootSettings, GrootSizeSettings
-from polyrhythm.policies import conformance
-from polyrhythm.policies.calls import sample
 from polyrhythm.specs import INSTRUCTION, EnvSpec, Task
 
 SPEC = EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)

@@ -12,17 +12,17 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from tests.pipeline.runs import config
-from tests.policies.test_conformance import CONTINUOUS, PICTURE, TASKS, Case
+from tests.plugins.trial.test_policy_contract import CONTINUOUS, PICTURE, TASKS, Case
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.conformance import run_checks
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.trial import policy_contract as conformance
+from polyrhythm.plugins.trial.policy_calls import sample
 from polyrhythm.plugins.vla.pi0.settings import Pi0Settings, Pi0SizeSettings, Pi05Settings
-from polyrhythm.policies import conformance
 from polyrhythm.policies.base import as_module
-from polyrhythm.policies.calls import sample
 from polyrhythm.specs import EnvSpec
 
 SPEC = EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)

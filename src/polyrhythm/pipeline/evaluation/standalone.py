@@ -16,12 +16,11 @@ from tempfile import mkdtemp
 from typing import Any, NamedTuple, cast
 
 from polyrhythm.config.load import merge, parse_override, validate
-from polyrhythm.config.nearest import nearest
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.config.sections.running import JoinSettings
 from polyrhythm.envs.base import FullEnvSettings, Variant, traits_of
-from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
+from polyrhythm.errors import ConfigError, RunFolderError, RunHalted, nearest
 from polyrhythm.observe.intervals import wilson
 from polyrhythm.observe.run_folder import take_file
 from polyrhythm.pipeline.build import build_pipeline

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.observe import Activity
+from polyrhythm.observe.activity import Activity
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.runtime.hosting import dropped_messages, station_hosts
 from polyrhythm.runtime.hosts import MAIN

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from polyrhythm.config.yaml_text import read
+from polyrhythm.config.recipes import read
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.files import atomic_write
 from polyrhythm.observe.metrics import has_updates, last_time_s

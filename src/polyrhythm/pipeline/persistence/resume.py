@@ -17,9 +17,8 @@ from torch import Tensor
 from polyrhythm.config.load import save_config, validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError, StartError
-from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.intervals import counted
-from polyrhythm.observe.metrics import rewind
+from polyrhythm.observe.metrics import MetricsWriter, rewind
 from polyrhythm.observe.run_folder import CONFIG_FILE, LOCK_FILE, SUMMARY_FILE, note_changes
 from polyrhythm.pipeline.hooks import run_hooks
 from polyrhythm.pipeline.persistence.checkpoints import (

@@ -2,7 +2,7 @@
 
 Tickets are given by whoever has proven the run's keys elsewhere. A ticket is good once, for some seconds.
 
-Invariant: a stranger has no thread, and at most `_STRANGERS` of them have a descriptor.
+Invariant: a stranger has no thread, and at most `PortLimits.strangers` of them have a descriptor.
 """
 
 from __future__ import annotations
@@ -14,23 +14,29 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from polyrhythm.plugins.cluster.sealed import NAME, BrokenSeal, ConnectionTicket, SealedConnection, new_ticket
 from polyrhythm.runtime.transport.drops import DropCounter
 
 log = logging.getLogger(__name__)
 
-#: Connections at a time, with the tickets that were given and not used.
-_MOST = 4096
-#: Seconds for which a ticket is good, and within which a connection has to bring one.
-_GOOD_S = 10.0
-#: Connections that have not brought a ticket; with one more the oldest is refused.
-_STRANGERS = 64
-#: Seconds for which no connection is accepted after this process had too many descriptors: the first and the longest
-#: pause.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 2.0
 #: Seconds without a word after which a connection is probed, between probes, and probes without an answer that end it.
 _PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class PortLimits:
+    """connections: at a time, with the tickets that were given and not used. ticket_s: seconds for which a ticket is
+    good, and within which a connection has to bring one. strangers: connections without a ticket so far; with one more
+    the oldest is refused. pause_s, longest_pause_s: seconds for which no connection is accepted after this process had
+    too many descriptors, at first and at most."""
+
+    connections: int = 4096
+    ticket_s: float = 10.0
+    strangers: int = 64
+    pause_s: float = 0.2
+    longest_pause_s: float = 2.0
 
 
 class SealedPort:
@@ -38,15 +44,21 @@ class SealedPort:
     that is received; drops: counts what is refused. OSError: there is no port."""
 
     def __init__(
-        self, address: str, serve: Callable[[SealedConnection], None], largest: int, drops: DropCounter
+        self,
+        address: str,
+        serve: Callable[[SealedConnection], None],
+        largest: int,
+        drops: DropCounter,
+        limits: PortLimits = PortLimits(),
     ) -> None:
+        self._limits = limits
         self._serve, self._largest, self._drops = serve, largest, drops
         self._turn, self._over = threading.Lock(), threading.Event()
         self._tickets: dict[bytes, tuple[float, ConnectionTicket]] = {}
         self._open: dict[SealedConnection, threading.Thread] = {}
         self._strangers: dict[socket.socket, tuple[float, bytes]] = {}
         self._pause_s, self._pause_ends = 0.0, math.inf  # in which no connection is accepted
-        self._listening = socket.create_server((address, 0), backlog=_STRANGERS)
+        self._listening = socket.create_server((address, 0), backlog=limits.strangers)
         self._listening.setblocking(False)
         self._wake, self._woken = socket.socketpair()
         self._port: int = self._listening.getsockname()[1]
@@ -58,9 +70,9 @@ class SealedPort:
         now, ticket = time.monotonic(), new_ticket(self._port)
         with self._turn:
             self._tickets = {name: each for name, each in self._tickets.items() if each[0] > now}
-            if len(self._open) + len(self._tickets) >= _MOST:
-                raise LookupError(f"{_MOST} connections are open already")
-            self._tickets[ticket.name] = now + _GOOD_S, ticket
+            if len(self._open) + len(self._tickets) >= self._limits.connections:
+                raise LookupError(f"{self._limits.connections} connections are open already")
+            self._tickets[ticket.name] = now + self._limits.ticket_s, ticket
         return ticket
 
     def check(self) -> None:
@@ -116,7 +128,7 @@ class SealedPort:
         except OSError as error:
             if not self._pause_s:
                 log.warning("no connection can be accepted: %s; trying again until one can", error)
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) or _FIRST_PAUSE_S
+            self._pause_s = min(2 * self._pause_s, self._limits.longest_pause_s) or self._limits.pause_s
             self._pause_ends = time.monotonic() + self._pause_s
             selector.unregister(self._listening)
             return
@@ -124,7 +136,7 @@ class SealedPort:
             log.info("connections are accepted again")
             self._pause_s = 0.0
         connection.setblocking(False)
-        self._strangers[connection] = time.monotonic() + _GOOD_S, b""
+        self._strangers[connection] = time.monotonic() + self._limits.ticket_s, b""
         selector.register(connection, selectors.EVENT_READ)
 
     def _hear(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
@@ -153,7 +165,7 @@ class SealedPort:
         """Refuse those whose time is up, and the oldest of too many."""
         now = time.monotonic()
         for connection, (by, _) in list(self._strangers.items()):
-            if by > now and len(self._strangers) <= _STRANGERS:
+            if by > now and len(self._strangers) <= self._limits.strangers:
                 break
             self._refuse(connection, selector)
 

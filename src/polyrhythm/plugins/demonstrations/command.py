@@ -62,7 +62,7 @@ def imitate_in(folder: Path, config: RunConfig, *, as_json: bool) -> int:
 def _imitate(folder: Path, checked: ValidatedRun, demos: Path | None, words: list[str] | None, *, as_json: bool) -> int:
     """Imitate in the folder and print the result. words: recipe and overrides of the training command to suggest."""
     from polyrhythm.pipeline.hooks import open_display
-    from polyrhythm.pipeline.validation.learning_checks import learns_from_rewards
+    from polyrhythm.pipeline.validation.fit import learns_from_rewards
     from polyrhythm.plugins.demonstrations.warm_start import imitate
 
     with note_resume_command(folder), open_display(sys.stderr) as live:

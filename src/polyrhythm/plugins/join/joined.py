@@ -89,6 +89,7 @@ class JoinedSimulator:
         arena: Arena,
         emit: Callable[[records.Event], None],
         clock: Callable[[], float] = time.monotonic,
+        sockets: Callable[..., Sockets] = Sockets,
     ) -> None:
         self.name, self.incarnation = plan.name, incarnation
         self._plan, self._address, self._arena, self._emit, self._clock = plan, address, arena, emit, clock
@@ -108,7 +109,7 @@ class JoinedSimulator:
         )
         self._since = clock()
         self._units, self._bytes = 0, 0
-        self._sockets = Sockets("tcp", "", plan.keys, self._drops.stranger, 0, address=plan.address)
+        self._sockets = sockets("tcp", "", plan.keys, self._drops.stranger, 0, address=plan.address)
         try:
             self._end: AnsweringEnd = self._sockets.answering(_largest(arena.layout, plan.info), plan.port)
         except BaseException:

@@ -155,7 +155,7 @@ def unpack(frame: bytes | memoryview, sender: Literal["simulator", "run"]) -> tu
 @cache
 def protocol_digest() -> str:
     """Sixteen hexadecimal digits that are equal if all messages have the same fields and types."""
-    types = (*wire._TYPES, *get_args(Message), EnvSpec)
+    types = (*wire.TYPES, *get_args(Message), EnvSpec)
     schemas, components = msgspec.json.schema_components(types)
     return hashlib.sha256(json.dumps([schemas, components], sort_keys=True).encode()).hexdigest()[:16]
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.running import PrometheusSettings
 from polyrhythm.errors import MissingError, StartError, install_command
-from polyrhythm.observe import Activity
+from polyrhythm.observe.activity import Activity
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.hooks import RunHooks, RunPart
 from polyrhythm.pipeline.observers.base import Observer

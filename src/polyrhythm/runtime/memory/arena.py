@@ -118,7 +118,8 @@ class Elsewhere(Protocol):
 class Arena:
     """The arrays of `layout` in `memory`, which has at least `layout.nbytes` bytes.
 
-    obs: name → [entries, ...]; answers: records [entries]; rewards [entries, C] float32; valid [entries, C] bool.
+    obs: name → [entries, ...]; answers: records [entries]; rewards [entries, C] float32; valid [entries, C] bool;
+    requests: slot → [3, rows] int64: entries, noise keys, greedy flags.
     elsewhere: what other hosts hold of the run; None where there are none.
     """
 
@@ -137,11 +138,11 @@ class Arena:
         self.obs = {name: found[f"obs.{name}"] for name in layout.obs}
         inputs = [name for name in layout.answers if name.startswith(FORWARD_INPUTS)]
         self._inputs = [(name.removeprefix(FORWARD_INPUTS), name) for name in inputs]
-        self._requests = {slot: found[f"request.{slot}"] for slot in layout.slots}
+        self.requests = {slot: found[f"request.{slot}"] for slot in layout.slots}
 
     def post(self, slot: str, view: RequestView) -> None:
         """Write the slot's request; it stays until the slot posts again."""
-        area, count = self._requests[slot], len(view.entries)
+        area, count = self.requests[slot], len(view.entries)
         area[0, :count], area[1, :count], area[2, :count] = view.entries, view.noise_key, view.greedy
 
     def fetch_requests(self, posted: Iterable[tuple[str, int]]) -> None:
@@ -153,7 +154,7 @@ class Arena:
         """The request that the slot posted, of `count` rows, in place."""
         if slot in self._fetched:
             return self._fetched[slot]
-        area = self._requests[slot]
+        area = self.requests[slot]
         return RequestView(area[0, :count], area[1, :count], area[2, :count] != 0)
 
     def keep(self, entries: Entries, answers: NDArray[np.void]) -> None:

@@ -206,7 +206,7 @@ class SharedWeights:
         """The buffer to overwrite, empty until this ends without an error, then `version`."""
         held = self.versions()
         index = held.index(max(held)) if max(held) >= version else held.index(min(held))
-        with self._lock(index, fcntl.LOCK_EX), self.traffic.timed(PUBLISHED, self.layout.nbytes):
+        with self.lock(index, fcntl.LOCK_EX), self.traffic.timed(PUBLISHED, self.layout.nbytes):
             self._stored[index] = 0
             self._numbers[index] = self._numbers.max() + 1
             yield index
@@ -240,14 +240,15 @@ class SharedWeights:
             index = held.index(version if version in held and version >= 0 else max(held))
             try:
                 serves = held[1 - index] >= max(version, 0)
-                file = self._lock(index, fcntl.LOCK_SH | (fcntl.LOCK_NB if serves else 0))
+                file = self.lock(index, fcntl.LOCK_SH | (fcntl.LOCK_NB if serves else 0))
             except BlockingIOError:  # it is being overwritten, so it counts as gone
                 index = 1 - index
-                file = self._lock(index, fcntl.LOCK_SH)
+                file = self.lock(index, fcntl.LOCK_SH)
             with file:
                 if self.versions()[index] == held[index]:
                     yield Publication(held[index], int(self._numbers[index])), self._buffers[index]
                     return
 
-    def _lock(self, index: int, operation: int) -> BinaryIO:
+    def lock(self, index: int, operation: int) -> BinaryIO:
+        """Lock a buffer, see `lock_file`."""
         return self._memory.lock(index, operation)

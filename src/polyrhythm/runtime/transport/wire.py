@@ -159,7 +159,7 @@ Message = (
 )  # fmt: skip
 
 #: The order is the protocol: every process of a run has the same code.
-_TYPES: tuple[type, ...] = (
+TYPES: tuple[type, ...] = (
     *(records.SimulatorJoined, records.GeneratorJoined, records.TrainerJoined, records.StationLost),
     *(records.RequestArrived, records.BatchDone, records.SampleFinished, records.SampleFailed),
     *(records.UpdateDone, records.Published, records.WeightsApplied, records.Checkpointed),
@@ -185,13 +185,13 @@ _TYPES: tuple[type, ...] = (
     *(records.ScorerJoined, records.ScoreSample, records.SampleScored, records.ScoringFailed),
     *(WorkerJoined, ToWorker, FromWorker, WakeUp, HostAt, Dismissed, Warned),
 )
-_TAGS = {kind: bytes([tag]) for tag, kind in enumerate(_TYPES)}
+_TAGS = {kind: bytes([tag]) for tag, kind in enumerate(TYPES)}
 _REPLY, _FRAME = _TAGS[ReplyHead], b"\xff"
 #: Bytes of the field with the length of a reply's head or of a frame's index; alignment of a reply's records and of the
 #: messages in a frame, which numpy needs.
 _LENGTH, _ALIGNMENT = 4, 16
 _encode = msgspec.msgpack.Encoder().encode
-_DECODERS: list[msgspec.msgpack.Decoder[Message]] = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
+_DECODERS: list[msgspec.msgpack.Decoder[Message]] = [msgspec.msgpack.Decoder(kind) for kind in TYPES]
 #: Bytes of the largest message without answers: far more than any real message, and little memory.
 LARGEST = 16 * 2**20
 _decode_head = msgspec.msgpack.Decoder(ReplyHead).decode

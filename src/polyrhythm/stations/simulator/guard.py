@@ -18,10 +18,11 @@ from polyrhythm.envs.base import (
     RowNumbers,
     RowsFailed,
     StepResult,
+    as_utf8,
     batch_traits,
+    check_result,
     first_cause,
 )
-from polyrhythm.envs.checked_env import as_utf8, check_form
 from polyrhythm.errors import PolyrhythmError, RunHalted
 from polyrhythm.scheduler.records import DropReason
 
@@ -98,7 +99,7 @@ class GuardedEnv:
 
     def _check(self, result: StepResult, rows: int) -> None:
         try:
-            check_form(result, rows, self.spec.metrics, self.spec.chunk)
+            check_result(result, rows, self.spec.metrics, self.spec.chunk)
         except ContractViolation as violation:
             raise RunHalted(f"the environment's {violation}") from violation
 

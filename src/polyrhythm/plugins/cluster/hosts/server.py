@@ -29,8 +29,6 @@ from polyrhythm.runtime.transport.sockets import Sockets
 _REASON_CHARS = 500
 #: Seconds within which the rest of a question has to come, and that who asks may take nothing of an answer.
 _PATIENCE_S = 60.0
-#: Seconds within which a new connection has to bring its first question.
-_FIRST_S = 10.0
 
 
 class DataServer:
@@ -107,10 +105,11 @@ def _one_piece(before: Sequence[memoryview], size: int) -> None:  # noqa: ARG001
 
 class HostServer:
     """Who may ask is asked for at `endpoint`, which is authenticated; each connection is answered in a thread of its
-    own. StartError: there is no address. OSError: there is no port."""
+    own. first_s: seconds within which it has to bring its first question. StartError: there is no address. OSError:
+    there is no port."""
 
-    def __init__(self, sockets: Sockets, server: DataServer, drops: DropCounter) -> None:
-        self._server = server
+    def __init__(self, sockets: Sockets, server: DataServer, drops: DropCounter, first_s: float = 10.0) -> None:
+        self._server, self._first_s = server, first_s
         self._port = SealedPort(sockets.address, self._converse, q.LARGEST_QUESTION, drops)
         try:
             self._end = sockets.answering(q.TICKET_BYTES)
@@ -132,7 +131,7 @@ class HostServer:
             self._end.answer(who, [str(error).encode()])
 
     def _converse(self, connection: SealedConnection) -> None:
-        first = _FIRST_S  # who has a ticket but not its keys may have nothing to say
+        first = self._first_s  # who has a ticket but not its keys may have nothing to say
         while connection.wait(first):
             (question,) = connection.receive(first or _PATIENCE_S, _one_piece)
             connection.send(self._server.answer(question), _PATIENCE_S)

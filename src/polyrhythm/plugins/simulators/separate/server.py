@@ -31,10 +31,10 @@ from polyrhythm.envs.base import (
     FullEnvBatch,
     FullEnvSettings,
     RowsFailed,
+    as_utf8,
     batch_traits,
     traits_of,
 )
-from polyrhythm.envs.checked_env import as_utf8
 from polyrhythm.envs.mujoco import set_simulator_count
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.plugins.simulators.separate import protocol as p

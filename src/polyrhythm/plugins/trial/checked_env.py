@@ -1,0 +1,187 @@
+"""Wraps an environment to announce its calls and check the form of their results."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.conformance import ContractViolation, violation_of
+from polyrhythm.envs.base import (
+    REQUIRED,
+    EnvSettings,
+    EpisodeRefused,
+    FullEnvBatch,
+    RowNumbers,
+    RowsFailed,
+    StepResult,
+    batch_traits,
+    check_result,
+    first_cause,
+    traits_of,
+)
+from polyrhythm.errors import PolyrhythmError
+from polyrhythm.specs import EnvSpec
+
+#: Maximum number of seeds tried for an episode, since some may be refused.
+_SEEDS = 32
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class CheckedEnv:
+    """The env batch of `settings`, with `rows` rows. about_to: called with the name of each call before it begins."""
+
+    def __init__(self, settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> None:
+        self._about_to = about_to
+        self.settings, self.declared = settings, traits_of(settings)
+        self.spec = read_spec(settings, about_to)
+        self.inner: FullEnvBatch = self._call("build", settings.build, rows)
+        self.rows = rows
+        self._check_built()
+        self.traits = batch_traits(self.inner)
+
+    def _check_built(self) -> None:
+        missing = [name for name in REQUIRED if not hasattr(self.inner, name)]
+        if missing:
+            raise ContractViolation(
+                f"build({self.rows}) returned a {type(self.inner).__name__} without {', '.join(missing)}",
+                "return an EnvBatch",
+            )
+        if self.inner.rows != self.rows:
+            raise ContractViolation(
+                f"build({self.rows}) returned rows = {self.inner.rows}", f"it must have {self.rows} rows"
+            )
+        for name, actual, expected in self.inner.spec.differing(self.spec):
+            raise ContractViolation(
+                f"the spec of build({self.rows}) has {name} = {actual}, that of the settings {expected}",
+                "return the same spec from both",
+            )
+
+    def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        """Begin episodes; for refused ones (`EpisodeRefused`) the next seeds are tried."""
+        self._call("reset", self._reset, rows, tasks, seeds)
+
+    def _reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        for again in range(_SEEDS):
+            try:
+                self.inner.reset(rows, tasks, [seed + again for seed in seeds])
+            except RowsFailed as failed:
+                last = again == _SEEDS - 1
+                if last or not all(isinstance(error, EpisodeRefused) for error in failed.errors.values()):
+                    raise
+                kept = [i for i, row in enumerate(rows) if row in failed.errors]
+                rows, tasks, seeds = [rows[i] for i in kept], [tasks[i] for i in kept], [seeds[i] for i in kept]
+            else:
+                return
+
+    def step(self, rows: RowNumbers, actions: NDArray[Any]) -> StepResult:
+        """Take one step. ContractViolation: the result does not consist of [n] finite numbers and flags."""
+        result: StepResult = self._call("step", self.inner.step, rows, actions)
+        check_result(result, len(rows), self.spec.metrics, self.spec.chunk)
+        if not np.isfinite(result.reward).all():
+            raise ContractViolation("step returned a reward of NaN or infinity", "check what the simulator returns")
+        return result
+
+    def observe(self, rows: RowNumbers) -> Arrays:
+        """Observe the rows. ContractViolation: entries are not finite or unwritten, or `out` is rebound."""
+        first, second = (self._observe_over(rows, fill) for fill in (0, 1))
+        for name, array in first.items():
+            if bool((_is_fill(array, 0) & _is_fill(second[name], 1)).any()):
+                raise ContractViolation(
+                    f"observe leaves entries of out[{name!r}] unwritten", f"write all of them: out[{name!r}][i] = …"
+                )
+            if not np.isfinite(array).all():
+                raise ContractViolation(
+                    f"observe wrote NaN or infinity to {name!r}", "check what the simulator returns"
+                )
+        return first
+
+    def expert_actions(self, rows: RowNumbers) -> NDArray[Any] | None:
+        """Actions of the scripted expert; None without one."""
+        if not self.traits.expert:
+            return None
+        return np.asarray(self._call("expert", self.inner.expert_actions, rows))
+
+    def discard(self, row: int) -> None:
+        self._call("reset", self.inner.discard, row)
+
+    @contextmanager
+    def resetting(self, row: int, seed: int) -> Iterator[None]:
+        """During this block a thread resets the row, and prepares its observation if the batch supports that."""
+        errors: list[Exception] = []
+
+        def reset() -> None:
+            try:
+                self.inner.reset([row], [0], [seed])
+                if self.traits.prepares_observations:
+                    self.inner.prepare_observation(row)
+            except Exception as error:  # noqa: BLE001 - it is raised below
+                errors.append(error)
+
+        thread = threading.Thread(target=reset, name="reset ahead")
+        thread.start()
+        try:
+            yield
+        finally:
+            self._call("reset", thread.join)
+        if errors:
+            raise ContractViolation(f"reset in a thread raised {errors[0]!r}", "leave the trait resets_ahead out")
+
+    def _observe_over(self, rows: RowNumbers, turn: int) -> Arrays:
+        out = {
+            name: np.full((len(rows), *array.shape), _fill(np.dtype(array.dtype), turn), array.dtype)
+            for name, array in self.spec.observation.items()
+        }
+        self._call("observe", self.inner.observe, rows, MappingProxyType(out))
+        return out
+
+    def close(self) -> None:
+        self._call("close", self.inner.close)
+
+    def _call(self, call: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        return _call(self._about_to, call, function, *arguments)
+
+
+def read_spec(settings: EnvSettings, about_to: Callable[[str], None]) -> EnvSpec:
+    """The environment's spec. ContractViolation: spec() raises or returns another type."""
+    spec = _call(about_to, "spec", settings.spec)
+    if not isinstance(spec, EnvSpec):
+        raise ContractViolation(f"spec returned {type(spec).__name__}", "return an EnvSpec")
+    return spec
+
+
+def _call(about_to: Callable[[str], None], call: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Announce and make a call into user code. An exception becomes a ContractViolation with the user's source line."""
+    about_to(call)
+    try:
+        return function(*arguments)
+    except PolyrhythmError:
+        raise
+    except (Exception, SystemExit) as raised:
+        error = first_cause(raised) if isinstance(raised, Exception) else raised
+        if isinstance(error, PolyrhythmError):
+            raise error from raised
+        violation = violation_of(call, error)
+        if isinstance(error, ImportError):
+            violation = ContractViolation(violation.problem, "install the missing package, or correct the import")
+        elif "mappingproxy" in str(error):
+            violation = ContractViolation(violation.problem, "`out` is read-only: write into it, out[name][:] = …")
+        raise violation from error
+
+
+def _fill(dtype: np.dtype[Any], turn: int) -> Any:
+    """A fill value that is unlikely as an observation and differs by turn."""
+    if dtype.kind == "f":
+        return -1.2345e4 * (turn + 1)
+    return bool(turn) if dtype.kind == "b" else (85, 42)[turn]
+
+
+def _is_fill(array: NDArray[Any], turn: int) -> NDArray[np.bool_]:
+    filled: NDArray[np.bool_] = array == np.asarray(_fill(array.dtype, turn), array.dtype)
+    return filled

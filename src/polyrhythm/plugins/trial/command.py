@@ -1,0 +1,60 @@
+"""Check a recipe without training: its settings, this machine, the contracts of environment and policy.
+
+Exit status 0 if all checks pass, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from polyrhythm.cli.arguments import add_recipe
+from polyrhythm.cli.show import finding_line
+from polyrhythm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyrhythm.checks import Examined
+    from polyrhythm.config.schema import RunConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser, "[--json]")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.config.load import load_config
+
+    config = load_config(arguments.recipe, arguments.overrides)
+    from polyrhythm.pipeline.validation.check import examine
+
+    found: list[Examined] = []
+    for examined in examine(config):
+        if not arguments.json:
+            if not found or found[-1].part != examined.part:
+                print(examined.part)
+            print(finding_line(examined.finding, color=sys.stdout.isatty(), encoding=sys.stdout.encoding), flush=True)
+        found.append(examined)
+    failed = [f"{part}: {finding.name}" for part, finding in found if finding.state == "failed"]
+    if arguments.json:
+        checks = [{"part": part, **finding._asdict()} for part, finding in found]
+        print(json.dumps({"ready": not failed, "seats": _seats(config), "checks": checks}, indent=2))
+    else:
+        print(f"\n{len(failed)} of {len(found)} checks failed: {', '.join(failed)}" if failed else _ready(found))
+    return 1 if failed else 0
+
+
+def _seats(config: RunConfig) -> dict[str, dict[str, str | int]] | None:
+    from polyrhythm.pipeline.placed import describe_seats, place
+
+    try:
+        return describe_seats(place(config).seats)
+    except ConfigError:
+        return None
+
+
+def _ready(found: list[Examined]) -> str:
+    notes = sum(finding.state == "note" for _, finding in found)
+    return f"\nall {len(found)} checks passed" + f", {notes} with a note" * bool(notes)
