@@ -23,8 +23,7 @@ from polyrhythm.envs.mujoco import (
 )
 from polyrhythm.errors import ConfigError
 from polyrhythm.imports import same_imports
-from polyrhythm.pipeline.array_specs import step_settings
-from polyrhythm.pipeline.env_batches import env_batch_infos
+from polyrhythm.pipeline.array_specs import env_batch_infos, step_settings
 from polyrhythm.pipeline.validation.check import check_env_installed
 from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
 from polyrhythm.runtime.factories import StationContext

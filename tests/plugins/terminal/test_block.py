@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from polyrhythm.observe.live import Status, Terminal, bar, block, duration, episodes
+from polyrhythm.observe.intervals import episodes_in_words as episodes
+from polyrhythm.plugins.terminal.block import Status, Terminal, bar, block, duration
 
 NAN = float("nan")
 TRAINING = Status(

@@ -17,26 +17,26 @@ import torch
 import yaml
 from pydantic import BaseModel
 from tests.pipeline.runs import LOCKSTEP
-from tests.pipeline.test_demos import Demonstrable
-from tests.pipeline.test_live import Screen
+from tests.plugins.demonstrations.test_recording import Demonstrable
+from tests.plugins.terminal.test_display import Screen
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, merge
 from polyrhythm.observe.run_folder import lock_run_folder
 from polyrhythm.pipeline.persistence.checkpoints import STATES, load_policy, save_policy
+from polyrhythm.plugins.demonstrations.imitation import Demonstrations
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.specs import EnvSpec
-from polyrhythm.training.sft import Demonstrations
 
-EXPERT = "tests.cli.test_warm_start:CountedSettings"
+EXPERT = "tests.plugins.demonstrations.test_warm_start:CountedSettings"
 
 
 class CountedSettings(BaseModel):
     """The environment that counts, whose expert succeeds after 5 steps at task a and 6 at task b."""
 
-    type: str = "tests.cli.test_warm_start:CountedSettings"
+    type: str = "tests.plugins.demonstrations.test_warm_start:CountedSettings"
 
     def spec(self) -> Any:
         return Demonstrable(1).spec
@@ -73,7 +73,7 @@ class Lost(Demonstrable):
 class ImitatorSettings(GaussianSettings):
     """A policy that can be imitated with and says nothing of the probability of what it does."""
 
-    type: str = "tests.cli.test_warm_start:ImitatorSettings"  # type: ignore[assignment]
+    type: str = "tests.plugins.demonstrations.test_warm_start:ImitatorSettings"  # type: ignore[assignment]
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> Imitator:
         return Imitator(self, env_spec)
@@ -124,7 +124,7 @@ def test_a_pipe_that_breaks_elsewhere_is_no_reader_who_has_had_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdout", sys.__stdout__)  # one that the system knows
-    lost = "env.type=tests.cli.test_warm_start:LostSettings"
+    lost = "env.type=tests.plugins.demonstrations.test_warm_start:LostSettings"
     with pytest.raises(BrokenPipeError):
         main(["demos", recipe(tmp_path), "--out", str(tmp_path / "demos.npz"), lost])
 
@@ -161,7 +161,7 @@ def test_a_warm_start_is_measured_and_trained_from(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("kind", "goes_on"), [("gaussian", True), ("tests.cli.test_warm_start:ImitatorSettings", False)]
+    ("kind", "goes_on"), [("gaussian", True), ("tests.plugins.demonstrations.test_warm_start:ImitatorSettings", False)]
 )
 def test_who_has_imitated_is_told_to_go_on_if_rewards_can_teach_the_policy(
     kind: str, goes_on: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -224,7 +224,7 @@ def test_given_demonstrations_are_imitated_and_an_interrupted_warm_start_goes_on
 def test_a_long_warm_start_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("polyrhythm.pipeline.warm_start.initial_policy._TELL_S", 0.0)
+    monkeypatch.setattr("polyrhythm.plugins.demonstrations.warm_start._TELL_S", 0.0)
     with caplog.at_level("INFO"):
         more = ["demonstrations.episodes_per_task=8", "supervised.steps=3"]
         assert main(["sft", recipe(tmp_path), "--out", str(tmp_path / "run"), *more]) == 0
@@ -238,7 +238,7 @@ def test_a_long_warm_start_says_how_far_it_is(
 
 def test_a_warm_start_that_is_cut_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "start"
-    hasty = "env={type: 'tests.cli.test_warm_start:HastySettings'}"
+    hasty = "env={type: 'tests.plugins.demonstrations.test_warm_start:HastySettings'}"
     assert main(["sft", recipe(tmp_path), "--out", str(folder), hasty]) == 130
     told = capsys.readouterr().err
     assert f"to resume: polyrhythm resume {folder}\n" in told
@@ -360,7 +360,7 @@ def test_grpo_refuses_what_it_cannot_use(
 
 def test_the_commands_of_the_tour_are_taken() -> None:
     """docs/recipes.md, up to what a machine and a warm start decide."""
-    tour = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    tour = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text()
     commands = [shlex.split(line)[1:] for line in tour.splitlines() if line.startswith("polyrhythm ")]
     assert [command[0] for command in commands] == ["sft", "train", "train"]
     for _, recipe_name, *words in commands[1:]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from polyrhythm.observe.activity import by_kind
-from polyrhythm.observe.intervals import return_in_words, success_in_words, success_rate
+from polyrhythm.observe.intervals import episodes_in_words
 from polyrhythm.readable import visible
 
 #: More stations than this are displayed by kind, with the mean of their shares.
@@ -76,7 +76,7 @@ def _heading(status: Status, width: int) -> str:
 def _metrics(status: Status) -> list[str]:
     parts = []
     if status.recent:
-        parts.append(episodes(status.recent))
+        parts.append(episodes_in_words(status.recent))
     if status.transitions_per_s is not None:
         parts.append(f"{status.transitions_per_s:,.0f} transitions/s")
     if status.lag is not None:
@@ -86,15 +86,6 @@ def _metrics(status: Status) -> list[str]:
     if parts or status.faults:
         parts.append(_counted(status.faults, "fault"))
     return parts
-
-
-def episodes(recent: Sequence[tuple[bool | None, float]]) -> str:
-    """Mean return of the last episodes, and their success rate with its 95% interval if one has reported it."""
-    count, found = len(recent), success_rate([success for success, _ in recent])
-    earned = return_in_words([reward for _, reward in recent])
-    if found["rate"] is None:
-        return f"{earned} over the last {count} episodes" if count > 1 else f"{earned} in the last episode"
-    return f"{success_in_words(found, 'the last ')}, {earned}"
 
 
 def _stations(utilisation: Mapping[str, float]) -> list[str]:

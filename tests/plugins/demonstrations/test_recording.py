@@ -13,7 +13,7 @@ from polyrhythm.config.sections.learning import DemonstrationSettings
 from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.errors import ConfigError, RunHalted
-from polyrhythm.pipeline.warm_start.demos import demonstrate
+from polyrhythm.plugins.demonstrations.recording import demonstrate
 from polyrhythm.specs import INSTRUCTION, PROGRESS
 from polyrhythm.stations.simulator.slot import StepSettings
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from tests.training.toy import CHUNK, DIM, FEATURES, ToyPolicy, same, weights
 
-from polyrhythm.config.sections.learning import SupervisedSettings
+from polyrhythm.config.sections.learning import OptimizerSettings, SupervisedSettings
 from polyrhythm.errors import RunFolderError, RunHalted
+from polyrhythm.plugins.demonstrations.imitation import Demonstrations, SupervisedLearner, rows_of_step
 from polyrhythm.specs import INSTRUCTION
 from polyrhythm.training.optim import adamw, linear_decay, warmup_cosine
-from polyrhythm.training.sft import Demonstrations, SupervisedLearner, rows_of_step
 from polyrhythm.training.steps import finish
 
 SETTINGS = SupervisedSettings(steps=60, batch_size=16, lr=0.03, warmup_steps=5, weight_decay=0.01)
@@ -99,7 +99,7 @@ def test_schedules() -> None:
 
 def test_only_matrices_decay() -> None:
     policy = ToyPolicy()
-    optimizer = adamw(policy, lr=0.1, weight_decay=0.5)
+    optimizer = adamw(policy, OptimizerSettings(lr=0.1, weight_decay=0.5))
     for p in policy.parameters():
         p.grad = torch.zeros_like(p)
     start = weights(policy)

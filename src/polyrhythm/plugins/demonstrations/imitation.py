@@ -10,13 +10,14 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyrhythm.config.sections.learning import OptimizerSettings, SupervisedSettings
 from polyrhythm.errors import RunFolderError, RunHalted
 from polyrhythm.files import atomic_write
 from polyrhythm.policies.base import Policy, as_module
@@ -26,10 +27,6 @@ from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.training import optim
 from polyrhythm.training.moments import update_normalizers
 from polyrhythm.training.steps import Steps
-
-if TYPE_CHECKING:
-    from polyrhythm.config.sections.learning import SupervisedSettings
-
 
 _OBS = "obs/"
 _TASKS, _REPEAT = "tasks", "action_repeat"
@@ -105,7 +102,8 @@ class SupervisedLearner:
         self._module = as_module(policy)
         self._parameters = [p for p in self._module.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
-        self._optimizer = optim.adamw(self._module, lr=supervised.lr, weight_decay=supervised.weight_decay)
+        optimizer = OptimizerSettings(lr=supervised.lr, weight_decay=supervised.weight_decay)
+        self._optimizer = optim.adamw(self._module, optimizer)
 
     def steps(self, demonstrations: Demonstrations) -> Steps:
         """The remaining optimizer steps (all, or those after `load_state_dict`): one per `next()`.
@@ -162,18 +160,16 @@ class SupervisedLearner:
 
 def _check(metrics: list[Tensor], demonstrations: Mapping[str, Tensor]) -> None:
     """RunHalted: one of these steps had a loss or gradient that is not finite."""
-    table = torch.stack(metrics)
-    if not table.isfinite().all():
-        raise RunHalted(_find_cause(table, demonstrations))
-
-
-def _find_cause(table: Tensor, demonstrations: Mapping[str, Tensor]) -> str:
-    """Cause of a loss or gradient that is not finite. table [steps, 2]: both of each step."""
-    bad = int((~table.isfinite().all(1)).sum())
+    finite = torch.stack(metrics).isfinite().all(1)  # [steps]
+    if finite.all():
+        return
     for name, x in demonstrations.items():
         if not x.isfinite().all():
-            return f"the demonstrations hold {name} of NaN or infinity; correct the environment or its expert"
-    return f"supervised.lr: {bad} optimizer steps had a loss or gradient of NaN or infinity; lower it, or grad_clip"
+            raise RunHalted(f"the demonstrations hold {name} of NaN or infinity; correct the environment or its expert")
+    bad = int((~finite).sum())
+    raise RunHalted(
+        f"supervised.lr: {bad} optimizer steps had a loss or gradient of NaN or infinity; lower it, or grad_clip"
+    )
 
 
 def rows_of_step(step: int, size: int, count: int, seed: int) -> NDArray[np.int64]:

@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TextIO
 
-from polyrhythm.observe.live import Status, Terminal, block
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.hosts import StationHosts, in_order
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
-from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
+from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity, StationHosts, in_order
+from polyrhythm.plugins.terminal.block import Status, Terminal, block
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 
@@ -60,7 +59,11 @@ class LiveDisplay(Observer):
 
     def __init__(self, terminal: Terminal, clock: Callable[[], float] = time.monotonic) -> None:
         self._terminal, self._clock = terminal, clock
-        self._plain = not _shows(terminal.encoding)
+        try:
+            "─█░·".encode(terminal.encoding or "ascii")
+            self._plain = False
+        except (UnicodeEncodeError, LookupError):
+            self._plain = True
         self._began = clock()
         self._status = Status("", 0.0)
         self._pipeline: Pipeline | None = None
@@ -183,14 +186,6 @@ class LiveDisplay(Observer):
             self._terminal.show(block(status, self._terminal.width, plain=self._plain))
 
 
-def _shows(encoding: str) -> bool:
-    try:
-        "─█░·".encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
 @contextlib.contextmanager
 def live_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Iterator[LiveDisplay | None]:
     """Show a live block on `stream`, with logs and warnings above it.
@@ -206,7 +201,14 @@ def live_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -
     for handler in handlers:
         handler.setStream(terminal)
     over = threading.Event()
-    drawing = threading.Thread(target=_draw_until, args=(live, over), name="live", daemon=True)
+
+    def draw() -> None:
+        """Consumes: the status. Waits for: the next drawing time. Unblocked by: that time, or `over`. Produces: the
+        block."""
+        while not over.wait(_DRAW_S):
+            live.draw()
+
+    drawing = threading.Thread(target=draw, name="live", daemon=True)
     drawing.start()
     try:
         with contextlib.redirect_stderr(terminal):
@@ -217,10 +219,3 @@ def live_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -
         for handler in handlers:
             handler.setStream(stream)
         terminal.end()
-
-
-def _draw_until(live: LiveDisplay, over: threading.Event) -> None:
-    """Consumes: the status. Waits for: the next drawing time. Unblocked by: that time, or `over`. Produces: the
-    block."""
-    while not over.wait(_DRAW_S):
-        live.draw()

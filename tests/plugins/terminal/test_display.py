@@ -12,13 +12,13 @@ import pytest
 from tests.pipeline.runs import config
 from tests.pipeline.test_loop import ASYNCHRONOUS
 
-from polyrhythm.observe.live import Terminal
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
-from polyrhythm.pipeline.observers.live import LiveDisplay, live_terminal
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
 from polyrhythm.pipeline.observers.totals import RunTotals
+from polyrhythm.plugins.terminal.block import Terminal
+from polyrhythm.plugins.terminal.display import LiveDisplay, live_terminal
 from polyrhythm.scheduler.records import StationLost
 
 

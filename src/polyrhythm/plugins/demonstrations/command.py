@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyrhythm.cli import show
-from polyrhythm.cli.arguments import IMITATION, add_recipe, note_resume_command
+from polyrhythm.cli.arguments import add_recipe, note_resume_command
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
     from polyrhythm.pipeline.validation.check import ValidatedRun
+
+#: Overrides that precede the user's, so that a recipe without demonstrations or supervised training gets their
+#: defaults.
+IMITATION = ("demonstrations={}", "supervised={}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides])
     from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
-    from polyrhythm.pipeline.sft import check_demonstrations, sft_config, validate_imitation
+    from polyrhythm.plugins.demonstrations.warm_start import check_demonstrations, sft_config, validate_imitation
 
     checked = validate_imitation(sft_config(config))
     config = checked.config
@@ -48,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def imitate_in(folder: Path, config: RunConfig, *, as_json: bool) -> int:
     from polyrhythm.pipeline.persistence.resume_rules import naming_where_it_began
-    from polyrhythm.pipeline.sft import validate_imitation
+    from polyrhythm.plugins.demonstrations.warm_start import validate_imitation
 
     with naming_where_it_began(folder):
         checked = validate_imitation(config)
@@ -57,11 +61,11 @@ def imitate_in(folder: Path, config: RunConfig, *, as_json: bool) -> int:
 
 def _imitate(folder: Path, checked: ValidatedRun, demos: Path | None, words: list[str] | None, *, as_json: bool) -> int:
     """Imitate in the folder and print the result. words: recipe and overrides of the training command to suggest."""
-    from polyrhythm.pipeline.observers.live import live_terminal
-    from polyrhythm.pipeline.sft import imitate
+    from polyrhythm.pipeline.hooks import open_display
     from polyrhythm.pipeline.validation.fit import learns_from_rewards
+    from polyrhythm.plugins.demonstrations.warm_start import imitate
 
-    with note_resume_command(folder), live_terminal(sys.stderr) as live:
+    with note_resume_command(folder), open_display(sys.stderr) as live:
         summary = imitate(checked, folder, demos, live)
     if as_json:
         print(json.dumps({"folder": str(folder), **summary}, indent=2))

@@ -1,7 +1,7 @@
 """Records demonstrations of an environment's scripted expert as chunk steps to imitate, in memory.
 
 Unsuccessful episodes are dropped, except noisy ones, whose labels are still correct, unless `keep_failed`. Episodes
-that are not finite, or whose row fails, are dropped. Playing: warm_start/episodes.py; datasets in files:
+that are not finite, or whose row fails, are dropped. Playing: episodes.py; datasets in files:
 plugins/lerobot.
 """
 
@@ -20,17 +20,17 @@ from polyrhythm.errors import ConfigError, RunHalted, nearest
 from polyrhythm.observe.intervals import success_rate
 from polyrhythm.pipeline.array_specs import shown
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.warm_start.episodes import (
+from polyrhythm.plugin import load, table
+from polyrhythm.plugins.demonstrations.episodes import (
     DemoEpisode,
     describe_dropped,
     expert_of,
     plan_episode,
     play_episodes,
 )
-from polyrhythm.plugin import load, table
+from polyrhythm.plugins.demonstrations.imitation import Demonstrations
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.slot import StepSettings
-from polyrhythm.training.sft import Demonstrations
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +65,6 @@ def dataset_format(settings: DatasetSettings) -> DatasetFormat:
         )
     found: DatasetFormat = load("demonstrations", settings.format)
     return found
-
-
-def _lower(noise_std: float, action_repeat: int) -> str:
-    found = [f"demonstrations.noise_std ({noise_std:g})"] if noise_std else []
-    found += [f"rollout.action_repeat ({action_repeat})"] if action_repeat > 1 else []
-    return f", or lower {' or '.join(found)}" if found else ""
 
 
 class Recorded(NamedTuple):
@@ -162,10 +156,12 @@ def demonstrate(
             log.warning("demonstrations: %s", dropped)
         good = [episode for episode in episodes if episode.kept] if settings.keep_failed else succeeded
         if not any(episode.task == task for episode in good):
+            lower = [f"demonstrations.noise_std ({settings.noise_std:g})"] if settings.noise_std else []
+            lower += [f"rollout.action_repeat ({step.action_repeat})"] if step.action_repeat > 1 else []
             raise RunHalted(
                 f"the expert never succeeded at {name.name} in {settings.episodes_per_task} episodes; "
                 f"{dropped and dropped + '; '}correct the environment or its expert"
-                f"{_lower(settings.noise_std, step.action_repeat)}"
+                f"{', or lower ' + ' or '.join(lower) if lower else ''}"
             )
     kept = [episode for episode in episodes if episode.kept]
     observed = [obs for episode in kept for obs in episode.obs]
