@@ -156,7 +156,6 @@ class CausalNetwork(nn.Module):
         return features
 
     def logits(self, features: Tensor) -> Tensor:
-        """Logits [...,vocabulary] of features [...,width]."""
         found: Tensor = self.model.get_output_embeddings()(features)  # type: ignore[operator]
         return found
 

@@ -112,7 +112,6 @@ class CausalLmSettings(BaseModel):
     @field_validator("engine", mode="before")
     @classmethod
     def _named(cls, engine: Any) -> Any:
-        """Expand the short form `policy.engine=vllm`."""
         return {"type": engine} if isinstance(engine, str) else engine
 
     @model_validator(mode="after")
@@ -283,8 +282,6 @@ class CausalLm(AdaptedPolicy):
 
     @torch.no_grad()
     def act_longest(self, obs: Observations) -> Tensor:
-        """Run the first step at full prompt length and allocate the cache, to measure memory: as many messages as
-        rows."""
         tokens = obs[TOKENS].long()
         count, length = tokens.shape
         rows = torch.arange(count, device=tokens.device).repeat_interleave(length)
@@ -305,7 +302,6 @@ class CausalLm(AdaptedPolicy):
         return Act(actions.unsqueeze(-1), logprobs.unsqueeze(-1), value, {MESSAGE: actions.to(torch.int32)})
 
     def make_engine(self, capacity: int) -> Engine:
-        """Create an engine with this module's weights, on its device or at a server (`policies.engine.Streams`)."""
         how, what = self._engine, (self.network, self._sampling, self._stops)
         room: dict[str, Any] = {"capacity": capacity, "length": self._prompt + self.chunk}
         if isinstance(how, AddedSettings):
@@ -319,18 +315,14 @@ class CausalLm(AdaptedPolicy):
         return NativeEngine(*what, **room, refresh=self._refresh)
 
     def ask_server(self) -> None:
-        """Check that the engine's server answers (trait asks_server)."""
         assert isinstance(self._engine, ServerSettings)
         protocol_of(self._engine, self.network, self._sampling, self._stops).begin(self._prompt + self.chunk)
 
     def prompt_of(self, obs: Observations) -> tuple[NDArray[np.int32], int]:
-        """Prompt and maximum number of new tokens of one row of observations (tensors [1,...])."""
         length = int(_lengths(obs)[0])
         return obs[TOKENS][0, :length].cpu().numpy().astype(np.int32), self.chunk
 
     def act_of(self, obs: Observations, generated: Generated) -> Act:
-        """The `Act` of one row (tensors [1,...]) whose message an engine generated; equal to `act` with these
-        tokens."""
         return self._answer([generated], obs[TOKENS].device)
 
     def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
@@ -338,11 +330,9 @@ class CausalLm(AdaptedPolicy):
         return self._evaluation(self._pack(obs, message), message)
 
     def row_tokens(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
-        """Number of positions that `evaluate` computes for each row: [B] int64."""
         return _lengths(obs) + self._counts(forward_inputs[MESSAGE].long()) - 1
 
     def evaluate_longest(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
-        """`evaluate` with every prompt and message at full length; the tensors need no values."""
         message = forward_inputs[MESSAGE].long()
         return self._evaluation(pack_longest(obs[TOKENS].long(), message), message)
 
@@ -355,7 +345,6 @@ class CausalLm(AdaptedPolicy):
         return self._values(self._features(packed), packed, first).expand(-1, self.chunk)
 
     def late_values(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
-        """The values of `evaluate`, without logits."""
         message = forward_inputs[MESSAGE].long()
         packed = self._pack(obs, message)
         return self._values(self._features(packed), packed, message)

@@ -110,7 +110,6 @@ class BatchSampler:
         self._greedy = torch.zeros(0, dtype=torch.bool)
 
     def take(self, name: str) -> Running:
-        """Remove a request that has ended."""
         found = self.requests.pop(name)
         found.end()
         return found
@@ -256,7 +255,6 @@ class VllmModel:
         return name
 
     def abort(self, name: str) -> Running:
-        """Abort a request; returns it with its tokens so far."""
         self._engine.abort_request([name])
         return self.sampler.take(name)
 

@@ -92,7 +92,7 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 
 def mount_folder(target: str, mib: int, files: int) -> None:
-    """Mount an empty tmpfs limited to this many MiB and files; requires an own mount namespace."""
+    """Mount an empty tmpfs limited to this many MiB and files, in a mount namespace of this process."""
     call("unshare", CLONE_NEWNS)
     mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, f"size={mib}m,nr_inodes={files},mode=700")
 

@@ -81,6 +81,8 @@ def run_child(confinement: Confinement, parent: int, code: int, output: int, cal
 
 
 def _confine(confinement: Confinement, parent: int, output: int, call: int) -> None:
+    """Limits are set soft and hard alike, so that reaching a time limit ends the process. The server enforces the exact
+    limit of CPU time; the kernel's, which is sampled, applies when the server cannot."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise ProcessLookupError("the server is gone")
@@ -96,20 +98,11 @@ def _confine(confinement: Confinement, parent: int, output: int, call: int) -> N
     if confinement.landlock:
         kernel.restrict_files(confinement.landlock, confinement.readable, writable)
     kernel.drop_capabilities()
-    _limit(confinement)
-    if confinement.seccomp:
-        kernel.restrict_calls(confinement.seccomp)
-
-
-def _limit(confinement: Confinement) -> None:
-    """Set the kernel's limits, soft and hard alike, so that reaching a time limit ends the process. The server
-    enforces the exact limit of CPU time; the kernel's, which is sampled, applies when the server cannot."""
-    file_bytes = max(confinement.files_mib * _MIB, confinement.output_bytes + 1)
     for limit, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, 2 * confinement.cpu_s + 1),
         (resource.RLIMIT_AS, confinement.memory_mib * _MIB),
-        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_FSIZE, max(confinement.files_mib * _MIB, confinement.output_bytes + 1)),
         (resource.RLIMIT_NOFILE, confinement.open_files),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_MEMLOCK, 0),
@@ -119,6 +112,8 @@ def _limit(confinement: Confinement) -> None:
         hard = resource.getrlimit(limit)[1]
         bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(limit, (bound, bound))
+    if confinement.seccomp:
+        kernel.restrict_calls(confinement.seccomp)
 
 
 def _run(text: str) -> int:
@@ -165,8 +160,6 @@ class _Running:
 
 
 class SandboxServer:
-    """Running calls by the descriptor of their process."""
-
     def __init__(self, client: socket.socket, confinement: Confinement, wall_s: float, at_a_time: int) -> None:
         self._client, self._confinement = client, confinement
         self._wall_s, self._cpu_s, self._at_a_time = wall_s, confinement.cpu_s, at_a_time
@@ -176,7 +169,6 @@ class SandboxServer:
         self._poll.register(client, select.POLLIN)
 
     def serve(self) -> None:
-        """Handle requests until the client is gone."""
         while True:
             looks = [min(one.late, one.look) for one in self._running.values() if not one.timed_out]
             patience_ms = max(0, int(1000 * (min(looks) - time.monotonic())) + 1) if looks else None

@@ -129,7 +129,6 @@ class PythonTool:
             _LOG.warning("the Python tool's sandbox has no %s; see docs/sandbox.md", ", no ".join(self.without))
 
     def run(self, code: str) -> ToolOutcome:
-        """Run code and wait for it. Raises SandboxLost."""
         return self.finish(self.start(code))
 
     def start(self, code: str) -> ToolCall:

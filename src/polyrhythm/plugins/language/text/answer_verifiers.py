@@ -206,7 +206,6 @@ def as_text(answer: Any) -> str:
 
 
 def _as_json(answer: Any) -> Any:
-    """The answer, parsed if it is a string with JSON."""
     if not isinstance(answer, str):
         return answer
     try:

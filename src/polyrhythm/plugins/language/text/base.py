@@ -222,5 +222,4 @@ def draw_apart(
 
 
 def is_held_out(prompt: str) -> bool:
-    """Whether a prompt belongs to evaluations."""
     return zlib.crc32(prompt.encode()) % _APART == 0

@@ -144,18 +144,15 @@ class TextBatch:
         return False
 
     def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
-        """Let conversations with `prepare` start their replies."""
         for row, message, whole in self._messages(rows, actions):
             if whole and self._prepared.expects(row):
                 self._prepared.prepare(row, self._text(message))
 
     def drop_step(self, rows: RowNumbers) -> None:
-        """Let conversations with `drop` cancel prepared replies."""
         for row in map(int, rows):
             self._prepared.drop(row)
 
     def waits(self, rows: RowNumbers) -> bool:
-        """Whether `reply` of one of these rows would block."""
         return self._prepared.waits(map(int, rows))
 
     def fileno(self) -> int:
@@ -312,7 +309,6 @@ class PreparedMessages:
         return row not in self._errors and self._traits[row].prepare
 
     def prepare(self, row: int, message: str) -> None:
-        """Let the row's conversation prepare its reply."""
         conversation = self.conversations[row]
         self._errors[row] = None
         try:
@@ -348,7 +344,6 @@ class PreparedMessages:
             self._give_up(row)
 
     def forget(self, row: int) -> None:
-        """Stop waiting for the row."""
         self._errors.pop(row, None)
         if row in self._awaited:
             self._end(row)

@@ -79,7 +79,6 @@ class ChainProblem(NamedTuple):
 
     @property
     def totals(self) -> list[int]:
-        """Running totals, starting with the first term."""
         found = [self.first]
         for step in self.steps:
             found.append(found[-1] + step)

@@ -99,7 +99,6 @@ class Chat:
         self._around = self._decoded(head), self._decoded(tail)
 
     def opening(self, prompt: Prompt) -> list[Message]:
-        """The turns before the first message."""
         turns = [_turn("user", prompt)] if isinstance(prompt, str) else list(prompt)
         system = self.settings.system
         return [_turn("system", system), *turns] if system and turns[0]["role"] != "system" else turns

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import json
 import logging
-import random as global_random
+import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
-from random import Random
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
@@ -66,8 +65,6 @@ class GemSettings(TextSettings):
 
 
 class Gem:
-    """Conversation of one environment, with a random state of its own, so that rows do not affect each other."""
-
     def __init__(self, settings: GemSettings) -> None:
         """MissingError: gem-llm is not installed; ConfigError: unknown id or invalid options."""
         name = settings.id
@@ -118,11 +115,11 @@ def _shown(observation: object, info: Mapping[str, Any]) -> str:
 
 
 def _states() -> tuple[Any, Any]:
-    return global_random.getstate(), np.random.get_state()
+    return random.getstate(), np.random.get_state()
 
 
 def _set_states(states: tuple[Any, Any]) -> None:
-    global_random.setstate(states[0])
+    random.setstate(states[0])
     np.random.set_state(states[1])
 
 
@@ -171,14 +168,7 @@ class ReasoningGymSettings(TextSettings):
         return WithPython(Problem(self), self.sandbox) if self.tool else Problem(self)
 
 
-class _Drawn(NamedTuple):
-    prompt: str
-    entry: dict[str, Any]
-
-
 class Problem:
-    """Conversation of one question and one answer."""
-
     def __init__(self, settings: ReasoningGymSettings) -> None:
         self._settings = settings
         self._names = list(settings.datasets)
@@ -188,14 +178,12 @@ class Problem:
 
     def begin(self, task: int, seed: int) -> str:
         self._task = task
-        found: _Drawn = draw_apart(seed, self._draw)
-        self._entry = found.entry
-        return found.prompt
+        self._entry = draw_apart(seed, lambda random: self._dataset[random.randrange(_PROBLEMS)], self._prompt)
+        return self._prompt(self._entry)
 
-    def _draw(self, random: Random) -> _Drawn:
-        entry = self._dataset[random.randrange(_PROBLEMS)]
-        instruction = self._settings.instruction + (INSTRUCTION if self._settings.tool else "")
-        return _Drawn(f"{instruction}{entry['question']}\n", entry)
+    def _prompt(self, entry: Mapping[str, Any]) -> str:
+        tool = INSTRUCTION if self._settings.tool else ""
+        return f"{self._settings.instruction}{tool}{entry['question']}\n"
 
     @property
     def _dataset(self) -> Any:
@@ -203,19 +191,17 @@ class Problem:
         return _dataset(name, json.dumps(self._settings.datasets[name]))
 
     def reply(self, message: str) -> Reply:
-        score = self._score(extract(message, self._settings.answer_tag))
-        return Reply(reward=score, success=score >= _RIGHT)
-
-    def _score(self, answer: str | None) -> float:
         """The data set's score; 0 if its scorer raises, since the answer is arbitrary text."""
+        answer = extract(message, self._settings.answer_tag)
         try:
-            return float(self._dataset.score_answer(answer, self._entry))
+            score = float(self._dataset.score_answer(answer, self._entry))
         except Exception:
+            score = 0.0
             if not self._told:
                 words = "%s cannot score %.80r, so it counts as wrong; like answers come without a warning"
                 log.warning(words, self._names[self._task], answer, exc_info=True)
                 self._told = True
-            return 0.0
+        return Reply(reward=score, success=score >= _RIGHT)
 
     def expert(self) -> str:
         tag, answer = self._settings.answer_tag, str(self._entry["answer"])

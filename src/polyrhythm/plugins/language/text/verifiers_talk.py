@@ -40,7 +40,6 @@ class PolicyAgent:
         self._talk, self._shared, self._toolsets = talk, shared, toolsets
 
     async def run(self, task: Any) -> Any:
-        """Run the task in one turn."""
         async with self.interaction(task) as interaction:
             await interaction.turn()
         return interaction.trace
@@ -227,7 +226,6 @@ class Tools:
                 self._listed.append(json.dumps(described))
 
     async def call(self, name: str, arguments: Any) -> str:
-        """The result as text, or an error text."""
         from mcp.server.mcpserver.exceptions import ToolError
 
         if name not in self._servers:
@@ -284,7 +282,6 @@ class SharedTools:
                 ready.set_exception(RuntimeError("the setup of the shared tools was cancelled"))
 
     async def end(self) -> None:
-        """Close the tools if they were opened."""
         serving, self._serving = self._serving, None
         if serving is not None:
             self._over.set()

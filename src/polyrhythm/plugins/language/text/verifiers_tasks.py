@@ -53,8 +53,6 @@ class VerifiersSettings(TextSettings):
 
 
 class VerifiersTask:
-    """Conversation over the tasks of a taskset, played by its environment."""
-
     def __init__(self, settings: VerifiersSettings) -> None:
         options = json.dumps(settings.options)
         loaded = self._loaded = _load(settings.taskset, options, settings.most)

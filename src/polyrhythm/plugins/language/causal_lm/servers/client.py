@@ -94,7 +94,6 @@ class ServerClient:
         return self._object(path, content) if content.strip().startswith(b"{") else {}
 
     def again(self, ask: Callable[[], Found]) -> Found:
-        """Return `ask()`; repeat it after a lost connection."""
         for failures in range(1, self.retries + 1):
             try:
                 return ask()
@@ -164,11 +163,9 @@ class ServerClient:
         return found
 
     def lost(self, what: str) -> ServerLost:
-        """A `ServerLost` with address and remedy."""
         return ServerLost(str(self.error(what)))
 
     def error(self, what: str) -> RunHalted:
-        """A `RunHalted` with address and remedy."""
         return RunHalted(f"policy.engine.url = {self.url}: {what}")
 
 

@@ -80,7 +80,6 @@ class StreamReader:
         self.news = threading.Condition()
 
     def begin(self, stream: ServerStream) -> None:
-        """Start a thread that reads the stream."""
         threading.Thread(target=self.read, args=(stream,), name=stream.name, daemon=True).start()
 
     def read(self, stream: ServerStream) -> None:

@@ -56,7 +56,6 @@ class ServerStream(Progress):
 
     @property
     def lost(self) -> bool:
-        """Whether its connection was lost, so that it may be resumed."""
         return isinstance(self.error, ServerLost)
 
 
@@ -298,7 +297,6 @@ class OpenAiProtocol(_Protocol):
         }
 
     def _part(self, event: dict[str, Any], prompt_tokens: int) -> AnswerPart | None:
-        """The part of an event; None for an event without a choice."""
         try:
             if not event["choices"]:
                 return None
