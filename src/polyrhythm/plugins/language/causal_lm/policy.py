@@ -291,8 +291,7 @@ class CausalLm(AdaptedPolicy):
 
     def _answer(self, found: list[Generated], device: torch.device) -> Act:
         shape = (len(found), self.chunk)
-        message = np.full(shape, self._stops[0], np.int64)
-        logprob = np.zeros(shape, np.float32)
+        message, logprob = np.full(shape, self._stops[0], np.int64), np.zeros(shape, np.float32)
         for row, generated in enumerate(found):
             count = len(generated.tokens)
             message[row, :count], logprob[row, :count] = generated.tokens, generated.logprobs

@@ -90,7 +90,6 @@ class BatchSampler:
         self.version = -1
         self.requests: dict[str, Running] = {}
         self._rows: dict[int, Running] = {}
-        self._greedy = torch.zeros(0, dtype=torch.bool)
 
     def follow(self, update: BatchUpdate | None) -> None:
         """Apply vLLM's batch update: removed, added and moved rows, in this order."""
@@ -107,7 +106,6 @@ class BatchSampler:
                 self._rows[target] = moved
             if other is not None and direction.name == "SWAP":
                 self._rows[source] = other
-        self._greedy = torch.zeros(0, dtype=torch.bool)
 
     def take(self, name: str) -> Running:
         found = self.requests.pop(name)
@@ -117,10 +115,9 @@ class BatchSampler:
     def draw(self, logits: Tensor) -> Tensor:
         """Draw a token for each of the rows 0..n-1 and mask all others in logits [n,V], in place."""
         rows = [self._rows[row] for row in range(len(logits))]
-        if len(self._greedy) != len(rows):
-            self._greedy = torch.tensor([row.request.greedy for row in rows], device=logits.device)
+        greedy = torch.tensor([row.request.greedy for row in rows], device=logits.device)
         uniform = torch.tensor([row.next_uniform() for row in rows], device=logits.device)
-        tokens, logprobs = draw(process_logits(logits, self.sampling), uniform, self._greedy)
+        tokens, logprobs = draw(process_logits(logits, self.sampling), uniform, greedy)
         for row, logprob in zip(rows, logprobs.tolist(), strict=True):
             row.put(logprob, self.version)
         return logits.fill_(-torch.inf).scatter_(1, tokens[:, None], 0.0)
