@@ -167,9 +167,7 @@ def test_the_reference_policy_of_a_kl_term_is_counted() -> None:
     [({}, None), ({"init_from": "run"}, 12 * GB), ({"policy.train": "all"}, 12 * GB)],
     ids=["adapters that begin at zero", "trained adapters", "everything"],
 )
-def test_the_reference_of_adapters_is_a_copy_once_they_were_trained(
-    changed: dict[str, Any], bytes_: int | None
-) -> None:
+def test_a_reference_of_trained_adapters_is_a_copy(changed: dict[str, Any], bytes_: int | None) -> None:
     lora = {"type": "causal_lm", "layers": 1, "width": 32, "heads": 1, "hidden": 64, "train": "lora"}
     run = config(env={"type": "chains"}, policy=lora, algorithm={"kl": {"coef": 0.1}})
     run = with_settings(run, changed)
