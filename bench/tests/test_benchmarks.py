@@ -67,7 +67,7 @@ def test_switch(result):
 
 @long(14, "bench throughput, short")
 def test_throughput_beside_a_plain_loop_that_does_the_same():
-    found = throughput._measure(16, updates=2, repeats=1)
+    found = throughput.measure(16, updates=2, repeats=1)
     for way in ("plain", "inline", "local"):
         assert found[way]["transitions_per_s"] > 0
         assert found[way]["cpu_s_per_million"] > 0

@@ -99,9 +99,9 @@ def test_only_a_limit_of_the_machine_excuses_a_size(error, is_limit):
 
 
 def test_a_lost_station_ends_a_turn_but_not_the_benchmark():
-    refused = ceiling._reason(RunHalted("simulator-0 was lost while it was measured (was killed); measure again"))
+    refused = ceiling.reason_of(RunHalted("simulator-0 was lost while it was measured (was killed); measure again"))
     assert refused.startswith("simulator-0 was lost")
     with pytest.raises(ConfigError):
-        ceiling._reason(ConfigError("a setting is wrong"))
+        ceiling.reason_of(ConfigError("a setting is wrong"))
     found = summarise((64, 8), [window(1000, 0.1)], refused)
     assert (found["us_per_chunk_step"], found["not_measured"]) == (pytest.approx(100), refused)

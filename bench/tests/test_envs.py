@@ -50,7 +50,7 @@ def test_resets_ahead_are_the_same_episodes_and_take_less_of_the_slot():
     assert set(found["modes"]) == {"in place", "ahead"}
     for mode in found["modes"].values():
         assert 0 < mode["share"] < 1
-    assert "Resets ahead" in envs_page._ahead("pendulum", found)
+    assert "Resets ahead" in envs_page.ahead_text("pendulum", found)
 
 
 def test_episodes_that_begin_differently_are_noticed(monkeypatch):

@@ -25,7 +25,7 @@ SMALL = colocated.scene_of(tiny=True)
 
 
 def write_result(out, mode, rate, scene=SMALL):
-    content = {"scene": gpu_colocated._identity(scene), "result": {"transitions_per_s": rate}}
+    content = {"scene": gpu_colocated.identity(scene), "result": {"transitions_per_s": rate}}
     (out / f"{mode}.json").write_text(json.dumps(content))
 
 
@@ -87,12 +87,12 @@ def test_a_run_stops_after_its_time_and_three_updates():
 def test_the_full_size_fits_a_device_of_80_gib():
     """0.6 GiB of float32 for each of the expert's gradients and moments, 6.5 GiB for the acting policy."""
     scene = SMALL._replace(size="released", device="cpu", rows=64, image=224, max_steps=50, precomputed_mib=12288)
-    form = gpu_colocated._form(colocated.config_of(scene, "full_async", None))
+    form = gpu_colocated.form_of(colocated.config_of(scene, "full_async", None))
     plan = colocated.memory_plan(scene, form)
     assert form.parameters == pytest.approx(3.5e9, rel=0.01)
     assert plan["generator: weights"] == pytest.approx(6.5, abs=0.1)
     assert plan["trainer: moments"] == pytest.approx(2 * plan["trainer: gradients"])
-    assert sum(plan.values()) + gpu_colocated._REST_GIB < 75
+    assert sum(plan.values()) + gpu_colocated.REST_GIB < 75
 
 
 def test_the_modes_are_the_four_of_the_paper_and_a_lease():
@@ -108,14 +108,14 @@ def test_the_modes_are_the_four_of_the_paper_and_a_lease():
 def test_what_makes_no_update_is_ended_in_time():
     before = signal.getsignal(signal.SIGTERM)
     began = time.monotonic()
-    with gpu_colocated._time_limit(0.1):
+    with gpu_colocated.time_limit(0.1):
         threading.Event().wait(60)
     assert time.monotonic() - began < 30
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_an_interrupt_by_the_user_ends_the_benchmark():
-    with pytest.raises(KeyboardInterrupt), gpu_colocated._time_limit(60):
+    with pytest.raises(KeyboardInterrupt), gpu_colocated.time_limit(60):
         raise KeyboardInterrupt
 
 

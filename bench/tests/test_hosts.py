@@ -46,7 +46,7 @@ def test_a_cluster_of_quick_steps_runs(serving: str) -> None:
     from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
     from polyrhythm.scheduler.records import TrainUntil
 
-    cluster = VirtualCluster(links._quick_cluster(16, "25us", serving, 0))
+    cluster = VirtualCluster(links.quick_cluster(16, "25us", serving, 0))
     cluster.driver.submit(TrainUntil(links.FOREVER))
     cluster.driver.run(links.FOREVER, 4.0)
     assert cluster.driver.measures.transitions > 0

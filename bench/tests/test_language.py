@@ -93,12 +93,12 @@ def test_answers_are_cut_alike_live_and_simulated() -> None:
 def test_answers_to_a_prompt_all_succeed_all_fail_or_neither() -> None:
     batch = AnswersEnvSettings(type="", solved=0.2, hopeless=0.3).build(400)
     batch.reset(range(400), [0] * 400, range(400))
-    assert np.mean(batch._chance == 1.0) == pytest.approx(0.2, abs=0.06)
-    assert np.mean(batch._chance == 0.0) == pytest.approx(0.3, abs=0.07)
+    assert np.mean(batch.chance == 1.0) == pytest.approx(0.2, abs=0.06)
+    assert np.mean(batch.chance == 0.0) == pytest.approx(0.3, abs=0.07)
     found = batch.step(range(400), np.zeros((400, 1), np.float32))
     assert found.terminated.all()
-    assert found.reward[batch._chance == 1.0].all()
-    assert not found.reward[batch._chance == 0.0].any()
+    assert found.reward[batch.chance == 1.0].all()
+    assert not found.reward[batch.chance == 0.0].any()
 
 
 @pytest.mark.parametrize(("name", "per_station"), [("lockstep", 1), ("queue", 1), ("alpha_1_abort", 1), ("queue", 3)])

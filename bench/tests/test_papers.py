@@ -187,7 +187,7 @@ def test_an_early_beginning_gains_on_policy_where_episodes_differ() -> None:
     costs = Costs(step=2.8, spread=0.1, generate=0.058, train=0.005)
 
     def rate(training: str, length: str) -> float:
-        return streamer._rate(replace(row, rollout_gpus=4), costs, training, "dynamic", streamer.LENGTHS[length], 0)
+        return streamer.rate_of(replace(row, rollout_gpus=4), costs, training, "dynamic", streamer.LENGTHS[length], 0)
 
     late, early = rate("none", "lognormal, σ 0.5"), rate("on-policy streamer", "lognormal, σ 0.5")
     assert early > 1.1 * late

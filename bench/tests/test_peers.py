@@ -143,9 +143,9 @@ def test_ahead_means_in_speed_and_in_memory(rate, pss_mb, behind):
 
 
 def test_the_plain_loop_is_always_among_the_chosen():
-    assert list(run._chosen(run.ZERO_COST_SYSTEMS, ["sb3"])) == ["plain_loop", "sb3"]
+    assert list(run.chosen(run.ZERO_COST_SYSTEMS, ["sb3"])) == ["plain_loop", "sb3"]
     with pytest.raises(ConfigError, match="rllib"):
-        run._chosen(run.ZERO_COST_SYSTEMS, ["rllib"])
+        run.chosen(run.ZERO_COST_SYSTEMS, ["rllib"])
 
 
 @pytest.mark.parametrize("peer", venvs.PEERS)
@@ -191,7 +191,7 @@ def test_resource_trackers_tidy_up_before_they_go():
         semaphore = Path("/dev/shm") / ("sem." + popen.stdout.readline().decode().strip().removeprefix("/"))
         assert semaphore.exists()
         until = time.monotonic() + 30.0
-        while not any(map(groups._tracks, psutil.Process(popen.pid).children())):
+        while not any(map(groups.tracks_resources, psutil.Process(popen.pid).children())):
             assert time.monotonic() < until, "its tracker has begun, but is not yet what it will be"
             time.sleep(0.01)
         groups.end(popen.pid)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.load import load_config
-from polyrhythm.config.objects import in_main
+from polyrhythm.config.registry import in_main
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.observe.run_folder import find_run

@@ -26,9 +26,8 @@ from polyrhythm.pipeline.evaluation.overrides import with_overrides
 from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
-from polyrhythm.pipeline.validation.all_checks import examine
-from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.pipeline.validation.rollout_checks import check_engine
+from polyrhythm.pipeline.validation.check import examine, validate_run
+from polyrhythm.pipeline.validation.fit import check_engine
 from polyrhythm.plugins.language.causal_lm.engine import Sampling
 from polyrhythm.plugins.language.causal_lm.policy import CausalLmSettings
 from polyrhythm.runtime.messages import Report

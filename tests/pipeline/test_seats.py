@@ -28,7 +28,7 @@ from polyrhythm.pipeline.seats import (
     list_excess_threads,
     list_unused_devices,
 )
-from polyrhythm.pipeline.validation.rollout_checks import check_ranks
+from polyrhythm.pipeline.validation.fit import check_ranks
 from polyrhythm.runtime.memory.published import Ends
 
 NAMES = {"simulators": ["s0", "s1", "s2"], "generators": ["g0", "g1"], "trainer": ["trainer"]}

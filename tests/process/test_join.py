@@ -27,6 +27,7 @@ from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.standalone import without_joining
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.plugins.join.terms import write_token
 from polyrhythm.runtime.hosting import dropped_messages
 from polyrhythm.runtime.transport.authentication import make_keys
@@ -50,7 +51,10 @@ class On(Observer):
 def run_until(pipeline: Pipeline, done: Callable[[], bool]) -> None:
     """Go on until something is so."""
     until = time.monotonic() + PATIENCE_S
-    pipeline.loop._run(lambda _: False, lambda: done() or time.monotonic() > until)
+    pipeline.loop.stop = lambda: done() or time.monotonic() > until
+    with pytest.raises(Interrupted):
+        pipeline.loop.await_evaluation("one that never comes")
+    pipeline.loop.stop = lambda: False
     assert done()
 
 
@@ -337,7 +341,7 @@ def test_a_reset_that_waits_for_a_person_parks_the_simulator_until_it_is_done(tm
         env = load_env("tests.process.breaking:WaitsSettings")
         robot = Joining(tmp_path, port, env=env, park_s=0.3, patience_s=3.0)
         pipeline.loop.start()
-        pipeline.loop._stall_s = 1.0
+        pipeline.loop.stall_s = 1.0
         pipeline.loop.submit(records.TrainUntil(4))
         run_until(pipeline, lambda: bool(lost(pipeline)))
         assert [(one.reason, one.blame) for one in lost(pipeline)] == [

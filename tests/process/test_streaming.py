@@ -19,6 +19,7 @@ from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.persistence.checkpoints import load_run
 from polyrhythm.pipeline.persistence.snapshot import write_snapshot
+from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.plugins.cluster.launching import launch_on
 from polyrhythm.plugins.timeline.observer import TraceObserver
 from polyrhythm.plugins.timeline.trace import TraceWriter
@@ -123,13 +124,20 @@ def test_a_station_that_is_killed_in_the_middle_of_an_update_costs_no_sample(sta
     assert (ledger.imbalance, ledger.trained, ledger.dropped) == (0, 48, {})
 
 
+def stopped(loop, when):
+    """Train until this is so, as an operator's signal would stop the run there."""
+    loop.stop = when
+    with pytest.raises(Interrupted):
+        loop.train_until(4)
+    loop.stop = lambda: False
+
+
 def test_a_run_that_is_stopped_in_the_middle_of_an_update_goes_on_with_its_samples(tmp_path):
     """The trainer saves what it was before the update at once, and does not wait for the rest of its samples."""
     pipeline = build_pipeline(RunContext(config(SLOW), folder=tmp_path), record=True)
     conductor, loop = pipeline.loop.conductor, pipeline.loop
     try:
-        loop.submit(records.TrainUntil(4))
-        loop._drive(lambda _: False, lambda: in_the_middle(conductor, 2))
+        stopped(loop, lambda: in_the_middle(conductor, 2))
         lent = [number for group in conductor.updates.in_training for number in group.members]
         assert loop.wind_down(60.0)
         assert in_the_middle(conductor, 2)
@@ -159,8 +167,7 @@ def test_a_stop_waits_for_the_rest_of_an_update_that_has_changed_the_weights(tmp
         return in_the_middle(conductor, 2) and lent >= STEPPED["mini_batch_samples"]
 
     try:
-        loop.submit(records.TrainUntil(4))
-        loop._drive(lambda _: False, stepped)
+        stopped(loop, stepped)
         assert loop.wind_down(60.0)
         assert conductor.versions.updates == 3
         assert loop.trace[-1].event.updates == 3

@@ -199,7 +199,7 @@ class Part(VirtualCluster):
     def __init__(
         self, cluster_settings: ClusterSettings, decider: Stopping, before: VirtualCluster | None, rng: random.Random
     ) -> None:
-        self._saved = before._checkpoint if before is not None else 0
+        self._saved = before.checkpoint if before is not None else 0
         self._order = rng
         super().__init__(cluster_settings, decider, record=True)
         self.watch = GuaranteeChecker(self, decider.conductor)
@@ -210,27 +210,27 @@ class Part(VirtualCluster):
                 self.driver.bus = offered
                 self.driver.submit(r.WeightsOffered(offered))
 
-    def _start(self, member: Member) -> None:
+    def start(self, member: Member) -> None:
         first, late = member.incarnation < 0, self._order.choice((0.0, 0.0, 0.02, 0.2))
         if first and late:
             member.incarnation = 0  # only the first start is late
             self.driver.clock.after(late, self._start_late, member)
         else:
-            super()._start(member)
+            super().start(member)
 
     def _start_late(self, member: Member) -> None:
         member.incarnation = -1
-        super()._start(member)
+        super().start(member)
 
-    def _incarnation(self, member: Member) -> VirtualStation:
-        self._checkpoint = max(self._checkpoint, self._saved)
-        return super()._incarnation(member)
+    def incarnation(self, member: Member) -> VirtualStation:
+        self.checkpoint = max(self.checkpoint, self._saved)
+        return super().incarnation(member)
 
 
 def offered_by(before: VirtualCluster, conductor: AnyConductor, rng: random.Random) -> int:
     """The version that a resumed run begins with: one that is published, or was written and never heard of."""
     versions = conductor.versions
-    if not versions.in_version and before._checkpoint == versions.updates:
+    if not versions.in_version and before.checkpoint == versions.updates:
         return versions.trained  # the trainer's state is exactly it
     return max(versions.published, before.driver.bus)
 

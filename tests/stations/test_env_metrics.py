@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.stations.counting import Bench, Counting, ticket
 
+from polyrhythm.envs.base import StepResult
 from polyrhythm.errors import RunHalted
 from polyrhythm.scheduler.records import SampleEnd, SampleFinished
 from polyrhythm.stations.simulator.chunk import EpisodeMetrics
@@ -80,12 +81,18 @@ def test_a_number_that_is_not_finite_is_left_out_and_said_once(caplog):
     ]
 
 
+def measured(number):
+    """What a step of two rows gives."""
+    nothing = np.zeros(2, bool)
+    return StepResult(np.zeros(2, np.float32), nothing, nothing, nothing, metrics={"x": np.array([number, 2.0])})
+
+
 @pytest.mark.parametrize("aggregate", ["last", "sum", "mean", "max"])
 def test_infinity_is_not_a_metric(aggregate):
     metrics = EpisodeMetrics({"x": aggregate}, 2)
     metrics.begin(np.arange(2))
     for number in (-np.inf, 1e308, 1e308, np.inf):
-        metrics._add(np.arange(2), {"x": np.array([number, 2.0])})
+        metrics.wrap(lambda rows, actions, number=number: measured(number))(np.arange(2), np.zeros((2, 1)))
     assert metrics.summarize(0) == ()
     assert metrics.summarize(1) == (("x", {"sum": 8.0}.get(aggregate, 2.0)),)
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.stations.counting import Bench, Counting, ticket
+from tests.stations.test_reset_ahead import settle
 
 from polyrhythm.runtime.messages import ACTIONS, LOGPROB, VALUE
 from polyrhythm.scheduler.records import RequestArrived, SampleFailed, SampleFinished
@@ -48,7 +49,8 @@ class Diverging(Counting):
 def test_a_row_that_changed_places_is_discarded_by_its_own_number_and_a_policys_fault_is_none():
     env = Diverging(3, shown=math.nan)
     ahead = ResetAhead(env, 1)
-    ahead._place[:] = [2, 1]
+    ahead.prepare([(0, 3)], [])
+    settle(ahead, (0, 3))  # row 0 changes places with the spare row
     bench = Bench(2, env=ahead)
     env.spoils = {3: 0}
     bench.start((0, ticket(0, 3)), (1, ticket(1, 3)))

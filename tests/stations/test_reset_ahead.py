@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.stations.counting import Bench, Counting, ticket
 
-from polyrhythm.envs.base import RowsFailed
+from polyrhythm.envs.base import RowsFailed, StepResult
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records as r
 from polyrhythm.stations.simulator.reset_ahead import ResetAhead
@@ -19,13 +19,14 @@ DEADLINE_S = 20.0
 
 
 class Gated(Counting):
-    """Resets outside the main thread wait for `gate`, which `waits` says; `threads` names the thread of each reset."""
+    """Resets outside the main thread wait for `gate`, which `waits` says; `threads` names the thread of each reset.
+    falls: the first row of each step fails."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(rows)
         self.gate, self.threads = threading.Event(), list[str]()
         self.gate.set()
-        self.waits = threading.Event()
+        self.waits, self.falls = threading.Event(), False
 
     def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -33,6 +34,11 @@ class Gated(Counting):
             assert self.gate.wait(DEADLINE_S)
         super().reset(rows, tasks, seeds)
         self.threads += [threading.current_thread().name] * len(rows)
+
+    def step(self, rows: Sequence[int], actions: np.ndarray) -> StepResult:
+        if self.falls:
+            raise RowsFailed({int(rows[0]): RuntimeError("fell")})
+        return super().step(rows, actions)
 
 
 @pytest.fixture
@@ -100,7 +106,7 @@ def test_the_row_that_was_left_is_the_next_spare(ahead: ResetAhead, inner: Gated
         settle(ahead, (0, seed))
         ahead.reset([seed % 3], [0], [seed])
         assert seen(ahead, [seed % 3]) == [[seed, 0, 0]]
-    assert sorted([*ahead._place, *(spare.row for spare in ahead.spares)]) == list(range(5))
+    assert seen(ahead, [0, 1, 2]) == [[39, 0, 0], [37, 0, 0], [38, 0, 0]]
     assert ahead.ready == 30
 
 
@@ -156,10 +162,9 @@ def test_an_episode_that_has_begun_is_not_reset_again(ahead: ResetAhead, inner: 
     ahead.prepare([(0, 8), (0, 9), (0, 10)], [])
     settle(ahead, (0, 8), (0, 9))
     inner.gate.clear()
+    inner.waits.clear()
     ahead.reset([0, 1], [0] * 2, [8, 10])  # one by a spare row, one in place
-    with ahead.changed:
-        assert ahead._wanted == ((0, 9),)
-        assert ahead._choose() is None
+    assert not inner.waits.wait(0.2), "no spare row is reset for what has begun"
     assert inner.threads == ["reset ahead"] * 2 + ["MainThread"]
 
 
@@ -178,20 +183,16 @@ def test_a_failed_reset_fails_its_row_alone_and_once(ahead: ResetAhead, inner: G
     assert seen(ahead, [2]) == [[8, 0, 0]]
 
 
-def test_a_row_that_fails_has_its_own_number(ahead: ResetAhead, inner: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_fails_has_its_own_number(ahead: ResetAhead, inner: Gated) -> None:
     ahead.prepare([(0, 8)], [])
     settle(ahead, (0, 8))
     ahead.reset([0], [0], [8])
-    own = int(ahead._place[0])
-    assert own >= 3
-
-    def step(rows: Sequence[int], actions: object) -> None:
-        raise RowsFailed({own: RuntimeError("fell")})
-
-    monkeypatch.setattr(inner, "step", step)
+    inner.falls = True
     with pytest.raises(RowsFailed) as raised:
         ahead.step(np.array([0, 1]), np.ones((2, 1), np.float32))
     assert list(raised.value.errors) == [0]
+    assert isinstance(raised.value.__cause__, RowsFailed)
+    assert min(raised.value.__cause__.errors) >= 3, "it is a spare row's place"
 
 
 class Speaking(Counting):

@@ -51,7 +51,7 @@ class Plain(nn.Module):
     """The small policy with nothing but what all policies have."""
 
     act, evaluate, value = SmallPolicy.act, SmallPolicy.evaluate, SmallPolicy.value
-    _prefix, _heads = SmallPolicy._prefix, SmallPolicy._heads
+    prefix, heads = SmallPolicy.prefix, SmallPolicy.heads
 
 
 def plain(policy):

@@ -219,8 +219,8 @@ class NormalizingPolicy(ToyPolicy):
         super().__init__()
         self.normalizer = ObservationNormalizer({"x": ArraySpec((FEATURES,), "float32")})
 
-    def _heads(self, obs: Observations) -> tuple[Tensor, Tensor]:
-        return super()._heads(self.normalizer(obs))
+    def heads(self, obs: Observations) -> tuple[Tensor, Tensor]:
+        return super().heads(self.normalizer(obs))
 
 
 def test_statistics_of_observations_wait_for_all_samples_once() -> None:

@@ -40,7 +40,7 @@ class ToyPolicy(nn.Module):
 
     def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
         with torch.no_grad():
-            logp, value = self._heads(obs)
+            logp, value = self.heads(obs)
             rng = torch.Generator().manual_seed(int(noise_key.sum()))
             noise = -torch.empty_like(logp).exponential_(generator=rng).log()
             tokens = torch.where(greedy.reshape(-1, 1, 1), logp.argmax(-1), (logp + noise).argmax(-1))
@@ -48,18 +48,18 @@ class ToyPolicy(nn.Module):
         return Act(tokens.float(), picked.float(), value.float(), {"tokens": tokens})
 
     def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
-        logp, value = self._heads(obs)
+        logp, value = self.heads(obs)
         picked = logp.gather(-1, forward_inputs["tokens"].unsqueeze(-1)).squeeze(-1)
         return Evaluation(picked, value, -(logp.exp() * logp).sum(-1))
 
     def value(self, obs: Observations) -> Tensor:
-        return self._heads(obs)[1]
+        return self.heads(obs)[1]
 
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
-        logp = self._heads(obs)[0]
+        logp = self.heads(obs)[0]
         return -logp.gather(-1, actions.long().unsqueeze(-1)).mean()
 
-    def _heads(self, obs: Observations) -> tuple[Tensor, Tensor]:
+    def heads(self, obs: Observations) -> tuple[Tensor, Tensor]:
         self.rows_seen.append(len(obs["x"]))
         feature = self.trunk(obs["x"].to(self.critic.weight.dtype))
         logp = self.logits(feature).reshape(-1, CHUNK, DIM, CHOICES).log_softmax(-1)

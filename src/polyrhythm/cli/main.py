@@ -19,8 +19,7 @@ from types import ModuleType
 from typing import Protocol, cast
 
 from polyrhythm import __version__
-from polyrhythm.config.nearest import nearest
-from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError, pip_install
+from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError, nearest, pip_install
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.signals import Interrupts, SignalInterrupt, exit_status
 from polyrhythm.plugin import load, plugins

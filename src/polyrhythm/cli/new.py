@@ -20,9 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.config.nearest import nearest
     from polyrhythm.config.recipes import examples_folder
-    from polyrhythm.errors import ConfigError
+    from polyrhythm.errors import ConfigError, nearest
     from polyrhythm.observe.run_folder import take_folder
 
     examples = {path.name: path for path in sorted(examples_folder().iterdir()) if path.is_dir()}

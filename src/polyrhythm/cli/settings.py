@@ -46,9 +46,8 @@ def _find(path: str) -> Sequence[Setting]:
     from polyrhythm.config.base import models_in
     from polyrhythm.config.catalog import settings_of, type_of
     from polyrhythm.config.explain import paths_to
-    from polyrhythm.config.nearest import nearest
     from polyrhythm.config.schema import RunConfig
-    from polyrhythm.errors import ConfigError
+    from polyrhythm.errors import ConfigError, nearest
 
     path = path.removesuffix(".type")  # types are listed with their section
     models: list[type[BaseModel]] = [RunConfig]

@@ -59,7 +59,7 @@ def _imitate(folder: Path, checked: ValidatedRun, demos: Path | None, words: lis
     """Imitate in the folder and print the result. words: recipe and overrides of the training command to suggest."""
     from polyrhythm.pipeline.observers.live import live_terminal
     from polyrhythm.pipeline.sft import imitate
-    from polyrhythm.pipeline.validation.learning_checks import learns_from_rewards
+    from polyrhythm.pipeline.validation.fit import learns_from_rewards
 
     with note_resume_command(folder), live_terminal(sys.stderr) as live:
         summary = imitate(checked, folder, demos, live)

@@ -81,7 +81,7 @@ def check_unstarted(config: RunConfig, *, as_json: bool) -> int:
 
     Returns 0: ready; 1: something is wrong; MISSING: something is missing.
     """
-    from polyrhythm.pipeline.validation.all_checks import examine
+    from polyrhythm.pipeline.validation.check import examine
 
     found = list(examine(config, "machine"))
     lacking, failed = ([finding for _, finding in found if finding.state == state] for state in ("missing", "failed"))

@@ -74,7 +74,7 @@ class RunLoop:
         self._observers = ObserverTable(observers)
         self.stop: Callable[[], bool] = lambda: False
         self.trace: list[records.Decision] = []
-        self._record, self._stall_s = record, stall_s
+        self._record, self.stall_s = record, stall_s
         self._asked: deque[records.Event] = deque()
         self._inbox: list[records.Command] = []
         self._held: Callable[[records.Command], bool] = lambda _: False
@@ -207,7 +207,7 @@ class RunLoop:
                 due, now = self.conductor.deadline(), self.clock()
             timer = now < due < math.inf
             if event is None:
-                wait = max(0.0, due - now if timer else quiet_since + self._stall_s - now)
+                wait = max(0.0, due - now if timer else quiet_since + self.stall_s - now)
                 event = self.launcher.receive(min(wait, _PATIENCE_S))
             if event is not None:
                 self._decide(event)
@@ -215,8 +215,8 @@ class RunLoop:
                 quiet_since = self.clock()
             elif self.launcher.hosting.work_done != worked:
                 quiet_since, worked = self.clock(), self.launcher.hosting.work_done
-            elif not timer and self.clock() >= quiet_since + self._stall_s:
-                raise RunHalted(describe_stall(self.conductor, self._stall_s, pending_work(self.launcher.hosting)))
+            elif not timer and self.clock() >= quiet_since + self.stall_s:
+                raise RunHalted(describe_stall(self.conductor, self.stall_s, pending_work(self.launcher.hosting)))
 
     def _finished(self, done: Callable[[records.Command], bool]) -> bool:
         if not self._inbox:

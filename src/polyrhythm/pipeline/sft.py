@@ -10,7 +10,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.files import atomic_write
-from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.observers.live import LiveDisplay

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 from polyrhythm.env_warnings import warnings_so_far
 from polyrhythm.errors import HostLost, RunDistrusted, RunHalted
 from polyrhythm.files import atomic_write, trouble
-from polyrhythm.observe import MetricsWriter
-from polyrhythm.observe.metrics import read_lines
+from polyrhythm.observe.metrics import MetricsWriter, read_lines
 from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.observe.setbacks import SetbackWatch, setbacks
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
@@ -56,7 +55,7 @@ from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
 from polyrhythm.runtime.hosting import dropped_messages
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import SampleLedger
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,8 @@ from torch import Tensor
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.explain import explain
 from polyrhythm.config.load import validate
-from polyrhythm.config.nearest import nearest
 from polyrhythm.config.registry import NestedRefusal, resolve
-from polyrhythm.errors import ConfigError, RunFolderError
+from polyrhythm.errors import ConfigError, RunFolderError, nearest
 from polyrhythm.pipeline.array_specs import blank
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy, read_policy

@@ -2,7 +2,7 @@
 
 A policy module defines a pydantic settings model with a `type` literal that implements `PolicySettings`: it declares
 the policy's form (`policies.form`) without building it, and builds an `nn.Module`. All randomness in `act` comes from
-`noise_key`. `policies.conformance` checks the contract, partly before every run.
+`noise_key`. The plugin `trial` checks the contract, partly before every run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The form of a policy, declared before any weight exists: shapes, dtypes and sizes.
 
 Arena, weights channel, batch buffers and memory estimates are made from a form, in processes that never build the
-policy. `policies.conformance.check_form` compares a form with the built module.
+policy. `polyrhythm check` compares a form with the built module.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from math import prod
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import BaseModel, Field
@@ -109,7 +109,7 @@ class MlpSettings(BaseModel):
     normalize_observations: bool = False
     """Normalise floating-point observations by their running mean and variance, which are saved with the weights."""
 
-    def policy(self, env_spec: EnvSpec) -> MlpPolicy:
+    def policy(self, env_spec: EnvSpec) -> Any:
         """The policy, initialised from torch's generator."""
         raise NotImplementedError
 

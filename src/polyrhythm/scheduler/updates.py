@@ -23,9 +23,8 @@ from polyrhythm.scheduler.records import (
     StartUpdate,
     UpdateDone,
 )
-from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler
-from polyrhythm.scheduler.samples.groups import Group
-from polyrhythm.scheduler.samples.ledger import SampleState
+from polyrhythm.scheduler.rollout.tickets import RolloutScheduler
+from polyrhythm.scheduler.samples.groups import Group, SampleState
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.scheduler.versions import VersionLedger
 

@@ -18,14 +18,7 @@ from polyrhythm.runtime.memory.tensors import tensors_of
 from polyrhythm.runtime.messages import Channels, OffloadStore, Order, StationTraits
 from polyrhythm.runtime.spans import APPLY, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import (
-    AbortStream,
-    ApplyWeights,
-    GeneratorJoined,
-    Serve,
-    StartStream,
-    WeightsApplied,
-)
+from polyrhythm.scheduler.records import AbortStream, ApplyWeights, GeneratorJoined, Serve, StartStream, WeightsApplied
 from polyrhythm.stations.copies import PolicyCopies
 from polyrhythm.stations.simulator.guard import IDLE
 

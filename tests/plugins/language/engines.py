@@ -50,7 +50,7 @@ def at_sglang() -> Iterator[Make]:
     with ExitStack() as stack:
 
         def make(made: CausalLm, capacity: int) -> Engine:
-            sampling = made._sampling
+            sampling = made.sampling
             other = policy(9).network
             url, _ = stack.enter_context(
                 sglang_server.serving(other, temperature=sampling.temperature, stops=tuple(STOPS), pause_s=0.002)
@@ -65,7 +65,7 @@ def at_sglang() -> Iterator[Make]:
 
 def at_url(made: CausalLm, url: str, capacity: int) -> Engine:
     """An engine at a server of OpenAI's protocol."""
-    sampling = made._sampling
+    sampling = made.sampling
     cuts = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
     section = CausalLmSettings(engine=OpenAiSettings(url=url), **cuts)  # type: ignore[arg-type]
     engine = CausalLm(section, ENV.spec(), made.network).make_engine(capacity)
@@ -80,7 +80,7 @@ def at_openai() -> Iterator[Make]:
 
         def make(made: CausalLm, capacity: int) -> Engine:
             other = policy(9).network
-            server = openai_server.serving(other, made._sampling, stops=tuple(STOPS), pause_s=0.002)
+            server = openai_server.serving(other, made.sampling, stops=tuple(STOPS), pause_s=0.002)
             return at_url(made, stack.enter_context(server)[0], capacity)
 
         yield make
@@ -101,7 +101,7 @@ def at_vllm_server() -> Iterator[Make]:
 def vllm_model() -> VllmModel:
     """One for all tests of this process: starting it takes half a minute."""
     how = VllmSettings(cache_gib=0.1, compile=False)
-    return VllmModel(policy().network, Sampling(policy()._sampling.choices), how, capacity=12, length=64)
+    return VllmModel(policy().network, Sampling(policy().sampling.choices), how, capacity=12, length=64)
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def at_vllm() -> Iterator[Make]:
 
     def make(policy: CausalLm, capacity: int) -> VllmEngine:
         model = vllm_model()
-        model.sampler.sampling = policy._sampling
+        model.sampler.sampling = policy.sampling
         model.load(policy.network)
         made.append(VllmEngine(model, policy.network, STOPS, capacity=capacity, length=64, refresh=policy._refresh))
         return made[-1]

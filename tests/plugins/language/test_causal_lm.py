@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.built import value_gradient_reach
 from tests.plugins.pretrained.small_tokenizer import VOCABULARY, write_tokenizer
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm, Caus
 from polyrhythm.plugins.language.text import TextSettings
 from polyrhythm.plugins.language.text.chains import ChainsSettings
 from polyrhythm.plugins.language.text.tokenizers import folder_tokenizer
-from polyrhythm.plugins.trial.policy_contract import policy_checks, value_gradient_reach
+from polyrhythm.plugins.trial.policy_contract import policy_checks
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.training.checkpoint import save_state
 
@@ -407,7 +408,7 @@ def test_a_model_has_embeddings_up_to_the_largest_id(folder: Path, tmp_path: Pat
     shutil.copytree(folder, found)
     with_gap(found, gap)
     spec = text_settings(found).spec()
-    tokens = len(folder_tokenizer(str(folder))._tokenizer.get_vocab())
+    tokens = folder_tokenizer(str(folder)).size
     assert spec.action.choices == max(spec.action.stops) + 1 == tokens + gap
     section = CausalLmSettings(checkpoint=str(found))
     if fits:

@@ -273,9 +273,14 @@ def test_a_crash_costs_its_call(tool: PythonTool) -> None:
     assert tool.run("1 + 1").output == "2\n"
 
 
-def processes(tool: PythonTool) -> list[psutil.Process]:
-    assert tool._server is not None
-    first = psutil.Process(tool._server[0].pid)
+def server_of(tool: PythonTool) -> psutil.Process:
+    """The process that runs its calls."""
+    call = tool.start("1")
+    tool.finish(call)
+    return psutil.Process(call.server.pid)
+
+
+def processes(first: psutil.Process) -> list[psutil.Process]:
     return [first, *first.children(recursive=True)]
 
 
@@ -292,9 +297,10 @@ def wait_for(of: Callable[[], list[psutil.Process]], number: int) -> list[psutil
 
 def test_a_call_that_is_given_up_is_ended() -> None:
     dropping = opened()
-    before = len(processes(dropping))
+    server = server_of(dropping)
+    before = len(processes(server))
     call = dropping.start("import time\ntime.sleep(99)")
-    child = wait_for(lambda: processes(dropping), before + 1)[-1]
+    child = wait_for(lambda: processes(server), before + 1)[-1]
     dropping.drop(call)
     assert gone([child])
     dropping.close()
@@ -303,9 +309,10 @@ def test_a_call_that_is_given_up_is_ended() -> None:
 @pytest.mark.parametrize("without", [(), ("namespaces",)], ids=["namespaces", "no namespaces"])
 def test_a_sandbox_that_is_killed_is_started_again(without: tuple[str, ...]) -> None:
     killed = opened(without)
-    before = len(processes(killed))
+    server = server_of(killed)
+    before = len(processes(server))
     call = killed.start("import time\ntime.sleep(99)")
-    found = wait_for(lambda: processes(killed), before + 1)
+    found = wait_for(lambda: processes(server), before + 1)
     found[0].kill()
     with pytest.raises(SandboxLost, match="its process ended"):
         killed.finish(call)
@@ -316,7 +323,7 @@ def test_a_sandbox_that_is_killed_is_started_again(without: tuple[str, ...]) -> 
 
 def test_a_sandbox_that_says_nothing_is_lost_and_started_again() -> None:
     silent = PythonTool(QUICK.model_copy(update={"may_lack": EVERY}))
-    before = processes(silent)
+    before = processes(server_of(silent))
     for process in before:
         process.suspend()
     call, other = silent.start("1"), silent.start("2")
@@ -415,5 +422,6 @@ def test_a_process_has_one_sandbox_for_equal_settings() -> None:
     leave()
     leave()
     assert two.run("1").output == "1\n"
+    server = server_of(two)
     leave_too()
-    assert two._server is None
+    assert gone([server])

@@ -22,7 +22,7 @@ from polyrhythm.plugins.language.sandbox.tool import SandboxSettings
 from polyrhythm.plugins.language.text import Awaited, Reply, TextSettings, enclosed
 from polyrhythm.plugins.language.text.batch import TextBatch
 from polyrhythm.plugins.language.text.chains import ChainsSettings, calculate
-from polyrhythm.plugins.language.text.grids import FrozenLakeSettings, Sokoban, SokobanSettings
+from polyrhythm.plugins.language.text.grids import MOVES, FrozenLakeSettings, Position, Room, Sokoban, SokobanSettings
 from polyrhythm.plugins.language.text.gyms import Problem, ReasoningGymSettings, extract
 from polyrhythm.plugins.language.text.tokenizers import encodable
 from polyrhythm.plugins.language.text.verifiers_talk import _read
@@ -649,7 +649,6 @@ def test_a_folders_tokenizer_needs_an_end_of_text(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [2, 3]}))
     from polyrhythm.plugins.language.text import tokenizers
 
-    tokenizers._loaded.cache_clear()
     assert tokenizers.folder_tokenizer(str(tmp_path)).ends == (2, 3)
 
 
@@ -724,15 +723,13 @@ def test_every_room_is_solved_by_its_teacher(settings: SokobanSettings) -> None:
 def sokoban(*lines: str) -> Sokoban:
     """A conversation in a room that is drawn."""
     found = SokobanSettings(size=5).conversation()
-    found.begin(0, 0)
     cells = {(i, j): c for i, line in enumerate(lines) for j, c in enumerate(line)}
-    found._room = found._room._replace(
-        floor=frozenset(place for place, c in cells.items() if c != "#"),
-        goals=frozenset(place for place, c in cells.items() if c in ".*+"),
-    )
-    player = next(place for place, c in cells.items() if c in "@+")
-    found._position = type(found._position)(player, frozenset(place for place, c in cells.items() if c in "$*"))
-    found._plan.clear()
+
+    def fields(characters: str) -> frozenset[tuple[int, int]]:
+        return frozenset(place for place, c in cells.items() if c in characters)
+
+    position = Position(next(iter(fields("@+"))), fields("$*"))
+    found.enter(Room(5, fields("-.$*@+"), fields(".*+"), position, ()))
     return found
 
 
@@ -753,8 +750,7 @@ def test_boxes_are_pushed_one_at_a_time_and_never_through_walls() -> None:
 def test_the_teacher_finds_its_way_back() -> None:
     room = SokobanSettings(walls=0.0, size=7, max_turns=40).conversation()
     room.begin(0, 3)
-    assert room.reply("up\n").done is room.reply("down\n").done is False
-    room._plan.clear()
+    assert not room.reply(next(word for word in MOVES if f"{word}\n" != room.expert())).done
     answer = Reply(done=False)
     for _ in range(60):
         answer = room.reply(room.expert())

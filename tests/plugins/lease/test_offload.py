@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+import resource
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +15,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.plugins.lease import offload
-from polyrhythm.plugins.lease.offload import DeviceStore, FileStore
+from polyrhythm.plugins.lease.offload import DeviceStore, FileStore, private_regions
 
 MB, PAGE = 2**20, mmap.PAGESIZE
 
@@ -62,13 +62,20 @@ def test_tensors_come_back_bit_equal_where_they_were_and_their_memory_is_free_me
         before = [x.clone() for x in tensors]
 
 
+def sizes_of_open_files(folder: Path) -> list[int]:
+    """Bytes of this process's open files of the folder, those without a name too."""
+    found = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [link.stat().st_size for link in found if str(link.readlink()).startswith(str(folder))]
+
+
 def test_the_file_has_no_name_and_gives_its_room_back(store: FileStore, tmp_path: Path) -> None:
     tensors = some_tensors()
     store.suspend(tensors)
     assert list(tmp_path.iterdir()) == []
+    (size,) = sizes_of_open_files(tmp_path)
+    assert size > MB
     store.resume()
-    assert store._file is not None
-    assert store._file.seek(0, 2) == 0
+    assert sizes_of_open_files(tmp_path) == [0]
 
 
 def test_memory_that_others_share_stays_where_it_is(store: FileStore) -> None:
@@ -89,21 +96,18 @@ def test_neighbours_in_the_same_pages_are_not_touched(store: FileStore) -> None:
     assert all(torch.equal(x, y) for x, y in zip(tensors, kept, strict=True))
 
 
-class FullDisk:
-    def seek(self, _place: int) -> None:
-        pass
-
-    def write(self, _content: memoryview) -> None:
-        raise OSError(28, "No space left on device")
-
-
 def test_without_room_nothing_is_freed_and_the_error_says_where(tmp_path: Path) -> None:
     tensors = some_tensors(MB)
     before = [x.clone() for x in tensors]
     store = FileStore(tmp_path)
-    store._file = FullDisk()  # type: ignore[assignment]
-    with pytest.raises(RunHalted, match=r"placement.sharing = lease: \d+ bytes .*No space left.*make room there"):
-        store.suspend(tensors)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MB // 2, hard))
+    try:
+        with pytest.raises(RunHalted, match=r"placement.sharing = lease: \d+ bytes .*File too large.*make room there"):
+            store.suspend(tensors)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        store.close()
     assert all(torch.equal(x, y) for x, y in zip(tensors, before, strict=True))
 
 
@@ -113,7 +117,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_regions_are_private_writable_and_belong_to_no_file() -> None:
-    regions = offload._private_regions()
+    regions = private_regions()
     assert regions == sorted(regions)
     assert all(a[1] < b[0] for a, b in pairwise(regions))
 
@@ -123,7 +127,7 @@ def test_a_cuda_devices_memory_is_free_meanwhile_and_comes_back_bit_equal(cuda: 
     tensors = [x.to(cuda) for x in some_tensors()]
     tensors[1] = tensors[0][100:200]
     before = [x.cpu() for x in tensors]
-    store = DeviceStore(cuda)
+    store = DeviceStore(str(cuda))
     full = torch.cuda.memory_allocated(cuda)
     freed = store.suspend(tensors)
     assert freed >= 40 * MB

@@ -91,8 +91,13 @@ class Stand:
         self.said, self.log = list[Event](), list[str]()
         report = SwitchReport(parts, self.said.append)
         joined = GeneratorJoined("g", 3)
-        self.parts = [LeasedStation(joined, lambda: Counting(self.log), devices, report, Kept()) for _ in range(parts)]  # type: ignore[arg-type]
+        self.made = list[Counting]()
+        self.parts = [LeasedStation(joined, self.make, devices, report, Kept()) for _ in range(parts)]  # type: ignore[arg-type]
         self.part = self.parts[0]
+
+    def make(self) -> Counting:
+        self.made.append(Counting(self.log))
+        return self.made[-1]
 
     def tell(self, *commands: Any) -> None:
         for command in commands:
@@ -144,8 +149,7 @@ def test_what_is_at_hand_is_done_before_it_leaves_but_not_for_ever() -> None:
     stand = Stand()
     stand.tell(TakeDevice("g", 0))
     stand.part.handle(YieldDevice("g", 0))
-    inner: Any = stand.part._station
-    inner.units = _MOST_AT_HAND + 10
+    stand.made[0].units = _MOST_AT_HAND + 10
     while stand.part.work():
         pass
     assert stand.log == ["made", *["worked"] * _MOST_AT_HAND, "left"]

@@ -17,8 +17,7 @@ import torch
 from tests.long import LONG_TESTS, long
 from tests.plugins.memory_estimate.micro_batch import parts
 
-from polyrhythm.plugins.memory_estimate import activations
-from polyrhythm.plugins.memory_estimate.activations import Activations, estimate_activations
+from polyrhythm.plugins.memory_estimate.activations import PROBED_BYTES, Activations, Passes, estimate_activations
 from polyrhythm.plugins.memory_estimate.meter import FakeMode, Meter, PassProfile, real_meter
 
 ROOT = Path(__file__).parents[3]
@@ -31,8 +30,8 @@ _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 
 
 @cache
-def estimated(policy: str) -> Activations:
-    found = estimate_activations(*parts(policy))
+def estimated(policy: str, probed_bytes: int = PROBED_BYTES) -> Activations:
+    found = estimate_activations(*parts(policy), probed_bytes)
     assert isinstance(found, Activations)
     return found
 
@@ -67,8 +66,7 @@ def test_a_process_grows_by_what_is_estimated(policy: str, measured_bytes: dict[
     "policy", [pytest.param("{type: pi0}", marks=long(7, "a probe of pi0")), "{type: openvla_oft, train: expert}"]
 )
 def test_a_trace_without_memory_says_what_a_probe_says(policy: str) -> None:
-    settings, spec, form = parts(policy)
-    probed, traced = estimated(policy), activations._traced(settings, spec, form)
+    probed, traced = estimated(policy), estimated(policy, probed_bytes=0)
     for rows in (5, 300):
         assert traced.training(rows) == pytest.approx(probed.training(rows), rel=0.01)
         assert traced.acting(rows) == pytest.approx(probed.acting(rows), rel=0.01)
@@ -80,8 +78,8 @@ def test_a_trace_without_memory_says_what_a_probe_says(policy: str) -> None:
 def test_two_passes_tell_the_bytes_of_any_rows(policy: str) -> None:
     found = estimated(policy)
     for rows in (3, 50):
-        assert found.training(rows) == pytest.approx(found._passes.training(rows).peak, rel=1e-3)
-        assert found.acting(rows) == pytest.approx(found._passes.acting(rows).peak, rel=1e-3)
+        assert found.training(rows) == pytest.approx(found.passes.training(rows).peak, rel=1e-3)
+        assert found.acting(rows) == pytest.approx(found.passes.acting(rows).peak, rel=1e-3)
     assert found.training(0) == found.acting(0) == 0
 
 
@@ -108,7 +106,7 @@ def test_rows_of_tokens_count_as_the_longest_ones() -> None:
     assert form.row_tokens == 36 + 128 - 1
     assert found.acting(8) > 8 * form.row_cache
     made = settings.build(spec, seed=0, device="cpu", role="train")
-    pass_of = activations._Passes(lambda _: made, spec, form, nullcontext, real_meter)
+    pass_of = Passes(lambda _: made, spec, form, nullcontext, real_meter)
     assert found.training(6) == pytest.approx(pass_of.training(6).peak, rel=0.02)
 
 
@@ -129,17 +127,16 @@ def test_the_released_size_is_traced_in_bounded_memory() -> None:
     assert _resident() - before < 1e9
 
 
-def test_a_large_policy_without_an_outline_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activations, "PROBED_BYTES", 1000)
-    found = estimate_activations(*parts("{type: tiny_vla}"))
+def test_a_large_policy_without_an_outline_is_not_built() -> None:
+    found = estimate_activations(*parts("{type: tiny_vla}"), probed_bytes=1000)
     assert isinstance(found, str)
     assert "outline" in found
 
 
 def test_a_probe_leaves_random_state_and_kept_constants_alone() -> None:
-    settings, spec, form = parts("{type: pi0}")
+    settings, spec, _ = parts("{type: pi0}")
     states = (torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
-    for found in (estimated("{type: pi0}"), activations._traced(settings, spec, form)):
+    for found in (estimated("{type: pi0}"), estimated("{type: pi0}", probed_bytes=0)):
         found.training(4)
         found.acting(4)
     after = (torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())

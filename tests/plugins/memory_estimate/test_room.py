@@ -11,8 +11,7 @@ from tests.pipeline.runs import config
 
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.validation.all_checks import examine
-from polyrhythm.pipeline.validation.check import check_form, container_limit, free_memory, validate_run
+from polyrhythm.pipeline.validation.check import check_form, container_limit, examine, free_memory, validate_run
 from polyrhythm.plugins.memory_estimate import room
 from polyrhythm.plugins.memory_estimate.plan import Machine, Planner
 from polyrhythm.plugins.memory_estimate.room import check_room, warn_of_room

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from polyrhythm.plugins.pretrained.adapting import AdaptedPolicy
 from polyrhythm.plugins.pretrained.fitting import Architecture
 from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.vla.layers.attention import KeysValues
-from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
+from polyrhythm.plugins.vla.decoder import Decoder, DecoderSize, KeysValues
 from polyrhythm.plugins.vla.settings import VlaSettings, adaptation_of
 from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
@@ -76,31 +75,31 @@ class SmallPolicy(AdaptedPolicy):
 
     @torch.no_grad()
     def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
-        log_p, value = self._heads(obs)
+        log_p, value = self.heads(obs)
         draws = noise.uniform(noise_key, self.action_dim).view(log_p.shape[:-1])
         tokens = distributions.categorical_sample(log_p, draws, greedy, log_p.argmax(-1))
         return Act(tokens, distributions.categorical_logprob(log_p, tokens), value, {"tokens": tokens})
 
     def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
-        log_p, value = self._heads(obs)
+        log_p, value = self.heads(obs)
         logprob = distributions.categorical_logprob(log_p, forward_inputs["tokens"])
         return Evaluation(logprob, value, distributions.categorical_entropy(log_p))
 
     def value(self, obs: Observations) -> Tensor:
-        return self._heads(obs)[1]
+        return self.heads(obs)[1]
 
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
-        return -distributions.categorical_logprob(self._heads(obs)[0], actions.long()).mean()
+        return -distributions.categorical_logprob(self.heads(obs)[0], actions.long()).mean()
 
     def precompute(self, obs: Observations) -> dict[str, Tensor]:
         network = self.network
         if any(p.requires_grad for part in (network.embed, network.backbone) for p in part.parameters()):
             return {}
-        found, features = self._prefix(obs)
+        found, features = self.prefix(obs)
         kept = {f"prefix.{i}.{name}": x for i, pair in enumerate(found) for name, x in zip("kv", pair, strict=True)}
         return {**kept, "prefix.features": features}
 
-    def _prefix(self, obs: Observations) -> tuple[list[KeysValues], Tensor]:
+    def prefix(self, obs: Observations) -> tuple[list[KeysValues], Tensor]:
         if "prefix.features" in obs:
             layers = range(len(self.network.backbone.layers))
             return [(obs[f"prefix.{i}.k"], obs[f"prefix.{i}.v"]) for i in layers], obs["prefix.features"]
@@ -108,8 +107,8 @@ class SmallPolicy(AdaptedPolicy):
         with self.precision.computing(x.device):
             return self.network.prefix(x)
 
-    def _heads(self, obs: Observations) -> tuple[Tensor, Tensor]:
-        found, features = self._prefix(obs)
+    def heads(self, obs: Observations) -> tuple[Tensor, Tensor]:
+        found, features = self.prefix(obs)
         with self.precision.computing(features.device):
             logits = self.network(found)
         log_p = distributions.log_probs(logits.view(-1, self.chunk, self.action_dim, self.choices))
@@ -120,6 +119,7 @@ class SmallSettings(VlaSettings):
     """The small policy."""
 
     type: Literal["tests.plugins.pretrained.adapted:SmallSettings"] = "tests.plugins.pretrained.adapted:SmallSettings"
+    size: Literal["released"] = "released"
     dtype: Literal["float32", "bfloat16"] = "float32"
     width: int = 32
 

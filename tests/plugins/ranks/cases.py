@@ -331,7 +331,7 @@ def lm_trajectories(lengths: tuple[int, ...] = (3, 20, 7, 1, 12, 5), *, critic: 
     found = []
     for i, tokens in enumerate(lengths):
         message = rng.integers(1, 15, size=(1, policy.chunk), dtype=np.int32)
-        message[:, tokens - 1 :] = policy._stops[0]
+        message[:, tokens - 1 :] = LM_ENV.spec().action.stops[0]
         obs = {name: x[[i // 2, -1]] for name, x in shown.items()}
         with torch.no_grad():
             logprob = policy.evaluate({k: x[:1] for k, x in obs.items()}, {MESSAGE: torch.from_numpy(message)}).logprob

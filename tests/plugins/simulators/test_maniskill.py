@@ -337,11 +337,11 @@ def test_a_question_within_a_process_is_a_missing_asset(maniskill, monkeypatch):
     from polyrhythm.plugins.simulators.maniskill import library
 
     asks = download_asset.prompt_yes_no
-    with pytest.raises(MissingError, match="robot needs x"), library._no_questions(PICK):
+    with pytest.raises(MissingError, match="robot needs x"), library.no_questions(PICK):
         download_asset.prompt_yes_no("robot needs x which could not be found")
     arm = "Robot widowx250s_bridgedataset_flat_table has assets available for download. Would you like to?"
     command = "run: python -m mani_skill.utils.download_asset widowx250s$"
-    with pytest.raises(MissingError, match=command), library._no_questions(PICK):
+    with pytest.raises(MissingError, match=command), library.no_questions(PICK):
         download_asset.prompt_yes_no(arm)
     assert download_asset.prompt_yes_no is asks
 

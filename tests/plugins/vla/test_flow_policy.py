@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from tests.built import value_gradient_reach
 from tests.plugins.vla.flow_case import CHUNK, DIMS, HORIZON, PADDED, SPEC, SmallFlowSettings, observations
 from torch import Tensor
 
@@ -74,7 +75,7 @@ def test_the_supervised_loss_is_the_released_one() -> None:
     """By hand: x_t and the target from the draws, the mean over the chunk's actions with all padded entries."""
     policy, obs = built(CASES["pi0 flow_sde"]), observations(ROWS)
     actions = sample(policy, obs).actions
-    t, noise = policy._supervised_draws(actions)
+    t, noise = policy.supervised_draws(actions)
     wanted = policy.inputs.normalised_actions(actions, obs)
     data = torch.zeros(ROWS, HORIZON, PADDED)
     for entry, place in enumerate(DIMS):
@@ -90,7 +91,7 @@ def test_the_supervised_loss_is_the_released_one() -> None:
 def test_times_are_of_the_released_distribution() -> None:
     policy = built(SmallFlowSettings(method=FlowSde(), sft_draws=4))
     actions = torch.randn(4000, CHUNK, len(DIMS), generator=torch.Generator().manual_seed(3))
-    t, noise = policy._supervised_draws(actions)
+    t, noise = policy.supervised_draws(actions)
     scaled = (t - 0.001) / 0.999
     assert t.min().item() > 0.001
     assert t.max().item() < 1.0
@@ -107,7 +108,7 @@ def test_draws_change_with_the_weights_and_with_nothing_else() -> None:
     other = copy.deepcopy(policy)
     with torch.no_grad():
         other.network.action_time_mlp_out.bias[0] += 1e-6
-    assert not torch.equal(other._supervised_draws(actions)[0], policy._supervised_draws(actions)[0])
+    assert not torch.equal(other.supervised_draws(actions)[0], policy.supervised_draws(actions)[0])
 
 
 def computed(policy: FlowPolicy, obs: Mapping[str, Tensor], inputs: dict[str, Tensor]) -> list[Tensor]:
@@ -141,10 +142,10 @@ def test_a_trained_prefix_is_not_stored() -> None:
 
 
 def test_value_loss_stays_out_of_the_network_unless_asked() -> None:
-    reached = conformance.value_gradient_reach(built(CASES["pi0 flow_sde"]), observations(ROWS))
+    reached = value_gradient_reach(built(CASES["pi0 flow_sde"]), observations(ROWS))
     assert reached
     assert all(name.startswith("critic.") for name in reached)
-    shared = conformance.value_gradient_reach(built(CASES["pi05 flow_noise, shared value"]), observations(ROWS))
+    shared = value_gradient_reach(built(CASES["pi05 flow_noise, shared value"]), observations(ROWS))
     assert "network.paligemma_with_expert.paligemma.model.language_model.norm.weight" in shared
 
 

@@ -79,7 +79,7 @@ def test_the_controller_survives_hostile_messages() -> None:
         controller.exchange.open("c", 4)
         future = controller.call("echo-0", "add", ARGUMENTS)
         for content in mutations(FROM, COUNT // 4, seed, NAMES):
-            controller._handle(FromWorker("echo-0", 0, 0, content[1:]))
+            controller.on_event(FromWorker("echo-0", 0, 0, content[1:]))
             controller.step(0.0)
         outcomes |= answers(hosting.sent)
         assert all(size <= 4 for name, size in controller.exchange.sizes().items() if name == "c")

@@ -36,7 +36,7 @@ def test_a_batch_of_many_small_items_comes_in_several_messages(tmp_path: Any) ->
     def hear(seconds: float) -> None:
         """What the two say to each other, as bytes."""
         while said:
-            controller._handle(wire.decode(wire.encode(said.pop(0))))  # type: ignore[arg-type]
+            controller.on_event(wire.decode(wire.encode(said.pop(0))))  # type: ignore[arg-type]
         messages.append(len(hosting.sent))
         assert hosting.sent, "the worker would wait for ever"
         while hosting.sent:
@@ -51,7 +51,7 @@ def test_a_batch_of_many_small_items_comes_in_several_messages(tmp_path: Any) ->
     future = controller.call("echo-0", "take_batch", pack_whole(((Channel("c", None), count), {}), "x"))  # type: ignore[arg-type]
     hear(0.0)
     station.work()
-    controller._handle(said.pop())
+    controller.on_event(said.pop())
     assert sender.unpack(future.result(0).parcel) == sum(number % 256 for number in range(count))
     assert messages == [1, 5]
 

@@ -65,7 +65,7 @@ def run(
                 turns[size].append(window)
                 said = f"{window.main_us:.1f} us per chunk step"
             except (OSError, zmq.ZMQError, RuntimeError, PolyrhythmError) as error:
-                said = refused[size] = _reason(error)
+                said = refused[size] = reason_of(error)
             log.info("turn %d, %d env batches in %d processes: %s", turn + 1, *size, said)
     found = [summarise(size, turns[size], refused.get(size, "")) for size in sizes]
     measured = {entry["env_batches"]: entry for entry in found if entry["processes"] == max(processes)}
@@ -150,7 +150,7 @@ def _descriptor_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Why a turn was not measured, in one line. Raises the error again if neither a limit of the machine nor a lost
     station is the reason."""
     if is_limit(error):

@@ -72,7 +72,7 @@ def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
     )
     for name, own in details.items():
         if "parts" in own:
-            text += _ahead(name, own["parts"]["resets ahead"])
+            text += ahead_text(name, own["parts"]["resets ahead"])
     if found["left_out"]:
         text += "\n## Not run\n\n" + "\n".join(f"- {sentence}." for sentence in found["left_out"]) + "\n"
     path = folder / PAGE
@@ -95,7 +95,7 @@ def _rates(name: str, cells: Sequence[Mapping[str, float]]) -> str:
     return _line(name, *(f"{cell['steps_per_s']:,.0f}" for cell in cells))
 
 
-def _ahead(name: str, found: Mapping[str, Any]) -> str:
+def ahead_text(name: str, found: Mapping[str, Any]) -> str:
     modes: Mapping[str, Mapping[str, float]] = found["modes"]
     lines = [
         _line(

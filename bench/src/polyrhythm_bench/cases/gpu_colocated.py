@@ -35,6 +35,7 @@ from typing import Any
 import psutil
 import torch
 
+from polyrhythm.checks import CheckContext
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import atomic_write
@@ -42,7 +43,7 @@ from polyrhythm.pipeline import train as running
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining
 from polyrhythm.pipeline.validation import check as checking
 from polyrhythm.pipeline.validation.check import ValidatedRun
-from polyrhythm.pipeline.validation.rollout_checks import check_rollout
+from polyrhythm.pipeline.validation.fit import check_rollout
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm_bench.harness import resources
@@ -54,7 +55,7 @@ log = logging.getLogger(__name__)
 #: Gain of full asynchrony over the best lock-step in the paper's table 5, colocated: 268.00 over 144.70.
 PAPER_GAIN = 1.852
 #: Device memory in GiB beside the plan, for activations, graphs and contexts; updates of a mode at least.
-_REST_GIB, _UPDATES = 20.0, 3
+REST_GIB, _UPDATES = 20.0, 3
 
 
 def run(out: Path, minutes: float = 8.0, *, tiny: bool = False) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def run(out: Path, minutes: float = 8.0, *, tiny: bool = False) -> dict[str, Any
     ends = time.monotonic() + 60.0 * minutes
     scene = colocated.scene_of(tiny=tiny)
     _check_device(scene)
-    found, form = read_results(out, scene), _form(colocated.config_of(scene, "lockstep", None))
+    found, form = read_results(out, scene), form_of(colocated.config_of(scene, "lockstep", None))
     plan = colocated.memory_plan(scene, form)
     _check_device(scene, sum(plan.values()))
     if left := [mode for mode in MODES if mode not in found]:
@@ -104,15 +105,15 @@ def read_results(out: Path, scene: Scene) -> dict[str, dict[str, Any]]:
         if not (path := out / f"{mode}.json").is_file():
             continue
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["scene"] != _identity(scene):
+        if content["scene"] != identity(scene):
             raise ConfigError(
-                f"--out {out}: {path.name} is of {content['scene']}, this is {_identity(scene)}; name another folder"
+                f"--out {out}: {path.name} is of {content['scene']}, this is {identity(scene)}; name another folder"
             )
         found[mode] = content["result"]
     return found
 
 
-def _identity(scene: Scene) -> dict[str, Any]:
+def identity(scene: Scene) -> dict[str, Any]:
     name = torch.cuda.get_device_name(0) if scene.device == "cuda" else "cpu"
     return {**scene._asdict(), "device": name, "cores": psutil.cpu_count()}
 
@@ -123,7 +124,7 @@ def _check_device(scene: Scene, planned_gib: float = 0.0) -> None:
     small = "or add --tiny for a small policy on the CPU"
     if not torch.cuda.is_available():
         raise ConfigError(f"bench gpu-colocated: torch sees no CUDA device here; run it where there is one, {small}")
-    there, needed = torch.cuda.mem_get_info(0)[1] / 2**30, planned_gib + _REST_GIB
+    there, needed = torch.cuda.mem_get_info(0)[1] / 2**30, planned_gib + REST_GIB
     if there < needed:
         raise ConfigError(
             f"bench gpu-colocated: device 0 has {there:.0f} GiB and about {needed:.0f} are needed; use another one "
@@ -138,7 +139,7 @@ def _run_modes(scene: Scene, out: Path, left: list[str], ends: float, found: dic
         log.info("a checkpoint with random weights")
         colocated.make_checkpoint(scene, checkpoint)
     first = colocated.config_of(scene, left[0], checkpoint)
-    policy, form = checking.check_build(first, checking.installed_env(first).spec()), _form(first)
+    policy, form = checking.check_build(first, checking.installed_env(first).spec()), form_of(first)
     for number, mode in enumerate(left):
         now = time.monotonic()
         if ends - now < scene.minimum_s:
@@ -153,25 +154,24 @@ def _run_modes(scene: Scene, out: Path, left: list[str], ends: float, found: dic
             continue
         found[mode] = pace.summary()
         with atomic_write(out / f"{mode}.json") as unfinished:
-            content = {"scene": _identity(scene), "result": found[mode]}
+            content = {"scene": identity(scene), "result": found[mode]}
             unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if not set(MODES) - set(found):
         shutil.rmtree(checkpoint)
 
 
-def _form(config: RunConfig) -> PolicyForm:
+def form_of(config: RunConfig) -> PolicyForm:
     return checking.check_form(config, checking.installed_env(config).spec())
 
 
 def _checked(config: RunConfig, policy: Policy, form: PolicyForm) -> ValidatedRun:
     """`validate_run` without the trial of environment and policy, and with a policy that is there."""
-    checking.check_devices(config)
-    env = checking.installed_env(config)
-    spec = env.spec()
-    check_rollout(config, spec)
-    checking.check_processes(config, spec)
-    checking.check_memory(config, spec, form)
-    return ValidatedRun(config, spec, policy)
+    context = CheckContext(config, spec=checking.installed_env(config).spec(), form=form)
+    checking.check_devices(context)
+    check_rollout(config, context.spec)
+    checking.check_processes(context)
+    checking.check_memory(context)
+    return ValidatedRun(config, context.spec, policy)
 
 
 def _train(checked: ValidatedRun, folder: Path, pace: Pace, ends: float) -> None:
@@ -179,14 +179,14 @@ def _train(checked: ValidatedRun, folder: Path, pace: Pace, ends: float) -> None
     shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed
     folder.mkdir()
     try:
-        with _time_limit(ends - time.monotonic()), suppress(StopTraining):
+        with time_limit(ends - time.monotonic()), suppress(StopTraining):
             running.train(checked, folder, callbacks=Callbacks(pace.on_update))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """End the block after so long, as SIGTERM ends a run: in order."""
     over = threading.Event()
 

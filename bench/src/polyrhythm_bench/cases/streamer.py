@@ -72,7 +72,7 @@ def simulated(row: PaperRow, costs: Costs, seeds: int = 3) -> Iterator[dict[str,
                 for training, kind in TRAINING.items():
                     if batching == "lockstep" and (kind.get("parts") or training.startswith("on-policy")):
                         continue
-                    rates = [_rate(panel, costs, training, batching, steps, seed) for seed in range(seeds)]
+                    rates = [rate_of(panel, costs, training, batching, steps, seed) for seed in range(seeds)]
                     rate = median(rates)
                     first = first or rate
                     yield {
@@ -85,7 +85,7 @@ def simulated(row: PaperRow, costs: Costs, seeds: int = 3) -> Iterator[dict[str,
                     }
 
 
-def _rate(row: PaperRow, costs: Costs, training: str, batching: str, steps: str, seed: int) -> float:
+def rate_of(row: PaperRow, costs: Costs, training: str, batching: str, steps: str, seed: int) -> float:
     own = row if TRAINING[training]["max_lag"] else replace(row, mode="rollout")
     base = cluster_settings(own, costs, STEPS, seed)
     count = parse_count(int(steps) if steps.isdigit() else steps)

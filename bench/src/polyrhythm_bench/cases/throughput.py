@@ -36,12 +36,12 @@ def run(rows: Sequence[int] = ROWS, updates: int = 0, repeats: int = 5) -> dict[
     training_share (of the wall time; local trains beside the rollout), pss_mb of all its processes; `ratio_inline` and
     `ratio_local`, medians of the ratios to the plain loop in the same turn; and what `memory` measures.
     """
-    sizes = {str(count): _measure(count, updates or max(2, 1024 // count), repeats) for count in rows}
+    sizes = {str(count): measure(count, updates or max(2, 1024 // count), repeats) for count in rows}
     within = [sizes[str(count)]["ratio_inline"] >= limit for count, limit in LIMITS.items() if str(count) in sizes]
     return {"rows": sizes, "limits_inline": LIMITS, "within_limits": all(within), **memory.run()}
 
 
-def _measure(rows: int, updates: int, repeats: int) -> dict[str, Any]:
+def measure(rows: int, updates: int, repeats: int) -> dict[str, Any]:
     turns: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     with ExitStack() as stack:
         here = "polyrhythm_bench.cases.throughput"

@@ -127,7 +127,7 @@ def _figure_7(
 def _quick_steps(gpus: Sequence[int], event: str, seed: int) -> Iterator[dict[str, Any]]:
     for case, cost, serving in (("free", "0us", "main"), ("main", event, "main"), ("beside", event, "beside")):
         for count in gpus:
-            cluster = VirtualCluster(_quick_cluster(count, cost, serving, seed))
+            cluster = VirtualCluster(quick_cluster(count, cost, serving, seed))
             driver = cluster.driver
             driver.submit(TrainUntil(FOREVER))
             driver.run(FOREVER, WARM_UP_S)
@@ -143,7 +143,7 @@ def _quick_steps(gpus: Sequence[int], event: str, seed: int) -> Iterator[dict[st
             }
 
 
-def _quick_cluster(gpus: int, event: str, serving: str, seed: int) -> ClusterSettings:
+def quick_cluster(gpus: int, event: str, serving: str, seed: int) -> ClusterSettings:
     """A quarter of the GPUs simulate, half serve, a quarter train; every host has some of each."""
     hosts = _hosts(gpus)
     return ClusterSettings.model_validate(

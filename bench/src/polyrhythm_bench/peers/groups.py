@@ -30,7 +30,7 @@ def end(group: int, patience_s: float = 10.0) -> None:
     """
     deadline = time.monotonic() + patience_s
     while living := _members(group):
-        others = [process for process in living if not _tracks(process)]
+        others = [process for process in living if not tracks_resources(process)]
         for process in living if time.monotonic() > deadline else others:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -49,7 +49,7 @@ def _members(group: int) -> list[psutil.Process]:
     return found
 
 
-def _tracks(process: psutil.Process) -> bool:
+def tracks_resources(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return any(_TRACKER in word for word in process.cmdline())
     return False

@@ -84,13 +84,13 @@ def run(
     workload, `limit`, and `parts`: by workload (`sleeping`, `zero_cost_<rows>`) what `summarise` returns. ConfigError:
     unknown system. StartError, RunHalted: a peer cannot be installed, or fails.
     """
-    _chosen(sleeping_systems({}), only)  # raises for an unknown name
+    chosen(sleeping_systems({}), only)  # raises for an unknown name
     scene = as_scene(Sleeping()).model_copy(update={"train_latency": "30%"}).settled()
     batching, simulated = overlap.best_batching(scene)
     work = Sleeping(train_s=parse_cost(scene.train_latency.removeprefix("constant:")).mean())
     limit = limit or simulated
-    sleeping = _chosen(sleeping_systems(batching), only)
-    zero_cost = _chosen(ZERO_COST_SYSTEMS, only)
+    sleeping = chosen(sleeping_systems(batching), only)
+    zero_cost = chosen(ZERO_COST_SYSTEMS, only)
     pythons = _pythons([*sleeping.values(), *zero_cost.values()], folder or venvs.default_folder())
 
     def ask(system: System, question: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def run(
     return {"turns": turns, "limit": limit, "batching": batching, "sleeping": asdict(work), "parts": parts}
 
 
-def _chosen(systems: Mapping[str, System], only: Sequence[str]) -> dict[str, System]:
+def chosen(systems: Mapping[str, System], only: Sequence[str]) -> dict[str, System]:
     known = (*systems, *ZERO_COST_SYSTEMS)
     unknown = sorted(set(only) - set(known))
     if unknown:

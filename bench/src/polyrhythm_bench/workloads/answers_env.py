@@ -48,16 +48,16 @@ class AnswersBatch:
 
     def __init__(self, settings: AnswersEnvSettings, rows: int) -> None:
         self.rows, self.spec, self._settings = rows, settings.spec(), settings
-        self._chance = np.zeros(rows)
+        self.chance = np.zeros(rows)
         self._rng = random.Random()
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:  # noqa: ARG002
         for row, seed in zip(rows, seeds, strict=True):
             drawn = random.Random(seed).random() - self._settings.solved
-            self._chance[row] = 1.0 if drawn < 0 else 0.0 if drawn < self._settings.hopeless else 0.5
+            self.chance[row] = 1.0 if drawn < 0 else 0.0 if drawn < self._settings.hopeless else 0.5
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:  # noqa: ARG002 (the contract's)
-        success = np.array([self._rng.random() < self._chance[row] for row in rows], np.bool_)
+        success = np.array([self._rng.random() < self.chance[row] for row in rows], np.bool_)
         no = np.zeros(len(rows), np.bool_)
         return StepResult(success.astype(np.float32), ~no, no, success)
 

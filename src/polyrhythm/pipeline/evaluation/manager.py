@@ -10,8 +10,8 @@ from typing import Any
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.files import atomic_write, trouble
-from polyrhythm.observe import MetricsWriter
 from polyrhythm.observe.intervals import at_in_words, counted, success_in_words
+from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.observe.setbacks import SetbackWatch
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult

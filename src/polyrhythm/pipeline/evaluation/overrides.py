@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from polyrhythm.config.load import merge, parse_override, validate
-from polyrhythm.config.nearest import nearest
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.envs.base import FullEnvSettings, Variant, traits_of
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, nearest
 from polyrhythm.pipeline.persistence.resume_rules import MOVABLE, movable
 from polyrhythm.policies.traits import SAMPLING, settings_traits
 

@@ -11,15 +11,15 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from polyrhythm.errors import RunDistrusted
-from polyrhythm.observe import MetricsWriter, live
-from polyrhythm.observe.metrics import check_names
+from polyrhythm.observe import live
+from polyrhythm.observe.metrics import MetricsWriter, check_names
 from polyrhythm.pipeline.evaluation.episodes import mean_metrics
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import SampleLedger
 
 log = logging.getLogger(__name__)
 

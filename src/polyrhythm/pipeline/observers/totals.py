@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from polyrhythm.errors import RunHalted
-from polyrhythm.observe import Activity
+from polyrhythm.observe.activity import Activity
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.hosts import StationHosts
 from polyrhythm.runtime.hosting import dropped_messages

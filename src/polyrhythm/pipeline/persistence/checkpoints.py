@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyrhythm.config.load import validate
+from polyrhythm.config.recipes import read
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import parse_json
 from polyrhythm.observe.run_folder import CONFIG_FILE, find_run

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.config.yaml_text import read
+from polyrhythm.config.recipes import read
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.observe.metrics import has_updates
 from polyrhythm.pipeline.persistence.checkpoints import (

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from polyrhythm.config.nearest import nearest
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import DatasetSettings, DemonstrationSettings
 from polyrhythm.envs.base import EnvBatch, EnvSettings, FullEnvSettings, batch_traits, traits_of
-from polyrhythm.errors import ConfigError, RunHalted
+from polyrhythm.errors import ConfigError, RunHalted, nearest
 from polyrhythm.observe.intervals import success_rate
 from polyrhythm.pipeline.array_specs import shown
 from polyrhythm.pipeline.build import env_settings

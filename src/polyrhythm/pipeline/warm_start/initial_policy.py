@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from polyrhythm.errors import RunFolderError
-from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.pipeline.persistence.checkpoints import DEMONSTRATIONS_FILE, POLICY_FILE, load_policy, save_policy
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.validation.check import ValidatedRun

@@ -38,7 +38,7 @@ CHECKS = (
     ),
     Check("memory by station", "policy", "machine", _numbers, needs=("form",), after="policies"),
     Check(_NAME, "machine", "machine", _working, needs=("form",), until="trial", after="shared memory"),
-    Check(_NAME, "training", "trial", _working, needs=("form", "policy"), after="updates"),
+    Check(_NAME, "training", "trial", _working, needs=("form", "policy"), after="the engine's server"),
 )
 PLUGIN = Plugin(
     "memory_estimate",

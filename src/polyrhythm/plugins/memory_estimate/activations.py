@@ -46,33 +46,33 @@ _FEW, _MORE = 4, 8
 class Activations:
     """The passes of one policy, each run on first use. how: the method, in words.
 
-    acts_like: estimates of a policy that acts identically, whose acting passes are reused.
+    passes: run for real. acts_like: estimates of a policy that acts identically, whose acting passes are reused.
     """
 
     how: str
-    _passes: _Passes
+    passes: Passes
     acts_like: Activations | None = None
     _found: dict[str, PassProfile] = field(default_factory=dict)
 
     def training(self, rows: int) -> int:
         """Bytes of the forward and backward pass of a micro-batch."""
-        return self._profile("training", self._passes.training).peak(rows)
+        return self._profile("training", self.passes.training).peak(rows)
 
     def acting(self, rows: int) -> int:
         """Bytes of `act`."""
         if self.acts_like is not None:
             return self.acts_like.acting(rows)
-        return self._profile("acting", self._passes.acting).peak(rows)
+        return self._profile("acting", self.passes.acting).peak(rows)
 
     def kept(self, rows: int) -> int:
         """Bytes of the prefix that a pass keeps for all its denoise steps."""
         if self.acts_like is not None:
             return self.acts_like.kept(rows)
-        return rows * self._passes.kept
+        return rows * self.passes.kept
 
     def precomputed(self, rows: int) -> int:
         """Bytes of the outputs of a frozen part that the trainer keeps."""
-        return rows * self._passes.precomputed
+        return rows * self.passes.precomputed
 
     def _profile(self, name: str, run: Callable[[int], Meter]) -> PassProfile:
         if name not in self._found:
@@ -80,7 +80,7 @@ class Activations:
         return self._found[name]
 
 
-class _Passes:
+class Passes:
     """Runs the passes of a policy. make: builds it by role; metered: the counting context around a pass."""
 
     def __init__(
@@ -154,13 +154,16 @@ class _Passes:
             }
 
 
-def estimate_activations(settings: PolicySettings, spec: EnvSpec, form: PolicyForm) -> Activations | str:
+def estimate_activations(
+    settings: PolicySettings, spec: EnvSpec, form: PolicyForm, probed_bytes: int = PROBED_BYTES
+) -> Activations | str:
     """The passes of the policy, or a sentence on why they are unknown. Passes run when a number is requested.
 
-    Methods of the result raise any error of the policy.
+    probed_bytes: of the largest policy that is built and run; larger ones are traced. Methods of the result raise any
+    error of the policy.
     """
     outlines = settings_traits(settings).outlines
-    if form.train_bytes <= PROBED_BYTES and not (form.row_tokens and outlines):
+    if form.train_bytes <= probed_bytes and not (form.row_tokens and outlines):
         return _probed(settings, spec, form)
     if outlines:
         return _traced(extended_settings(settings), spec, form)
@@ -178,7 +181,7 @@ def _probed(settings: PolicySettings, spec: EnvSpec, form: PolicyForm) -> Activa
         with _random_state_kept(), nothing_kept(), real_meter(given) as meter:
             yield meter
 
-    return Activations("probed on the CPU", _Passes(make, spec, form, nullcontext, metered))
+    return Activations("probed on the CPU", Passes(make, spec, form, nullcontext, metered))
 
 
 @contextmanager
@@ -210,4 +213,4 @@ def _traced(settings: OptionalSettings, spec: EnvSpec, form: PolicyForm) -> Acti
         with nothing_kept(), mode.meter(given) as meter:
             yield meter
 
-    return Activations("traced without memory", _Passes(make, spec, form, inside, metered))
+    return Activations("traced without memory", Passes(make, spec, form, inside, metered))

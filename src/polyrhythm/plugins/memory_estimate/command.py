@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
     from polyrhythm.errors import ConfigError, MissingError
     from polyrhythm.pipeline.build import env_settings
-    from polyrhythm.pipeline.validation.rollout_checks import check_rollout
+    from polyrhythm.pipeline.validation.fit import check_rollout
     from polyrhythm.plugins.memory_estimate.plan import Planner
     from polyrhythm.plugins.memory_estimate.remedies import find_remedies
 

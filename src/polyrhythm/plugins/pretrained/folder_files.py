@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,11 @@ def few(names: list[str], most: int = 3) -> str:
     """The first names, and the number of others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether the name matches one of these `fnmatch` patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def value_of(found: Any, key: str, origin: str) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.observe import Activity
+from polyrhythm.observe.activity import Activity
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.hooks import RunHooks, RunPart
 from polyrhythm.pipeline.observers.base import Observer

@@ -31,9 +31,8 @@ from polyrhythm.scheduler.records import (
     ScoreSample,
     ScoringFailed,
 )
-from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler, SampleScoring
-from polyrhythm.scheduler.samples.groups import Sample
-from polyrhythm.scheduler.samples.ledger import SampleState
+from polyrhythm.scheduler.rollout.tickets import RolloutScheduler, SampleScoring
+from polyrhythm.scheduler.samples.groups import Sample, SampleState
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,7 @@ class ScoringQueue(SampleScoring):
 
     def retry(self, ended: ScoringTry, *, blame: bool = True, alone: bool = False) -> None:
         """Queue the sample first. blame: the ended try counts as failed."""
-        again = replace(ended, number=-1, failed=ended.failed + blame, alone=ended.alone or alone)
-        self.waiting.appendleft(again)
+        self.waiting.appendleft(replace(ended, number=-1, failed=ended.failed + blame, alone=ended.alone or alone))
 
     # ------------------------------------------------------------ samples
 

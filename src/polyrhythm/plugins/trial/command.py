@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
 
     config = load_config(arguments.recipe, arguments.overrides)
-    from polyrhythm.pipeline.validation.all_checks import examine
+    from polyrhythm.pipeline.validation.check import examine
 
     found: list[Examined] = []
     for examined in examine(config):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.vla import scaling
 from polyrhythm.plugins.vla.scaling import Scaler, Scaling
-from polyrhythm.plugins.vla.settings import InputForm, VlaSettings
 from polyrhythm.plugins.vla.statistics import RobotStatistics
 from polyrhythm.policies.gaussian import continuous_bounds
 from polyrhythm.specs import ActionSpec, EnvSpec
+
+if TYPE_CHECKING:
+    from polyrhythm.plugins.vla.input_plan import InputForm
+    from polyrhythm.plugins.vla.settings import VlaSettings
 
 Gripper = Literal["as_is", "open_is_one"]
 

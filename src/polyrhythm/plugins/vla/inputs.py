@@ -1,8 +1,8 @@
 """Converts an environment's observations to a policy's inputs, and the network's actions to the environment's.
 
-`plan_inputs` checks that policy and environment match and makes every table: call it in `form()`, before anything
-starts, and again in `build()`. `VlaInputs(plan)` is a module inside the policy; it has only non-persistent buffers, can
-be made on any device (also meta), and never synchronises with its device.
+`input_plan.plan_inputs` checks that policy and environment match and makes every table: call it in `form()`, before
+anything starts, and again in `build()`. `VlaInputs(plan)` is a module inside the policy; it has only non-persistent
+buffers, can be made on any device (also meta), and never synchronises with its device.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from torch.nn import functional
 
 from polyrhythm.plugins.vla import images
 from polyrhythm.plugins.vla.actions import ActionMap
-from polyrhythm.plugins.vla.input_plan import InputPlan, plan_inputs
+from polyrhythm.plugins.vla.input_plan import InputPlan
 from polyrhythm.plugins.vla.prompts import PromptTable, StatePrompt, StatePrompts
 from polyrhythm.plugins.vla.scaling import Scaler, in_other_form
-from polyrhythm.plugins.vla.settings import InputForm
 from polyrhythm.specs import INSTRUCTION
-
-__all__ = ["InputForm", "InputPlan", "VlaInputs", "plan_inputs"]
 
 
 class VlaInputs(nn.Module):

@@ -126,10 +126,10 @@ class Controller:
             self._lose(halted)
             return True
         if event is not None:
-            self._handle(event)
+            self.on_event(event)
         return bool(late) or event is not None or self._hosting.work_done != worked
 
-    def _handle(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
             case FromWorker(station=station, content=content):
                 try:
@@ -162,7 +162,7 @@ class Controller:
         """A worker is lost: handle its earlier messages, then end the workflow."""
         try:
             while self.failure is None and (event := self._hosting.receive(0.0)) is not None:
-                self._handle(event)
+                self.on_event(event)
         except RunHalted:
             pass
         self.end(self._as_failed(halted))

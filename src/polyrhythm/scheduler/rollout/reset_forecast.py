@@ -15,9 +15,9 @@ from itertools import islice
 
 from polyrhythm.scheduler.records import EnvBatchInfo, PrepareEpisodes
 from polyrhythm.scheduler.rollout.evaluation import EvaluationState
-from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler
+from polyrhythm.scheduler.rollout.tickets import RolloutScheduler
 from polyrhythm.scheduler.samples.admission import Admission
-from polyrhythm.scheduler.samples.ledger import SampleState
+from polyrhythm.scheduler.samples.groups import SampleState
 
 #: Task and seed.
 Start = tuple[int, int]

@@ -18,7 +18,7 @@ from polyrhythm.scheduler.records import EnvBatchInfo
 
 @dataclass(slots=True)
 class SlotState:
-    """tickets: row (index in the env batch) → ticket number. The slot's requests are in `inference/slots`."""
+    """tickets: row (index in the env batch) → ticket number. The slot's requests are in `inference/serving`."""
 
     name: str
     simulator: str

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import Command, DropReason, FilterExhausted, Halt, SampleFailed, ScoringFailed
-from polyrhythm.scheduler.samples.groups import Group
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import Group, SampleLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 #: Number of reasons that the message names.

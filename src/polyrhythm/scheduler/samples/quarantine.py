@@ -27,8 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from polyrhythm.scheduler.records import DropReason, EpisodeSetAside, Ticket
-from polyrhythm.scheduler.samples.groups import Sample
-from polyrhythm.scheduler.samples.ledger import SampleState
+from polyrhythm.scheduler.samples.groups import Sample, SampleState
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 #: Task and seed.

@@ -260,7 +260,7 @@ class CausalLm(AdaptedPolicy):
         self.value_detach = settings.value_detach
         self.chunk, self.action_dim = env_spec.chunk, 1
         self.exact, self.tolerance = False, settings.tolerance
-        self._sampling = Sampling(env_spec.action.choices, settings.temperature, settings.top_k, settings.top_p)
+        self.sampling = Sampling(env_spec.action.choices, settings.temperature, settings.top_k, settings.top_p)
         self._stops = env_spec.action.stops
         self._prompt = env_spec.observation[TOKENS].shape[0]
         self._logits_bytes = int(settings.logits_mib * 2**20)
@@ -270,7 +270,7 @@ class CausalLm(AdaptedPolicy):
     def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
         """Sample whole messages with an engine that is created for this call."""
         prompts, lengths = obs[TOKENS].cpu().numpy().astype(np.int32), _lengths(obs).tolist()
-        what, length = (self.network, self._sampling, self._stops), max(lengths) + self.chunk
+        what, length = (self.network, self.sampling, self._stops), max(lengths) + self.chunk
         engine = NativeEngine(*what, capacity=len(lengths), length=length)
         requests = zip(lengths, greedy.tolist(), noise_key.tolist(), strict=True)
         for row, (count, is_greedy, key) in enumerate(requests):
@@ -287,7 +287,7 @@ class CausalLm(AdaptedPolicy):
         rows = torch.arange(count, device=tokens.device).repeat_interleave(length)
         cache = SlotCache(count, length + self.chunk)
         features = self.network.prefill(tokens.flatten(), Packing([length] * count), rows, cache)
-        return process_logits(self.network.logits(features[length - 1 :: length]), self._sampling)
+        return process_logits(self.network.logits(features[length - 1 :: length]), self.sampling)
 
     def _answer(self, found: list[Generated], device: torch.device) -> Act:
         shape = (len(found), self.chunk)
@@ -301,7 +301,7 @@ class CausalLm(AdaptedPolicy):
         return Act(actions.unsqueeze(-1), logprobs.unsqueeze(-1), value, {MESSAGE: actions.to(torch.int32)})
 
     def make_engine(self, capacity: int) -> Engine:
-        how, what = self._engine, (self.network, self._sampling, self._stops)
+        how, what = self._engine, (self.network, self.sampling, self._stops)
         room: dict[str, Any] = {"capacity": capacity, "length": self._prompt + self.chunk}
         if isinstance(how, AddedSettings):
             added: Engine = load("engine", how.type)(*what, **room, **how.options)
@@ -309,13 +309,13 @@ class CausalLm(AdaptedPolicy):
         if isinstance(how, ServerSettings):
             return ServerEngine(how, *what, **room)
         if isinstance(how, VllmSettings):
-            model = VllmModel(self.network, self._sampling, how, **room)
+            model = VllmModel(self.network, self.sampling, how, **room)
             return VllmEngine(model, self.network, self._stops, **room, refresh=self._refresh)
         return NativeEngine(*what, **room, refresh=self._refresh)
 
     def ask_server(self) -> None:
         assert isinstance(self._engine, ServerSettings)
-        protocol_of(self._engine, self.network, self._sampling, self._stops).begin(self._prompt + self.chunk)
+        protocol_of(self._engine, self.network, self.sampling, self._stops).begin(self._prompt + self.chunk)
 
     def prompt_of(self, obs: Observations) -> tuple[NDArray[np.int32], int]:
         length = int(_lengths(obs)[0])
@@ -351,7 +351,7 @@ class CausalLm(AdaptedPolicy):
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
         """Mean cross entropy per token of messages [B,C,1], without temperature, top-k and top-p."""
         message = actions.squeeze(-1).long()
-        packed, plain = self._pack(obs, message), Sampling(self._sampling.choices)
+        packed, plain = self._pack(obs, message), Sampling(self.sampling.choices)
         tokens = message.flatten()[packed.places]
         logprob, _ = self._scores(self._features(packed), tokens, plain, with_entropy=False)
         return -_spread(logprob, packed, message).sum() / self._counts(message).sum()
@@ -372,7 +372,7 @@ class CausalLm(AdaptedPolicy):
         """Log-probs, entropies and values [B,C] float32 of messages [B,C] int64, 0 after their ends (values [B] without
         a critic)."""
         features, tokens = self._features(packed), message.flatten()[packed.places]
-        scores = self._scores(features, tokens, self._sampling, with_entropy=True)
+        scores = self._scores(features, tokens, self.sampling, with_entropy=True)
         logprob, entropies = (_spread(flat, packed, message).unsqueeze(-1) for flat in scores)
         return Evaluation(logprob, self._values(features, packed, message), entropies)
 
@@ -387,7 +387,7 @@ class CausalLm(AdaptedPolicy):
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [T] of tokens [T] from features [T,width]; entropies are 0 unless `with_entropy`.
         Logits are computed in pieces, and recomputed in the backward pass."""
-        size = max(1, self._logits_bytes // (self._sampling.choices * 4))
+        size = max(1, self._logits_bytes // (self.sampling.choices * 4))
         if len(tokens) <= size:
             return self._score(features, tokens, sampling, with_entropy)
         parts = [

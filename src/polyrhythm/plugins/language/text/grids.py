@@ -231,10 +231,13 @@ class Sokoban:
 
     def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
         made: Callable[[Random], Room] = partial(draw_room, settings=self._settings)
-        found = draw_apart(seed, made, lambda room: room.shown(room.position))
-        self._room, self._position = found, found.position
-        self._plan = deque(found.solution)
-        return found.shown(found.position)
+        return self.enter(draw_apart(seed, made, lambda room: room.shown(room.position)))
+
+    def enter(self, room: Room) -> str:
+        """Begin in this room."""
+        self._room, self._position = room, room.position
+        self._plan = deque(room.solution)
+        return room.shown(room.position)
 
     def reply(self, message: str) -> Reply:
         move = last_move(message)

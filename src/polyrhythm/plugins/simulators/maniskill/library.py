@@ -65,7 +65,7 @@ def make_env(settings: ManiSkillFields, task: str, rows: int) -> Any:
         },
     }
     try:
-        with _no_questions(task):
+        with no_questions(task):
             return registered.cls(**arguments)
     except MissingError:
         raise
@@ -128,7 +128,7 @@ def _lacks_assets(task: str, what: str, names: Sequence[str]) -> MissingError:
 
 
 @contextmanager
-def _no_questions(task: str) -> Iterator[None]:
+def no_questions(task: str) -> Iterator[None]:
     """Inside the context, ManiSkill's download prompt raises MissingError."""
     from mani_skill.agents import REGISTERED_AGENTS
     from mani_skill.utils import download_asset

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from polyrhythm.config.nearest import nearest
 from polyrhythm.envs.base import EnvTraits, RowNumbers, Variant
 from polyrhythm.envs.mujoco import choose_gl_backend
+from polyrhythm.errors import nearest
 from polyrhythm.plugins.simulators.base import RowsBatch, SimulatorSettings
 from polyrhythm.plugins.simulators.metaworld.scene import (
     INSTRUCTIONS,

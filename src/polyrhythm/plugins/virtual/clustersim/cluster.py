@@ -22,7 +22,6 @@ from polyrhythm.plugins.virtual.clustersim.settings import (
     SimulatorGroup,
     StationGroup,
     TrainerSettings,
-    host_names,
 )
 from polyrhythm.plugins.virtual.clustersim.simulator import VirtualSimulator
 from polyrhythm.plugins.virtual.clustersim.station import VirtualLease, VirtualScorer, VirtualStation
@@ -56,8 +55,7 @@ class Member:
 class VirtualCluster:
     """The stations, faults and driver of one simulation.
 
-    conductor: the one to drive; by default a fresh one for the settings. record: keep the decisions in
-    `driver.steps`.
+    conductor: the one to drive; by default a fresh one for the settings. record: keep the decisions in `driver.steps`.
     """
 
     def __init__(self, settings: ClusterSettings, conductor: Decider | None = None, record: bool = False) -> None:
@@ -73,9 +71,9 @@ class VirtualCluster:
         exclusive = settings.sharing == "exclusive"
         self.devices = {number: Device(self.driver.clock, exclusive=exclusive) for number in numbers}
         self._rng = random.Random(f"{settings.seed}/faults")
-        self._checkpoint = 0
+        self.checkpoint = 0
         for member in self.members.values():
-            self._start(member)
+            self.start(member)
         for fault in settings.faults:
             self.driver.clock.at(fault.at, self._fail, fault)
         for index, asked in enumerate(settings.evaluations):
@@ -86,7 +84,7 @@ class VirtualCluster:
     def _connect(self) -> None:
         links, conductor, driver = self.settings.links, self.settings.conductor, self.driver
         if links is not None:
-            trainer = host_names(self.settings.trainer)[0]
+            trainer = self.settings.trainer.host_names[0]
             driver.connect(
                 Network(
                     driver.clock,
@@ -118,10 +116,10 @@ class VirtualCluster:
 
     # ------------------------------------------------------------ starts and failures
 
-    def _start(self, member: Member) -> None:
+    def start(self, member: Member) -> None:
         member.incarnation += 1
         member.up = True
-        station = self._incarnation(member)
+        station = self.incarnation(member)
         station.places = tuple((self.devices[number], member.group.occupies) for number in member.devices)
         station.leases = self._leases(member)
         self.stations[member.name] = station
@@ -141,7 +139,7 @@ class VirtualCluster:
         size = round(member.group.resident_gb * 1e9)
         return {number: VirtualLease(self.devices[number], seconds, size) for number in numbers}
 
-    def _incarnation(self, member: Member) -> VirtualStation:
+    def incarnation(self, member: Member) -> VirtualStation:
         name, incarnation, group = member.name, member.incarnation, member.group
         if isinstance(group, SimulatorGroup):
             return VirtualSimulator(name, incarnation, self.driver, group)
@@ -155,7 +153,7 @@ class VirtualCluster:
             return VirtualScorer(name, incarnation, self.driver, group, lambda: self._fail(hung))
         assert isinstance(group, TrainerSettings)
         receivers = sum(each.count for each in self.settings.generators)
-        return VirtualTrainer(name, incarnation, self.driver, group, self._checkpoint, receivers=receivers)
+        return VirtualTrainer(name, incarnation, self.driver, group, self.checkpoint, receivers=receivers)
 
     def _fail(self, fault: FaultPlan) -> None:
         """Fail the station, unless it is down already. Its latest messages may be lost."""
@@ -187,7 +185,7 @@ class VirtualCluster:
 
     def _restart(self, member: Member) -> None:
         self._count_down(member)
-        self._start(member)
+        self.start(member)
 
     def _count_down(self, member: Member) -> None:
         now = self.driver.clock.now
@@ -203,4 +201,4 @@ class VirtualCluster:
             if station.name not in self.driver.stations or station.incarnation == event.incarnation:  # type: ignore[union-attr]
                 self.driver.stations[station.name] = station
         elif type(event) is Checkpointed:
-            self._checkpoint = event.updates
+            self.checkpoint = event.updates

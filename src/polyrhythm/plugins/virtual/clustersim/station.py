@@ -45,10 +45,9 @@ class VirtualStation:
 
     capacity: pieces of work that it can do at a time; active: those under way. state, since: its present state and the
     start of that, if it has states: those of `Measures.states[states]`, some of which are `at_work`, and some have bars
-    in the timeline. places: its devices, with the share that
-    a pass takes of each; empty if it has its own. leases: its leased devices, by number. cut: messages sent after this
-    time were in transit when the station died, and are lost. last_sent, last_told: arrival of its last message in each
-    direction.
+    in the timeline. places: its devices, with the share that a pass takes of each; empty if it has its own. leases: its
+    leased devices, by number. cut: messages sent after this time were in transit when the station died, and are lost.
+    last_sent, last_told: arrival of its last message in each direction.
     """
 
     states: ClassVar[str] = ""

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from polyrhythm.plugins.virtual.clustersim.driver import Payload, ProtocolError, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SAMPLES, TRAIN
-from polyrhythm.plugins.virtual.clustersim.settings import TrainerSettings, host_names
+from polyrhythm.plugins.virtual.clustersim.settings import TrainerSettings
 from polyrhythm.plugins.virtual.clustersim.station import VirtualStation
 from polyrhythm.scheduler.records import (
     Checkpointed,
@@ -55,7 +55,7 @@ class VirtualTrainer(VirtualStation):
         receivers: int = 1,
     ) -> None:
         super().__init__(name, incarnation, driver, settings, SAMPLES)
-        self._settings, self._hosts = settings, host_names(settings)
+        self._settings, self._hosts = settings, settings.host_names
         self.host = self._hosts[0]
         self._receivers = receivers
         self.fail_unheard: Callable[[], None] | None = None

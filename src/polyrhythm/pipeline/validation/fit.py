@@ -1,27 +1,34 @@
-"""Checks that rows, slots, batches and the user's rollout functions fit the environment, and that updates fit the
-trainer's ranks."""
+"""Checks that settings fit the environment, the policy and the trainer's ranks: rows, batches, objective, optimizer."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from polyrhythm.checks import errors_of
+import torch
+
+from polyrhythm.checks import CheckContext, errors_of, require_added
+from polyrhythm.config.presets import sets_reward_level
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching, StreamsBatching
-from polyrhythm.conformance import Finding, raised
+from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
+from polyrhythm.conformance import raised
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.array_specs import bucket_sizes
+from polyrhythm.pipeline.array_specs import blank, bucket_sizes
 from polyrhythm.pipeline.build import scheduler_settings
 from polyrhythm.pipeline.env_batches import env_batch_infos
-from polyrhythm.pipeline.validation.learning_checks import staleness_findings
-from polyrhythm.policies.traits import settings_traits
+from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.form import PolicyForm
+from polyrhythm.policies.traits import policy_traits, settings_traits
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.settings import load_function
 from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.env_host import refuse_segments
+from polyrhythm.training.optim import adamw_of
 
 log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------ rows, slots, batches
 
 
 def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
@@ -79,27 +86,6 @@ def check_weights_change(config: RunConfig) -> None:
         raise ConfigError(
             f"training.versions = {config.training.versions}: {fixed}, so the server cannot get new weights; name the "
             "path that loads them, or only evaluate"
-        )
-
-
-def settings_findings(config: RunConfig) -> Iterator[Finding]:
-    """Notes on settings that are valid but do not fit together; reads only the configuration."""
-    yield from staleness_findings(config)
-    yield from batching_findings(config)
-
-
-def batching_findings(config: RunConfig) -> Iterator[Finding]:
-    """A note if every forward pass waits for requests that cannot come."""
-    batching, rows = config.batching, config.all_rows
-    if not isinstance(batching, DynamicBatching) or batching.fire_when_all_wait or not batching.max_wait_ms:
-        return
-    if rows < min(batching.max_rows, batching.max_requests):
-        yield Finding(
-            "batching",
-            "note",
-            f"batching.max_rows = {batching.max_rows}: all rows together are {rows}, so every forward pass waits for "
-            f"batching.max_wait_ms = {batching.max_wait_ms:g}",
-            f"set batching.fire_when_all_wait to true, or batching.max_rows to at most {rows}",
         )
 
 
@@ -177,3 +163,91 @@ def _named(config: RunConfig, ranks: int) -> str:
     if placement.trainer.devices is not None:
         return f"placement.trainer.devices = {placement.trainer.devices} ({ranks} ranks)"
     return f"placement.preset = {placement.preset} ({ranks} ranks of the trainer)"
+
+
+# ------------------------------------------------------------ objective, optimizer
+
+
+def check_learning(context: CheckContext, policy: Policy) -> None:
+    """ConfigError: they do not fit together."""
+    config = context.config
+    check_value(config, context.form)
+    check_tokens(config, context.form)
+    if context.trainer and config.training.versions:
+        _check_has_value(config, policy)
+        check_trainable(config, context.spec, context.tried[0] if context.tried else policy)
+        with errors_of("training.optimizer"):
+            adamw_of(as_module(policy), config.training.optimizer)
+        require_added(context, "custom objective")
+
+
+def check_value(config: RunConfig, form: PolicyForm) -> None:
+    """Check that the policy's value, if used, has the level of `algorithm.reward_level`."""
+    actual, expected = form.value, config.algorithm.reward_level
+    if actual == expected or not config.algorithm.uses_value:
+        return
+    setting = ""
+    if hasattr(config.policy, "value_level"):
+        setting = f"policy.value_level {expected}"
+    elif hasattr(config.policy, "value_head") and expected == "action":
+        setting = "policy.value_head true"
+    if sets_reward_level(config.objective, config.algorithm):
+        other = f"set {setting}" if setting else "use another policy"
+        raise ConfigError(
+            f"objective = {config.objective}: it needs a policy with one value per {expected} "
+            f"(algorithm.reward_level), and {config.policy_type} gives one per {actual}; {other}, add "
+            f"algorithm.reward_level={actual}, or choose another objective"
+        )
+    raise ConfigError(
+        f"algorithm.reward_level = {expected}: the policy {config.policy_type} gives one value per "
+        f"{actual}; set algorithm.reward_level to {actual}{f', or {setting}' if setting else ''}"
+    )
+
+
+def check_tokens(config: RunConfig, form: PolicyForm) -> None:
+    """Check that rows are messages of tokens, if settings count tokens."""
+    if config.training.micro_batch_tokens and not form.row_tokens:
+        raise ConfigError(
+            f"training.micro_batch_tokens = {config.training.micro_batch_tokens}: rows of the policy "
+            f"{config.policy_type} do not differ in length; use micro_batch_steps"
+        )
+    tokens = config.algorithm.overlong.tokens
+    if tokens is None:
+        return
+    if not form.row_tokens:
+        raise ConfigError(
+            f"algorithm.overlong.tokens = {tokens}: the policy {config.policy_type} gives no messages of tokens; "
+            "set it to null"
+        )
+    if tokens > form.chunk:
+        raise ConfigError(
+            f"algorithm.overlong.tokens = {tokens}: a message has at most {form.chunk} tokens (env.max_new_tokens); "
+            "lower it"
+        )
+
+
+def _check_has_value(config: RunConfig, policy: Policy) -> None:
+    if config.algorithm.uses_value and not policy_traits(policy).value:
+        algorithm = config.algorithm
+        head = ", or set policy.value_head true" if hasattr(config.policy, "value_head") else ""
+        raise ConfigError(
+            f"algorithm.advantage = {algorithm.advantage.type}, value.coef = {algorithm.value.coef:g}: the policy "
+            f"{config.policy_type} has no value; use grpo, rloo, maxrl or reinforce_plus_plus with value.coef 0"
+            f"{head}"
+        )
+
+
+def learns_from_rewards(spec: EnvSpec, policy: Policy) -> bool:
+    """Whether the log-prob of an action depends on the parameters; computed for one blank row."""
+    obs = blank(spec)
+    act = policy.act(obs, torch.zeros(1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
+    return policy.evaluate(obs, act.forward_inputs).logprob.requires_grad
+
+
+def check_trainable(config: RunConfig, spec: EnvSpec, policy: Policy) -> None:
+    if not learns_from_rewards(spec, policy):
+        raise ConfigError(
+            f"policy.type = {config.policy_type}: its log-probs do not depend on its parameters, so "
+            "it cannot learn from rewards; use another head (openvla_oft: policy.head tokens, flow matching: the "
+            "method flow_sde, flow_cps or flow_noise), or set training.versions to 0"
+        )

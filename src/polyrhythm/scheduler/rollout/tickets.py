@@ -1,4 +1,4 @@
-"""Grants tickets to rows and tracks them until their samples are buffered or dropped.
+"""Tracks the tickets that rows hold (`granting`) until their samples are buffered or dropped.
 
 A ticket goes running → buffered (→ reissuing, if its host is lost), or running → reissuing → running … → dropped after
 `max_attempts`: with its group, or alone if the group has extra members. With scoring, it is `scoring` between running
@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, ClassVar
 
 from polyrhythm.scheduler.codec import UNSAVED
@@ -24,9 +23,8 @@ from polyrhythm.scheduler.records import (
     CancelRow,
     Command,
     DropReason,
-    Episode,
+    Evaluate,
     EvaluationDone,
-    Grant,
     ReleasePayloads,
     SampleEnd,
     SampleEvaluated,
@@ -35,16 +33,14 @@ from polyrhythm.scheduler.records import (
     SampleScored,
     ScorerJoined,
     ScoringFailed,
-    StartRows,
     Ticket,
 )
 from polyrhythm.scheduler.rollout.evaluation import EvaluationQueue, EvaluationState
-from polyrhythm.scheduler.rollout.rows import IdleRows, RowRegistry, SlotState
+from polyrhythm.scheduler.rollout.rows import RowRegistry, SlotState
 from polyrhythm.scheduler.samples import redundancy
 from polyrhythm.scheduler.samples.admission import Admission
 from polyrhythm.scheduler.samples.buffer import SampleBuffer
-from polyrhythm.scheduler.samples.groups import Group, Sample
-from polyrhythm.scheduler.samples.ledger import SampleLedger, SampleState
+from polyrhythm.scheduler.samples.groups import Group, Sample, SampleLedger, SampleState
 from polyrhythm.scheduler.samples.limits import ReturnFilter
 from polyrhythm.scheduler.samples.quarantine import Quarantine, Suspects
 from polyrhythm.scheduler.samples.redundancy import SelectionStats
@@ -148,90 +144,6 @@ class RolloutScheduler:
             result["selection"] = self.selection.as_dict()
         return result
 
-    def set_aside(self) -> dict[tuple[int, int], DropReason]:
-        """Tasks and seeds that are set aside, each with the reason of its last failure."""
-        return self.background_quarantine.set_aside | self.quarantine.set_aside
-
-    # ------------------------------------------------------------ granting
-
-    def grant(self, version: int, now: float, *, training: bool) -> list[Command]:
-        """Give waiting rows the tickets that are due at applied version `version`. The tickets of a begun evaluation go
-        first; without one, those of training if `training`."""
-        evaluation = self.evaluations.current if self.evaluations.begun else None
-        if evaluation is not None:
-            self.rows.sort_idle()
-            dealt = self._deal(lambda: self._next_of(evaluation, version), lambda: self.rows.next_idle(fresh=True), now)
-            return [*dealt, *self._hedge(evaluation, self.rows.idle, now)]
-        if not training or (self.admission.closed(version) and redundancy.is_closed(self.admission, self.buffer)):
-            return []
-        self.rows.sort_idle()
-
-        def next_ticket() -> Ticket | None:
-            lost_first = self.admission.next(
-                version, self.samples, lambda lost: self.suspects.holds(lost, (), self.samples)
-            )
-            return lost_first or redundancy.next_ticket(self.admission, self.buffer, version)
-
-        return self._deal(next_ticket, self.rows.next_idle, now)
-
-    def grant_background(self, now: float) -> list[Command]:
-        """Give reserved rows the tickets of the background evaluation, once its weights are loaded."""
-        evaluation, idle = self.evaluations.current_background, self.rows.reserved
-        if evaluation is None or evaluation.version < 0 or not idle:
-            return []
-        own, version = lambda: idle[0] if idle else None, evaluation.version
-        dealt = self._deal(lambda: self._next_of(evaluation, version), own, now)
-        return [*dealt, *self._hedge(evaluation, idle, now)]
-
-    def _next_of(self, evaluation: EvaluationState, version: int) -> Ticket | None:
-        if self.scoring.is_full(self):
-            return None
-        ticket = self.suspects.take(evaluation.waiting, self.samples)
-        if ticket is None:
-            return None
-        ticket = replace(ticket, version=version)
-        evaluation.start(ticket)
-        return ticket
-
-    def _hedge(self, evaluation: EvaluationState, idle: Iterable[IdleRows], now: float) -> list[Command]:
-        """Copies of the evaluation's last episodes on otherwise idle rows, except rows with parked episodes."""
-        if not self.settings.evaluation_hedge or not evaluation.single:
-            return []
-        return self._deal(
-            lambda: None if self.scoring.is_full(self) else evaluation.copy(),
-            lambda: next((rows for rows in idle if not rows.parked), None),
-            now,
-        )
-
-    def _deal(
-        self, next_ticket: Callable[[], Ticket | None], next_idle: Callable[[], IdleRows | None], now: float
-    ) -> list[Command]:
-        """Grant tickets to waiting rows until tickets or rows run out."""
-        grants: dict[str, list[Grant]] = {}
-        while (idle := next_idle()) is not None:
-            tickets = list(islice(iter(next_ticket, None), len(idle.rows)))
-            if not tickets:
-                break
-            placed = self.rows.occupy(idle, [ticket.number for ticket in tickets])
-            for ticket, (slot, row) in zip(tickets, placed, strict=True):
-                self._run(ticket, slot, row, now)
-                resume = idle.parked and not ticket.evaluation
-                grants.setdefault(slot.name, []).append(Grant(row, ticket, resume))
-            self.suspects.dealt.clear()
-        return [StartRows(self.rows.slots[slot].simulator, slot, tuple(items)) for slot, items in grants.items()]
-
-    def _run(self, ticket: Ticket, slot: SlotState, row: int, now: float) -> None:
-        sample = self.samples.get(ticket.number)
-        if sample is not None:
-            self.ledger.move(SampleState.REISSUING, SampleState.RUNNING)
-        elif not ticket.evaluation:
-            self.ledger.start()
-        self.samples[ticket.number] = Sample(ticket, slot=slot.name, row=row, started=now)
-        if math.isfinite(self.settings.episode_deadline_s):
-            self.expiries.append((now + self.settings.episode_deadline_s, ticket.number, ticket.attempt))
-
-    # ------------------------------------------------------------ ending
-
     def finish(self, event: SampleFinished, now: float) -> list[Command]:
         """A sample is complete; discard it if it was cancelled meanwhile."""
         sample = self._release_row(event.ticket, event.attempt, parked=event.end is SampleEnd.SEGMENT)
@@ -242,18 +154,15 @@ class RolloutScheduler:
         sample.payload_id, sample.oldest, sample.episode_return = event.payload_id, event.oldest, event.episode_return
         sample.chunk_steps, sample.env_steps, sample.seconds = event.chunk_steps, event.env_steps, now - sample.started
         sample.success, sample.metrics, sample.texts = event.success, event.metrics, event.texts
-        cancelled = self._cancel_twin(sample.ticket) if sample.ticket.evaluation else []
+        cancelled: list[Command] = []
+        if sample.ticket.evaluation:  # the other running ticket of the episode is not needed any more
+            evaluation = self.evaluations.find(sample.ticket)
+            evaluation.single.pop(sample.ticket.number, None)
+            if (twin := evaluation.twins.get(sample.ticket.number)) is not None:
+                other = self.samples[twin]
+                self.end_evaluated(other)
+                cancelled.append(self._cancel(other))
         return cancelled + self.scoring.finish(self, sample, now)
-
-    def _cancel_twin(self, ticket: Ticket) -> list[Command]:
-        """Cancel the other running ticket of an evaluation episode that has finished."""
-        evaluation = self.evaluations.find(ticket)
-        evaluation.single.pop(ticket.number, None)
-        if (twin := evaluation.twins.get(ticket.number)) is None:
-            return []
-        other = self.samples[twin]
-        self.end_evaluated(other)
-        return [self._cancel(other)]
 
     def complete(self, sample: Sample, now: float) -> list[Command]:
         """Count a finished sample, whose return is final, in its group or evaluation."""
@@ -355,41 +264,31 @@ class RolloutScheduler:
                 commands += self._requeue(sample, reason, now, blame=blame)
         return commands
 
-    def add_evaluation(self, name: str, episodes: Sequence[Episode], *, background: bool) -> None:
+    def add_evaluation(self, asked: Evaluate) -> None:
         """Queue an evaluation; its episodes that are set aside are dropped at once."""
-        self.evaluations.add(name, episodes, background=background)
-        aside = (self.background_quarantine if background else self.quarantine).set_aside
-        for start in dict.fromkeys((episode.task, episode.seed) for episode in episodes):
+        self.evaluations.add(asked.name, asked.episodes, background=asked.background)
+        aside = (self.background_quarantine if asked.background else self.quarantine).set_aside
+        for start in dict.fromkeys((episode.task, episode.seed) for episode in asked.episodes):
             if start in aside:
-                self.evaluations.set_aside(start, background=background)
-
-    def begin_evaluation(self) -> None:
-        """Let the first evaluation take the rows; no training episode may run."""
-        self.evaluations.begun = True
+                self.evaluations.set_aside(start, background=asked.background)
 
     def finish_evaluations(self) -> list[Command]:
         """Report the evaluations under way whose episodes have all ended."""
-        ended = [evaluation for evaluation in self.evaluations.under_way if evaluation.done]
-        for evaluation in ended:
-            self.evaluations.end(evaluation)
-            self.suspects.end(evaluation.name)
-        return [EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped) for evaluation in ended]
+        return [self._end(evaluation) for evaluation in self.evaluations.under_way if evaluation.done]
 
     def end_early(self, evaluation: EvaluationState) -> list[Command]:
         """End an evaluation whose weights are gone; its missing episodes count as dropped."""
-        self.evaluations.end(evaluation)
-        self.suspects.end(evaluation.name)
-        running = [sample for sample in self.samples.values() if sample.ticket.evaluation == evaluation.name]
-        commands: list[Command] = []
-        for sample in running:
+        evaluation.dropped = evaluation.wanted - evaluation.finished
+        done, commands = self._end(evaluation), list[Command]()
+        for sample in [each for each in self.samples.values() if each.ticket.evaluation == evaluation.name]:
             del self.samples[sample.ticket.number]
             commands += self._free(sample)
-        done = EvaluationDone(evaluation.name, evaluation.finished, evaluation.wanted - evaluation.finished)
         return [*commands, done]
 
-    def remove_simulator(self, simulator: str, now: float, *, blame: bool = True) -> list[Command]:
-        """Requeue everything that ran on a lost simulator. blame: each sample counts as an attempt."""
-        return self.requeue_slots(self.rows.leave(simulator), DropReason.SIMULATOR_LOST, now, blame=blame)
+    def _end(self, evaluation: EvaluationState) -> EvaluationDone:
+        self.evaluations.end(evaluation)
+        self.suspects.end(evaluation.name)
+        return EvaluationDone(evaluation.name, evaluation.finished, evaluation.dropped)
 
     def detach(self, simulators: Sequence[str]) -> None:
         """The run was resumed without its simulators: their tickets are granted again without counting an attempt.

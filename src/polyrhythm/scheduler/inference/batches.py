@@ -15,8 +15,7 @@ from polyrhythm.scheduler.inference.batching import Waiting, due_from, is_due, i
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.requests import ANY
 from polyrhythm.scheduler.inference.routing import deal, in_turn, next_idle
-from polyrhythm.scheduler.inference.serving import RequestScheduler
-from polyrhythm.scheduler.inference.slots import ServedSlot
+from polyrhythm.scheduler.inference.serving import RequestScheduler, ServedSlot
 from polyrhythm.scheduler.records import Batch, BatchingChosen, Request, Serve
 from polyrhythm.scheduler.settings import BatchLimits
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.config.load import load_config, parse_override
-from polyrhythm.config.yaml_text import parse, read
+from polyrhythm.config.recipes import parse, read
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.virtual.clustersim.file import load_cluster
+from polyrhythm.plugins.virtual.simulate import load_cluster
 
 ALIASES = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
