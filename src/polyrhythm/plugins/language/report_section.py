@@ -41,8 +41,7 @@ def conversations(entries: Sequence[Entry]) -> str:
 
 
 def _first_and_last(entries: Sequence[Entry]) -> list[Entry]:
-    """Entries of the first and the last evaluation of each acting mode: sampled, swapped, or greedy. entries: in the
-    order of writing."""
+    """Those of the first and the last evaluation of each acting mode: sampled, swapped, or greedy."""
     modes: dict[str, list[tuple[str, int]]] = {}
     for entry in entries:
         name = entry["evaluation"]

@@ -110,11 +110,8 @@ class _Row(Progress):
 
 
 class NativeEngine:
-    """An engine that runs `network` itself. length: the longest sequence in tokens; stops: tokens that end one.
-
-    prompt_tokens: prompt tokens of all started requests; shared_tokens: those copied from another request instead of
-    computed.
-    """
+    """An engine that runs `network` itself. length: the longest sequence in tokens; stops: tokens that end one;
+    prompt_tokens: of all started requests; shared_tokens: those copied from another request instead of computed."""
 
     def __init__(
         self,

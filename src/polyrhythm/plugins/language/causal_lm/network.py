@@ -42,8 +42,7 @@ def is_known(model_type: object) -> bool:
 
 
 def open_config(folder: str) -> Any:
-    """Configuration of a folder's model. MissingError: the folder does not exist. ConfigError: it does not hold a
-    supported causal language model."""
+    """Configuration of a folder's model. MissingError: no such folder. ConfigError: it holds no model that fits."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -126,8 +125,7 @@ class CausalNetwork(nn.Module):
         return frozenset(f"model.{name}" for name in getattr(self.model, "frozen_names", ()))
 
     def packed(self, tokens: Tensor, packing: Packing, cache: SlotCache | None = None) -> Tensor:
-        """Features [T,width] of sequences [T] int64 concatenated as `packing` describes. cache: begun at these rows
-        and positions."""
+        """Features [T,width] of sequences [T] int64 packed by `packing`. cache: begun at their rows and positions."""
         found = self._features(tokens[None], None, packing.positions(tokens.device), cache, packing=packing)[0]
         assert packing.layers, "no attention layer was told where the sequences are"
         return found
@@ -141,9 +139,7 @@ class CausalNetwork(nn.Module):
         self, tokens: Tensor, positions: Tensor, longest: int, cache: SlotCache, *, even: bool = False
     ) -> Tensor:
         """Features [n,width] of the next token [n] int64 of the cache's first n rows, at positions [n] < `longest`.
-
-        even: all positions equal `longest` - 1, so no mask is needed.
-        """
+        even: all positions equal `longest` - 1, so no mask is needed."""
         cache.advance(positions, longest)
         mask = None if even else (torch.arange(longest, device=tokens.device) <= positions[:, None])[:, None, None]
         return self._features(tokens[:, None], mask, positions[:, None], cache)[:, 0]
@@ -203,10 +199,8 @@ def loaded_network(folder: str) -> CausalNetwork:
 
 
 def adapt(model: nn.Module, train: str, lora: LoraSettings, role: Role, seed: int) -> None:
-    """Select the trained and published tensors of the model, and add its adapters, drawn from `seed`.
-
-    Without `lora.targets`, all linear layers except the output layer are adapted. ValueError: no layer matches.
-    """
+    """Select the trained and published tensors of the model, and add its adapters, drawn from `seed`: without
+    `lora.targets`, of all linear layers except the output layer. ValueError: no layer matches."""
     output = model.get_output_embeddings()  # type: ignore[operator]
     inner = tuple(
         f"{path}.weight" for path, part in model.named_modules() if isinstance(part, nn.Linear) and part is not output
@@ -217,11 +211,8 @@ def adapt(model: nn.Module, train: str, lora: LoraSettings, role: Role, seed: in
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Keep only the input of each decoder layer and recompute the rest in the backward pass.
-
-    The checkpointing of transformers needs training mode, whose dropout would change log-probs. ValueError: the model
-    has no decoder layers.
-    """
+    """Keep only the input of each decoder layer and recompute the rest in the backward pass. The checkpointing of
+    transformers needs training mode, whose dropout would change log-probs. ValueError: there are no such layers."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
@@ -269,8 +260,7 @@ def check_vocabulary(checkpoint: str, config: Any, action: ActionSpec) -> None:
 
 @lru_cache(maxsize=8)
 def _own_ids(folder: Path) -> int:
-    """Number of ids of the folder's tokenizer.json: the largest, added tokens included, plus 1. 0 if it cannot be
-    read."""
+    """The largest id of the folder's tokenizer.json, added tokens included, plus 1; 0 if it cannot be read."""
     from transformers import PreTrainedTokenizerFast
 
     try:

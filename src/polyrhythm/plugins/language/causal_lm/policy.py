@@ -369,8 +369,7 @@ class CausalLm(AdaptedPolicy):
         return self.network.packed(packed.tokens, packed.packing)[packed.predicts]
 
     def _evaluation(self, packed: PackedMessages, message: Tensor) -> Evaluation:
-        """Log-probs, entropies and values [B,C] float32 of messages [B,C] int64, 0 after their ends (values [B] without
-        a critic)."""
+        """Numbers [B,C] float32 of messages [B,C] int64, 0 after their ends (values [B] without a critic)."""
         features, tokens = self._features(packed), message.flatten()[packed.places]
         scores = self._scores(features, tokens, self.sampling, with_entropy=True)
         logprob, entropies = (_spread(flat, packed, message).unsqueeze(-1) for flat in scores)
@@ -385,8 +384,8 @@ class CausalLm(AdaptedPolicy):
     def _scores(
         self, features: Tensor, tokens: Tensor, sampling: Sampling, *, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [T] of tokens [T] from features [T,width]; entropies are 0 unless `with_entropy`.
-        Logits are computed in pieces, and recomputed in the backward pass."""
+        """Log-probs and entropies, or 0, [T] of tokens [T] from features [T,width]. Logits are computed in pieces, and
+        recomputed in the backward pass."""
         size = max(1, self._logits_bytes // (self.sampling.choices * 4))
         if len(tokens) <= size:
             return self._score(features, tokens, sampling, with_entropy)

@@ -205,11 +205,8 @@ class VllmModel:
                 raise RunHalted(f"policy.engine.type = vllm: it did not start: {_first_line(error)}") from error
 
     def load(self, network: CausalNetwork, version: int = -1) -> None:
-        """Copy the network's weights over the model's, in place, from memory, and start the check request.
-
-        Requests added from here on do not reuse the prefix cache of older weights. The network keeps its weights until
-        the next call.
-        """
+        """Copy the network's weights over the model's, in place, from memory, and start the check request. Later
+        requests do not reuse the prefix cache of older weights. The network keeps its weights until the next call."""
         self._network, self.sampler.version = network, version
         self._weights += 1
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(network.model)})
@@ -261,8 +258,7 @@ class VllmModel:
         return self._check is not None
 
     def step(self) -> list[Running]:
-        """Run one vLLM step; return the requests that it finished. RunHalted: its log-probs differ from the
-        network's."""
+        """Run one vLLM step; return the requests that it finished. RunHalted: its log-probs are wrong."""
         ended = []
         for output in self._engine.step():
             if not output.finished:
@@ -302,11 +298,8 @@ def plain_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 class VllmEngine:
     """An engine over `model`, which holds `network`'s weights. length: the longest sequence; stops: tokens that end
-    one; refresh: recompute keys and values of unfinished requests after a weight change.
-
-    prompt_tokens: prompt tokens, prefixes included, of finished requests; shared_tokens: those found in the prefix
-    cache.
-    """
+    one; refresh: recompute keys and values of unfinished requests after a weight change; prompt_tokens: of finished
+    requests, prefixes included; shared_tokens: those found in the prefix cache."""
 
     def __init__(
         self,

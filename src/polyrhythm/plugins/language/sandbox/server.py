@@ -142,8 +142,7 @@ def _run(text: str) -> int:
 
 @dataclass(slots=True)
 class _Running:
-    """process: its pidfd; late: deadline in wall time by `time.monotonic`; look: earliest time at which its CPU time
-    can reach the limit."""
+    """process: its pidfd; late: deadline by `time.monotonic`; look: when its CPU time can reach the limit at first."""
 
     pid: int
     process: int
@@ -154,8 +153,7 @@ class _Running:
     timed_out: bool = False
 
     def cpu_s(self) -> float:
-        """CPU time so far, from the kernel's exact count; the count behind RLIMIT_CPU is sampled and may be far off
-        on a busy machine."""
+        """CPU time so far, by the kernel's exact count; that of RLIMIT_CPU is sampled, so may be far off."""
         return time.clock_gettime((~self.pid << 3) | _CPU_CLOCK)
 
 
@@ -280,8 +278,7 @@ def _prepare(client: socket.socket, settings: dict[str, Any]) -> SandboxServer:
 
 
 def main() -> NoReturn:
-    """Report missing mechanisms or modules to the client, or serve it. The first argument holds its settings as
-    JSON."""
+    """Report missing mechanisms or modules to the client, or serve it. The argument has settings as JSON."""
     settings = json.loads(sys.argv.pop())
     client = socket.socket(fileno=settings["socket"])
     os.environ.clear()

@@ -46,8 +46,7 @@ def _last_match(pattern: str, text: str) -> str | None:
 
 
 def math_equal(message: str, answer: str) -> bool:
-    """Whether math-verify finds the message's answer (in \\boxed{}, else its last formula or number) equal to the
-    answer."""
+    """Whether math-verify finds the answer in the message (in \\boxed{}, else its last formula or number)."""
     from math_verify import parse, verify
 
     found = parse(message, parsing_timeout=None)

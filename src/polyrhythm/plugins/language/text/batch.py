@@ -47,11 +47,8 @@ class MessageTooLong(EpisodeRefused):
 
 
 class TextBatch:
-    """Rows that reset and step independently.
-
-    A row's context is its prompt, its messages as sampled, and the replies: model output is never tokenized again.
-    metrics: names of the environment's metrics; kind: its type, for errors.
-    """
+    """Rows that reset and step independently. A row's context is its prompt, its messages as sampled, and the replies:
+    model output is never tokenized again. metrics: names of the environment's metrics; kind: its type, for errors."""
 
     def __init__(
         self,
@@ -253,16 +250,13 @@ class TextBatch:
         return self.tokenizer.decode(self._tokens[row, first : self._length[row]].tolist())
 
     def texts(self, row: int) -> tuple[str, ...]:
-        """See `envs.base.FullEnvBatch`: the decoded context, a cut last message, and replies that the model did not
-        see."""
+        """The decoded context, a cut last message, and replies that the model did not see."""
         decode = self.tokenizer.decode
         return tuple(said if isinstance(said, str) else decode(said.tolist()) for said in self._said[row])
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.int64]:
         """The expert's next message of each row: [n,C,1], with an end-of-text token unless it has a stop of its own.
-
-        EpisodeRefused, for a row: the message is too long or cannot be encoded.
-        """
+        EpisodeRefused, for a row: the message is too long or cannot be encoded."""
         found = np.full((len(rows), self.spec.chunk, 1), self.tokenizer.ends[0], np.int64)
         refused: dict[int, Exception] = {}
         for i, row in enumerate(map(int, rows)):
@@ -290,8 +284,7 @@ class TextBatch:
 
 
 class PreparedMessages:
-    """Messages passed to conversations in advance, and the descriptors on which their replies wait. Closed by the
-    batch.
+    """Messages passed to conversations in advance, and the descriptors on which their replies wait.
 
     Invariant: a row is awaited, and its descriptor watched, only between `prepare` and `take`, `drop` or `forget`.
     """

@@ -51,8 +51,7 @@ def beside(place: Place, step: Place) -> Place:
 def shortest(
     start: _State, moved: Callable[[_State, Place], _State], solved: Callable[[_State], bool], most: int
 ) -> list[str]:
-    """Moves of a shortest way to a solved state; [] if there is none among the `most` states nearest to the start.
-    moved: the state after a step."""
+    """Moves of a shortest way to a solved state among the `most` nearest; [] if none. moved: the state after a step."""
     found: dict[_State, tuple[_State, str] | None] = {start: None}
     waiting = deque([start])
     while waiting and len(found) < most:
@@ -290,8 +289,7 @@ def draw_room(random: Random, settings: SokobanSettings) -> Room:
 
 
 def _played_back(random: Random, floor: frozenset[Place], solved: Position) -> list[tuple[Position, str]]:
-    """Positions reached backwards from the solved one, without repetition, each with the move that undoes its last
-    step."""
+    """Positions reached backwards from the solved one, without loops, each with the move that undoes its last step."""
     way: list[tuple[Position, str]] = [(solved, "")]
     for _ in range(_MOVES_BACK * len(solved.boxes)):
         player, boxes = way[-1][0]

@@ -106,8 +106,7 @@ class PromptsSettings(TextSettings):
         log.info(words, len(data.training), len(data.held_out), data.set_aside)
 
     def data(self) -> PromptData:
-        """The rows, read once per process while size and time of the files do not change. ConfigError: they are
-        invalid."""
+        """The rows, read once while size and time of the files do not change. ConfigError: they are invalid."""
         stamps = []
         for file in (*self.files, *self.eval_files):
             with suppress(OSError):  # reading it tells
@@ -119,8 +118,7 @@ class PromptsSettings(TextSettings):
         return self.data().row(seed).answer
 
     def shown(self, row: PromptRow) -> Prompt:
-        """The prompt of a row: a text, or turns for the chat template. ConfigError: several turns without a
-        template."""
+        """The row's prompt: a text, or turns for the chat template. ConfigError: turns without a template."""
         roles = [] if isinstance(row.prompt, str) else [turn["role"] for turn in row.prompt]
         if roles in ([], ["user"]):
             text = row.prompt if isinstance(row.prompt, str) else row.prompt[0]["content"]

@@ -81,11 +81,7 @@ class _Interaction:
 
     async def turn(self, message: Any = None) -> Any:
         """Send a message and return the segment of the policy's answer, including tool calls, up to a message without a
-        call.
-
-        After the interaction has ended, returns one segment that says so; RuntimeError: the environment continues after
-        that.
-        """
+        call; after the end one segment that says so. RuntimeError: the environment continues after that."""
         from verifiers.v1.agent import Segment
         from verifiers.v1.dialects import parse_message
         from verifiers.v1.types import AssistantMessage, ToolCall, ToolMessage, UserMessage, content_text
@@ -139,8 +135,7 @@ class _Interaction:
 
 
 def _read(call: str) -> tuple[str, Any]:
-    """Name and arguments of a call; the name is "" for an invalid call, such as JSON with half a surrogate pair,
-    which pydantic rejects."""
+    """Name and arguments of a call; "" for an invalid one, such as with half a surrogate pair, as pydantic wants."""
     try:
         found = json.loads(call)
         json.dumps(found, ensure_ascii=False).encode()
@@ -306,8 +301,7 @@ class Talk:
         self._answer: asyncio.Future[str] | None = None
 
     def begin(self, run: Coroutine[Any, Any, None]) -> str | None:
-        """Start a coroutine, ending one that still runs; return its text before it requests a message, None if it
-        has ended."""
+        """Start a coroutine, ending one that runs; return its text before it requests a message, None at its end."""
         self.drop()
 
         async def start() -> str | None:
