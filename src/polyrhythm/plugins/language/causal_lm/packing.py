@@ -19,8 +19,8 @@ ATTENTION = "polyrhythm_packed"
 
 
 class Packing:
-    """Layout of packed sequences. lengths: of each sequence, ascending, so that equal ones are neighbours; layers: number
-    of attention layers that have used it, as a model that drops the keyword would mix the sequences."""
+    """Layout of packed sequences. lengths: of each sequence, ascending, so that equal ones are neighbours; layers:
+    number of attention layers that have used it, as a model that drops the keyword would mix the sequences."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.runs = [(len(list(same)), length) for length, same in groupby(lengths)]

@@ -21,8 +21,10 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
+from polyrhythm.plugins.language.sandbox.tool import Shared
 from polyrhythm.plugins.language.text.base import enclosed
 
 log = logging.getLogger(__name__)
@@ -33,11 +35,11 @@ _MARKS = "<tool_call>", "</tool_call>"
 
 class PolicyAgent:
     """Agent of an environment whose messages come from the policy. trace: of its single interaction, once started;
-    shared: tools of all episodes; toolsets: creates a task's tool servers, anew for every episode."""
+    shared: tools of all episodes; a task's own are created anew for every episode."""
 
-    def __init__(self, talk: Talk, shared: SharedTools, toolsets: Callable[[Any], Sequence[Any]]) -> None:
+    def __init__(self, talk: Talk, shared: SharedTools) -> None:
         self.trace: Any = None
-        self._talk, self._shared, self._toolsets = talk, shared, toolsets
+        self._talk, self._shared = talk, shared
 
     async def run(self, task: Any) -> Any:
         async with self.interaction(task) as interaction:
@@ -51,7 +53,7 @@ class PolicyAgent:
             raise RuntimeError("the environment opened a second interaction in one episode")
         async with AsyncExitStack() as stack:
             tools = Tools(await self._shared.open_once())
-            await tools.open(self._toolsets(task), stack, task)
+            await tools.open(toolsets_of(task), stack, task)
             found = _Interaction(self._talk, task, tools)
             self.trace = found.trace
             yield found
@@ -142,6 +144,12 @@ def _read(call: str) -> tuple[str, Any]:
     except (ValueError, RecursionError):
         found = None
     return (str(found.get("name", "")), found.get("arguments", {})) if isinstance(found, dict) else ("", {})
+
+
+def toolsets_of(owner: Any) -> Sequence[Any]:
+    """New tool servers of a task or taskset."""
+    found: Sequence[Any] = type(owner).toolsets(owner.config)
+    return found
 
 
 def lacking(task: Any, toolsets: Sequence[Any]) -> str:
@@ -358,3 +366,11 @@ def run_in_loop(call: Coroutine[Any, Any, _Found]) -> _Found:
             loop = _loops[process] = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
     return asyncio.run_coroutine_threadsafe(call, _loops[process]).result()
+
+
+_SHARED = Shared[SharedTools](lambda tools: run_in_loop(tools.end()))
+
+
+def shared_tools(name: str, options: str, taskset: Any) -> tuple[SharedTools, Callable[[], None]]:
+    """The tools that conversations with this taskset and options share in this process, and what ends their use."""
+    return _SHARED.open((os.getpid(), name, options), lambda: SharedTools(partial(toolsets_of, taskset)))
