@@ -20,10 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.language.causal_lm.packing import Packing, SlotCache, register_attention
-from polyrhythm.plugins.pretrained.adapting import Adaptation, LoraSettings
 from polyrhythm.plugins.pretrained.folder_files import weight_files
-from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.policies.form import Role
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs import ActionSpec
 from polyrhythm.specs.model_folder import end_ids
@@ -196,18 +193,6 @@ def loaded_network(folder: str) -> CausalNetwork:
             f"policy.checkpoint = {folder}: its weights lack {missing[0]} (and {len(missing) - 1} more); fetch it again"
         )
     return CausalNetwork(model)
-
-
-def adapt(model: nn.Module, train: str, lora: LoraSettings, role: Role, seed: int) -> None:
-    """Select the trained and published tensors of the model, and add its adapters, drawn from `seed`: without
-    `lora.targets`, of all linear layers except the output layer. ValueError: no layer matches."""
-    output = model.get_output_embeddings()  # type: ignore[operator]
-    inner = tuple(
-        f"{path}.weight" for path, part in model.named_modules() if isinstance(part, nn.Linear) and part is not output
-    )
-    how = Adaptation(train, {"lora": inner}, Precision(torch.float32), lora=lora)  # type: ignore[arg-type]
-    how.prepare(model, role)
-    how.finish(model, role, seed)
 
 
 def recompute_layers(model: nn.Module) -> None:

@@ -31,7 +31,6 @@ from polyrhythm.plugins.language.causal_lm.engine_settings import (
 )
 from polyrhythm.plugins.language.causal_lm.network import (
     CausalNetwork,
-    adapt,
     cache_bytes,
     check_context,
     check_vocabulary,
@@ -44,7 +43,8 @@ from polyrhythm.plugins.language.causal_lm.network import (
 from polyrhythm.plugins.language.causal_lm.packing import PackedMessages, Packing, SlotCache, pack, pack_longest
 from polyrhythm.plugins.language.causal_lm.servers.engine import ServerEngine, protocol_of
 from polyrhythm.plugins.language.causal_lm.vllm_engine import VllmEngine, VllmModel
-from polyrhythm.plugins.pretrained.adapting import AdaptedPolicy, LoraSettings
+from polyrhythm.plugins.pretrained.adapting import Adaptation, AdaptedPolicy, LoraSettings
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.policies import distributions
 from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations
 from polyrhythm.policies.engine import Engine, EngineRequest, Generated
@@ -194,14 +194,21 @@ class CausalLmSettings(BaseModel):
         return self._adapted(env_spec, empty_network(self._config(env_spec)), role, seed=0)
 
     def _adapted(self, env_spec: EnvSpec, network: CausalNetwork, role: Role, seed: int) -> CausalLm:
-        adapt(network.model, self.train, self.lora, role, seed)
+        """Select the trained and published tensors of the model, and add its adapters, by default to all linear layers
+        except the output layer. ValueError: no layer matches."""
+        model: Any = network.model
+        output = model.get_output_embeddings()
+        linear = [path for path, part in model.named_modules() if isinstance(part, nn.Linear) and part is not output]
+        inner = {"lora": tuple(f"{path}.weight" for path in linear)}
+        how = Adaptation(self.train, inner, Precision(torch.float32), lora=self.lora)
+        how.prepare(model, role)
+        how.finish(model, role, seed)
         if self.gradient_checkpointing and role == "train":
-            recompute_layers(network.model)
+            recompute_layers(model)
         if not self.value_head:
             return CausalLm(self, env_spec, network)
-        width = network.model.get_output_embeddings().in_features  # type: ignore[operator]
         with seeded(seed):
-            return CausalLm(self, env_spec, network, nn.Linear(width, 1))
+            return CausalLm(self, env_spec, network, nn.Linear(output.in_features, 1))
 
     def _config(self, env_spec: EnvSpec) -> Any:
         """The model's configuration. ConfigError: it is not a text environment, or the model does not fit it."""
