@@ -57,11 +57,18 @@ class InputSizeSettings(BaseModel):
     words: int = Field(512, ge=16)
     """Rows of the word embedding that words are hashed into."""
 
+    #: Divisibility constraints: a setting is a multiple of a number times another setting.
+    multiples: ClassVar[tuple[tuple[str, int, str], ...]] = (("vision_width", 1, "vision_heads"), ("image", 1, "patch"))
+
     @model_validator(mode="after")
     def _check_multiples(self) -> InputSizeSettings:
-        for name, value, divisor, of in self.multiples():
-            if value % of:
-                raise ValueError(f"policy.size.{name} = {value} is not a multiple of {divisor} = {of}: choose one")
+        values = self.model_dump()
+        for name, factor, of in self.multiples:
+            if values[name] % (divisor := factor * values[of]):
+                told = f"{factor} x {of}" if factor > 1 else of
+                raise ValueError(
+                    f"policy.size.{name} = {values[name]} is not a multiple of {told} = {divisor}: choose one"
+                )
         return self
 
     def network(self, *, horizon: int, action_dim: int, state_dim: int) -> Any:
@@ -71,13 +78,6 @@ class InputSizeSettings(BaseModel):
     def tower(self) -> VisionSize:
         width = self.vision_width
         return VisionSize(width, self.vision_layers, 4 * width, self.vision_heads, self.image, self.patch)
-
-    def multiples(self) -> tuple[tuple[str, int, str, int], ...]:
-        """Divisibility constraints: setting, its value, the divisor's name, the divisor."""
-        return (
-            ("vision_width", self.vision_width, "vision_heads", self.vision_heads),
-            ("image", self.image, "patch", self.patch),
-        )
 
 
 def _tag(value: Any) -> str:

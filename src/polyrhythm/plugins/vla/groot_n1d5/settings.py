@@ -17,6 +17,8 @@ from polyrhythm.plugins.vla.settings import FlowVlaSettings, InputSizeSettings, 
 class GrootSizeSettings(InputSizeSettings):
     """Form of a network that is not a checkpoint's. The default has 1 million parameters."""
 
+    multiples: ClassVar = (("width", 2, "heads"), ("dit_width", 1, "heads"), *InputSizeSettings.multiples)
+
     width: int = Field(96, ge=8)
     """Features per token of the language model; heads x an even number."""
     mlp: int = Field(288, ge=8)
@@ -31,13 +33,6 @@ class GrootSizeSettings(InputSizeSettings):
     """Its blocks; the even ones attend to images and words."""
     hidden: int = Field(64, ge=8)
     """Units of the encoders of state and actions."""
-
-    def multiples(self) -> tuple[tuple[str, int, str, int], ...]:
-        return (
-            ("width", self.width, "2 x heads", 2 * self.heads),
-            ("dit_width", self.dit_width, "heads", self.heads),
-            *super().multiples(),
-        )
 
     def network(self, *, horizon: int, action_dim: int, state_dim: int) -> GrootSize:
         """Size of the network, with one embodiment and without padded entries."""
