@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from torch import nn
 
+from polyrhythm.config.base import type_or
 from polyrhythm.plugins.pretrained.adapting import (
     Adaptation,
     AdaptedPolicy,
@@ -31,7 +32,7 @@ from polyrhythm.plugins.vla.inputs import VlaInputs
 from polyrhythm.plugins.vla.prompts import WORDS
 from polyrhythm.plugins.vla.statistics import BOUNDS
 from polyrhythm.plugins.vla.vision import VisionSize
-from polyrhythm.policies.base import SETTINGS, named, type_or
+from polyrhythm.policies.base import SETTINGS, named
 from polyrhythm.policies.flow_matching import FlowMethod, check_steps
 from polyrhythm.policies.form import PolicyForm, Role, ValueKind, describe
 from polyrhythm.policies.mlp import seeded
