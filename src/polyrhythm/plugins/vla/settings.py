@@ -19,7 +19,6 @@ from polyrhythm.plugins.pretrained.adapting import (
     LoraSettings,
     Named,
     TrainedPart,
-    UnreadTensors,
     draw_adapters,
 )
 from polyrhythm.plugins.pretrained.building import load_network, load_ours, random_network, unfilled_network
@@ -218,7 +217,7 @@ class VlaSettings(BaseModel):
         return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
 
     def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> Any:
-        return self._blueprint(env_spec).build_in_parts(seed=seed, role=role)
+        return self._blueprint(env_spec).build(seed=seed, device="cpu", role=role, in_parts=True)
 
     def outline(self, env_spec: EnvSpec, *, role: Role) -> Any:
         return self._blueprint(env_spec).outline(role)
@@ -312,34 +311,30 @@ class Blueprint:
         adaptation.finish(network, role, 0)
         return self._around(network, adaptation)
 
-    def build(self, *, seed: int, device: str, role: Role) -> AdaptedPolicy:
-        """The policy, loaded directly to the device; without a checkpoint drawn from the seed on the CPU."""
-        adaptation, of = adaptation_of(self.settings, self.architecture), self.architecture
+    def build(self, *, seed: int, device: str, role: Role, in_parts: bool = False) -> AdaptedPolicy:
+        """The policy, loaded directly to the device; without a checkpoint drawn from the seed on the CPU. in_parts: on
+        the host, where `load_part` reads the checkpoint's tensors of its network later."""
+        adaptation, of, unread = adaptation_of(self.settings, self.architecture), self.architecture, None
         prepare = partial(adaptation.prepare, role=role)
         with seeded(seed):
             if self.source is None:
                 network = random_network(of, self.size, seed=seed, device=device, prepare=prepare)
+            elif in_parts:
+                network, unread = unfilled_network(
+                    of, self.source, device=device, prepare=prepare, seed=seed, size=self.size
+                )
             else:
                 network = load_network(of, self.source, device=device, prepare=prepare, seed=seed, size=self.size)
             adaptation.finish(network, role, seed)
-            policy = self._around(network, adaptation).to(device)
+            if unread is not None:
+                draw_adapters(network, seed, allocate=True)
+            policy = self._around(network, adaptation)
+        if self.source is not None and unread is not None:
+            policy.unread = self.source, unread
+        else:
+            policy = policy.to(device)
         if self.source is not None:
             load_ours(policy, self.source)
-        return policy
-
-    def build_in_parts(self, *, seed: int, role: Role) -> AdaptedPolicy:
-        """The policy on the host; the checkpoint's tensors of its network are read later by `load_part`."""
-        if self.source is None:
-            return self.build(seed=seed, device="cpu", role=role)
-        adaptation, of = adaptation_of(self.settings, self.architecture), self.architecture
-        prepare = partial(adaptation.prepare, role=role)
-        with seeded(seed):
-            network, found = unfilled_network(of, self.source, device="cpu", prepare=prepare, seed=seed, size=self.size)
-            adaptation.finish(network, role, seed)
-            draw_adapters(network, seed, allocate=True)
-            policy = self._around(network, adaptation)
-        policy.unread = UnreadTensors(self.source, found)
-        load_ours(policy, self.source)
         return policy
 
     def _around(self, network: nn.Module, adaptation: Adaptation) -> AdaptedPolicy:
