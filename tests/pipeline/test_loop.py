@@ -39,7 +39,7 @@ from polyrhythm.scheduler.records import (
     TrainUntil,
     Wake,
 )
-from polyrhythm.scheduler.rollout.sharding import shard
+from polyrhythm.scheduler.rollout.rows import shard
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.stations import one_pass

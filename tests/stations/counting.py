@@ -13,7 +13,7 @@ from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Reply
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.rollout.sharding import shard
+from polyrhythm.scheduler.rollout.rows import shard
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, Aggregate, ArraySpec, EnvSpec, Task, Trajectory
 from polyrhythm.stations.simulator.slot import SlotIdentity, StepSettings
 from polyrhythm.stations.simulator.station import Simulator

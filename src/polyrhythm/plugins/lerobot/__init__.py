@@ -4,6 +4,7 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "lerobot",
+    needs=("demonstrations",),
     adds={
         "demonstrations": {"lerobot": "polyrhythm.plugins.lerobot.reading"},
         "command": {"demos": "polyrhythm.plugins.lerobot.demos"},

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.cli import show
-from polyrhythm.cli.arguments import IMITATION, add_recipe, count
+from polyrhythm.cli.arguments import add_recipe, count
+from polyrhythm.plugins.demonstrations.command import IMITATION
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
-    from polyrhythm.pipeline.warm_start.demos import OnProgress
+    from polyrhythm.plugins.demonstrations.recording import OnProgress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,9 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
         if policy:
             raise ConfigError(f"--policy = {policy}: a policy is recorded in a folder; name one with --out")
         take_file(out)
-    from polyrhythm.pipeline.observers.live import live_terminal
+    from polyrhythm.pipeline.hooks import open_display
 
-    with live_terminal(sys.stderr) as live:
+    with open_display(sys.stderr) as live:
         if live:
             live.phase("demonstrations", time.monotonic())
         on_progress = live.count_episodes if live is not None else lambda *_: None
@@ -73,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _record_file(config: RunConfig, file: Path, on_progress: OnProgress) -> dict[str, Any]:
-    from polyrhythm.pipeline.sft import refuse_without_expert, validate_imitation
-    from polyrhythm.pipeline.warm_start.demos import record
+    from polyrhythm.plugins.demonstrations.recording import record
+    from polyrhythm.plugins.demonstrations.warm_start import refuse_without_expert, validate_imitation
 
     policy = validate_imitation(config).policy
     refuse_without_expert(config)

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.files import inner_path
+from polyrhythm.plugins.demonstrations.imitation import Demonstrations
 from polyrhythm.plugins.lerobot import layout
 from polyrhythm.plugins.lerobot.checking import CheckedDataset, Episode, check_dataset, read_table
 from polyrhythm.plugins.lerobot.video import VideoFrames, as_array, decoded
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 from polyrhythm.specs.finite import first_not_finite
-from polyrhythm.training.sft import Demonstrations
 
 log = logging.getLogger(__name__)
 

@@ -28,9 +28,7 @@ from polyrhythm.observe.intervals import success_rate
 from polyrhythm.observe.run_folder import LOCK_FILE, lock_run_folder
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
-from polyrhythm.pipeline.sft import refuse_without_expert, validate_imitation
-from polyrhythm.pipeline.warm_start.demos import OnProgress
-from polyrhythm.pipeline.warm_start.episodes import (
+from polyrhythm.plugins.demonstrations.episodes import (
     Actor,
     DemoEpisode,
     describe_dropped,
@@ -38,6 +36,8 @@ from polyrhythm.pipeline.warm_start.episodes import (
     plan_episode,
     play_episodes,
 )
+from polyrhythm.plugins.demonstrations.recording import OnProgress
+from polyrhythm.plugins.demonstrations.warm_start import refuse_without_expert, validate_imitation
 from polyrhythm.plugins.lerobot import layout
 from polyrhythm.plugins.lerobot.writing import DatasetWriter, Journal
 from polyrhythm.policies.base import Policy, as_module

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.files import atomic_write
-from polyrhythm.pipeline.warm_start.episodes import DemoEpisode
+from polyrhythm.plugins.demonstrations.episodes import DemoEpisode
 from polyrhythm.plugins.lerobot import layout
 from polyrhythm.plugins.lerobot.video import as_images, decoded, png
 from polyrhythm.specs import EnvSpec

@@ -12,11 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from polyrhythm.config.base import InvalidSetting
-from polyrhythm.config.nearest import nearest
 from polyrhythm.conformance import Finding, raised
 from polyrhythm.envs.base import Variant
 from polyrhythm.envs.mujoco import choose_gl_backend
-from polyrhythm.errors import ConfigError, PolyrhythmError
+from polyrhythm.errors import ConfigError, PolyrhythmError, nearest
 from polyrhythm.plugins.simulators.base import SimulatorSettings, time_batch
 from polyrhythm.plugins.simulators.libero.library import (
     ACTION_DIM,

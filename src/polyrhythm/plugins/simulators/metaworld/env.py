@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from polyrhythm.config.nearest import nearest
 from polyrhythm.conformance import Finding, last_line
 from polyrhythm.envs.base import EnvTraits, RowNumbers, Variant
 from polyrhythm.envs.mujoco import BACKENDS, choose_gl_backend, is_loadable, preferred
-from polyrhythm.errors import PolyrhythmError, as_root, install_command
+from polyrhythm.errors import PolyrhythmError, as_root, install_command, nearest
 from polyrhythm.imports import same_imports
 from polyrhythm.plugins.simulators.base import RowsBatch, SimulatorSettings, time_batch
 from polyrhythm.plugins.simulators.metaworld.scene import (

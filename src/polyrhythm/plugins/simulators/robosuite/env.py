@@ -13,10 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from polyrhythm.config.base import InvalidSetting
-from polyrhythm.config.nearest import nearest
 from polyrhythm.envs.base import Variant
 from polyrhythm.envs.mujoco import choose_gl_backend
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, nearest
 from polyrhythm.plugins.simulators.base import SimulatorSettings
 from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch, Views
 from polyrhythm.plugins.simulators.robosuite.library import (

@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.config.nearest import nearest
 from polyrhythm.conformance import raised
 from polyrhythm.envs.mujoco import RenderingUnavailable, choose_gl_backend, refuse_unstable
-from polyrhythm.errors import ConfigError, MissingError, install_command
+from polyrhythm.errors import ConfigError, MissingError, install_command, nearest
 from polyrhythm.plugins.simulators.variation import draw_beyond
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ from pydantic import BaseModel, ConfigDict
 
 from polyrhythm import errors
 from polyrhythm.config.base import NotFound
-from polyrhythm.config.nearest import nearest
 from polyrhythm.config.registry import resolve
 from polyrhythm.env_warnings import warn_once
 from polyrhythm.envs.base import (
@@ -40,7 +39,7 @@ from polyrhythm.envs.base import (
     wrapped_traits,
 )
 from polyrhythm.envs.mujoco import simulator_count
-from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError
+from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError, nearest
 from polyrhythm.imports import SOURCE
 from polyrhythm.plugins.simulators.separate import protocol as p
 from polyrhythm.plugins.simulators.setup import envs_folder
