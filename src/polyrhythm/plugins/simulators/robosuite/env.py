@@ -111,12 +111,11 @@ class RobosuiteSettings(SimulatorSettings):
             known = KNOWN.get(task)
             if known is None:
                 if not self.registered_by and not has_package(ROBOCASA):
-                    raise InvalidSetting(
-                        "tasks",
-                        task,
+                    why = (
                         f"robosuite has no such task; {nearest(task, KNOWN)}RoboCasa's need the package robocasa, "
-                        "which is not installed, other packages' need registered_by",
+                        "which is not installed, other packages' need registered_by"
                     )
+                    raise InvalidSetting("tasks", task, why)
                 continue
             if self.reward == "dense" and not known.dense:
                 raise InvalidSetting("reward", "dense", f"robosuite has no dense reward for {task}; set sparse")
