@@ -200,8 +200,6 @@ class Supervisor:
         stations = list(self.stations.values())
         return {process.name: process for station in stations for process in station.processes_by_rank}
 
-    # ------------------------------------------------------------ start
-
     def start(self, now: float) -> None:
         for factory, *seats in self._given:
             kind, content = pack(factory)
