@@ -184,10 +184,8 @@ def _part(name: str) -> str:
 
 
 def merge(adapters: Adapters, base: Checkpoint, of: Architecture, out: Path) -> None:
-    """Merge the adapters into the base and write it, in its layout and dtypes, into the new folder `out`.
-
-    ConfigError: the adapters are of another base, or change a tied tensor.
-    """
+    """Merge the adapters into the base and write it, in its layout and dtypes, into the new folder `out`. ConfigError:
+    the adapters are of another base, or change a tied tensor."""
     network = load_network(of, base, device="cpu")
     for first, *others in merge_into(network, adapters):
         for other in others:

@@ -181,11 +181,8 @@ class Adaptation:
 
 
 def add_adapters(network: nn.Module, lora: LoraSettings, layers: Sequence[str], seed: int) -> None:
-    """Wrap the linear layers at these paths with adapters, in place.
-
-    Their values are drawn later (`draw_adapters`). Afterwards only adapters and previously trained parameters require
-    gradients.
-    """
+    """Wrap the linear layers at these paths with adapters, in place. Their values are drawn later (`draw_adapters`).
+    Afterwards only adapters and previously trained parameters require gradients."""
     try:
         from peft import LoraConfig, inject_adapter_in_model  # takes seconds, and only adapters need it
     except ImportError as error:
@@ -254,9 +251,7 @@ ADAPTED = PolicyTraits(publishes_part=True, shares_reference=True, loads_in_part
 
 class AdaptedPolicy(nn.Module):
     """A policy around a `network` that may be trained in part; its other submodules and buffers are always trained.
-
-    `published` and the reference policy follow from `Adaptation.finish`.
-    """
+    `published` and the reference policy follow from `Adaptation.finish`."""
 
     traits: PolicyTraits
     network: nn.Module
@@ -287,10 +282,8 @@ class AdaptedPolicy(nn.Module):
 
     @contextmanager
     def as_reference(self, state: Mapping[str, Tensor]) -> Iterator[None]:
-        """The policy as of `reference_state`'s call; frozen tensors are shared.
-
-        No other thread may read the weights inside the context.
-        """
+        """The policy as of `reference_state`'s call; frozen tensors are shared. No other thread may read the weights
+        inside the context."""
         own = self.state_dict(keep_vars=True)
         adapts = any(_ADAPTER_PART.search(name) for name in state)
         held: dict[str, Tensor] = {}

@@ -93,10 +93,8 @@ def random_network(of: Architecture, size: Any, *, seed: int, device: str, prepa
 def load_into(
     network: nn.Module, checkpoint: Checkpoint, found: Mapping[str, str], *, device: str, as_stored: bool = False
 ) -> None:
-    """Replace the network's tensors, on meta or not, by copies of the folder's, on `device`.
-
-    found: network's name -> the folder's (`fit`). as_stored: in the folder's dtypes, otherwise in the network's.
-    """
+    """Replace the network's tensors, on meta or not, by copies of the folder's, on `device`. found: network's name ->
+    the folder's (`fit`). as_stored: in the folder's dtypes, otherwise in the network's."""
     names = {stored: name for name, stored in found.items()}
     tensors = ((names[stored], tensor) for stored, tensor in checkpoint.read(names))
     _assign(network, tensors, device, as_stored=as_stored)
@@ -249,9 +247,7 @@ def save_new(of: Architecture, size: Any, state: Mapping[str, Tensor], out: Path
 
 def save_changed(checkpoint: Checkpoint, new: NewTensor, out: Path, ours: Mapping[str, Tensor]) -> None:
     """Copy the folder with tensors replaced by those that `new` returns for the folder's names, and with `ours`.
-
-    Tensors of the network in the folder's own polyrhythm.safetensors are kept unless `ours` has them.
-    """
+    Tensors of the network in the folder's own polyrhythm.safetensors are kept unless `ours` has them."""
     written = tensor_files(checkpoint)
     with new_folder(out) as unfinished:
         names = {place: name for name, place in checkpoint.places.items()}
@@ -283,10 +279,7 @@ def tensor_files(checkpoint: Checkpoint) -> set[Path]:
 
 def copy_others(folder: Path, to: Path, written: set[Path]) -> None:
     """Copy all files except those `written`, hidden files, polyrhythm.safetensors, and folders of adapters, which are
-    part of the weights.
-
-    ConfigError: a file links out of the folder.
-    """
+    part of the weights. ConfigError: a file links out of the folder."""
     for path in sorted(folder.iterdir()):
         if path in written or path.name.startswith(".") or path.name == OURS or (path / ADAPTER_CONFIG).is_file():
             continue

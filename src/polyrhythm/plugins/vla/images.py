@@ -108,9 +108,7 @@ def padded_size(images: Tensor, to_height: int, to_width: int) -> tuple[int, int
 
 def resize_with_pad(images: Tensor, height: int, width: int) -> Tensor:
     """Pillow's bilinear resize with preserved aspect ratio and black padding: uint8 [B,H,W,3] -> [B,height,width,3].
-
-    openpi's client does this before it sends an image.
-    """
+    openpi's client does this before it sends an image."""
     rows, columns, top, left = padded_size(images, height, width)
     small = resample(images, (rows, columns), "bilinear")
     return functional.pad(small, (0, 0, left, width - columns - left, top, height - rows - top))

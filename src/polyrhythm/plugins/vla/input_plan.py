@@ -15,9 +15,16 @@ from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.folder_files import CHOICES, read_json
 from polyrhythm.plugins.vla import prompts, scaling
-from polyrhythm.plugins.vla.actions import ActionPlan, plan_actions
 from polyrhythm.plugins.vla.images import HALF, IMAGENET, Colours, Resizing
-from polyrhythm.plugins.vla.prompts import PromptTable, StatePrompts
+from polyrhythm.plugins.vla.inputs import ActionPlan, plan_actions
+from polyrhythm.plugins.vla.prompts import (
+    WORDS,
+    PromptTable,
+    PromptTokenizer,
+    StatePrompts,
+    WordTokenizer,
+    folder_tokenizer,
+)
 from polyrhythm.plugins.vla.scaling import Scaling, StatePart
 from polyrhythm.plugins.vla.statistics import (
     BOUNDS,
@@ -27,7 +34,6 @@ from polyrhythm.plugins.vla.statistics import (
     folder_inputs,
     robot_statistics,
 )
-from polyrhythm.plugins.vla.tokenizers import WORDS, PromptTokenizer, WordTokenizer, folder_tokenizer
 from polyrhythm.specs import EnvSpec
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from polyrhythm.plugins.pretrained.folder_files import CHOICES, read_json
 from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.groot_statistics import OF_EMBODIMENT
 from polyrhythm.plugins.vla.inputs import VlaInputs
+from polyrhythm.plugins.vla.prompts import WORDS
 from polyrhythm.plugins.vla.statistics import BOUNDS, camera_names, openpi_key
-from polyrhythm.plugins.vla.tokenizers import WORDS
 from polyrhythm.policies.base import FolderReport, as_module
 from polyrhythm.policies.form import Role, load_published, weights_on_meta
 from polyrhythm.specs.weights import weight_specs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
@@ -26,10 +26,10 @@ from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import Architecture, check_fit, released_size
 from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.flow_policy import FLOW_TRAITS, FlowNetwork, FlowPolicy
-from polyrhythm.plugins.vla.input_plan import CAMERAS, InputForm, PolicyType, plan_inputs
+from polyrhythm.plugins.vla.input_plan import CAMERAS, InputForm, InputPlan, PolicyType, plan_inputs
 from polyrhythm.plugins.vla.inputs import VlaInputs
+from polyrhythm.plugins.vla.prompts import WORDS
 from polyrhythm.plugins.vla.statistics import BOUNDS
-from polyrhythm.plugins.vla.tokenizers import WORDS
 from polyrhythm.plugins.vla.vision import VisionSize
 from polyrhythm.policies.base import SETTINGS, named, type_or
 from polyrhythm.policies.flow_matching import FlowMethod, check_steps
@@ -211,11 +211,7 @@ class VlaSettings(BaseModel):
         source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
         size = self.network_size(env_spec, source)
         plan = plan_inputs(self, env_spec, self.input_form(size, source), source)
-
-        def around(network: nn.Module, precision: Precision) -> AdaptedPolicy:
-            return self.policy(network, VlaInputs(plan), precision)
-
-        return Blueprint(self, self.fitted_architecture(size), size, source, around)
+        return Blueprint(self, self.fitted_architecture(size), size, source, plan)
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> Any:
         return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
@@ -296,14 +292,14 @@ class Blueprint:
     """Builds one policy.
 
     architecture: with the dead tensors of a network of this size. source: the checkpoint, None for weights from the
-    seed. around: makes the policy from its network, which may be on the meta device, and the precision.
+    seed.
     """
 
     settings: VlaSettings
     architecture: Architecture
     size: Any
     source: Checkpoint | None
-    around: Callable[[nn.Module, Precision], AdaptedPolicy]
+    plan: InputPlan
 
     def outline(self, role: Role) -> AdaptedPolicy:
         """The policy in the caller's `form.outlined`. ConfigError: the folder's tensors do not fit."""
@@ -313,7 +309,7 @@ class Blueprint:
         adaptation = adaptation_of(self.settings, self.architecture)
         adaptation.prepare(network, role)
         adaptation.finish(network, role, 0)
-        return self.around(network, adaptation.precision)
+        return self._around(network, adaptation)
 
     def build(self, *, seed: int, device: str, role: Role) -> AdaptedPolicy:
         """The policy, loaded directly to the device; without a checkpoint drawn from the seed on the CPU."""
@@ -325,7 +321,7 @@ class Blueprint:
             else:
                 network = load_network(of, self.source, device=device, prepare=prepare, seed=seed, size=self.size)
             adaptation.finish(network, role, seed)
-            policy = self.around(network, adaptation.precision).to(device)
+            policy = self._around(network, adaptation).to(device)
         if self.source is not None:
             load_ours(policy, self.source)
         return policy
@@ -340,10 +336,13 @@ class Blueprint:
             network, found = unfilled_network(of, self.source, device="cpu", prepare=prepare, seed=seed, size=self.size)
             adaptation.finish(network, role, seed)
             draw_adapters(network, seed, allocate=True)
-            policy = self.around(network, adaptation.precision)
+            policy = self._around(network, adaptation)
         policy.unread = UnreadTensors(self.source, found)
         load_ours(policy, self.source)
         return policy
+
+    def _around(self, network: nn.Module, adaptation: Adaptation) -> AdaptedPolicy:
+        return self.settings.policy(network, VlaInputs(self.plan), adaptation.precision)
 
 
 def adaptation_of(settings: VlaSettings, of: Architecture) -> Adaptation:

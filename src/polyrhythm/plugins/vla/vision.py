@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from polyrhythm.plugins.pretrained.fitting import COUNT, seen
-from polyrhythm.plugins.vla.decoder import attend, run_layer, split_heads
+from polyrhythm.plugins.vla.decoder import attend, gelu_mlp, run_layer, split_heads
 from polyrhythm.specs import WeightSpec
 
 
@@ -119,27 +118,13 @@ class SiglipAttention(nn.Module):
         return found
 
 
-class VisionMlp(nn.Module):
-    """fc2(gelu(fc1(x))). approximate: "tanh", or "none" for the exact error function (timm)."""
-
-    def __init__(self, size: VisionSize, approximate: str) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(size.width, size.mlp)
-        self.fc2 = nn.Linear(size.mlp, size.width)
-        self.approximate = approximate
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.fc2(functional.gelu(self.fc1(x), approximate=self.approximate))
-        return found
-
-
 class SiglipLayer(nn.Module):
     def __init__(self, size: VisionSize) -> None:
         super().__init__()
         self.layer_norm1 = nn.LayerNorm(size.width, size.eps)
         self.self_attn = SiglipAttention(size)
         self.layer_norm2 = nn.LayerNorm(size.width, size.eps)
-        self.mlp = VisionMlp(size, "tanh")
+        self.mlp = gelu_mlp(size.width, size.mlp, size.width, approximate="tanh")
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.layer_norm1(x))
@@ -148,10 +133,8 @@ class SiglipLayer(nn.Module):
 
 
 class SiglipEncoder(nn.Module):
-    """The stack of layers.
-
-    checkpointing: recompute the layers' activations in the backward pass instead of keeping them.
-    """
+    """The stack of layers. checkpointing: recompute the layers' activations in the backward pass instead of keeping
+    them."""
 
     def __init__(self, size: VisionSize) -> None:
         super().__init__()
@@ -232,7 +215,7 @@ class VitBlock(nn.Module):
         self.attn = VitAttention(size)
         self.ls1 = LayerScale(size.width) if size.layer_scale else nn.Identity()
         self.norm2 = nn.LayerNorm(size.width, size.eps)
-        self.mlp = VisionMlp(size, "none")
+        self.mlp = gelu_mlp(size.width, size.mlp, size.width)
         self.ls2 = LayerScale(size.width) if size.layer_scale else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -251,14 +234,12 @@ class AttentionPool(nn.Module):
         self.kv = nn.Linear(size.width, 2 * size.width)
         self.proj = nn.Linear(size.width, size.width)
         self.norm = nn.LayerNorm(size.width, size.eps)
-        self.mlp = VisionMlp(size, "none")
+        self.mlp = gelu_mlp(size.width, size.mlp, size.width)
 
 
 class VisionTransformer(nn.Module):
-    """A tower. Positions are added to the patches before class and register tokens are prepended.
-
-    checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
-    """
+    """A tower. Positions are added to the patches before class and register tokens are prepended. checkpointing:
+    recompute the blocks' activations in the backward pass instead of keeping them."""
 
     def __init__(self, size: VisionSize) -> None:
         super().__init__()

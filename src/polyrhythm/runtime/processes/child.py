@@ -21,11 +21,12 @@ from pathlib import Path
 import msgspec
 
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.imports import keep_freed_memory
 from polyrhythm.readable import set_up_logging
 from polyrhythm.runtime.factories import Resources, StationContext, make_parts, unpack
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.memory.process_memory import keep_freed_memory, open_memory
+from polyrhythm.runtime.memory.process_memory import open_memory
 from polyrhythm.runtime.messages import Channels, Departed, Spans, add_counts, merge_joined, process_address, rank_name
 from polyrhythm.runtime.processes.station_thread import (
     FrameReader,

@@ -237,9 +237,7 @@ class TimestepEncoder(nn.Module):
 
 class Dit(nn.Module):
     """Diffusion transformer: even blocks attend to the backbone's features, odd ones to their own tokens.
-
-    checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
-    """
+    checkpointing: recompute the blocks' activations in the backward pass instead of keeping them."""
 
     def __init__(self, size: GrootSize) -> None:
         super().__init__()

@@ -15,10 +15,18 @@ from torch import Tensor, nn
 
 from polyrhythm.plugins.pretrained.fitting import COUNT, Architecture, resized, seen, told, written
 from polyrhythm.plugins.pretrained.precision import computing_dtype
-from polyrhythm.plugins.vla.decoder import TEXT_KEYS, Decoder, causal_mask, draw_unit_variance, mean_of, positions_of
+from polyrhythm.plugins.vla.decoder import (
+    TEXT_KEYS,
+    Decoder,
+    causal_mask,
+    draw_unit_variance,
+    gelu_mlp,
+    mean_of,
+    positions_of,
+)
 from polyrhythm.plugins.vla.flow_policy import FlowNetwork, Prefix
 from polyrhythm.plugins.vla.groot_n1d5.action_head import ActionHead, AdaptiveNorm, EmbodimentLinear, GrootSize
-from polyrhythm.plugins.vla.vision import SiglipVisionModel, VisionMlp, VisionSize, tower_keys, tower_seen
+from polyrhythm.plugins.vla.vision import SiglipVisionModel, VisionSize, tower_keys, tower_seen
 from polyrhythm.specs import WeightSpec
 
 
@@ -30,34 +38,22 @@ class PoolingHead(nn.Module):
         self.probe = nn.Parameter(torch.zeros(1, 1, size.width))
         self.attention = nn.MultiheadAttention(size.width, size.heads, batch_first=True)
         self.layernorm = nn.LayerNorm(size.width, size.eps)
-        self.mlp = VisionMlp(size, "tanh")
-
-
-class VisionModel(nn.Module):
-    """The tower and its unused head, as `vision_model`."""
-
-    def __init__(self, size: VisionSize) -> None:
-        super().__init__()
-        self.vision_model = SiglipVisionModel(size)
-        self.vision_model.head = PoolingHead(size)
-
-
-class EagleLanguageModel(nn.Module):
-    """The decoder `model`, and `lm_head`: the word embedding, which the release stores under this name."""
-
-    def __init__(self, size: GrootSize) -> None:
-        super().__init__()
-        self.model = Decoder(size.llm)
-        self.lm_head = nn.Embedding(size.vocabulary, size.llm.width)
+        self.mlp = gelu_mlp(size.width, size.mlp, size.width, approximate="tanh")
 
 
 class EagleModel(nn.Module):
+    """The tower with its unused head, a linear map, and the decoder `model` with `lm_head`: the word embedding, which
+    the release stores under this name."""
+
     def __init__(self, size: GrootSize) -> None:
         super().__init__()
         self.image_token = size.image_token
-        self.vision_model = VisionModel(size.vision)
+        tower = SiglipVisionModel(size.vision)
+        tower.head = PoolingHead(size.vision)
+        self.vision_model: Any = nn.ModuleDict({"vision_model": tower})
         self.mlp1 = nn.Sequential(nn.Linear(size.vision.width, size.llm.width))
-        self.language_model = EagleLanguageModel(size)
+        words = nn.Embedding(size.vocabulary, size.llm.width)
+        self.language_model: Any = nn.ModuleDict({"model": Decoder(size.llm), "lm_head": words})
 
     def image_features(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Images [B,3,side,side] in -1..1 -> [B,tokens,width]."""
@@ -74,21 +70,12 @@ class EagleModel(nn.Module):
         return torch.where(place.unsqueeze(2), seen.gather(1, number), words)
 
     def forward(self, embedded: Tensor, present: Tensor) -> Tensor:
-        """Hidden states after the last norm [B,L,width] of embedded [B,L,width], present [B,L].
-
-        The attention of padding is zero, as from flash attention. Positions count only present tokens, so left padding
-        has no effect.
-        """
+        """Hidden states after the last norm [B,L,width] of embedded [B,L,width], present [B,L]. The attention of
+        padding is zero, as from flash attention. Positions count only present tokens, so left padding has no effect."""
         positions = positions_of(present).clamp(min=0)
         hidden, _ = self.language_model.model(embedded, positions, causal_mask(present))
         assert isinstance(hidden, Tensor)
         return hidden
-
-
-class Backbone(nn.Module):
-    def __init__(self, size: GrootSize) -> None:
-        super().__init__()
-        self.eagle_model = EagleModel(size)
 
 
 #: Input with the backbone's hidden states, in place of images and words.
@@ -113,7 +100,7 @@ class GrootNetwork(FlowNetwork):
         super().__init__()
         self.size, self.horizon, self.action_dim = size, size.horizon, size.action_dim
         self.feature_width, self.action_width = size.llm.width, size.hidden
-        self.backbone = Backbone(size)
+        self.backbone: Any = nn.ModuleDict({"eagle_model": EagleModel(size)})
         self.action_head = ActionHead(size)
 
     def initialise(self) -> None:
