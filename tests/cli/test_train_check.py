@@ -21,7 +21,7 @@ from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.validation.check import check_form
 from polyrhythm.plugins.memory_estimate import room
 from polyrhythm.plugins.memory_estimate.room import check_room
-from polyrhythm.plugins.vla.inspection import architecture
+from polyrhythm.plugins.vla.released import architecture
 from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.training.checkpoint import save_state
 

@@ -22,8 +22,7 @@ from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
-from polyrhythm.pipeline.evaluation.overrides import with_overrides
-from polyrhythm.pipeline.evaluation.standalone import evaluate
+from polyrhythm.pipeline.evaluation.standalone import evaluate, with_overrides
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.validation.check import examine, validate_run

@@ -29,7 +29,6 @@ from polyrhythm.readable import set_up_logging, visible
 CORE = {
     "train": "train a policy with a recipe",
     "resume": "resume a run, or extend a finished one",
-    "sft": "run the supervised warm start alone",
     "eval": "evaluate a trained policy on held-out seeds",
     "export": "write a run's policy as a folder of safetensors",
     "envs": "list the environments, and what each needs",

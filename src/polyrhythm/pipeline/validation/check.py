@@ -28,7 +28,6 @@ from polyrhythm.checks import (
 from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.presets import describe_objective
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.env_warnings import forget_warnings
@@ -36,19 +35,16 @@ from polyrhythm.envs.base import EnvSettings, traits_of
 from polyrhythm.envs.mujoco import set_simulator_count
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.run_folder import find_run
-from polyrhythm.pipeline.array_specs import arena_layout
+from polyrhythm.pipeline.array_specs import arena_layout, env_batch_infos
 from polyrhythm.pipeline.build import env_settings, policy_settings
-from polyrhythm.pipeline.env_batches import env_batch_infos
-from polyrhythm.pipeline.placed import place, station_names
-from polyrhythm.pipeline.seats import group_seats
+from polyrhythm.pipeline.persistence.resume import load_init_weights
+from polyrhythm.pipeline.placed import group_seats, place, station_names
 from polyrhythm.pipeline.validation.fit import (
     check_learning,
     check_ranks,
     check_rollout,
     check_weights_change,
 )
-from polyrhythm.pipeline.warm_start.demos import check_expert, dataset_format, has_expert
-from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.plugin import load
 from polyrhythm.policies.base import Policy, PolicySettings, as_module, extended_settings
 from polyrhythm.policies.engine import streaming
@@ -207,14 +203,6 @@ def check_form(config: RunConfig, spec: EnvSpec, settings: PolicySettings | None
     return form
 
 
-def check_demonstrations(config: RunConfig, dataset: DatasetSettings, spec: EnvSpec) -> str:
-    """Compare the dataset with the environment by its small files; returns its description. A resumed run needs
-    none."""
-    if config.resume != "never":
-        return ""
-    return str(dataset_format(dataset).check_dataset(dataset, spec, config.rollout.action_repeat))
-
-
 def shared_sizes(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool = True) -> dict[str, int]:
     """Bytes of shared memory that the run reserves, by segment."""
     infos = env_batch_infos(config, spec, trainer=trainer)
@@ -324,18 +312,10 @@ def check_memory(context: CheckContext) -> None:
 def check_start(context: CheckContext, policy: Policy | None = None) -> None:
     """Check the source of the first weights, and whether instructions can be swapped. policy: else the context's."""
     config, spec = context.config, context.spec
-    demonstrations = config.demonstrations if context.trainer and not config.init_from else None
     if context.trainer and config.init_from and config.resume == "never":  # a resumed run has its own weights
         load_init_weights(config, policy or context.policy)
-    elif demonstrations is not None and demonstrations.dataset is not None:
-        check_demonstrations(config, demonstrations.dataset, spec)
-    elif demonstrations is not None:
-        if not has_expert(env_settings(config)):
-            raise ConfigError(
-                "demonstrations = set: this environment has no scripted expert; set demonstrations and supervised to "
-                "null"
-            )
-        check_expert(env_settings(config), demonstrations)
+    elif context.trainer and config.demonstrations is not None and not config.init_from:
+        load("pipeline", "demonstrations").check_source(config, spec)
     if config.evaluation.swapped:
         refuse_swapping(spec)
 

@@ -157,8 +157,7 @@ class ClusterTiming:
                 self.slots[request.slot].in_pass = True
 
     def finish_pass(self, generator: str, answered: Sequence[str], now: float, buckets: Sequence[int]) -> int:
-        """The generator's pass is over; returns its rows. answered: slots that are away now;
-        buckets: of the padding."""
+        """The generator's pass is over; returns its rows. answered: slots that are away now."""
         finished = self.running.pop(generator)
         passes = self.passes[generator] = self.passes.get(generator, 0) + 1
         if passes > WARM_UP_PASSES:

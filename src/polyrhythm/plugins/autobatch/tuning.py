@@ -79,8 +79,6 @@ class BatchTuner:
     def begin(cls, settings: SchedulerSettings) -> BatchTuner:
         return cls(settings, BatchLimits(settings.max_rows, settings.max_requests, 0.0))
 
-    # ------------------------------------------------------------ events of the conductor
-
     def on_request(self, request: Request, now: float) -> None:
         self.timing.record_request(request, now)
 
@@ -112,8 +110,6 @@ class BatchTuner:
             return None
         self.announced = True
         return self.choice
-
-    # ------------------------------------------------------------ searching
 
     def _work(self, now: float) -> None:
         """Continue or begin a search: as many requests as the time since the last call allows."""

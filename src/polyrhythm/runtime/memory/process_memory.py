@@ -3,7 +3,7 @@
     <folder>/arena             samples
     <folder>/weights           published weights
 
-Where a run has one host, `LocalMemory` is all there is. The spec of a process names any other class.
+Where a run has one host, `ProcessMemory` is all there is. The spec of a process names any other class.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from polyrhythm.plugin import import_address
 from polyrhythm.runtime.hosts import HostView
@@ -30,37 +30,9 @@ log = logging.getLogger(__name__)
 ARENA, WEIGHTS = "arena", "weights"
 
 
-class ProcessMemory(Protocol):
-    """A process's end of the run's memory. folder: of the run on this host; host: its name, "" if the run has one;
-    clients: connections to the servers of the other hosts."""
-
-    folder: Path
-    host: str
-    clients: Mapping[str, Any]
-
-    def arena(self) -> Arena: ...
-
-    def weights(self, device: str, ends: Ends | None) -> Weights:
-        """This process's end of the weights channel, for a station on `device`. ValueError: the layout is damaged."""
-        ...
-
-    def add_host(self, host: str, endpoint: str) -> None:
-        """The run has another host. UnfitMessage: there can be none of this name, or not there."""
-        ...
-
-    def move_slots(self, host: str, slots: Sequence[str]) -> None:
-        """Requests of these slots lie on this host now. UnfitMessage: there is no such host."""
-        ...
-
-    def is_cut_off(self) -> bool:
-        """Whether main's host has been silent for so long that this process has been given up."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class LocalMemory:
-    """The memory of a run that has one host."""
+class ProcessMemory:
+    """A process's end of the memory of a run that has one host. folder: of the run on this host; host: its name, "" if
+    the run has one; clients: connections to the servers of the other hosts."""
 
     host = ""
 
@@ -72,15 +44,19 @@ class LocalMemory:
         return Arena(self._layout, memoryview(open_segment(self.folder, ARENA)))
 
     def weights(self, device: str, ends: Ends | None) -> Weights:
+        """This process's end of the weights channel, for a station on `device`. ValueError: the layout is damaged."""
         self._weights.verify()
         return open_weights(self._weights, memoryview(open_segment(self.folder, WEIGHTS)), self.folder, device, ends)
 
     def add_host(self, host: str, endpoint: str) -> None:
+        """The run has another host. UnfitMessage: there can be none of this name, or not there."""
         raise UnfitMessage("impossible", f"no other host of this run is {host!r} at {endpoint!r}")
 
-    def move_slots(self, host: str, slots: Sequence[str]) -> None: ...
+    def move_slots(self, host: str, slots: Sequence[str]) -> None:
+        """Requests of these slots lie on this host now. UnfitMessage: there is no such host."""
 
     def is_cut_off(self) -> bool:
+        """Whether main's host has been silent for so long that this process has been given up."""
         return False
 
     def close(self) -> None: ...
@@ -91,7 +67,7 @@ def open_memory(
 ) -> ProcessMemory:
     """A process's memory. view: of the run's hosts, None if it has one; sockets: of the process."""
     if view is None:
-        return LocalMemory(layout, weights, folder)
+        return ProcessMemory(layout, weights, folder)
     memory: ProcessMemory = import_address(view.memory)(layout, weights, folder, view, sockets)
     return memory
 

@@ -22,10 +22,9 @@ from polyrhythm.plugins.pretrained.adapters import (
     refuse_adapters,
     save_adapters,
 )
-from polyrhythm.plugins.pretrained.building import NETWORK, tied_names
+from polyrhythm.plugins.pretrained.building import NETWORK, copy_others, save_changed, tensor_files, tied_names
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.folder_files import CONFIG, INDEX
-from polyrhythm.plugins.pretrained.saving import copy_others, save_changed, tensor_files
 from polyrhythm.policies.base import FolderReport
 
 #: Prefix of the model's tensors in a policy's state_dict.

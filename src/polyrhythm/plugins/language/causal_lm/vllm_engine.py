@@ -20,15 +20,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.plugins.language.causal_lm.engine import (
-    COMPARED,
     Sampling,
-    compared_prompt,
+    compared_request,
     draw,
     process_logits,
     worst_difference,
@@ -170,8 +168,14 @@ class VllmModel:
         self.checks, self.check_difference = 0, 0.0
         self._network, self._tolerance = network, how.tolerance
         self._check: str | None = None  # name of the running check request
-        self._reload(network, -1)
-        self._prove()
+        self.load(network)
+        try:  # whether vLLM can run this model
+            while self._check is not None:
+                self.step()
+        except RunHalted:
+            raise
+        except Exception as error:  # whatever the missing part raises
+            raise RunHalted(f"policy.engine.type = vllm: it cannot run this model: {_first_line(error)}") from error
 
     def _start(self, network: CausalNetwork, how: VllmSettings, capacity: int, length: int) -> Any:
         config: Any = network.model.config
@@ -204,28 +208,22 @@ class VllmModel:
             except Exception as error:  # vLLM and pydantic raise many types
                 raise RunHalted(f"policy.engine.type = vllm: it did not start: {_first_line(error)}") from error
 
-    def _prove(self) -> None:
-        """Generate from a short prompt and compare; fails if vLLM lacks support for this model."""
-        self._begin_check()
-        try:
-            while self._check is not None:
-                self.step()
-        except RunHalted:
-            raise
-        except Exception as error:  # whatever the missing part raises
-            raise RunHalted(f"policy.engine.type = vllm: it cannot run this model: {_first_line(error)}") from error
+    def load(self, network: CausalNetwork, version: int = -1) -> None:
+        """Copy the network's weights over the model's, in place, from memory, and start the check request.
 
-    def _begin_check(self) -> None:
-        """Start a check request beside the others; `step` compares its result."""
+        Requests added from here on do not reuse the prefix cache of older weights. The network keeps its weights until
+        the next call.
+        """
+        self._network, self.sampler.version = network, version
+        self._weights += 1
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(network.model)})
         if self._check is not None:
             self.abort(self._check)
-        prompt = np.array(compared_prompt(self.sampler.sampling.choices), np.int32)
-        self._check = self.add(EngineRequest(-1, prompt, COMPARED, greedy=False, noise_key=0), ())
+        self._check = self.add(compared_request(self.sampler.sampling.choices), ())
 
     def _compare(self, found: Running) -> None:
         """RunHalted: the log-probs differ from the network's."""
-        prompt = found.request.prompt.tolist()
-        worst = worst_difference(self._network, self.sampler.sampling, prompt, found.tokens, found.logprobs)
+        worst = worst_difference(self._network, self.sampler.sampling, found)
         self.checks += 1
         self.check_difference += worst
         if worst > self._tolerance:
@@ -234,20 +232,6 @@ class VllmModel:
                 f"{self._tolerance:g} is allowed (policy.engine.tolerance); use float32 (policy.engine.dtype), or "
                 "engine native"
             )
-
-    def load(self, network: CausalNetwork, version: int = -1) -> None:
-        """Copy the network's weights over the model's, in place, from memory.
-
-        Requests added from here on do not reuse the prefix cache of older weights. The network keeps its weights until
-        the next call.
-        """
-        self._reload(network, version)
-        self._begin_check()
-
-    def _reload(self, network: CausalNetwork, version: int) -> None:
-        self._network, self.sampler.version = network, version
-        self._weights += 1
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(network.model)})
 
     def add(self, request: EngineRequest, stops: Sequence[int]) -> str:
         """Add a request, which ends at one of `stops` at the latest; returns its name."""
@@ -345,8 +329,6 @@ class VllmEngine:
         self._length, self._refresh = length, refresh
         self._runs: dict[int, str] = {}  # names by request
 
-    # ------------------------------------------------------------ requests
-
     def add(self, request: EngineRequest) -> None:
         """ValueError: there is no free row, the sequence is too long, or it would generate nothing."""
         refuse_unfit(request, self._runs, self.capacity, self._length)
@@ -367,8 +349,6 @@ class VllmEngine:
         model = self._model
         checks = {"checks": model.checks, "check_difference": model.check_difference}
         return {"prompt_tokens": self.prompt_tokens, "shared_tokens": self.shared_tokens, **checks}
-
-    # ------------------------------------------------------------ steps
 
     def step(self) -> list[Generated]:
         """Run one vLLM step: one token per request, or part of long prompts."""

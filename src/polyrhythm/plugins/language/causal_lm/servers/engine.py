@@ -24,10 +24,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from polyrhythm.errors import RunHalted
-from polyrhythm.plugins.language.causal_lm.engine import COMPARED, Sampling, compared_prompt, worst_difference
+from polyrhythm.plugins.language.causal_lm.engine import Sampling, compared_request, worst_difference
 from polyrhythm.plugins.language.causal_lm.engine_settings import OpenAiSettings, ServerSettings
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
 from polyrhythm.plugins.language.causal_lm.servers.client import ServerLost
@@ -182,8 +180,6 @@ class ServerEngine:
         self._reader = StreamReader(self._protocol, sampling.choices, self._stops, how.deadline_s)
         self._protocol.begin(length)
 
-    # ------------------------------------------------------------ requests
-
     def add(self, request: EngineRequest) -> None:
         """ValueError: there is no free row, the sequence is too long, or it would generate nothing."""
         if not self._was_complete(request):
@@ -267,8 +263,6 @@ class ServerEngine:
     def statistics(self) -> dict[str, int | float]:
         return dict(self._counts)
 
-    # ------------------------------------------------------------ weights
-
     def weights_changed(self, version: int) -> None:
         """Have the server load the weights; running streams are cut and resumed from their tokens."""
         if self._protocol.fixed and self._version not in (-1, version):
@@ -313,13 +307,11 @@ class ServerEngine:
 
     def _prove(self) -> None:
         """RunHalted: the server's log-probs differ from the local module's."""
-        prompt = compared_prompt(self._sampling.choices)
-        request = EngineRequest(-1, np.array(prompt, np.int32), COMPARED, False, self._version)
-        stream = ServerStream(request, version=self._version)
+        stream = ServerStream(compared_request(self._sampling.choices, self._version), version=self._version)
         self._reader.read(stream)
         if stream.error is not None:
             raise stream.error
-        worst = worst_difference(self._network, self._sampling, prompt, stream.tokens, stream.logprobs)
+        worst = worst_difference(self._network, self._sampling, stream)
         self._counts["checks"] += 1
         self._counts["check_difference"] += worst
         if worst > self._how.tolerance:
