@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 
 # Tests that mostly wait, for processes that they start; those that mostly compute run beside them. A folder that is
 # named to pytest, or is among its testpaths, is not ignored.
-WAITING := tests/process tests/runtime tests/plugins/workflow tests/cli
+WAITING := tests/process tests/runtime tests/plugins/workflow tests/cli $(wildcard tests/plugins/*/process)
 
 .PHONY: setup quickstart test test-core test-all lint types contracts check check-waiting check-computing core-waiting core-computing coverage clean
 .DEFAULT_GOAL := setup
