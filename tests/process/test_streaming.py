@@ -104,7 +104,14 @@ STEPPED = {"mini_batch_samples": 4, "require_batches": 2}
 
 
 @pytest.mark.parametrize(
-    ("station", "divided"), [("trainer", {}), ("trainer", STEPPED), ("simulator-0", STEPPED), ("generator-0", {})]
+    ("station", "divided"),
+    [
+        ("trainer", STEPPED),
+        *(
+            pytest.param(*others, marks=pytest.mark.slow)
+            for others in (("trainer", {}), ("simulator-0", STEPPED), ("generator-0", {}))
+        ),
+    ],
 )
 def test_a_station_that_is_killed_in_the_middle_of_an_update_costs_no_sample(station, divided, tmp_path):
     def kill(pipeline):
