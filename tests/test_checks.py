@@ -9,10 +9,8 @@ from polyrhythm import checks
 from polyrhythm.checks import Check, CheckContext, Examined, examine_all, require_added, with_added
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError, MissingError
-from polyrhythm.pipeline.validation.all_checks import CHECKS
+from polyrhythm.pipeline.validation.check import CHECKS
 from polyrhythm.plugin import load_all
-
-TRIALS = {"environment's trial", "policy's trial"}
 
 
 def names(depth: checks.Cost) -> list[str]:
@@ -21,26 +19,29 @@ def names(depth: checks.Cost) -> list[str]:
 
 def test_deeper_rows_take_the_place_of_cheaper_ones() -> None:
     assert names("settings") == ["launcher", "devices", "placement", "notes"]
-    machine, trial = names("machine"), names("trial")
+    machine, trial, contract = map(names, ("machine", "trial", "contract"))
     assert "policy" in machine
     assert "policy's build" not in machine
     assert "policy" not in trial
+    assert "policy's contract" not in trial
+    assert "policy's trial" not in contract
     assert len({*trial}) == len(trial), "each name once"
+    assert len({*contract}) == len(contract)
     assert len({*machine}) == len(machine)
 
 
 def test_rows_of_plugins_stand_behind_those_that_they_name() -> None:
-    for depth in ("machine", "trial"):
-        found = names(depth)
-        for check in (one for own in load_all("check") for one in own if one.after in found and one.runs_at(depth)):
-            between = found[found.index(check.after) + 1 : found.index(check.name)]
-            assert all(name not in {own.name for own in CHECKS} for name in between), check.name
+    for depth in ("machine", "trial", "contract"):
+        found, core = with_added(CHECKS, depth), [check.name for check in CHECKS]
+        for place, check in enumerate(found):
+            if check.after in core:
+                before = {one.name for one in found[:place] if one in CHECKS}
+                assert before <= {*core[: core.index(check.after) + 1]}, check.name
 
 
 def test_a_plugins_row_names_a_row_of_the_core_or_a_place_that_is_known() -> None:
-    known = (
-        {check.name for check in CHECKS} | {"", "spec", "custom objective", "episode", "policies", "doctor"} | TRIALS
-    )
+    places = {"", "spec", "environment's trial", "custom objective", "episode", "policies", "doctor"}
+    known = {check.name for check in CHECKS} | places
     assert {one.after for own in load_all("check") for one in own} <= known
 
 

@@ -12,8 +12,7 @@ import yaml
 from polyrhythm.config.load import load_config
 from polyrhythm.config.registry import settings_class
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.validation.all_checks import examine
-from polyrhythm.pipeline.validation.check import check_form
+from polyrhythm.pipeline.validation.check import check_form, examine
 from polyrhythm.plugins.memory_estimate.needs import memory_by_station
 
 PAGES = Path(__file__).parents[1] / "docs" / "policies"

@@ -17,8 +17,8 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.files import inner_path
 from polyrhythm.plugins.lerobot.recording import _remove_unlisted
 from polyrhythm.plugins.lerobot.writing import Journal
+from polyrhythm.plugins.pretrained.building import save_folder
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
-from polyrhythm.plugins.pretrained.saving import save_folder
 from polyrhythm.training.checkpoint import save_state
 
 STRANGE = [

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polyrhythm.plugins.pretrained.adapting import Adaptation, LoraSettings
 from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
+from polyrhythm.plugins.vla.decoder import Decoder, DecoderSize
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.mlp import seeded
 

@@ -23,7 +23,7 @@ from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
 from polyrhythm.plugins.pretrained.adapting import Adaptation, AdaptedPolicy
 from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
+from polyrhythm.plugins.vla.decoder import Decoder, DecoderSize
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs import Trajectory

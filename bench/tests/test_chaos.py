@@ -18,7 +18,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm_bench.chaos import run as chaos_run
 from polyrhythm_bench.chaos.fault_injector import FaultInjector
 from polyrhythm_bench.chaos.faults import NODE, Fault, Kind, PlannedFault, plan, totals

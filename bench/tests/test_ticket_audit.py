@@ -6,7 +6,7 @@ import pytest
 
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.records import DropReason
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm_bench.chaos.ticket_audit import TicketAudit
 
 

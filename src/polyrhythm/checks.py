@@ -1,8 +1,8 @@
 """Checks of recipes and machines, and functions that run lists of them.
 
-They serve `check`, `train --check`, `doctor` and the start of a run. The core's list is `all_checks.CHECKS`; a plugin
-adds rows under the kind "check" (docs/extending.md). This module imports no package that may be missing, so that
-`doctor` can report it.
+They serve `check`, `train --check`, `doctor` and the start of a run. The core's list is in `pipeline.validation.check`;
+a plugin adds rows under the kind "check" (docs/extending.md). This module imports no package that may be missing, so
+that `doctor` can report it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from polyrhythm.conformance import Finding, own_place, raised, remedy
 from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, StartError
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Cost of a check: settings only reads them; machine looks at this machine; trial builds the parts and runs them.
-Cost = Literal["settings", "machine", "trial"]
-_COSTS: tuple[Cost, ...] = ("settings", "machine", "trial")
+#: Cost of a check: settings only reads them; machine looks at this machine (`train --check`); trial builds the parts
+#: and runs them (before every run); contract tries all that they promise (`check`).
+Cost = Literal["settings", "machine", "trial", "contract"]
+_COSTS: tuple[Cost, ...] = get_args(Cost)
 
 
 class Examined(NamedTuple):
@@ -82,7 +83,6 @@ class Check:
         ""                     before all
         "spec"                 where the environment's spec is read: sets it in the context
         "environment's trial"  at the start of a run: sets spec and rows in the context
-        "policy's trial"       at the start of a run: runs the policy that is tried on these rows
         "custom objective"     within the row "objective"
         "policies"             in `policies TYPE --recipe`
         "episode"              in the environment's trial, with a `TriedEpisode` instead of the context
@@ -100,6 +100,9 @@ class Check:
     def runs_at(self, depth: Cost) -> bool:
         reached = _COSTS.index(depth)
         return _COSTS.index(self.cost) <= reached and (self.until is None or reached < _COSTS.index(self.until))
+
+    def is_ready(self, context: CheckContext) -> bool:
+        return all(getattr(context, name) is not None for name in self.needs)
 
     def findings(self, context: Any) -> Iterator[Examined]:
         """Run the check and yield its findings."""
@@ -119,26 +122,31 @@ def with_added(checks: Sequence[Check], depth: Cost) -> list[Check]:
     """Rows of this depth in order, including those of plugins."""
     rows = added(depth, "")
     for check in checks:
-        if check.runs_at(depth):
-            rows += [check, *added(depth, check.name)]
+        rows += [check] * check.runs_at(depth) + added(depth, check.name)
     return rows
 
 
 def examine_all(checks: Iterable[Check], context: CheckContext) -> Iterator[Examined]:
     """Run checks in order, even after a failure; yield each finding as soon as it is known."""
     for check in checks:
-        if any(getattr(context, name) is None for name in check.needs):
-            continue
-        for examined in examine_one(check, context):
+        for examined in examine_one(check, context) if check.is_ready(context) else ():
             if examined.finding.state == "failed":
                 context.failed.add(check.name)
             yield examined
 
 
+def require_all(checks: Iterable[Check], context: CheckContext) -> None:
+    """Run checks in order, before a run: raise the first failure, log notes."""
+    for check in checks:
+        for _, found in check.findings(context) if check.is_ready(context) else ():
+            if found.state == "note":
+                log.warning("%s; %s", found.detail, found.fix)
+
+
 def examine_one(check: Check, context: CheckContext) -> Iterator[Examined]:
     """Run one check and yield its findings.
 
-    Below the depth `trial`, a lack of this machine (MissingError, StartError) is reported as missing rather than
+    Up to the depth `machine`, a lack of this machine (MissingError, StartError) is reported as missing rather than
     failed.
     """
     try:
@@ -154,28 +162,13 @@ def examine_one(check: Check, context: CheckContext) -> Iterator[Examined]:
 def failed_finding(name: str, error: PolyrhythmError, depth: Cost = "trial") -> Finding:
     """Finding of an error of the form `setting = value: problem; fix`."""
     problem, _, fix = " ".join(str(error).split()).rpartition("; ")
-    missing = depth != "trial" and isinstance(error, MissingError | StartError)
+    missing = depth in ("settings", "machine") and isinstance(error, MissingError | StartError)
     return Finding(name, "missing" if missing else "failed", problem or fix, fix if problem else "")
 
 
 def require_added(context: CheckContext, after: str) -> None:
-    """Run the rows of plugins that follow this row of the core, at the start of a run: raise the first failure, log
-    notes."""
-    for check in added(context.depth, after):
-        for found in check.findings(context):
-            log_note(found.finding)
-
-
-def log_note(finding: Finding) -> None:
-    """Log a finding if it is a note."""
-    if finding.state == "note":
-        log.warning("%s; %s", finding.detail, finding.fix)
-
-
-def note_of(name: str, sentence: str) -> Finding:
-    """Note from a sentence `problem; fix`."""
-    problem, _, fix = sentence.rpartition("; ")
-    return Finding(name, "note", problem, fix)
+    """`require_all` of the rows of plugins at this place."""
+    require_all(added(context.depth, after), context)
 
 
 def size_of(size: int) -> str:

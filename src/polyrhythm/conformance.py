@@ -1,6 +1,6 @@
 """Findings of conformance checks, and the line of user code at which an exception was raised.
 
-The checks are in `policies.conformance` and `envs.conformance`.
+The checks are those of the plugin `trial`.
 """
 
 from __future__ import annotations

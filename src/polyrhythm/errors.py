@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 #: Maximum number of problems that the message of one ConfigError lists.
@@ -112,3 +112,13 @@ def pip_install(words: str) -> str:
     words: pip's arguments, quoted for a shell where needed.
     """
     return f"{shlex.quote(sys.executable)} -m pip install {words}"
+
+
+def nearest(word: object, valid: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
+    """`did you mean X? ` with the paths `elsewhere` that have the word, else the closest valid word; "" if none."""
+    import difflib  # slow, and only errors need it
+
+    known, text = list(valid), str(word)
+    holding = [name for name in known if len(text) > 2 and text in name]
+    match = list(elsewhere[:3]) or holding[:1] or difflib.get_close_matches(text, known, n=1, cutoff=0.5)
+    return f"did you mean {' or '.join(match)}? " if match else ""

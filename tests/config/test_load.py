@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.config.load import load_config, merge, parse_override, save_config
-from polyrhythm.config.recipes import find_recipe, recipe_names
-from polyrhythm.config.yaml_text import parse, read
+from polyrhythm.config.recipes import find_recipe, parse, read, recipe_names
 from polyrhythm.errors import ConfigError
 
 RECIPE = """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from polyrhythm.config.load import load_config, save_config
-from polyrhythm.config.row import scale
+from polyrhythm.config.presets import scale
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.persistence.resume_rules import config_to_resume

@@ -23,8 +23,7 @@ from polyrhythm.envs.mujoco import (
 )
 from polyrhythm.errors import ConfigError
 from polyrhythm.imports import same_imports
-from polyrhythm.pipeline.array_specs import step_settings
-from polyrhythm.pipeline.env_batches import env_batch_infos
+from polyrhythm.pipeline.array_specs import env_batch_infos, step_settings
 from polyrhythm.pipeline.validation.check import check_env_installed
 from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
 from polyrhythm.runtime.factories import StationContext
@@ -32,7 +31,7 @@ from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
 from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.runtime.messages import Channels
 from polyrhythm.specs import WeightsLayout
-from polyrhythm.stations.simulator.station import SimulatorFactory
+from polyrhythm.stations.simulator.factory import SimulatorFactory
 
 #: A MuJoCo that draws by waiting: `serial` one frame of all processes after another, as one graphics unit of a GPU
 #: does, and `parallel` in each process for itself.

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 def test_a_generator_leaves_its_device_and_answers_the_same_afterwards(cuda, graphs):
     stand = Stand(buckets=(4,), device=cuda, graphs=graphs)
     generator = stand.generator
-    store = DeviceStore(cuda)
+    store = DeviceStore(str(cuda))
     asked = stand.request("a", 0, 3)
     before, full = stand.serve(asked), torch.cuda.memory_allocated(cuda)
     for _ in range(2):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyrhythm.observe import Activity
+from polyrhythm.observe.activity import Activity
 
 
 def look(busy: float, steps: float) -> dict[str, dict[str, float]]:

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.observe import wilson
-from polyrhythm.observe.intervals import counted, percent, success_rate
+from polyrhythm.observe.intervals import counted, percent, success_rate, wilson
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ GOES_ON = "the run goes on, and what cannot be written there is lost"
 #: A limit of the system on the size of a file is met here, in a process of its own.
 UNDER_A_LIMIT = """
 import logging, pathlib, resource, signal, sys
-from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.plugins.timeline.trace import TraceWriter
 logging.basicConfig(format="%(message)s")
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.observe import MetricsWriter
-from polyrhythm.observe.metrics import rewind
+from polyrhythm.observe.metrics import MetricsWriter, rewind
 
 
 def _lines(folder: Path) -> list[dict[str, object]]:
@@ -69,7 +68,7 @@ def test_tensorboard_holds_the_same_numbers(tmp_path: Path) -> None:
 
 def test_writing_needs_no_torch_and_warns_of_nothing(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from polyrhythm.observe import MetricsWriter\n"
+        "import sys; from pathlib import Path; from polyrhythm.observe.metrics import MetricsWriter\n"
         "w = MetricsWriter(Path(sys.argv[1])); w.log(0, {'train/actor/policy_loss': 1.0}, 0.0); w.close()\n"
         "print([name for name in ('torch', 'tensorflow') if name in sys.modules])"
     )

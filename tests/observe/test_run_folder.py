@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.errors import RunFolderError
-from polyrhythm.observe import new_run_folder, take_folder
-from polyrhythm.observe.run_folder import find_run
+from polyrhythm.observe.run_folder import find_run, new_run_folder, take_folder
 
 NOON = datetime(2030, 1, 2, 12, 0, 5, tzinfo=UTC)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.observe import Utilisation
+from polyrhythm.observe.activity import Utilisation
 
 
 def test_one_slot() -> None:

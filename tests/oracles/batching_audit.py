@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from polyrhythm.scheduler.conductor import AnyConductor
-from polyrhythm.scheduler.inference.scheduler import BatchScheduler
-from polyrhythm.scheduler.inference.slots import ServedSlot
+from polyrhythm.scheduler.inference.batches import BatchScheduler
+from polyrhythm.scheduler.inference.serving import ServedSlot
 
 
 def idle_but_due(conductor: AnyConductor, now: float) -> str:

@@ -25,7 +25,7 @@ from polyrhythm.scheduler.records import (
     TrainerJoined,
 )
 from polyrhythm.scheduler.samples.buffer import SampleBuffer
-from polyrhythm.scheduler.samples.ledger import SampleState
+from polyrhythm.scheduler.samples.groups import SampleState
 from polyrhythm.scheduler.samples.redundancy import oldest_missing
 from polyrhythm.scheduler.settings import SchedulerSettings
 

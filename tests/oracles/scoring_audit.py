@@ -23,7 +23,7 @@ from polyrhythm.scheduler.records import (
     StartUpdate,
     StationLost,
 )
-from polyrhythm.scheduler.samples.ledger import SampleState
+from polyrhythm.scheduler.samples.groups import SampleState
 from polyrhythm.scheduler.settings import ScoringRules
 
 

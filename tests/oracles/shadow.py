@@ -13,8 +13,8 @@ from tests.oracles.evaluation_audit import EvaluationAudit
 
 from polyrhythm.conductors import restore_conductor
 from polyrhythm.scheduler.conductor import AnyConductor
+from polyrhythm.scheduler.inference.batches import BatchScheduler
 from polyrhythm.scheduler.inference.generators import GeneratorState
-from polyrhythm.scheduler.inference.scheduler import BatchScheduler
 from polyrhythm.scheduler.records import (
     ApplyWeights,
     Batch,

@@ -19,7 +19,7 @@ from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.pipeline.validation.rollout_checks import batching_findings
+from polyrhythm.plugins.trial.advice import batching_findings
 from polyrhythm.policies.form import describe
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.specs import ArraySpec

@@ -16,8 +16,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import env_settings, scheduler_settings
 from polyrhythm.pipeline.train import train
-from polyrhythm.pipeline.validation.all_checks import examine
-from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.pipeline.validation.check import examine, validate_run
 
 
 class Line(gymnasium.Env[Any, Any]):

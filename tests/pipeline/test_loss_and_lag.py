@@ -15,7 +15,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.presets import OBJECTIVE_PRESETS
 from polyrhythm.config.recipes import examples_folder, recipe_names
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.pipeline.validation.learning_checks import staleness_findings
+from polyrhythm.plugins.trial.advice import staleness_findings
 
 #: Objective -> the lag of the systems that have it: their own setting where they are asynchronous, else 0.
 NATURAL_LAG = {

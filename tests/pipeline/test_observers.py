@@ -15,7 +15,7 @@ from tests.pipeline.test_loop import ASYNCHRONOUS
 from polyrhythm.cli.main import main
 from polyrhythm.conductors import build_conductor
 from polyrhythm.config.load import merge
-from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
@@ -50,8 +50,8 @@ from polyrhythm.scheduler.records import (
     Wake,
     WeightsOffered,
 )
-from polyrhythm.scheduler.rollout.sharding import shard
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.rollout.rows import shard
+from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.specs import WeightsLayout
 

@@ -15,7 +15,7 @@ from polyrhythm.envs.base import EnvTraits
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.env_batches import env_batch_infos
+from polyrhythm.pipeline.array_specs import env_batch_infos
 from polyrhythm.scheduler.records import PrepareEpisodes, StartRows
 
 RESETS = ("resets_ready", "resets_waited", "resets_in_place")

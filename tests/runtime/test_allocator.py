@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from polyrhythm.runtime.memory.process_memory import keep_freed_memory
+from polyrhythm.imports import keep_freed_memory
 
 PROGRAM = """
 import resource, sys, threading
-from polyrhythm.runtime.memory.process_memory import keep_freed_memory
+from polyrhythm.imports import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

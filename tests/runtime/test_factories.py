@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 from tests.pipeline.runs import config
 
-from polyrhythm.pipeline.array_specs import step_settings
-from polyrhythm.pipeline.env_batches import env_batch_infos
+from polyrhythm.pipeline.array_specs import env_batch_infos, step_settings
 from polyrhythm.runtime.factories import StationContext, StationFactory, pack, unpack
 from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
 from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.runtime.messages import Channels
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.stations.generator_factory import GeneratorFactory, PolicyFactory
-from polyrhythm.stations.simulator.station import SimulatorFactory
+from polyrhythm.stations.simulator.factory import SimulatorFactory
 from polyrhythm.stations.trainer_factory import TrainerFactory
 from polyrhythm.stations.trainer_states import TrainerStates
 

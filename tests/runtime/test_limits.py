@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.process.runs import children, config, wait_until
 
+from polyrhythm.checks import CheckContext
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.validation.check import check_processes
@@ -57,8 +58,9 @@ def test_what_ray_and_an_agent_have_counts_where_they_are_of_the_run(monkeypatch
     monkeypatch.setattr(start, "_user_threads", lambda: 100)
     for launcher, address, needs in (("local", "local", 0), ("ray", "local", 304), ("ray", "head:6379", 0)):
         run = config(launcher=launcher, ray={"address": address})
+        context = CheckContext(run, spec=env_settings(run).spec())
         if needs:
             with pytest.raises(StartError, match=f"needs {needs} threads .*, 260 for Ray., 100 can be started"):
-                check_processes(run, env_settings(run).spec())
+                check_processes(context)
         else:
-            check_processes(run, env_settings(run).spec())
+            check_processes(context)

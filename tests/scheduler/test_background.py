@@ -7,7 +7,7 @@ from tests.scheduler.test_conductor import Script
 from tests.scheduler.test_detach import cut
 
 from polyrhythm.scheduler import records as r
-from polyrhythm.scheduler.samples.ledger import SampleState
+from polyrhythm.scheduler.samples.groups import SampleState
 from polyrhythm.specs.hashing import mix
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from polyrhythm.scheduler.codec import UNSAVED, Codec
 from polyrhythm.scheduler.records import Request, Ticket
-from polyrhythm.scheduler.samples.ledger import SampleState
+from polyrhythm.scheduler.samples.groups import SampleState
 
 
 @dataclass(slots=True)

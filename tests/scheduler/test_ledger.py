@@ -6,7 +6,7 @@ import pytest
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.scheduler import records as r
-from polyrhythm.scheduler.samples.ledger import SampleLedger, SampleState
+from polyrhythm.scheduler.samples.groups import SampleLedger, SampleState
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 

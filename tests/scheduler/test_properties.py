@@ -38,7 +38,7 @@ from polyrhythm.scheduler.records import (
     StartUpdate,
     Wake,
 )
-from polyrhythm.scheduler.samples.ledger import SampleState
+from polyrhythm.scheduler.samples.groups import SampleState
 
 randoms = st.randoms(use_true_random=False)
 examples = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))

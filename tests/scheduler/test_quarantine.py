@@ -11,7 +11,7 @@ from tests.scheduler.test_conductor import Script
 from polyrhythm.conductors import restore_conductor
 from polyrhythm.scheduler import records as r
 from polyrhythm.scheduler.records import DropReason
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm.scheduler.samples.limits import FaultLimit
 from polyrhythm.scheduler.settings import SchedulerSettings
 

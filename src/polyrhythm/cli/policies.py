@@ -84,9 +84,8 @@ def _run_on_folder(arguments: argparse.Namespace) -> int:
 
 def _refuse_misspelt(word: str) -> None:
     """ConfigError: the word is not a policy's type, but close to a command on folders."""
-    from polyrhythm.config.nearest import nearest
     from polyrhythm.config.registry import known_types
-    from polyrhythm.errors import ConfigError
+    from polyrhythm.errors import ConfigError, nearest
 
     types = known_types("policy")
     if word and ":" not in word and word not in types and (near := nearest(word, _folder_commands())):

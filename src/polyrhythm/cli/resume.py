@@ -20,6 +20,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from polyrhythm.plugin import load
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [-h] [--json] RUN [section.key=value ...]"
@@ -45,9 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_out(folder, arguments.out)
     config = config_to_resume(folder, arguments.overrides)
     if command_of(folder) == "sft":
-        from polyrhythm.cli import sft
-
-        return sft.imitate_in(folder, config, as_json=arguments.json)
+        status: int = load("command", "sft").imitate_in(folder, config, as_json=arguments.json)
+        return status
     from polyrhythm.cli import train
     from polyrhythm.pipeline.validation.check import validate_run
 

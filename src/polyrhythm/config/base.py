@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Whole = Annotated[int, Field(ge=0, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
@@ -24,6 +25,10 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    def invalid(self, path: str, why: str) -> InvalidSetting:
+        """Refusal of the setting at this path of the section; why: as in `InvalidSetting`."""
+        return InvalidSetting(path, attrgetter(path)(self), why)
+
 
 def type_or(default: str) -> Callable[[Any], Any]:
     """Discriminator of a union of sections by `type`; a section without one has the type `default`."""
@@ -34,6 +39,18 @@ def type_or(default: str) -> Callable[[Any], Any]:
         return value.get("type", default) if isinstance(value, dict) else default
 
     return type_of
+
+
+def function_address(example: str) -> AfterValidator:
+    """Validator of the text module:function. example: for the error."""
+
+    def check(text: str) -> str:
+        module, _, name = text.partition(":")
+        if not (name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+            raise InvalidSetting("", text, f"write module:function, such as {example}")
+        return text
+
+    return AfterValidator(check)
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from polyrhythm.config.base import InvalidSetting, models_in
-from polyrhythm.config.nearest import nearest
+from polyrhythm.errors import nearest
 
 Location = Sequence[int | str]
 

@@ -20,13 +20,10 @@ from pydantic import BaseModel, BeforeValidator, SerializeAsAny, ValidationError
 
 from polyrhythm.config.base import InvalidSetting, Section
 from polyrhythm.config.explain import explain
-from polyrhythm.config.objects import plain
-from polyrhythm.config.presets import objective_preset, preset
-from polyrhythm.config.recipes import find_recipe
-from polyrhythm.config.registry import NestedRefusal, expand, known_types, resolve
-from polyrhythm.config.row import scale
+from polyrhythm.config.presets import objective_preset, preset, scale
+from polyrhythm.config.recipes import find_recipe, parse, read
+from polyrhythm.config.registry import NestedRefusal, expand, known_types, plain, resolve
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.yaml_text import parse, read
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import atomic_write
 

@@ -35,9 +35,9 @@ from polyrhythm.config.sections.running import (
     JoinSettings,
     PrometheusSettings,
     RaySettings,
+    ScoringSettings,
     SupervisionSettings,
 )
-from polyrhythm.config.sections.scoring import ScoringSettings
 from polyrhythm.plugin import table
 
 if TYPE_CHECKING:
@@ -148,108 +148,88 @@ def _check_groups(config: RunConfig) -> None:
     size, batch, divided = config.groups.size, config.training.batch_size, config.training.step_samples
     if divided % size:
         lower, upper = divided // size * size, (divided // size + 1) * size
-        raise InvalidSetting(
+        raise config.invalid(
             "training.mini_batch_samples",
-            divided,
             f"with require_batches {config.training.require_batches} a mini-batch has whole groups (groups.size "
             f"{size}); make it {f'{lower} or ' if lower else ''}{upper}",
         )
     if batch % size:
         lower, upper = batch // size * size, (batch // size + 1) * size
         either = f"{lower} or {upper}" if lower else f"{upper}"
-        raise InvalidSetting(
+        raise config.invalid(
             "groups.size",
-            size,
             f"batch_size {batch} (mini_batch_samples x require_batches) is not a multiple of it; make it {either}",
         )
     if size > 1 and config.rollout.segment_steps:
-        raise InvalidSetting(
+        raise config.invalid(
             "rollout.segment_steps",
-            config.rollout.segment_steps,
             "segments and groups exclude each other; set segment_steps to 0 or groups.size to 1",
         )
     for name, value in (("extra_groups", config.groups.extra_groups), ("extra_members", config.groups.extra_members)):
-        if value:
-            _check_redundancy(config, f"groups.{name}", value)
+        if value and config.training.order == "ticket":
+            why = "with order ticket an update takes the lowest tickets, not the first to finish"
+            raise config.invalid(f"groups.{name}", f"{why}; set training.order to arrival, or this to 0")
+        if value and config.rollout.segment_steps:
+            why = "an episode cut into segments cannot be discarded; set segment_steps or this to 0"
+            raise config.invalid(f"groups.{name}", why)
     if config.evaluation.every and config.evaluation.weights == "pause" and config.rollout.segment_steps:
-        raise InvalidSetting(
+        raise config.invalid(
             "evaluation.weights",
-            "pause",
             "an evaluation in the rows of training would discard episodes that are parked between segments; set "
             "it to second_copy or own_generator, or rollout.segment_steps to 0",
         )
     if config.groups.filters and config.rollout.segment_steps:
-        raise InvalidSetting(
+        raise config.invalid(
             "rollout.segment_steps",
-            config.rollout.segment_steps,
             "groups.min_return and max_return need whole episodes; set segment_steps to 0, or the bounds to null",
         )
     _check_advantage(config)
-
-
-def _check_redundancy(config: RunConfig, path: str, value: int) -> None:
-    if config.training.order == "ticket":
-        raise InvalidSetting(
-            path,
-            value,
-            "with order ticket an update takes the lowest tickets, not the first to finish; set training.order to "
-            "arrival, or this to 0",
-        )
-    if config.rollout.segment_steps:
-        raise InvalidSetting(
-            path, value, "an episode cut into segments cannot be discarded; set segment_steps or this to 0"
-        )
 
 
 def _check_advantage(config: RunConfig) -> None:
     algorithm, name = config.algorithm, config.algorithm.advantage.type
     if algorithm.needs_groups and config.groups.size == 1:
         why = f"{name} compares the samples of a group; make it 2 or more, or set algorithm.advantage gae"
-        raise InvalidSetting("groups.size", 1, why)
+        raise config.invalid("groups.size", why)
     warmup = config.training.critic_warmup_updates
     if warmup and not (algorithm.needs_value and algorithm.value.coef):
         reason = f"{name} uses no value function" if algorithm.value.coef else "algorithm.value.coef is 0"
         why = f"{reason}, so there is no critic to warm up; set it to 0"
-        raise InvalidSetting("training.critic_warmup_updates", warmup, why)
+        raise config.invalid("training.critic_warmup_updates", why)
     value_lr = config.training.optimizer.value_lr
     if value_lr is not None and not algorithm.value.coef:
-        raise InvalidSetting(
-            "training.optimizer.value_lr",
-            value_lr,
-            "algorithm.value.coef is 0, so nothing trains the value; leave it out",
+        raise config.invalid(
+            "training.optimizer.value_lr", "algorithm.value.coef is 0, so nothing trains the value; leave it out"
         )
     if algorithm.needs_value and not algorithm.value.coef and config.training.versions:
         why = f"{name} uses a value that nothing would train; raise it, or use grpo, rloo, maxrl, reinforce_plus_plus"
-        raise InvalidSetting("algorithm.value.coef", 0.0, why)
+        raise config.invalid("algorithm.value.coef", why)
     if config.rollout.segment_steps and algorithm.bootstrap == "never" and algorithm.needs_value:
         why = "a segment's end is not an episode's end, so its value is needed; use standard, or segment_steps 0"
-        raise InvalidSetting("algorithm.bootstrap", "never", why)
+        raise config.invalid("algorithm.bootstrap", why)
     if config.rollout.segment_steps and not algorithm.needs_value:
         why = f"{name} needs whole episodes; set it to 0, or algorithm.advantage to gae"
-        raise InvalidSetting("rollout.segment_steps", config.rollout.segment_steps, why)
+        raise config.invalid("rollout.segment_steps", why)
 
 
 def _check_join(config: RunConfig) -> None:
     join, own = config.join, config.rollout.simulators
     if not own and not join.simulators:
-        raise InvalidSetting("rollout.simulators", 0, "nothing simulates; set it to 1, or join.simulators to 1 or more")
+        raise config.invalid("rollout.simulators", "nothing simulates; set it to 1, or join.simulators to 1 or more")
     if join.min_simulators > own + join.simulators:
-        raise InvalidSetting(
+        raise config.invalid(
             "join.min_simulators",
-            join.min_simulators,
             f"there are {own} simulators and {join.simulators} may join; lower it, or raise join.simulators",
         )
     if join.port + join.simulators - 1 > LAST_PORT:
-        raise InvalidSetting("join.port", join.port, f"{join.simulators} ports from there do not exist; lower it")
+        raise config.invalid("join.port", f"{join.simulators} ports from there do not exist; lower it")
 
 
 def _check_ray(config: RunConfig) -> None:
     for kind in ("simulators", "generators"):
         least, own = getattr(config.ray, f"min_{kind}"), getattr(config.rollout, kind)
         if least is not None and least > own:
-            raise InvalidSetting(
-                f"ray.min_{kind}", least, f"the run has {own} {kind}; lower it, or raise rollout.{kind}"
-            )
+            raise config.invalid(f"ray.min_{kind}", f"the run has {own} {kind}; lower it, or raise rollout.{kind}")
 
 
 def _check_scoring(config: RunConfig) -> None:
@@ -261,15 +241,12 @@ def _check_scoring(config: RunConfig) -> None:
             )
         return
     if config.rollout.segment_steps:
-        raise InvalidSetting(
-            "rollout.segment_steps",
-            config.rollout.segment_steps,
-            "a reward function scores whole episodes; set it to 0, or scoring to null",
+        raise config.invalid(
+            "rollout.segment_steps", "a reward function scores whole episodes; set it to 0, or scoring to null"
         )
     if config.launcher == "inline" and devices not in (None, "cpu"):
-        raise InvalidSetting(
+        raise config.invalid(
             "placement.scorers.devices",
-            devices,
             "with launcher inline a scorer has no process of its own that could be bound to a device; set it to cpu, "
             "or launcher to local",
         )
@@ -282,9 +259,8 @@ def _check_slots(config: RunConfig) -> None:
     if config.join.simulators:
         largest = max(largest, config.join.rows or config.rollout.rows)
     if batching.max_rows < largest:
-        raise InvalidSetting(
+        raise config.invalid(
             "batching.max_rows",
-            batching.max_rows,
             f"a request is never split and the largest slot has {largest} rows; raise this, or set rollout.sharding",
         )
 
@@ -292,21 +268,17 @@ def _check_slots(config: RunConfig) -> None:
 def _check_streams(config: RunConfig) -> None:
     if not isinstance(config.batching, StreamsBatching):
         if config.freshness.on_update == "abort":
-            raise InvalidSetting(
+            raise config.invalid(
                 "freshness.on_update",
-                "abort",
                 "a one-pass policy has no unfinished generation to cut (only a streaming engine has); use continue, or "
                 "batching streams with a policy that generates tokens",
             )
         return
     if config.rollout.buckets not in ("auto", "none"):
-        raise InvalidSetting(
-            "rollout.buckets", config.rollout.buckets, "batching streams has no passes to pad; set it to none"
-        )
+        raise config.invalid("rollout.buckets", "batching streams has no passes to pad; set it to none")
     if config.evaluation.weights == "second_copy" and config.evaluation.priority != "turns":
-        raise InvalidSetting(
+        raise config.invalid(
             "evaluation.priority",
-            config.evaluation.priority,
             "with batching streams, training and evaluation decode in turns; set it to turns, or evaluation.weights to "
             "own_generator",
         )
@@ -321,9 +293,8 @@ def _check_warm_start(config: RunConfig) -> None:
             "demonstrations", "set", "nothing uses them; add supervised, or set demonstrations to null"
         )
     if updates and training.critic_warmup_updates >= updates:
-        raise InvalidSetting(
+        raise config.invalid(
             "training.critic_warmup_updates",
-            training.critic_warmup_updates,
             f"all {updates} updates (versions x sync_interval) would train the value head only; give it at most "
             f"{updates - 1}",
         )

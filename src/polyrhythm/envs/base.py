@@ -147,7 +147,7 @@ class EnvSettings(Protocol):
 class EnvTraits:
     """Abilities of an environment beyond `EnvSettings` and `EnvBatch`.
 
-    Their methods are in `FullEnvSettings` and `FullEnvBatch`; `envs.conformance` checks that they exist.
+    Their methods are in `FullEnvSettings` and `FullEnvBatch`; `polyrhythm check` checks that they exist.
     """
 
     resets_ahead: Annotated[

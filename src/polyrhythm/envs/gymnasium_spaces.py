@@ -81,16 +81,15 @@ class ObservedArray:
             out[:] = values
             return
         chosen = values.reshape(len(values), -1) - self.start
-        if ((chosen < 0) | (chosen >= self.counts)).any():
-            odd = values.reshape(len(values), -1)[(chosen < 0) | (chosen >= self.counts)][0]
-            raise self._unlike(where, f"has the value {odd}", self._values())
+        beyond = (chosen < 0) | (chosen >= self.counts)
+        if beyond.any():
+            odd = values.reshape(len(values), -1)[beyond][0]
+            counts, start = self.counts.tolist(), self.start.tolist()
+            values_from = f"{start[0]} to {start[0] + counts[0] - 1}"
+            declared = values_from if len(counts) == 1 else f"{counts} values from {start} on"
+            raise self._unlike(where, f"has the value {odd}", declared)
         out[:] = False
         out[np.arange(len(values))[:, None], chosen + np.cumsum(self.counts) - self.counts] = True
-
-    def _values(self) -> str:
-        if len(self.counts) == 1:
-            return f"{self.start[0]} to {self.start[0] + self.counts[0] - 1}"
-        return f"{self.counts.tolist()} values from {self.start.tolist()} on"
 
     def _unlike(self, where: str, found: str, declared: str = "") -> ConfigError:
         declared = declared or f"{self.dtype} {list(self.shape)}"
@@ -118,8 +117,7 @@ class Observations:
         self._arrays: list[ObservedArray] = []
         self._root = self._node(space, ())
         self._only = self._root if isinstance(self._root, ObservedArray) else None
-        self._refuse_drop(drop)
-        self._names = self._renamed(rename or {})
+        self._names = self._names_of(drop, rename or {})
         self.spec = {name: array.spec for name, array in zip(self._names, self._arrays, strict=True)}
         self._kept = [np.zeros((rows, *array.shape), array.dtype) for array in self._arrays]
 
@@ -171,24 +169,19 @@ class Observations:
         self._arrays.append(array)
         return array
 
-    def _refuse_drop(self, drop: Sequence[str]) -> None:
-        """ConfigError: a name to drop does not exist, or no array is left."""
+    def _names_of(self, drop: Sequence[str], rename: Mapping[str, str]) -> list[str]:
+        """Names of the arrays for policies. ConfigError: a name to drop or rename does not exist, no array is left, or
+        two have one name."""
         names = [array.name for array in self._arrays]
+        known = f"no such observation, there are {', '.join(names)}"
         if self._drop:
-            raise ConfigError(
-                f"env.drop = {min(self._drop)}: no such observation, there are {', '.join(names)}; name one of them"
-            )
+            raise ConfigError(f"env.drop = {min(self._drop)}: {known}; name one of them")
         if not names:
             where = f"env.drop = {list(drop)}" if drop else self._where
             raise ConfigError(f"{where}: no observation is left; policies need one")
-
-    def _renamed(self, rename: Mapping[str, str]) -> list[str]:
-        names = [array.name for array in self._arrays]
         for old in rename:
             if old not in names:
-                raise ConfigError(
-                    f"env.rename.{old} = {rename[old]}: no such observation, there are {', '.join(names)}"
-                )
+                raise ConfigError(f"env.rename.{old} = {rename[old]}: {known}")
         renamed = [rename.get(name, name) for name in names]
         for new in renamed:
             if not new or renamed.count(new) > 1:

@@ -127,17 +127,13 @@ def _names(info: Infos, prefix: str = "") -> Iterator[str]:
                 yield from _names(one, prefix)
         return
     for key, value in info.items():
+        is_mask = f"{key}".startswith("_") and f"{key}"[1:] in info  # of the rows that have a value under that key
         if key == _FINAL and value is not None:
             yield from _names(value)
         elif isinstance(value, Mapping):
             yield from _names(value, f"{prefix}{key}.")
-        elif value is not None and key not in _OBSERVATIONS and not _is_mask(f"{key}", info):
+        elif value is not None and key not in _OBSERVATIONS and not is_mask:
             yield f"{prefix}{key}"
-
-
-def _is_mask(key: str, info: Mapping[str, Any]) -> bool:
-    """Whether the key `_a` marks the rows of a vector environment that have a value under `a`."""
-    return key.startswith("_") and key[1:] in info
 
 
 def _column(info: Infos, name: str, setting: str, done: NDArray[np.bool_], *, finite: bool) -> NDArray[np.float64]:

@@ -49,10 +49,7 @@ _LIBRARIES = {"osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"), "e
 _DRAWING = frozenset({"osmesa", "egl", "glfw", "glx", "cgl", "wgl", "enable", "enabled", "on", "true", "1"})
 #: GL backends that need no screen, in order of preference.
 BACKENDS = tuple(_LIBRARIES)
-_INSTALL = {
-    "osmesa": "apt-get install -y libosmesa6",
-    "egl": "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri",
-}
+_INSTALL = {"osmesa": "apt-get install -y libosmesa6", "egl": "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri"}
 
 
 class RenderingUnavailable(StartError):

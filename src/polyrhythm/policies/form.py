@@ -1,7 +1,7 @@
 """The form of a policy, declared before any weight exists: shapes, dtypes and sizes.
 
 Arena, weights channel, batch buffers and memory estimates are made from a form, in processes that never build the
-policy. `policies.conformance.check_form` compares a form with the built module.
+policy. `polyrhythm check` compares a form with the built module.
 """
 
 from __future__ import annotations
@@ -107,11 +107,8 @@ def outlined(make: Callable[[], T]) -> T:
 def describe(
     make: Callable[[Role], nn.Module], answers: Mapping[str, ArraySpec], value: ValueKind = "chunk"
 ) -> PolicyForm:
-    """Form of the modules that `make` builds for each role.
-
-    `make` runs in `outlined`. The form publishes `published_state` of the acting module. ValueError: `make` needs the
-    values of a large tensor.
-    """
+    """Form of the modules that `make` builds for each role. `make` runs in `outlined`. The form publishes
+    `published_state` of the acting module. ValueError: `make` needs the values of a large tensor."""
     try:
         acting, training = outlined(lambda: make("act")), outlined(lambda: make("train"))
     except (NotImplementedError, RuntimeError, TypeError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from math import prod
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import BaseModel, Field
@@ -62,11 +62,8 @@ def _flat(array: Tensor, scale: float | None) -> Tensor:
 
 
 class Mlp(nn.Module):
-    """An MLP with `layers` hidden layers of `hidden` units: [B,inputs] -> [B,outputs].
-
-    Weights are orthogonal, with gain √2 in hidden layers and `output_gain` in the last (small for a policy, so that it
-    starts nearly uniform).
-    """
+    """An MLP with `layers` hidden layers of `hidden` units: [B,inputs] -> [B,outputs]. Weights are orthogonal, with
+    gain √2 in hidden layers and `output_gain` in the last (small for a policy, so that it starts nearly uniform)."""
 
     def __init__(
         self, inputs: int, outputs: int, hidden: int, layers: int, activation: Activation, output_gain: float
@@ -109,7 +106,7 @@ class MlpSettings(BaseModel):
     normalize_observations: bool = False
     """Normalise floating-point observations by their running mean and variance, which are saved with the weights."""
 
-    def policy(self, env_spec: EnvSpec) -> MlpPolicy:
+    def policy(self, env_spec: EnvSpec) -> Any:
         """The policy, initialised from torch's generator."""
         raise NotImplementedError
 

@@ -21,19 +21,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import state_codec
+from polyrhythm.scheduler.inference.batches import BatchScheduler
 from polyrhythm.scheduler.inference.generators import GeneratorState
-from polyrhythm.scheduler.inference.scheduler import BatchScheduler
 from polyrhythm.scheduler.inference.serving import Tuner
 from polyrhythm.scheduler.inference.streams import StreamScheduler
-from polyrhythm.scheduler.records import JOINED, SENDERS, ApplyWeights, Command, Event, Halt, TargetReached
-from polyrhythm.scheduler.rollout.lost_payloads import reissue_lost
+from polyrhythm.scheduler.records import JOINED, SENDERS, ApplyWeights, Command, DropReason, Event, Halt, TargetReached
+from polyrhythm.scheduler.rollout.granting import grant, grant_background, reissue_lost
 from polyrhythm.scheduler.rollout.reset_forecast import ResetForecast
-from polyrhythm.scheduler.rollout.scheduler import RolloutScheduler, SampleScoring
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.rollout.tickets import RolloutScheduler, SampleScoring
+from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm.scheduler.samples.limits import FaultLimit
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.scheduler.updates import UpdateScheduler
@@ -42,16 +42,10 @@ from polyrhythm.scheduler.versions import VersionLedger
 #: Parts of the conductor that are saved.
 _PARTS = ("versions", "rollout", "updates", "serving", "stations")
 #: Events that change neither tickets nor weights: they can only cause batches.
-SERVING_EVENTS = frozenset({records.RequestArrived, records.BatchDone, records.StreamDone})
+SERVING_EVENTS: frozenset[type] = frozenset(get_args(records.ServingEvent))
 #: Events after which any generator may have to take weights.
 _WEIGHT_EVENTS = frozenset(
-    {
-        records.GeneratorJoined,
-        records.StationLost,
-        records.Published,
-        records.WeightsApplied,
-        records.WeightsOffered,
-    }
+    {records.GeneratorJoined, records.StationLost, records.Published, records.WeightsApplied, records.WeightsOffered}
 )
 
 #: Events that an earlier incarnation may still send; joining is outdated only by a later incarnation.
@@ -62,8 +56,7 @@ Serving = BatchScheduler | StreamScheduler
 
 @dataclass(slots=True)
 class StationRegistry:
-    """Present stations; events of an earlier incarnation are refused. incarnations: present station → its incarnation;
-    refused: events refused so far."""
+    """incarnations: present station → its incarnation; refused: number of events of earlier ones, which are refused."""
 
     incarnations: dict[str, int] = field(default_factory=dict)
     refused: int = 0
@@ -94,8 +87,6 @@ class AnyConductor(Protocol):
 
     @property
     def ledger(self) -> SampleLedger: ...
-    @property
-    def refused(self) -> int: ...
     def handle(self, event: Event, now: float) -> list[Command]: ...
     def deadline(self) -> float: ...
     def summary(self) -> dict[str, Any]: ...
@@ -139,7 +130,7 @@ class Conductor:
         if self.stations.is_outdated(event):
             return []
         kind = type(event)
-        commands = _HANDLERS[kind](self, event, now)
+        commands = _HANDLERS[kind](self, event, now) or []
         if kind not in SERVING_EVENTS:
             self.advance(event, commands, now)
         commands += self.serving.due(now)
@@ -153,7 +144,7 @@ class Conductor:
 
     def apply(self, event: Event, now: float) -> list[Command]:
         """Apply an event that is not outdated, and return the commands that follow from it alone."""
-        return _HANDLERS[type(event)](self, event, now)
+        return _HANDLERS[type(event)](self, event, now) or []
 
     def advance(self, event: Event, commands: list[Command], now: float) -> None:
         """Add to `commands`, which follow from the event alone, all others that became possible, except batches."""
@@ -167,20 +158,13 @@ class Conductor:
     def ledger(self) -> SampleLedger:
         return self.rollout.ledger
 
-    @property
-    def refused(self) -> int:
-        """Number of events refused because their station is no longer present."""
-        return self.stations.refused
-
     def summary(self) -> dict[str, Any]:
         """For a run's summary. groups: `RolloutScheduler.summary`; set_aside: the tasks and seeds, with the reason of
         their last failure; batching: the last choice of `auto`, if any."""
         tuning = self.serving.tuning
         chosen = {"batching": asdict(tuning.choice)} if tuning is not None and tuning.choice is not None else {}
-        set_aside = [
-            {"task": task, "seed": seed, "reason": reason.value}
-            for (task, seed), reason in self.rollout.set_aside().items()
-        ]
+        aside = self.rollout.background_quarantine.set_aside | self.rollout.quarantine.set_aside
+        set_aside = [{"task": task, "seed": seed, "reason": reason.value} for (task, seed), reason in aside.items()]
         return {"groups": self.rollout.summary(), "set_aside": set_aside, **chosen}
 
     # ------------------------------------------------------------ saving
@@ -195,8 +179,7 @@ class Conductor:
         return {**{name: encode(getattr(self, name)) for name in _PARTS}, **scored, "announced": self.announced}
 
     def load(self, data: dict[str, Any]) -> None:
-        """Restore the state from `save`, under the same settings. ValueError: another version of
-        this software saved it."""
+        """Restore the state from `save`, under the same settings. ValueError: another version saved it."""
         if missing := [name for name in (*_PARTS, "announced") if name not in data]:
             raise ValueError(f"the saved conductor has no {missing[0]!r}: another version of this software saved it")
         scoring, rollout = self.rollout.scoring, dict(data["rollout"])
@@ -234,8 +217,7 @@ class Conductor:
     # ------------------------------------------------------------ deciding
 
     def _advance(self, now: float, *, weights_changed: bool) -> list[Command]:
-        """All commands that may have become possible, except batches: weights, evaluations,
-        tickets, an update, the end."""
+        """All commands that may have become possible, except batches."""
         rollout, versions, evaluations = self.rollout, self.versions, self.rollout.evaluations
         commands: list[Command] = self._pass_on_live_slots()
         if halts := self.faults.check(rollout.ledger):
@@ -254,13 +236,13 @@ class Conductor:
             )
         ready = versions.applied >= 0 and not versions.waiting and not rollout.ledger.running
         while ready and evaluations.current and not evaluations.begun:  # one whose episodes are all set aside ends here
-            rollout.begin_evaluation()
+            evaluations.begun = True
             commands += rollout.finish_evaluations()
         if evaluations.background:
-            commands += [*self._pin_weights(), *rollout.grant_background(now)]
+            commands += [*self._pin_weights(), *grant_background(rollout, now)]
         if versions.applied >= 0:
             training = not (versions.draining or evaluations.queue or self.halted)
-            commands += rollout.grant(versions.applied, now, training=training)
+            commands += grant(rollout, versions.applied, now, training=training)
         commands += rollout.scoring.start(rollout)
         if not self.halted or self.updates.in_training:
             commands += self.updates.start(versions, rollout)
@@ -310,7 +292,8 @@ class Conductor:
             return self.rollout.scoring.lose(self.rollout, station, now, blame=blame)
         aborted = self.serving.remove_slots(station)
         self.forecast.leave(station)
-        return [*aborted, *self.rollout.remove_simulator(station, now, blame=blame)]
+        gone = self.rollout.rows.leave(station)
+        return [*aborted, *self.rollout.requeue_slots(gone, DropReason.SIMULATOR_LOST, now, blame=blame)]
 
     def _remove_generator(self, name: str) -> list[Command]:
         """A generator is lost; if it was the evaluator, so is the background evaluation whose weights it held."""
@@ -332,7 +315,7 @@ class Conductor:
         commands = self._add_station(event.simulator, event.incarnation, now)
         self.rollout.rows.join(event.simulator, event.batches)
         self.forecast.join(event.simulator, event.batches)
-        self.serving.add_slots(event)
+        self.serving.slots.join(event.simulator, event.batches, event.host)
         return commands
 
     def _on_generator(self, event: records.GeneratorJoined, now: float) -> list[Command]:
@@ -354,21 +337,17 @@ class Conductor:
 
     # ------------------------------------------------------------ serving
 
-    def _on_request(self, event: records.RequestArrived, now: float) -> list[Command]:
-        self.serving.on_request(event, now)
-        return []
-
     def _on_batch_done(self, event: records.BatchDone, now: float) -> list[Command]:
         generator = self._generator(event.generator)
         assert isinstance(self.serving, BatchScheduler), "a pass of a generator that serves by streams"
         return [
             *self.serving.finish(generator, now),
-            *self.serving.weights.apply_due_to(
-                generator,
+            *self.serving.weights.apply_due(
                 self.serving.generators,
                 self.versions,
                 quiet=not self.rollout.ledger.running,
                 pinned=self.rollout.evaluations.begun,
+                ended=generator,
             ),
         ]
 
@@ -400,30 +379,19 @@ class Conductor:
         self.faults.on_failure(event)
         return self.rollout.fail(event, now)
 
-    def _on_published(self, event: records.Published | records.WeightsOffered, _now: float) -> list[Command]:
-        self.versions.on_published(event.version)
-        return []
-
-    def _on_checkpoint(self, event: records.Checkpointed, _now: float) -> list[Command]:
-        self.updates.on_checkpoint(event.updates)
-        return []
-
     def _on_target(self, event: records.TrainUntil, _now: float) -> list[Command]:
         self.rollout.admission.target = max(self.rollout.admission.target, event.version)
         return []
 
-    def _on_evaluate(self, event: records.Evaluate, _now: float) -> list[Command]:
-        self.rollout.add_evaluation(event.name, event.episodes, background=event.background)
-        return []
 
-
-_HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command]]] = {
+#: Event → what it does; the commands that follow from it alone, None for none.
+_HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command] | None]] = {
     records.SimulatorJoined: Conductor._on_simulator,
     records.GeneratorJoined: Conductor._on_generator,
     records.TrainerJoined: Conductor._on_trainer,
     records.ScorerJoined: Conductor._on_scorer,
     records.StationLost: lambda self, event, now: self._remove_station(event.station, now, blame=event.blame),
-    records.RequestArrived: Conductor._on_request,
+    records.RequestArrived: lambda self, event, now: self.serving.on_request(event, now),
     records.BatchDone: Conductor._on_batch_done,
     records.StreamDone: Conductor._on_stream_done,
     records.SampleFinished: lambda self, event, now: self.rollout.finish(event, now),
@@ -432,13 +400,13 @@ _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command]]] = {
     records.ScoringFailed: Conductor._on_scoring_failed,
     records.PayloadsLost: lambda self, event, _: reissue_lost(self.rollout, event.payload_ids),
     records.UpdateDone: lambda self, event, _: self.updates.finish(event, self.versions, self.rollout),
-    records.Published: Conductor._on_published,
-    records.WeightsOffered: Conductor._on_published,
+    records.Published: lambda self, event, _: self.versions.on_published(event.version),
+    records.WeightsOffered: lambda self, event, _: self.versions.on_published(event.version),
     records.WeightsApplied: Conductor._on_applied,
-    records.Checkpointed: Conductor._on_checkpoint,
+    records.Checkpointed: lambda self, event, _: self.updates.on_checkpoint(event.updates),
     records.SaveRequested: lambda self, *_: [records.SaveTrainer(self.updates.trainer)] if self.updates.trainer else [],
     records.TrainUntil: Conductor._on_target,
-    records.Evaluate: Conductor._on_evaluate,
+    records.Evaluate: lambda self, event, _: self.rollout.add_evaluation(event),
     records.Wake: lambda self, _, now: self.rollout.expire(now),
     # An optional part's.
     records.DeviceTaken: lambda *_: [],

@@ -63,35 +63,31 @@ _FINITE = ("max_lag", "max_wait_s", "evaluation_max_wait_s")
 class SchedulerSettings:
     """How the conductor decides. Synchronous is a setting: max_lag 0, `drain`, `lockstep`.
 
-    batch_size: samples per update; sync_interval: updates per version (K); max_lag: α, real, ≥ 0.
-    bound: what α binds, every `sample` or the `mean`; order: how samples are chosen for an update; streaming: an update
-    begins with its own samples, else a version's first update waits for those of the whole version. parts: it begins
-    with its first complete groups, and the others follow as they are complete.
-    on_update: `drain`, `continue`, or `abort`, in which streams that run when weights change are resumed from their
-    tokens with nothing kept of the older weights (to the scheduler, the same as `continue`).
-    batching: `lockstep`, or `dynamic` with max_rows, max_requests, max_wait_s and fire_when_all_wait, or `auto`, which
-    adapts max_rows (up to this one) and max_wait_s during the run (`plugins/autobatch`), or `streams`: no batches; each
-    generator has max_rows places, and a request begins as soon as there are places for its rows. buckets: row counts,
-    ascending, that generators pad their passes to.
-    routing: `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn
-    as they arrive), `fixed` (slot i belongs to generator i mod n), `affinity` (a slot stays with its first generator).
-    queue_key: `module:function` of a request, lowest served first; empty for arrival time.
-    tasks: number of tasks, dealt round robin over groups; training_states: of each task, dealt in shuffled epochs over
-    its groups, 0 for none; segments: simulators cut episodes, which excludes groups.
-    episode_deadline_s: a ticket that runs longer is cancelled and re-issued; after max_attempts tries it is dropped
-    and replaced.
-    quarantine_after: failures of one task and seed after which it is set aside (`quarantine`); 0 for never.
-    max_dropped: samples dropped by faults since the run began, or was resumed, after which it halts; surplus and
-    filtered ones do not count.
-    min_return, max_return: a complete group whose mean return lies outside is dropped and replaced. After max_filtered
-    such groups in one update, further ones are kept (`accept`) or the run halts (`stop`): on_max_filtered.
-    extra_groups, extra_members: groups in flight, and members of each, beyond what admission counts (`redundancy`).
-    evaluator: the generator with the copy of the weights that background evaluations use; evaluator_only: it
-    serves nothing else. evaluation_priority: order of passes on an evaluator that serves training too: in `turns`, or
-    evaluation goes `first`, or `last`: when no training batch is due, or it has waited for evaluation_max_wait_s.
-    evaluation_hedge: rows that an evaluation has no episodes for run copies of its last ones (`rollout/evaluation`).
-    lease: stations that are on their devices in turn; None for none.
-    scoring: a finished sample is scored by a scorer before its group counts it; None: it has its rewards already.
+    batch_size: samples per update; sync_interval: updates per version (K); max_lag: α, real, ≥ 0. bound: what α binds,
+    every `sample` or the `mean`; order: how samples are chosen for an update; streaming: an update begins with its own
+    samples, else a version's first update waits for those of the whole version. parts: it begins with its first
+    complete groups, and the others follow as they are complete. on_update: `drain`, `continue`, or `abort`, in which
+    streams that run when weights change are resumed from their tokens with nothing kept of the older weights (to the
+    scheduler, the same as `continue`). batching: `lockstep`, or `dynamic` with max_rows, max_requests, max_wait_s and
+    fire_when_all_wait, or `auto`, which adapts max_rows (up to this one) and max_wait_s during the run
+    (`plugins/autobatch`), or `streams`: no batches; each generator has max_rows places, and a request begins as soon as
+    there are places for its rows. buckets: row counts, ascending, that generators pad their passes to. routing:
+    `least_loaded` (any idle generator takes the next batch), `round_robin` (requests are dealt out in turn as they
+    arrive), `fixed` (slot i belongs to generator i mod n), `affinity` (a slot stays with its first generator).
+    queue_key: `module:function` of a request, lowest served first; empty for arrival time. tasks: number of tasks,
+    dealt round robin over groups; training_states: of each task, dealt in shuffled epochs over its groups, 0 for none;
+    segments: simulators cut episodes, which excludes groups. episode_deadline_s: a ticket that runs longer is cancelled
+    and re-issued; after max_attempts tries it is dropped and replaced. quarantine_after: failures of one task and seed
+    after which it is set aside (`quarantine`); 0 for never. max_dropped: samples dropped by faults since the run began,
+    or was resumed, after which it halts; surplus and filtered ones do not count. min_return, max_return: a complete
+    group whose mean return lies outside is dropped and replaced. After max_filtered such groups in one update, further
+    ones are kept (`accept`) or the run halts (`stop`): on_max_filtered. extra_groups, extra_members: groups in flight,
+    and members of each, beyond what admission counts (`redundancy`). evaluator: the generator with the copy of the
+    weights that background evaluations use; evaluator_only: it serves nothing else. evaluation_priority: order of
+    passes on an evaluator that serves training too: in `turns`, or evaluation goes `first`, or `last`: when no training
+    batch is due, or it has waited for evaluation_max_wait_s. evaluation_hedge: rows that an evaluation has no episodes
+    for run copies of its last ones (`rollout/evaluation`). lease: stations that are on their devices in turn; None for
+    none. scoring: a finished sample is scored by a scorer before its group counts it; None: it has its rewards already.
     """
 
     batch_size: int

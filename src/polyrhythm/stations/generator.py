@@ -1,4 +1,4 @@
-"""The generator station: holds the policy for inference, and an engine that answers requests with it.
+"""The generator station: holds copies of the policy for inference, and an engine that answers requests with them.
 
 `OnePassEngine` answers a batch in one forward pass, `StreamingEngine` each request token by token.
 
@@ -7,31 +7,111 @@ Invariant: weights change only between two steps of the engine and all at once; 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.memory.tensors import tensors_of
+from polyrhythm.runtime.memory.receiver import Receiver
+from polyrhythm.runtime.memory.tensors import Module, tensors_of
+from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Channels, OffloadStore, Order, StationTraits
 from polyrhythm.runtime.spans import APPLY, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import (
-    AbortStream,
-    ApplyWeights,
-    GeneratorJoined,
-    Serve,
-    StartStream,
-    WeightsApplied,
-)
-from polyrhythm.stations.copies import PolicyCopies
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.records import AbortStream, ApplyWeights, GeneratorCommand, GeneratorJoined, Serve
 from polyrhythm.stations.simulator.guard import IDLE
 
-#: Commands that an engine may execute, and those of a generator.
-EngineCommand = Serve | StartStream | AbortStream
-Todo = deque[EngineCommand | ApplyWeights]
+#: Commands that an engine may execute.
+EngineCommand = Serve | records.StartStream | AbortStream
+Todo = deque[GeneratorCommand]
+
+
+class PolicyCopies:
+    """policy: the copy that serves training; pinned: the copy for background evaluations. pinned equals `policy` if the
+    station does nothing else, and is None if it does not evaluate. version: of `policy`, -1 before the first.
+
+    Only `apply` overwrites a copy, whole and in place; a version staged on the device is not visible before.
+    """
+
+    def __init__(self, name: str, policy: Policy, pinned: Policy | None, weights: Weights) -> None:
+        self.policy, self.version = policy, -1
+        self.module = as_module(policy).eval()
+        self._name, self._pinned, self._weights = name, pinned, weights
+        self._receiver = Receiver(weights, self.module)
+        self._pinned_version = -1
+        self._pinned_receiver = Receiver(weights, as_module(pinned).eval(), ahead=False) if pinned is not None else None
+        self._receivers = [each for each in (self._receiver, self._pinned_receiver) if each is not None]
+        # An exclusive evaluator applies versions only on command.
+        self._stages_ahead = pinned is not policy and not next(self.module.parameters()).is_cpu
+        self._staging: threading.Thread | None = None
+
+    @property
+    def all(self) -> list[Policy]:
+        """The distinct copies."""
+        return [self.policy] if self._pinned in (None, self.policy) else [self.policy, self.evaluated]
+
+    @property
+    def evaluated(self) -> Policy:
+        assert self._pinned is not None, f"{self._name} is not the evaluator"
+        return self._pinned
+
+    def serving(self, *, pinned: bool) -> tuple[Policy, int]:
+        return (self.evaluated, self._pinned_version) if pinned else (self.policy, self.version)
+
+    def can_serve(self, *, pinned: bool) -> bool:
+        return self._pinned is not None or not pinned
+
+    def can_apply(self, command: ApplyWeights) -> bool:
+        """Whether the version is published, and the copy exists."""
+        return 0 <= command.version <= self._weights.newest and self.can_serve(pinned=command.pinned)
+
+    def apply(self, command: ApplyWeights) -> int:
+        """Change the weights of one copy; returns its new version."""
+        if command.pinned:
+            assert self._pinned_receiver is not None, f"{self._name} does not evaluate"
+            self._pinned_version = self._pinned_receiver.apply(command.version)
+            return self._pinned_version
+        self.wait_for_staging()
+        self.version = self._receiver.apply(command.version)
+        return self.version
+
+    def stage_ahead(self) -> None:
+        """Copy the newest published version from host memory to the device, in a thread beside serving."""
+        if not self._stages_ahead or (self._staging is not None and self._staging.is_alive()):
+            return
+        newest, receiver = self._weights.newest, self._receiver
+        if newest <= max(receiver.version, receiver.staged) or not receiver.stages:
+            return
+        self._staging = threading.Thread(target=receiver.stage, args=(newest,), name="staging", daemon=True)
+        self._staging.start()
+
+    def wait_for_staging(self) -> None:
+        if self._staging is not None:
+            self._staging.join()
+            self._staging = None
+
+    def drop_staged(self) -> None:
+        """Free staged versions, which can be staged again."""
+        self.wait_for_staging()
+        for receiver in self._receivers:
+            receiver.drop_staged()
+
+    @property
+    def modules(self) -> list[Module]:
+        return [self.module] if self._pinned is None else [self.module, as_module(self._pinned)]
+
+    def statistics(self) -> dict[str, float]:
+        """Traffic of weights (`runtime.memory.published`), evaluations included."""
+        found: dict[str, float] = {}
+        for receiver in self._receivers:
+            for name, count in receiver.traffic.statistics().items():
+                found[name] = found.get(name, 0.0) + count
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +136,19 @@ class GeneratorEngine(Protocol):
 
     def accepts(self, command: EngineCommand, todo: Todo) -> bool:
         """Whether the command fits the arena and the copies. todo: earlier commands."""
-        ...
 
     def advance(self, todo: Todo) -> bool:
         """Do one unit of work, and remove the commands that it begins from `todo`. False if there is no work before the
         next change of weights."""
-        ...
 
     def change_weights(self, command: ApplyWeights) -> int:
         """Apply weights to a copy, between two units of work; returns its new version."""
-        ...
 
     def patience(self, todo: Todo) -> float:
         """Seconds to wait for a message before the next unit of work."""
-        ...
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
         """Spans of the last unit of work; also called after a change of weights, for delayed spans."""
-        ...
 
     def pending_work(self) -> list[str]: ...
 
@@ -81,11 +156,9 @@ class GeneratorEngine(Protocol):
 
     def suspend(self) -> None:
         """Free device memory that `resume` can recreate; requires that no work is under way."""
-        ...
 
     def resume(self) -> None:
         """Recreate what `suspend` freed."""
-        ...
 
     def close(self) -> None: ...
 
@@ -109,20 +182,16 @@ class Generator:
         return GeneratorJoined(self.name, self.incarnation, self.version, depth=self.engine.depth)
 
     def handle(self, command: Order) -> None:
-        if not isinstance(command, Serve | StartStream | AbortStream | ApplyWeights) or command.generator != self.name:
-            raise self._misdirected(command)
+        known = isinstance(command, (ApplyWeights, *self.engine.commands))
+        if not isinstance(command, GeneratorCommand) or not known or command.generator != self.name:
+            raise UnfitMessage("misdirected", f"{self.name} received {type(command).__name__}, which is not for it")
         if isinstance(command, ApplyWeights):
             fits = self._copies.can_apply(command)
-        elif isinstance(command, self.engine.commands):
-            fits = self.engine.accepts(command, self._todo)
         else:
-            raise self._misdirected(command)
+            fits = self.engine.accepts(command, self._todo)
         if not fits:
             raise UnfitMessage("impossible", f"{self.name} cannot execute {command}")
         self._todo.append(command)
-
-    def _misdirected(self, command: Order) -> UnfitMessage:
-        return UnfitMessage("misdirected", f"{self.name} received {type(command).__name__}, which is not for it")
 
     def work(self) -> bool:
         """Do one unit of work of the engine, or change weights once, before the next command.
@@ -138,7 +207,7 @@ class Generator:
             assert isinstance(command, ApplyWeights), "the engine executes all others"
             self._changing = ("weights", time.monotonic())
             version = self.engine.change_weights(command)
-            self._channels.emit(WeightsApplied(self.name, self.incarnation, version, command.pinned))
+            self._channels.emit(records.WeightsApplied(self.name, self.incarnation, version, command.pinned))
             self._changed, self._changing = command, IDLE
         self._copies.stage_ahead()
         return True
@@ -173,8 +242,7 @@ class Generator:
         return self.engine.pending_work() + waiting
 
     def statistics(self) -> dict[str, float]:
-        """Statistics of the engine; weights/...: traffic of weights (`runtime.memory.published`),
-        evaluations included."""
+        """Statistics of the engine; weights/...: traffic of weights, evaluations included."""
         return {**self.engine.statistics(), **self._copies.statistics()}
 
     def close(self) -> None:

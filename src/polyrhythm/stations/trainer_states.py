@@ -96,8 +96,7 @@ class TrainerStates:
         return int(path.stem.removeprefix("trainer-"))
 
     def reset(self, state: Path | None) -> None:
-        """Restart with this state, from any folder, or with none; other states are removed, except
-        older ones kept forever."""
+        """Restart with this state, from any folder, or with none; removes others, except older ones kept forever."""
         updates = -1 if state is None else int(load(state)["updates"])
         for path in self.paths():
             if not (self._stays(path) and self.updates(path) < updates):

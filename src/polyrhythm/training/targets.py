@@ -20,11 +20,10 @@ from polyrhythm.algorithms.sums import Total
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import Policy, extended
 from polyrhythm.policies.traits import policy_traits
-from polyrhythm.training.batch import Arrays, PackedBatch, TrainingBatch, slices
-from polyrhythm.training.micro_batches import MicroBatchLimits
+from polyrhythm.training.batch import Arrays, MicroBatchLimits, PackedBatch, TrainingBatch, slices
+from polyrhythm.training.moments import Reference
 from polyrhythm.training.objective import advantage_estimate
 from polyrhythm.training.ranks import ONE_RANK, Ranks
-from polyrhythm.training.reference import Reference
 from polyrhythm.training.steps import Metrics, PhaseTimes
 
 if TYPE_CHECKING:

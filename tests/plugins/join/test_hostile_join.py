@@ -105,7 +105,7 @@ def said(number: int, event: Any) -> bytes:
     elif isinstance(event, r.SampleFinished):
         arena.rewards[2], arena.valid[2] = 1.0, True
         pieces = bytes_of(pieces_of_rest(arena, 2))
-    return m.pack(m.SimulatorSaid("0", number, 0, wire.encode(event)), pieces)
+    return m.pack(m.SimulatorMessage("0", number, 0, wire.encode(event)), pieces)
 
 
 # ---------------------------------------------------------------- the run's end
@@ -114,15 +114,15 @@ def said(number: int, event: Any) -> bytes:
 @pytest.mark.parametrize("count", COUNTS)
 def test_whatever_comes_to_a_port_is_dropped_or_ends_one_session(count: int) -> None:
     frames = [m.pack(message) for message in (HELLO, msgspec.structs.replace(HELLO, session="0"), m.Leave("0", "x"))]
-    frames += [m.pack(beat("0")), m.pack(beat("0", ready=False)), m.pack(m.SimulatorSaid("0", 1, 0, b"e"), [b"abc"])]
+    frames += [m.pack(beat("0")), m.pack(beat("0", ready=False)), m.pack(m.SimulatorMessage("0", 1, 0, b"e"), [b"abc"])]
     door, departed, kinds = Door(name_session=lambda: "0"), 0, Counter[str]()
     door.join()
     with steady():
         for number, frame in enumerate(mutated_frames(frames, count, 1)):
             door.now += 0.01
             try:
-                door.reception.hear(b"ab"[number % 2 :][:1], frame, door.now)
-                door.reception.look(door.now)
+                door.reception.receive(b"ab"[number % 2 :][:1], frame, door.now)
+                door.reception.check(door.now)
             except Departed:
                 departed += 1
             assert len(door.reception.out) <= 3
@@ -156,10 +156,10 @@ def test_what_a_simulator_says_changes_only_its_own_blocks_or_sends_it_away(coun
             if number % 2:
                 given = spoiled(given, number)
             if number % 3 == 1:  # the sample ends after a step
-                link.came(m.pack(m.SimulatorSaid(session, 1, 0, wire.encode(POSTED)), list(map(bytes, own[0]))))
+                link.came(m.pack(m.SimulatorMessage(session, 1, 0, wire.encode(POSTED)), list(map(bytes, own[0]))))
                 station.work()
                 station.deliver(REPLY)
-            link.came(m.pack(m.SimulatorSaid(session, 1 + (number % 3 == 1), 0, content), given))
+            link.came(m.pack(m.SimulatorMessage(session, 1 + (number % 3 == 1), 0, content), given))
             try:
                 station.work()
                 said_events += 1
@@ -227,7 +227,10 @@ def test_whatever_a_run_sends_is_dropped_or_ends_the_join_with_a_sentence(count:
     welcome = m.Welcome("0", "s", 0, "s.0.0", INFO, StepSettings(1), LAYOUT, 20.0)
     frames = [m.pack(message) for message in (m.Resumed("0", 0), m.Alive("0", 0), m.Over("0", "x", True))]
     frames += [m.pack(m.JoinRefused(kind, "x", (7711,))) for kind in ("taken", "session", "spec")]  # type: ignore[arg-type]
-    frames += [m.pack(m.Told("0", 1, 0), [wire.encode(START)]), m.pack(m.Told("0", 1, 0), [wire.encode_reply(REPLY)])]
+    frames += [
+        m.pack(m.RunMessage("0", 1, 0), [wire.encode(START)]),
+        m.pack(m.RunMessage("0", 1, 0), [wire.encode_reply(REPLY)]),
+    ]
     frames += [m.pack(welcome)]
     env: Any = None  # frames are tried, not an environment
     ended = 0
@@ -302,7 +305,7 @@ def test_arrays_that_do_not_fit_are_not_written(count: int) -> None:
 
 def test_a_token_file_is_read_up_to_a_bound(tmp_path: Path) -> None:
     from polyrhythm.errors import StartError
-    from polyrhythm.plugins.join.terms import read_token
+    from polyrhythm.plugins.join.messages import read_token
 
     path = tmp_path / "token"
     with path.open("wb") as file:

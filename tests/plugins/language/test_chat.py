@@ -16,8 +16,7 @@ from tests.plugins.language.chat_families import FAMILIES, GOLDEN, SAID, by_tran
 from polyrhythm.envs.base import RowsFailed
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.language.text import Reply, TextSettings
-from polyrhythm.plugins.language.text.chat import ChatTurns
-from polyrhythm.plugins.language.text.chat_template import ChatTemplate, TemplateFault
+from polyrhythm.plugins.language.text.chat import ChatTemplate, ChatTurns, TemplateFault
 from polyrhythm.specs import Trajectory
 
 TOKENS: dict[str, list[list[int]]] = {k: v for k, v in json.loads(GOLDEN.read_text()).items() if k != "transformers"}

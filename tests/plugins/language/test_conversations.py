@@ -11,11 +11,11 @@ import pytest
 
 from polyrhythm.plugins.language.conversations import (
     CONVERSATIONS_FILE,
-    forget_conversations,
+    HOOKS,
+    append_conversations,
     outcome,
     outline,
     read_conversations,
-    write_conversations,
 )
 from polyrhythm.plugins.language.report_section import conversations
 from polyrhythm.readable import readable
@@ -35,8 +35,8 @@ def table(entries: Sequence[dict[str, Any]]) -> str:
 def test_what_is_written_is_read_again_each_once_and_as_it_was_last(tmp_path: Path) -> None:
     assert read_conversations(tmp_path) == []
     odd = entry("before", 0, prompt="a\u2028b\x85c\né <b>")
-    write_conversations(tmp_path, [odd, entry("during", 1)])
-    write_conversations(tmp_path, [entry("during", 1, success=False), entry()])
+    append_conversations(tmp_path / CONVERSATIONS_FILE, [odd, entry("during", 1)])
+    append_conversations(tmp_path / CONVERSATIONS_FILE, [entry("during", 1, success=False), entry()])
     path = tmp_path / CONVERSATIONS_FILE
     assert "é <b>" in path.read_text(), "as a reader of the file sees it"
     with path.open("a") as file:
@@ -45,20 +45,20 @@ def test_what_is_written_is_read_again_each_once_and_as_it_was_last(tmp_path: Pa
         file.write('{"cut')
     expected = [odd, entry("during", 1, success=False), entry()]
     assert read_conversations(tmp_path) == expected
-    forget_conversations(tmp_path, 1)
+    HOOKS.rewind(tmp_path, 1)
     assert read_conversations(tmp_path) == expected[:2]
     with (tmp_path / CONVERSATIONS_FILE).open("a") as file:
         file.write('{"evaluation": "dur')
-    forget_conversations(tmp_path, 2)
-    write_conversations(tmp_path, [entry(index=5)])
+    HOOKS.rewind(tmp_path, 2)
+    append_conversations(tmp_path / CONVERSATIONS_FILE, [entry(index=5)])
     assert [one["index"] for one in read_conversations(tmp_path)][-1] == 5, "after a crash in the middle of a line"
 
 
 def test_what_cannot_be_written_is_lost_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / CONVERSATIONS_FILE).mkdir()
-    write_conversations(tmp_path, [entry()])
+    append_conversations(tmp_path / CONVERSATIONS_FILE, [entry()])
     assert CONVERSATIONS_FILE in caplog.text
-    write_conversations(tmp_path / "none", [])
+    append_conversations(tmp_path / "none" / CONVERSATIONS_FILE, [])
 
 
 def test_a_text_is_shown_without_control_characters_and_a_long_one_is_cut_with_a_note() -> None:

@@ -22,13 +22,11 @@ from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
-from polyrhythm.pipeline.evaluation.overrides import with_overrides
-from polyrhythm.pipeline.evaluation.standalone import evaluate
+from polyrhythm.pipeline.evaluation.standalone import evaluate, with_overrides
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
-from polyrhythm.pipeline.validation.all_checks import examine
-from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.pipeline.validation.rollout_checks import check_engine
+from polyrhythm.pipeline.validation.check import examine, validate_run
+from polyrhythm.pipeline.validation.fit import check_engine
 from polyrhythm.plugins.language.causal_lm.engine import Sampling
 from polyrhythm.plugins.language.causal_lm.policy import CausalLmSettings
 from polyrhythm.runtime.messages import Report

@@ -385,10 +385,10 @@ def test_a_pattern_that_runs_away_is_ended_and_leaves_no_process(
 def test_the_process_of_a_verifier_ends_with_the_one_that_has_it(tmp_path: Path) -> None:
     """Also where that was killed, and a comparison runs."""
     program = (
-        "import os; from polyrhythm.plugins.language.text.answer_verifiers import Regex\n"
+        "import os, psutil; from polyrhythm.plugins.language.text.answer_verifiers import Regex\n"
         "made = Regex(pattern='(a+)+$', limit_s=1).open(); made.verify('a', 'a', {})\n"
         "import threading; threading.Timer(0.2, lambda: os.kill(os.getpid(), 9)).start()\n"
-        "print(made._process.pid, flush=True); made.verify('a' * 60 + 'b', 'a', {})\n"
+        "print(psutil.Process().children()[0].pid, flush=True); made.verify('a' * 60 + 'b', 'a', {})\n"
     )
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == -9

@@ -15,7 +15,6 @@ import pytest
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.language.sandbox.kernel import Lacking, filter_program
 from polyrhythm.plugins.language.sandbox.tool import (
-    TOOLS,
     PythonTool,
     SandboxLost,
     SandboxSettings,
@@ -23,6 +22,7 @@ from polyrhythm.plugins.language.sandbox.tool import (
     _ended,
     _packages_within,
     _readable,
+    open_tool,
 )
 
 EVERY = ("namespaces", "landlock", "seccomp")
@@ -417,9 +417,11 @@ def test_another_machine_has_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_has_one_sandbox_for_equal_settings() -> None:
     opened().close()
-    one, two = TOOLS.open(QUICK), TOOLS.open(QUICK)
+    (one, leave), (two, leave_too) = open_tool(QUICK), open_tool(QUICK)
     assert one is two
-    TOOLS.close(QUICK)
+    leave()
+    leave()
+    assert two.run("1").output == "1\n"
     server = server_of(two)
-    TOOLS.close(QUICK)
+    leave_too()
     assert gone([server])

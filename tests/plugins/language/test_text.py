@@ -741,7 +741,7 @@ def test_boxes_are_pushed_one_at_a_time_and_never_through_walls() -> None:
     assert room.reply("right\n").text == "#####\n#-@$#\n#-$.#\n#-.-#\n#####\n", "the wall is behind the box"
     answer = room.reply("down\n")
     assert (answer.text, answer.done) == ("#####\n#--$#\n#-@.#\n#-*-#\n#####\n", False)
-    assert room.expert() == "up\n", "there is no way: a box is in a corner"
+    assert room.expert() == "up\n", "a box in a corner: no way is found"
     assert room.reply("right\n").text.splitlines()[2] == "#--+#"
     two = sokoban("######", "#@$$-#", "#-..-#", "#----#", "######")
     assert two.reply("right\n").text.startswith("#####\n#@$$"), "two boxes in a row"

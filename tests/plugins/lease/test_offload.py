@@ -127,7 +127,7 @@ def test_a_cuda_devices_memory_is_free_meanwhile_and_comes_back_bit_equal(cuda: 
     tensors = [x.to(cuda) for x in some_tensors()]
     tensors[1] = tensors[0][100:200]
     before = [x.cpu() for x in tensors]
-    store = DeviceStore(cuda)
+    store = DeviceStore(str(cuda))
     full = torch.cuda.memory_allocated(cuda)
     freed = store.suspend(tensors)
     assert freed >= 40 * MB

@@ -7,9 +7,8 @@ from tests.process.runs import config
 
 from polyrhythm.config.sections.placement import PlacementSettings
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.placed import place
-from polyrhythm.pipeline.seats import group_seats
-from polyrhythm.plugins.lease.seats import HOST, lease_devices, lease_settings, list_unleased
+from polyrhythm.pipeline.placed import SharedSeats, group_seats, place
+from polyrhythm.plugins.lease.seats import HOST, share_seats
 from polyrhythm.runtime.factories import Resources
 
 LEASE = PlacementSettings.model_validate({"sharing": "lease", "lease": {"min_hold_s": 3.0, "switch_order": "arrival"}})
@@ -19,8 +18,14 @@ def seats(**devices: str) -> dict[str, Resources]:
     return {name.replace("_", "-"): Resources(device) for name, device in devices.items()}
 
 
+def shared(
+    rules: PlacementSettings, seats: dict[str, Resources], *, simulators_leave: bool = False, offload: str = ""
+) -> SharedSeats:
+    return share_seats(rules, seats, simulators_leave=simulators_leave, offload=offload)
+
+
 def leases(seats: dict[str, Resources], *, simulators_leave: bool = False) -> dict[str, tuple[int, ...]]:
-    found = lease_devices(LEASE, seats, simulators_leave=simulators_leave)
+    found = shared(LEASE, seats, simulators_leave=simulators_leave).seats
     assert {name: seat.device for name, seat in found.items()} == {name: seat.device for name, seat in seats.items()}
     return {name: seat.leases for name, seat in found.items() if seat.leases}
 
@@ -44,7 +49,7 @@ def test_a_trainer_of_several_ranks_leases_the_devices_of_all_of_them_that_other
     devices = {"generator-0": "cuda:0", "generator-1": "cuda:1", **ranks}
     found = {name: Resources(device) for name, device in devices.items()}
     assert leases(found) == {"generator-0": (0,), "generator-1": (1,), **dict.fromkeys(ranks, (0, 1))}
-    rules = lease_settings(LEASE, lease_devices(LEASE, found, simulators_leave=False))
+    rules = shared(LEASE, found).lease
     assert rules is not None
     assert rules.devices == {"generator-0": (0,), "generator-1": (1,), "trainer": (0, 1)}
     alone = {"generator-0": Resources("cuda:1"), "trainer": Resources("cuda:0"), "trainer-rank1": Resources("cuda:0")}
@@ -54,7 +59,7 @@ def test_a_trainer_of_several_ranks_leases_the_devices_of_all_of_them_that_other
 def test_the_devices_that_are_leased_may_be_named_and_the_others_are_shared() -> None:
     def leases_on(devices: str | None, found: dict[str, Resources]) -> dict[str, tuple[int, ...]]:
         rules = PlacementSettings.model_validate({"sharing": "lease", "lease": {"devices": devices}})
-        taken = lease_devices(rules, found, simulators_leave=False)
+        taken = shared(rules, found).seats
         return {name: seat.leases for name, seat in taken.items() if seat.leases}
 
     ranks = {"trainer": "cuda:0", "trainer-rank1": "cuda:1"}
@@ -70,12 +75,10 @@ def test_the_devices_that_are_leased_may_be_named_and_the_others_are_shared() ->
 
 def test_a_device_that_is_named_for_leases_and_has_nobody_to_take_turns_is_told() -> None:
     rules = PlacementSettings.model_validate({"sharing": "lease", "lease": {"devices": "0-2"}})
-    found = lease_devices(
-        rules, seats(generator_0="cuda:0", generator_1="cuda:1", trainer="cuda:0"), simulators_leave=False
-    )
-    (told,) = list_unleased(rules, found)
+    found = seats(generator_0="cuda:0", generator_1="cuda:1", trainer="cuda:0")
+    (told,) = shared(rules, found).warnings
     assert told.startswith("placement.lease.devices = 0-2: nobody takes turns on 1, 2, as fewer than two stations")
-    assert list_unleased(LEASE, found) == []
+    assert shared(LEASE, found).warnings == []
 
 
 def test_simulators_that_join_are_on_no_device_of_ours() -> None:
@@ -88,21 +91,21 @@ def test_simulators_that_join_are_on_no_device_of_ours() -> None:
 
 
 def test_by_default_nothing_is_leased() -> None:
-    found = lease_devices(PlacementSettings(), seats(generator_0="cpu", trainer="cpu"), simulators_leave=True)
-    assert all(seat.leases == () for seat in found.values())
-    assert lease_settings(PlacementSettings(), found) is None
+    placed = place(config())
+    assert all(seat.leases == () for seat in placed.seats.values())
+    assert placed.lease is None
 
 
 def test_the_conductor_is_told_the_leases_and_their_rules() -> None:
-    found = lease_devices(LEASE, seats(generator_0="cuda:2", trainer="cuda:2"), simulators_leave=False, offload="run")
-    rules = lease_settings(LEASE, found)
+    found = shared(LEASE, seats(generator_0="cuda:2", trainer="cuda:2"), offload="run")
+    rules = found.lease
     assert rules is not None
     assert (rules.devices, rules.min_hold_s, rules.switch_order) == (
         {"generator-0": (2,), "trainer": (2,)},
         3.0,
         "arrival",
     )
-    assert {seat.offload for seat in found.values()} == {"run"}
+    assert {seat.offload for seat in found.seats.values()} == {"run"}
 
 
 def test_the_seats_of_a_run_say_who_takes_turns() -> None:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from polyrhythm.plugins.pretrained.adapting import AdaptedPolicy
 from polyrhythm.plugins.pretrained.fitting import Architecture
 from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.vla.layers.attention import KeysValues
-from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
+from polyrhythm.plugins.vla.decoder import Decoder, DecoderSize, KeysValues
 from polyrhythm.plugins.vla.settings import VlaSettings, adaptation_of
 from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
@@ -120,6 +119,7 @@ class SmallSettings(VlaSettings):
     """The small policy."""
 
     type: Literal["tests.plugins.pretrained.adapted:SmallSettings"] = "tests.plugins.pretrained.adapted:SmallSettings"
+    size: Literal["released"] = "released"
     dtype: Literal["float32", "bfloat16"] = "float32"
     width: int = 32
 

@@ -19,7 +19,7 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.building import load_network, load_ours, random_network
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import fit, released_size
-from polyrhythm.plugins.vla.inspection import architecture
+from polyrhythm.plugins.vla.released import architecture
 from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs

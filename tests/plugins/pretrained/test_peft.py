@@ -24,7 +24,7 @@ from polyrhythm.plugins.language.causal_lm.policy import CausalLmSettings
 from polyrhythm.plugins.pretrained.adapters import MERGED_BY, NOT_NEEDED, Adapters, merge
 from polyrhythm.plugins.pretrained.building import load_network
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.inspection import architecture
+from polyrhythm.plugins.vla.released import architecture
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

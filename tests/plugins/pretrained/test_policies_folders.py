@@ -18,7 +18,7 @@ from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.plugins.pretrained.building import NETWORK, load_network
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
-from polyrhythm.plugins.vla.inspection import architecture
+from polyrhythm.plugins.vla.released import architecture
 from polyrhythm.policies.base import as_settings
 from polyrhythm.policies.form import published_state, weights_on_meta
 from polyrhythm.training.checkpoint import save_state

@@ -9,7 +9,7 @@ from tests.stations import test_capturable as small
 from torch import nn
 
 from polyrhythm.plugins.pretrained.precision import Precision, cast, in_float32
-from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
+from polyrhythm.plugins.vla.decoder import Decoder, DecoderSize
 from polyrhythm.policies.form import published_state
 from polyrhythm.policies.mlp import seeded
 

@@ -17,11 +17,10 @@ from polyrhythm.config.registry import resolve
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.adapters import Adapters, save_adapters
 from polyrhythm.plugins.pretrained.adapters import merge as merge_of
-from polyrhythm.plugins.pretrained.building import load_network, load_ours
+from polyrhythm.plugins.pretrained.building import load_network, load_ours, save_folder
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
-from polyrhythm.plugins.pretrained.saving import save_folder
 from polyrhythm.plugins.trial.policy_calls import sample
-from polyrhythm.plugins.vla.inspection import architecture
+from polyrhythm.plugins.vla.released import architecture
 
 
 class ToyPolicy(nn.Module):

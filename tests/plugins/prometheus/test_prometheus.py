@@ -22,11 +22,16 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge
 from polyrhythm.errors import ConfigError, MissingError, StartError
 from polyrhythm.observe.metrics import MetricsWriter
-from polyrhythm.pipeline.observers.hosts import StationHosts
+from polyrhythm.pipeline.observers.totals import StationHosts
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.plugins.prometheus.endpoint import PrometheusEndpoint, StationSample, check_endpoint, labelled
-from polyrhythm.plugins.prometheus.run_part import StationsNow
+from polyrhythm.plugins.prometheus.endpoint import (
+    PrometheusEndpoint,
+    StationSample,
+    StationsNow,
+    check_endpoint,
+    labelled,
+)
 from polyrhythm.scheduler.records import GeneratorJoined, StationLost
 
 

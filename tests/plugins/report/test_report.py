@@ -15,8 +15,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from polyrhythm.errors import RunFolderError
-from polyrhythm.observe import MetricsWriter, wilson
-from polyrhythm.observe.intervals import success_rate
+from polyrhythm.observe.intervals import success_rate, wilson
+from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.observe.run_folder import note_changes
 from polyrhythm.plugins.report import svg
 from polyrhythm.plugins.report.bars import timeline_window

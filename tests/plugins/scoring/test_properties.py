@@ -13,7 +13,7 @@ from tests.scheduler.test_properties import check_restored
 from polyrhythm.conductors import build_conductor, restore_conductor
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.scheduler.records import PayloadsLost
-from polyrhythm.scheduler.samples.ledger import SampleState
+from polyrhythm.scheduler.samples.groups import SampleState
 
 examples = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 randoms = st.randoms(use_true_random=False)

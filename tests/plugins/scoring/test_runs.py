@@ -19,7 +19,7 @@ from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.persistence.checkpoints import load_run
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.scheduler.records import StartUpdate
-from polyrhythm.scheduler.samples.ledger import SampleState
+from polyrhythm.scheduler.samples.groups import SampleState
 from polyrhythm.training.checkpoint import load_state
 
 UNJUDGED = "env.type=tests.pipeline.scored:UnjudgedSettings"

@@ -6,6 +6,7 @@ import pytest
 from tests.pipeline.pictures import LampSettings
 from tests.pipeline.runs import config
 
+from polyrhythm.checks import CheckContext
 from polyrhythm.config.registry import resolve
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
@@ -41,9 +42,10 @@ def test_a_large_published_policy_is_tried_in_miniature(monkeypatch: pytest.Monk
     run = run_of({"train": "expert"})
     spec = LampSettings().spec()
     policy, form = check.check_build(run, spec), check.check_form(run, spec)
-    assert policy_to_try(run, spec, policy, form)[0] is policy
+    context = CheckContext(run, spec=spec, form=form, policy=policy)
+    assert policy_to_try(context)[0] is policy
     monkeypatch.setattr(check, "_TRIED", 0)
-    small, its_form = policy_to_try(run, spec, policy, form)
+    small, its_form = policy_to_try(context)
     assert small is not policy
     assert (small.chunk, small.action_dim, its_form.answers) == (policy.chunk, policy.action_dim, form.answers)
     assert validate_run(run).policy is not small

@@ -10,7 +10,7 @@ import pytest
 import torch
 from examples.own_policy.bounded import BoundedSettings
 from pydantic import BaseModel
-from tests.built import built
+from tests.built import built, check_supervised_training_learns, value_gradient_reach
 from torch import Tensor
 
 from polyrhythm.conformance import Note, run_checks
@@ -123,9 +123,7 @@ def test_value_is_bit_equal(case: Case) -> None:
 
 def test_supervised_training_learns(case: Case) -> None:
     demonstrated = sample(case.build(seed=5), case.observations()).actions
-    assert not isinstance(
-        conformance.check_supervised_training_learns(case.build(), case.observations(), demonstrated), Note
-    )
+    assert not isinstance(check_supervised_training_learns(case.build(), case.observations(), demonstrated), Note)
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_GRADIENT))
@@ -138,14 +136,14 @@ def test_a_log_prob_that_nothing_moves_has_no_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gaussian", "categorical", "tiny_vla", "tiny_vla flow_sde"])
 def test_value_loss_stays_out_of_the_policy(name: str) -> None:
-    reached = conformance.value_gradient_reach(CASES[name].build(), CASES[name].observations())
+    reached = value_gradient_reach(CASES[name].build(), CASES[name].observations())
     assert reached
     assert all(parameter.startswith("critic.") for parameter in reached)
 
 
 def test_value_loss_enters_the_trunk_when_asked() -> None:
     case = CASES["tiny_vla shared value"]
-    reached = conformance.value_gradient_reach(case.build(), case.observations())
+    reached = value_gradient_reach(case.build(), case.observations())
     assert any(parameter.startswith("trunk.spatial") for parameter in reached)
 
 

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from polyrhythm.plugins.pretrained.adapting import Adaptation
 from polyrhythm.plugins.pretrained.precision import Precision
+from polyrhythm.plugins.vla.decoder import DecoderSize
 from polyrhythm.plugins.vla.flow_policy import FlowPolicy
-from polyrhythm.plugins.vla.layers.decoder import DecoderSize
-from polyrhythm.plugins.vla.layers.siglip import SiglipSize
-from polyrhythm.plugins.vla.pi0.network import PI0, Pi0Network, dead_tensors
-from polyrhythm.plugins.vla.pi0.size import Pi0Size
+from polyrhythm.plugins.vla.pi0.network import PI0, Pi0Network, Pi0Size, dead_tensors
+from polyrhythm.plugins.vla.vision import VisionSize
 from polyrhythm.policies.base import SETTINGS, Observations
 from polyrhythm.policies.flow_matching import FlowMethod
 from polyrhythm.policies.form import PolicyForm, Role, describe
@@ -34,7 +33,7 @@ LANGUAGE = DecoderSize(24, 2, 32, heads=4, kv_heads=1, head_dim=8, activation="g
 SIZE = Pi0Size(
     vlm=LANGUAGE,
     expert=replace(LANGUAGE, width=16, mlp=24),
-    vision=SiglipSize(24, 1, 32, 4, image=16, patch=8),
+    vision=VisionSize(24, 1, 32, 4, image=16, patch=8),
     vocabulary=8,
     expert_vocabulary=8,
     horizon=HORIZON,
@@ -44,7 +43,7 @@ SIZE = Pi0Size(
 
 
 class SmallInputs:
-    """A `FlowInputs`: one camera, one word per task, actions scaled to the world's bounds."""
+    """In place of `VlaInputs`: one camera, one word per task, actions scaled to the world's bounds."""
 
     chunk, action_dim, state_dim = CHUNK, len(DIMS), 4
 
@@ -86,6 +85,7 @@ class SmallFlowSettings(BaseModel):
     steps: int = 3
     train: str = "all"
     value_detach: bool = True
+    value_level: str = "chunk"
     sft_draws: int = 1
     bfloat16: bool = False
 
@@ -105,15 +105,7 @@ class SmallFlowSettings(BaseModel):
         adaptation = Adaptation(self.train, PI0.parts, precision, dead)  # type: ignore[arg-type]
         adaptation.prepare(network, role)
         adaptation.finish(network, role, seed)
-        return FlowPolicy(
-            network,
-            SmallInputs(),
-            self.method,
-            self.steps,
-            precision,
-            value_detach=self.value_detach,
-            sft_draws=self.sft_draws,
-        )
+        return FlowPolicy(network, SmallInputs(), self, precision)  # type: ignore[arg-type]
 
 
 def observations(rows: int) -> dict[str, Tensor]:

@@ -16,8 +16,7 @@ from tests.plugins.vla.parity_pi0 import recorded, rl_arrays
 from torch import Tensor
 
 from polyrhythm.plugins.vla.flow_policy import Prefix
-from polyrhythm.plugins.vla.groot_n1d5.network import GrootNetwork
-from polyrhythm.plugins.vla.groot_n1d5.size import size_from_config
+from polyrhythm.plugins.vla.groot_n1d5.network import GrootNetwork, size_from_config
 from polyrhythm.policies import flow_matching
 
 EMBEDDING = "language_model.lm_head.weight"

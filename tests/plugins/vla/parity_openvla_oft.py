@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from tests.plugins.vla.parity_preprocess import rows_of_ids
 from torch import Tensor, nn
 
-from polyrhythm.plugins.vla.layers.attention import positions_of
-from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft
-from polyrhythm.plugins.vla.openvla_oft.policy import ValueHead
-from polyrhythm.plugins.vla.openvla_oft.size import l1_head_from_config, size_from_config
-from polyrhythm.plugins.vla.openvla_oft.tokens import centres, rows_of_ids
+from polyrhythm.plugins.vla.decoder import positions_of
+from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft, l1_head_from_config, size_from_config
+from polyrhythm.plugins.vla.openvla_oft.policy import ValueHead, centres
 
 #: Names of arrays that agree to 1e-5 as they are. Not the scores of tokens: they reach 8, and the golden ones are up to
 #: 1.6e-5 away from the same computation in float64 (ours 1.0e-5).

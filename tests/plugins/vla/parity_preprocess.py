@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyrhythm.plugins.vla import images, statistics
-from polyrhythm.plugins.vla.groot_statistics import groot_scaling
-from polyrhythm.plugins.vla.openvla_oft.tokens import centres, rows_of, rows_of_ids
+from polyrhythm.plugins.vla import images, scaling, statistics
+from polyrhythm.plugins.vla.openvla_oft.policy import centres, rows_of
 from polyrhythm.plugins.vla.prompts import state_bins
 from polyrhythm.plugins.vla.scaling import Scaler, Scaling, switches
 
@@ -35,7 +34,9 @@ def _images(given: dict[str, Tensor]) -> dict[str, Tensor]:
         "openpi_client_resize_with_pad_56": images.resize_with_pad(given["image_uint8"], 56, 56),
         "openpi_client_resize_with_pad_56_tall": images.resize_with_pad(given["image_uint8_tall"], 56, 56),
         "openpi_model_input_56": images.pi0_images(given["image_uint8"], 56),
-        "openpi_torch_resize_with_pad_42_float": images.resize_with_pad_float(given["image_float"], 42, 42),
+        "openpi_torch_resize_with_pad_42_float": images.interpolated(
+            given["image_float"].permute(0, 3, 1, 2), 42, 42, -1.0, centred=True
+        ).permute(0, 2, 3, 1),
     }
 
 
@@ -59,14 +60,14 @@ def _groot(folder: Path, given: dict[str, Tensor]) -> dict[str, Tensor]:
         name: np.array(values) for name, values in json.loads((folder / "norm_stats.json").read_text())["groot"].items()
     }
     scalings: dict[str, Scaling] = {
-        "q99": groot_scaling("quantile", stats["q01"], stats["q99"]),
-        "mean_std": groot_scaling("mean_std", stats["mean"], stats["std"]),
-        "min_max": groot_scaling("min_max", stats["min"], stats["max"]),
+        "q99": scaling.bounds(stats["q01"], stats["q99"], constant="keep", clipped=True),
+        "mean_std": scaling.mean_std(stats["mean"], stats["std"], eps=0.0, constant="keep"),
+        "min_max": scaling.bounds(stats["min"], stats["max"], method="min_max", constant="zero"),
         "binary": switches(len(stats["min"])),
     }
     found = {}
-    for name, scaling in scalings.items():
-        scaler = Scaler(scaling)
+    for name, one in scalings.items():
+        scaler = Scaler(one)
         found[f"groot_{name}_normalized"] = scaler.normalise(given["groot_x"]).float()
         found[f"groot_{name}_inverse"] = scaler.unnormalise(given["groot_x"]).float()
     return found
@@ -78,3 +79,8 @@ def _openvla(given: dict[str, Tensor]) -> dict[str, Tensor]:
         "oft_action_token_ids": rows_of(given["oft_actions"], _BINS) + first,
         "f64_oft_decoded_actions": centres(_BINS, torch.float64)[rows_of_ids(given["oft_token_ids"], first, _BINS)],
     }
+
+
+def rows_of_ids(ids: Tensor, first: int, bins: int) -> Tensor:
+    """Rows of token ids, given the id of row 0: [...] -> int64 [...]. Ids outside are clamped to the nearest."""
+    return (ids - first).clamp(0, bins - 1)

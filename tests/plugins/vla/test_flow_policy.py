@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from tests.built import value_gradient_reach
 from tests.plugins.vla.flow_case import CHUNK, DIMS, HORIZON, PADDED, SPEC, SmallFlowSettings, observations
 from torch import Tensor
 
@@ -141,10 +142,10 @@ def test_a_trained_prefix_is_not_stored() -> None:
 
 
 def test_value_loss_stays_out_of_the_network_unless_asked() -> None:
-    reached = conformance.value_gradient_reach(built(CASES["pi0 flow_sde"]), observations(ROWS))
+    reached = value_gradient_reach(built(CASES["pi0 flow_sde"]), observations(ROWS))
     assert reached
     assert all(name.startswith("critic.") for name in reached)
-    shared = conformance.value_gradient_reach(built(CASES["pi05 flow_noise, shared value"]), observations(ROWS))
+    shared = value_gradient_reach(built(CASES["pi05 flow_noise, shared value"]), observations(ROWS))
     assert "network.paligemma_with_expert.paligemma.model.language_model.norm.weight" in shared
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from polyrhythm.plugins.pretrained.adapting import trained_names
 from polyrhythm.plugins.pretrained.precision import Precision, cast
 from polyrhythm.plugins.vla.flow_policy import repeated, restored, stored
-from polyrhythm.plugins.vla.groot_n1d5.network import GROOT_N1D5, GrootNetwork
-from polyrhythm.plugins.vla.groot_n1d5.size import GrootSize, StackSize, config_from_size, size_from_config
+from polyrhythm.plugins.vla.groot_n1d5.action_head import GrootSize, StackSize
+from polyrhythm.plugins.vla.groot_n1d5.network import GROOT_N1D5, GrootNetwork, config_from_size, size_from_config
 from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs.weights import weight_specs

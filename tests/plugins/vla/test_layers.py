@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.plugins.vla.layers import attention
-from polyrhythm.plugins.vla.layers.attention import AdaRMSNorm
-from polyrhythm.plugins.vla.layers.decoder import Decoder, DecoderSize
-from polyrhythm.plugins.vla.layers.siglip import SiglipSize, SiglipVisionModel
+from polyrhythm.plugins.vla import decoder
+from polyrhythm.plugins.vla.decoder import AdaRMSNorm, Decoder, DecoderSize
+from polyrhythm.plugins.vla.vision import SiglipVisionModel, VisionSize
 from polyrhythm.policies.mlp import seeded
 
 #: Eight tokens of two rows; the second row has only the first five.
@@ -54,8 +53,8 @@ def test_decoder_is_transformers_model(kind: str) -> None:
     model, ours = reference(kind, size), Decoder(size)
     ours.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("embed_tokens")})
     x = torch.randn(2, 8, size.width, generator=torch.Generator().manual_seed(2))
-    positions = attention.positions_of(PRESENT)
-    mask = attention.causal_mask(PRESENT)
+    positions = decoder.positions_of(PRESENT)
+    mask = decoder.causal_mask(PRESENT)
     theirs = model(inputs_embeds=x, attention_mask=PRESENT.long(), position_ids=positions, use_cache=False)
     hidden, keys_values = ours(x, positions, mask)
     assert torch.allclose(hidden[PRESENT], theirs.last_hidden_state[PRESENT], atol=1e-5)
@@ -67,7 +66,7 @@ def test_a_second_pass_over_keys_and_values_is_the_end_of_one_pass(kind: str) ->
     size = DECODERS[kind]
     with seeded(3):
         ours, x = Decoder(size), torch.randn(2, 8, size.width)
-    positions, mask = attention.positions_of(PRESENT), attention.causal_mask(PRESENT)
+    positions, mask = decoder.positions_of(PRESENT), decoder.causal_mask(PRESENT)
     whole, _ = ours(x, positions, mask)
     _, past = ours(x[:, :3], positions[:, :3], mask[..., :3, :3])
     rest, _ = ours(x[:, 3:], positions[:, 3:], mask[..., 3:, :], past)
@@ -78,7 +77,7 @@ def test_siglip_is_transformers_model() -> None:
     from transformers import SiglipVisionConfig
     from transformers import SiglipVisionModel as Theirs
 
-    size = SiglipSize(width=24, layers=2, mlp=40, heads=4, image=42)
+    size = VisionSize(width=24, layers=2, mlp=40, heads=4, image=42)
     config = SiglipVisionConfig(
         hidden_size=24, num_hidden_layers=2, intermediate_size=40, num_attention_heads=4, image_size=42, patch_size=14,
         vision_use_head=False, hidden_act="gelu_pytorch_tanh",
@@ -102,7 +101,7 @@ def test_recomputed_activations_give_equal_gradients(kind: str) -> None:
     again.load_state_dict(plain.state_dict())
     again.checkpointing = True
     for model in (plain, again):
-        hidden, keys_values = model(x, attention.positions_of(PRESENT), attention.causal_mask(PRESENT))
+        hidden, keys_values = model(x, decoder.positions_of(PRESENT), decoder.causal_mask(PRESENT))
         (hidden[PRESENT].square().sum() + sum(k.sum() + v.square().sum() for k, v in keys_values)).backward()
     for (name, p), q in zip(plain.named_parameters(), again.parameters(), strict=True):
         assert p.grad is not None, name
@@ -124,13 +123,13 @@ def test_an_adaptive_norm_has_scale_shift_and_gate_in_this_order() -> None:
 
 def test_adaptive_decoder_gates_its_branches() -> None:
     size = dataclasses.replace(DECODERS["Gemma"], condition=6)
-    decoder = Decoder(size)
-    for module in decoder.modules():
+    model = Decoder(size)
+    for module in model.modules():
         if isinstance(module, AdaRMSNorm):
             nn.init.zeros_(module.dense.weight)
             nn.init.zeros_(module.dense.bias)
     x = torch.randn(2, 8, size.width, generator=torch.Generator().manual_seed(6))
-    hidden, _ = decoder(x, attention.positions_of(PRESENT), None, condition=torch.ones(2, 6))
+    hidden, _ = model(x, decoder.positions_of(PRESENT), None, condition=torch.ones(2, 6))
     assert torch.equal(hidden, attention_free(x))  # gates of 0 close every branch
 
 
@@ -142,9 +141,9 @@ def attention_free(x: Tensor) -> Tensor:
 def test_a_query_that_sees_nothing_gets_zeros_or_the_mean_of_all_values() -> None:
     q, k, v = torch.randn(3, 1, 2, 4, 8, generator=torch.Generator().manual_seed(7)).unbind(0)
     nothing = torch.zeros(1, 1, 4, 4, dtype=torch.bool)
-    assert torch.equal(attention.attend(q, k, v, nothing), torch.zeros(1, 4, 16))
+    assert torch.equal(decoder.attend(q, k, v, nothing), torch.zeros(1, 4, 16))
     mean = v.mean(2, keepdim=True).expand(-1, -1, 4, -1).transpose(1, 2).flatten(2)
-    assert torch.allclose(attention.attend(q, k, v, attention.additive(nothing, torch.float32)), mean, atol=1e-6)
+    assert torch.allclose(decoder.attend(q, k, v, decoder.additive(nothing, torch.float32)), mean, atol=1e-6)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -152,7 +151,7 @@ def test_shared_keys_serve_neighbouring_heads(kv_heads: int) -> None:
     generator = torch.Generator().manual_seed(8)
     q = torch.randn(2, 4, 3, 8, generator=generator)
     k, v = torch.randn(2, 2, kv_heads, 5, 8, generator=generator).unbind(0)
-    found = attention.attend(q, k, v, None).unflatten(-1, (4, 8))
+    found = decoder.attend(q, k, v, None).unflatten(-1, (4, 8))
     for head in range(4):
         shared = head * kv_heads // 4
         weights = torch.softmax(q[:, head] @ k[:, shared].mT / 8**0.5, dim=-1)

@@ -12,22 +12,34 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.built import built
+from tests.built import built, check_supervised_training_learns
 from tests.pipeline.pictures import LampSettings
 from tests.pipeline.runs import config
 from tests.plugins.pretrained.released import without_numbers
+from tests.plugins.vla.parity_preprocess import rows_of_ids
 from torch import Tensor
 
 import polyrhythm
 from polyrhythm.conformance import run_checks
-from polyrhythm.pipeline.validation.learning_checks import learns_from_rewards
+from polyrhythm.pipeline.validation.fit import learns_from_rewards
 from polyrhythm.plugins.trial import policy_contract as conformance
 from polyrhythm.plugins.trial.policy_calls import sample
-from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft, dead_patterns
-from polyrhythm.plugins.vla.openvla_oft.policy import FEATURES, HIDDEN, ValueHead
+from polyrhythm.plugins.vla.openvla_oft.network import (
+    L1HeadSize,
+    OpenVlaOft,
+    OpenVlaOftSize,
+    dead_patterns,
+    size_from_config,
+)
+from polyrhythm.plugins.vla.openvla_oft.policy import (
+    FEATURES,
+    HIDDEN,
+    TokenDistribution,
+    ValueHead,
+    centres,
+    rows_of,
+)
 from polyrhythm.plugins.vla.openvla_oft.settings import OftSizeSettings, OpenVlaOftSettings
-from polyrhythm.plugins.vla.openvla_oft.size import L1HeadSize, OpenVlaOftSize, size_from_config
-from polyrhythm.plugins.vla.openvla_oft.tokens import TokenDistribution, centres, rows_of, rows_of_ids
 from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
@@ -140,7 +152,7 @@ def test_log_probs_are_of_the_scaled_scores_of_the_action_rows_alone() -> None:
 def test_top_k_draws_from_the_likeliest_and_judges_by_the_same_rows() -> None:
     policy, obs = built(small(top_k=4), SPEC), observations()
     act = sample(policy, obs)
-    with torch.no_grad():
+    with torch.no_grad(), seeded(0):
         likeliest = scores_of(policy, obs).topk(4).indices
         assert (likeliest == act.forward_inputs["tokens"].unsqueeze(-1)).any(-1).all()
         assert torch.equal(policy.evaluate(obs, act.forward_inputs).logprob, act.logprob)
@@ -170,15 +182,13 @@ def test_the_l1_head_acts_alike_for_all_keys_and_cannot_learn_from_rewards() -> 
     assert [finding for finding in run_checks(checks) if finding.state != "ok"] == []
     assert "cannot learn from rewards" in conformance.check_key_matters(policy, observations(1))
     shown = sample(built(settings, SPEC, 5), obs).actions
-    assert "in 8 steps" in conformance.check_supervised_training_learns(policy, obs, shown)
+    assert "in 8 steps" in check_supervised_training_learns(policy, obs, shown)
 
 
 @pytest.mark.parametrize("changes", [{}, {"label_sigma": 0.1}])
 def test_supervised_steps_lower_the_loss_of_tokens(changes: dict[str, Any]) -> None:
     shown = sample(built(small(), SPEC, 5), observations()).actions
-    assert "in 8 steps" in conformance.check_supervised_training_learns(
-        built(small(**changes), SPEC), observations(), shown
-    )
+    assert "in 8 steps" in check_supervised_training_learns(built(small(**changes), SPEC), observations(), shown)
 
 
 @pytest.mark.parametrize(("train", "kept"), [("all", None), ("expert", FEATURES), ("head", HIDDEN)])
@@ -195,7 +205,7 @@ def test_what_is_precomputed_replaces_the_images(train: str, kept: str | None) -
 @pytest.mark.parametrize("stop_token", [True, False])
 def test_padding_between_images_and_prompt_changes_nothing(stop_token: bool) -> None:
     with seeded(0):
-        network = OpenVlaOft(replace(SIZE.network(2, 3), stop_token=stop_token))
+        network = OpenVlaOft(replace(SIZE.network(horizon=2, action_dim=3, state_dim=4), stop_token=stop_token))
         network.initialise()
         images, text = torch.randn(1, 6, 28, 28), torch.tensor([[20, 30, 40, 3]])
     packed = torch.cat((torch.tensor([[1]]), text), dim=1)
@@ -210,7 +220,7 @@ def test_padding_between_images_and_prompt_changes_nothing(stop_token: bool) -> 
 
 @pytest.mark.parametrize("continuous", [True, False])
 def test_dead_tensors_are_those_without_a_gradient(continuous: bool) -> None:
-    size = replace(SIZE.network(2, 3), l1_head=L1HeadSize(32) if continuous else None)
+    size = replace(SIZE.network(horizon=2, action_dim=3, state_dim=4), l1_head=L1HeadSize(32) if continuous else None)
     network = OpenVlaOft(size)
     ids = torch.tensor([[1, 20, 3]])
     hidden = network.hidden(

@@ -15,8 +15,16 @@ from torch import Tensor, nn
 
 from polyrhythm.plugins.pretrained.adapting import trained_names
 from polyrhythm.plugins.vla.flow_policy import repeated, restored, stored
-from polyrhythm.plugins.vla.pi0.network import PI0, PI05, Pi0Network, dead_tensors
-from polyrhythm.plugins.vla.pi0.size import VARIANTS, Pi0Size, config_from_size, size_from_config
+from polyrhythm.plugins.vla.pi0.network import (
+    PI0,
+    PI05,
+    VARIANTS,
+    Pi0Network,
+    Pi0Size,
+    config_from_size,
+    dead_tensors,
+    size_from_config,
+)
 from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs.weights import weight_specs

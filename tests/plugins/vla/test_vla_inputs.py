@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.vla import images
-from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
-from polyrhythm.plugins.vla.settings import InputForm, VlaSettings
-from polyrhythm.plugins.vla.tokenizers import folder_tokenizer
+from polyrhythm.plugins.vla.input_plan import InputForm, plan_inputs
+from polyrhythm.plugins.vla.inputs import VlaInputs
+from polyrhythm.plugins.vla.prompts import folder_tokenizer
+from polyrhythm.plugins.vla.settings import VlaSettings
 from polyrhythm.policies.form import describe
 from polyrhythm.specs import INSTRUCTION, ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -67,8 +68,13 @@ ACTIONS = {"mean": [0.25, 1.0, 0.0], "std": [0.25, 0.5, 1.0]}
 ENDS = {"q01": [-1.0] * 5, "q99": [1.0] * 5}
 
 
+class Given(VlaSettings):
+    type: Literal["pi0"] = "pi0"
+    size: Literal["released"] = "released"
+
+
 def settings_of(**given: Any) -> VlaSettings:
-    return VlaSettings(chunk=2, **given)
+    return Given(chunk=2, **given)
 
 
 def inputs_of(form: InputForm, spec: EnvSpec = SPEC, source: Checkpoint | None = None, **given: Any) -> VlaInputs:
@@ -336,7 +342,7 @@ def test_cameras_that_the_folder_has_and_the_environment_lacks_are_told(
 
 
 def test_a_form_beside_a_folder_is_told_to_be_unused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Sized(VlaSettings):
+    class Sized(Given):
         size: int = 3
 
     source = folder_of(tmp_path)

@@ -12,8 +12,14 @@ from tests.plugins.pretrained.small_tokenizer import IMAGE_ID, VOCABULARY, write
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.vla import prompts
-from polyrhythm.plugins.vla.prompts import StatePrompt, state_bins
-from polyrhythm.plugins.vla.tokenizers import FolderPromptTokenizer, PromptTokenizer, WordTokenizer, folder_tokenizer
+from polyrhythm.plugins.vla.prompts import (
+    FolderPromptTokenizer,
+    PromptTokenizer,
+    StatePrompt,
+    WordTokenizer,
+    folder_tokenizer,
+    state_bins,
+)
 from polyrhythm.specs import Task
 
 TASKS = (Task("push", "push the red block"), Task("close", "close the_door\n"), Task("wipe", "wipe the table, slowly"))

@@ -35,6 +35,7 @@ from typing import Any
 import psutil
 import torch
 
+from polyrhythm.checks import CheckContext
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import atomic_write
@@ -42,7 +43,7 @@ from polyrhythm.pipeline import train as running
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining
 from polyrhythm.pipeline.validation import check as checking
 from polyrhythm.pipeline.validation.check import ValidatedRun
-from polyrhythm.pipeline.validation.rollout_checks import check_rollout
+from polyrhythm.pipeline.validation.fit import check_rollout
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm_bench.harness import resources
@@ -165,13 +166,12 @@ def form_of(config: RunConfig) -> PolicyForm:
 
 def _checked(config: RunConfig, policy: Policy, form: PolicyForm) -> ValidatedRun:
     """`validate_run` without the trial of environment and policy, and with a policy that is there."""
-    checking.check_devices(config)
-    env = checking.installed_env(config)
-    spec = env.spec()
-    check_rollout(config, spec)
-    checking.check_processes(config, spec)
-    checking.check_memory(config, spec, form)
-    return ValidatedRun(config, spec, policy)
+    context = CheckContext(config, spec=checking.installed_env(config).spec(), form=form)
+    checking.check_devices(context)
+    check_rollout(config, context.spec)
+    checking.check_processes(context)
+    checking.check_memory(context)
+    return ValidatedRun(config, context.spec, policy)
 
 
 def _train(checked: ValidatedRun, folder: Path, pace: Pace, ends: float) -> None:

@@ -85,7 +85,7 @@ def measure(device: str, megabytes: int, repeats: int) -> dict[str, Any]:
 
 @contextmanager
 def _store(device: str, folder: Path) -> Iterator[OffloadStore]:
-    store = FileStore(folder) if device == HOST else DeviceStore(torch.device(device))
+    store = FileStore(folder) if device == HOST else DeviceStore(device)
     yield store
     store.close()
 

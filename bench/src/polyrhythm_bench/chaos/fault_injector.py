@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar
 from polyrhythm.pipeline.observers.base import ALL_RECORDS, Observer
 from polyrhythm.runtime.hosting import Hosting, process_ids
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm_bench.chaos.faults import NODE_RECOVERY_S, Fault, Kind, PlannedFault
 from polyrhythm_bench.chaos.load import CpuContention
 from polyrhythm_bench.chaos.throughput_window import WINDOW_S, ThroughputWindow

@@ -16,17 +16,17 @@ import psutil
 from polyrhythm.config.load import load_config, save_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
-from polyrhythm.observe import MetricsWriter
+from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.observe.run_folder import CONFIG_FILE
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
+from polyrhythm.pipeline.persistence.resume import prepare_initial_policy
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.pipeline.validation.check import ValidatedRun
-from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm_bench.chaos.fault_injector import FaultInjector
 from polyrhythm_bench.chaos.faults import NODE_RECOVERY_S, RECOVERY_S, plan, totals

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.samples.ledger import SampleLedger
+from polyrhythm.scheduler.samples.groups import SampleLedger
 
 #: Violations of one kind are alike; so many are told.
 _TOLD = 20

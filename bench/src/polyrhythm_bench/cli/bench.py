@@ -60,7 +60,7 @@ from typing import Any
 
 from polyrhythm.cli import show
 from polyrhythm.cli.arguments import count, positive
-from polyrhythm.config.nearest import nearest
+from polyrhythm.errors import nearest
 
 #: Parts of `learning`: the time to the same success, and tasks whose curves are compared; the last two only on request.
 PARTS = ("wall_clock", "cartpole", "drawer", "reach", "quickstart")

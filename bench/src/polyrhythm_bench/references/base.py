@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.plugins.vla.layers.decoder import DecoderSize
-from polyrhythm.plugins.vla.layers.siglip import SiglipSize
-from polyrhythm.plugins.vla.layers.timm_vit import VitSize
+from polyrhythm.plugins.vla.decoder import DecoderSize
+from polyrhythm.plugins.vla.vision import VisionSize
 
 _UNITS, _TIME_PERIOD = 256, 10000.0
 
@@ -105,7 +104,7 @@ def time_code(t: Tensor, width: int) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()), dim=1).to(t.dtype)
 
 
-def siglip(size: SiglipSize | VitSize, layers: int | None = None) -> nn.Module:
+def siglip(size: VisionSize, layers: int | None = None) -> nn.Module:
     """`SiglipVisionModel` without its pooling head. layers: fewer than the size has."""
     from transformers import SiglipVisionConfig, SiglipVisionModel
 
@@ -122,7 +121,7 @@ def siglip(size: SiglipSize | VitSize, layers: int | None = None) -> nn.Module:
     return model
 
 
-def dinov2(size: VitSize, layers: int) -> nn.Module:
+def dinov2(size: VisionSize, layers: int) -> nn.Module:
     """`Dinov2WithRegistersModel`, the nearest to timm's tower."""
     from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel
 

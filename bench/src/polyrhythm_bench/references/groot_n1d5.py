@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.plugins.vla.groot_n1d5.size import GrootSize, StackSize
+from polyrhythm.plugins.vla.groot_n1d5.action_head import GrootSize, StackSize
 from polyrhythm_bench.references.base import FlowReference, Inputs, language_model, siglip, time_code, value_head
 
 _TIME_CHANNELS = 256

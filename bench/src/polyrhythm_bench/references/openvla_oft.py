@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.plugins.vla.openvla_oft.size import OpenVlaOftSize
+from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOftSize
 from polyrhythm_bench.references.base import (
     Inputs,
     Reference,

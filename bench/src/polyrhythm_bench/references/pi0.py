@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.plugins.vla.pi0.size import Pi0Size
+from polyrhythm.plugins.vla.pi0.network import Pi0Size
 from polyrhythm_bench.references.base import (
     FlowReference,
     Inputs,

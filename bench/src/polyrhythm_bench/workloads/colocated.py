@@ -13,12 +13,11 @@ import torch
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.plugins.pretrained.saving import save_new
-from polyrhythm.plugins.vla.pi0.network import PI0, Pi0Network
+from polyrhythm.plugins.pretrained.building import save_new
+from polyrhythm.plugins.vla.pi0.network import PI0, Pi0Network, Pi0Size
 from polyrhythm.plugins.vla.pi0.settings import PROMPT_LENGTH, Pi0SizeSettings
-from polyrhythm.plugins.vla.pi0.size import Pi0Size
+from polyrhythm.plugins.vla.prompts import WORDS
 from polyrhythm.plugins.vla.statistics import BOUNDS
-from polyrhythm.plugins.vla.tokenizers import WORDS
 from polyrhythm.policies.form import PolicyForm
 
 #: Cameras that show the one image that the environment draws, executed actions, denoise steps, passes over an update.
@@ -63,7 +62,7 @@ class Scene(NamedTuple):
     def network(self) -> Pi0Size:
         """The network's size."""
         if self.size == "tiny":
-            return Pi0SizeSettings().network(adaptive=False, horizon=CHUNK, action_dim=4, state_dim=4)
+            return Pi0SizeSettings().network(horizon=CHUNK, action_dim=4, state_dim=4)
         return replace(Pi0Size(), horizon=CHUNK)
 
     @property

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from polyrhythm.config.base import Count, Flag, Fraction, InvalidSetting, NotNegative, Positive, Section
+from polyrhythm.config.base import Count, Flag, Fraction, NotNegative, Positive, Section
 from polyrhythm.config.sections.objectives import (
     Advantage,
     Bound,
@@ -53,17 +53,11 @@ class KlSettings(Section):
     @model_validator(mode="after")
     def _k1_has_a_gradient(self) -> KlSettings:
         if self.coef and self.place == "loss" and self.estimator == "k1":
-            raise InvalidSetting(
-                "estimator", "k1", "its gradient as a loss is zero in expectation; use k2, or place reward"
-            )
+            raise self.invalid("estimator", "its gradient as a loss is zero in expectation; use k2, or place reward")
         if not self.coef and (self.estimator, self.place, self.cap) != ("k3", "loss", None):
-            raise InvalidSetting(
-                "coef", self.coef, "there is no reference policy, so nothing to estimate; give a weight"
-            )
+            raise self.invalid("coef", "there is no reference policy, so nothing to estimate; give a weight")
         if self.cap is not None and self.estimator != "k3":
-            raise InvalidSetting(
-                "cap", self.cap, f"it bounds k3, not {self.estimator}; set estimator k3, or this to null"
-            )
+            raise self.invalid("cap", f"it bounds k3, not {self.estimator}; set estimator k3, or this to null")
         return self
 
 
@@ -79,7 +73,7 @@ class OverlongSettings(Section):
     @model_validator(mode="after")
     def _penalty_has_an_effect(self) -> OverlongSettings:
         if self.tokens is None and self.penalty != 1.0:
-            raise InvalidSetting("penalty", self.penalty, "tokens is null, so it has no effect; give a number")
+            raise self.invalid("penalty", "tokens is null, so it has no effect; give a number")
         return self
 
 
@@ -130,16 +124,14 @@ class RolloutCorrectionSettings(Section):
             names += ["normalize"] if switch == "weight" else ["count_rejected"]
             for name in names:
                 if getattr(self, name) != defaults[name].default:
-                    raise InvalidSetting(
-                        name, getattr(self, name), f"{switch} is none, so it has no effect; set {switch}"
-                    )
+                    raise self.invalid(name, f"{switch} is none, so it has no effect; set {switch}")
         bounds = (self.reject_below, self.reject_above)
         if self.reject != "none" and bounds == (None, None):
-            raise InvalidSetting("reject", self.reject, "it needs a bound; set reject_above or reject_below")
+            raise self.invalid("reject", "it needs a bound; set reject_above or reject_below")
         for low, high in (("weight_min", "weight_max"), ("reject_below", "reject_above")):
             lowest, highest = getattr(self, low), getattr(self, high)
             if lowest is not None and highest is not None and lowest > highest:
-                raise InvalidSetting(low, lowest, f"larger than {high} {highest:g}; lower it")
+                raise self.invalid(low, f"larger than {high} {highest:g}; lower it")
         return self
 
 
@@ -261,19 +253,16 @@ class AlgorithmSettings(Section):
     @model_validator(mode="after")
     def _parts_agree(self) -> AlgorithmSettings:
         if self.loss.type == "decoupled_ppo" and self.proximal == "behavior":
-            raise InvalidSetting(
-                "proximal",
-                "behavior",
-                "decoupled_ppo needs a proximal policy of its own; set algorithm.proximal recompute",
+            raise self.invalid(
+                "proximal", "decoupled_ppo needs a proximal policy of its own; set algorithm.proximal recompute"
             )
         if self.reward_level == "action" and self.logprob_level == "chunk":
-            raise InvalidSetting(
-                "reward_level", "action", "a ratio per chunk cannot carry advantages per action; use reward_level chunk"
+            raise self.invalid(
+                "reward_level", "a ratio per chunk cannot carry advantages per action; use reward_level chunk"
             )
         if self.normalize_rewards and not self.needs_value:
-            raise InvalidSetting(
+            raise self.invalid(
                 "normalize_rewards",
-                True,
                 f"{self.advantage.type} compares returns, whatever their scale; leave it out, or use gae or v_trace",
             )
         _check_proximal(self)
@@ -282,9 +271,8 @@ class AlgorithmSettings(Section):
         if self.rollout_correction.active:
             _check_rollout_correction(self)
         if (self.aggregation == "sum_over_constant") != (self.aggregation_constant is not None):
-            raise InvalidSetting(
+            raise self.invalid(
                 "aggregation_constant",
-                self.aggregation_constant,
                 f"aggregation is {self.aggregation}; give the constant with sum_over_constant, and only there",
             )
         return self
@@ -294,49 +282,47 @@ def _check_proximal(algorithm: AlgorithmSettings) -> None:
     loss = algorithm.loss
     if algorithm.corrects and algorithm.proximal != "recompute":
         why = f"{algorithm.advantage.type} compares the recomputed policy with the one that acted; set it to recompute"
-        raise InvalidSetting("proximal", algorithm.proximal, why)
+        raise algorithm.invalid("proximal", why)
     weighted = isinstance(loss, OwnFunction) or loss.corrects_staleness or algorithm.rollout_correction.weight != "none"
     if algorithm.advantage.type == "v_trace" and not weighted:
         why = (
             "v_trace leaves the importance weight of a stale sample to the loss; use tis, cispo, topr, gspo, gipo "
             "or decoupled_ppo, or set algorithm.rollout_correction.weight"
         )
-        raise InvalidSetting("loss.type", loss.type, why)
+        raise algorithm.invalid("loss.type", why)
     if algorithm.proximal == "interpolate" and not algorithm.uses_proximal:
         why = f"{loss.type} reads no proximal policy; leave it out, or use ppo or decoupled_ppo"
-        raise InvalidSetting("proximal", "interpolate", why)
+        raise algorithm.invalid("proximal", why)
     if isinstance(loss, ClipCovLoss | KlCovLoss) and algorithm.proximal == "interpolate":
         why = f"{loss.type} selects entries before the forward pass that interpolates; set it to recompute"
-        raise InvalidSetting("proximal", "interpolate", why)
+        raise algorithm.invalid("proximal", why)
     if isinstance(loss, M2poLoss) and algorithm.proximal != "recompute":
         why = "m2po compares the recomputed policy with the one that acted; set it to recompute"
-        raise InvalidSetting("proximal", algorithm.proximal, why)
+        raise algorithm.invalid("proximal", why)
 
 
 def _check_mismatch(algorithm: AlgorithmSettings) -> None:
     loss = algorithm.loss
     if algorithm.proximal != "recompute":
         why = f"proximal {algorithm.proximal} never asks the trainer's engine; set algorithm.proximal recompute"
-        raise InvalidSetting("mismatch_cap", algorithm.mismatch_cap, why)
+        raise algorithm.invalid("mismatch_cap", why)
     if isinstance(loss, OwnFunction) or loss.corrects_staleness:
         why = f"with {loss.type} samples would be weighted twice; use ppo or vanilla, or null here"
-        raise InvalidSetting("mismatch_cap", algorithm.mismatch_cap, why)
+        raise algorithm.invalid("mismatch_cap", why)
 
 
 def _check_rollout_correction(algorithm: AlgorithmSettings) -> None:
     correction, loss = algorithm.rollout_correction, algorithm.loss
     switch = "weight" if correction.weight != "none" else "reject"
-    path, value = f"rollout_correction.{switch}", getattr(correction, switch)
+    path = f"rollout_correction.{switch}"
     if algorithm.proximal != "recompute":
         why = "it compares the recomputed policy with the one that acted; set algorithm.proximal recompute"
-        raise InvalidSetting(path, value, why)
+        raise algorithm.invalid(path, why)
     if correction.weight == "none":
         return
     if algorithm.mismatch_cap is not None:
         why = "algorithm.mismatch_cap is such a weight too (token, weight_max); set one of them"
-        raise InvalidSetting(path, value, why)
+        raise algorithm.invalid(path, why)
     if not isinstance(loss, OwnFunction) and loss.corrects_staleness:
         other = "ppo" if loss.type == "decoupled_ppo" else f"{loss.type} with ratio_to proximal"
-        raise InvalidSetting(
-            path, value, f"{loss.type} has an importance weight of its own; use {other}, or weight none"
-        )
+        raise algorithm.invalid(path, f"{loss.type} has an importance weight of its own; use {other}, or weight none")

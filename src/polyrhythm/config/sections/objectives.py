@@ -6,9 +6,18 @@ import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from polyrhythm.config.base import Flag, InvalidSetting, NotNegative, Number, Positive, Section, type_or
+from polyrhythm.config.base import (
+    Flag,
+    InvalidSetting,
+    NotNegative,
+    Number,
+    Positive,
+    Section,
+    function_address,
+    type_or,
+)
 from polyrhythm.config.registry import import_object
 from polyrhythm.plugin import table
 
@@ -20,20 +29,13 @@ RatioTo = Literal["behavior", "proximal"]
 _OWN = "module:function"
 
 
-def _address(text: str) -> str:
-    module, _, name = text.partition(":")
-    if not (name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
-        raise InvalidSetting("", text, "write module:function, such as mine.losses:asymmetric")
-    return text
-
-
 class OwnFunction(Section):
     """A function of your own, of (entries, *, keywords) or (samples, *, keywords).
 
     See algorithms/losses.py and algorithms/advantages.py; an advantage is given gamma and gae_lambda if it takes them.
     """
 
-    type: Annotated[str, AfterValidator(_address)]
+    type: Annotated[str, function_address("mine.losses:asymmetric")]
     """module:function."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Its keywords."""
@@ -45,11 +47,11 @@ class OwnFunction(Section):
         accept its settings."""
         found = import_object(self.type, self.type, "a function")
         if not callable(found):
-            raise InvalidSetting("type", self.type, f"it is {type(found).__name__}; name a function")
+            raise self.invalid("type", f"it is {type(found).__name__}; name a function")
         try:
             keywords = list(inspect.signature(found).parameters.values())[1:]
         except ValueError as error:
-            raise InvalidSetting("type", self.type, f"{error}; name a function that is written in Python") from error
+            raise self.invalid("type", f"{error}; name a function that is written in Python") from error
         names = [keyword.name for keyword in keywords]
         if not any(keyword.kind is keyword.VAR_KEYWORD for keyword in keywords):
             for unknown in (name for name in self.settings if name not in names):
@@ -86,7 +88,7 @@ class VTraceAdvantage(Section):
     @model_validator(mode="after")
     def _caps_are_in_order(self) -> VTraceAdvantage:
         if self.trace_cap > self.rho_cap:
-            raise InvalidSetting("trace_cap", self.trace_cap, f"larger than rho_cap {self.rho_cap:g}; lower it")
+            raise self.invalid("trace_cap", f"larger than rho_cap {self.rho_cap:g}; lower it")
         return self
 
 
@@ -128,9 +130,7 @@ class ReinforcePlusPlusAdvantage(Section):
     @model_validator(mode="after")
     def _baseline_is_of_totals(self) -> ReinforcePlusPlusAdvantage:
         if self.group_baseline and self.returns == "to_go":
-            raise InvalidSetting(
-                "group_baseline", True, "it is a mean of whole returns; set returns total, or this to false"
-            )
+            raise self.invalid("group_baseline", "it is a mean of whole returns; set returns total, or this to false")
         return self
 
 
@@ -238,7 +238,7 @@ class ClipCovLoss(LossSection):
     @model_validator(mode="after")
     def _band_is_not_empty(self) -> ClipCovLoss:
         if self.cov_low >= self.cov_high:
-            raise InvalidSetting("cov_low", self.cov_low, f"not below cov_high {self.cov_high:g}; lower it")
+            raise self.invalid("cov_low", f"not below cov_high {self.cov_high:g}; lower it")
         return self
 
 
@@ -301,7 +301,7 @@ class TisLoss(LossSection):
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> TisLoss:
         if self.cap is not None and self.floor > self.cap:
-            raise InvalidSetting("floor", self.floor, f"larger than cap {self.cap:g}; lower it")
+            raise self.invalid("floor", f"larger than cap {self.cap:g}; lower it")
         return self
 
 
@@ -335,9 +335,7 @@ class ToprLoss(LossSection):
     @model_validator(mode="after")
     def _something_counts(self) -> ToprLoss:
         if not self.positive_weight and not self.negative_weight:
-            raise InvalidSetting(
-                "positive_weight", 0.0, "negative_weight is 0 too, so nothing is learned; raise one of them"
-            )
+            raise self.invalid("positive_weight", "negative_weight is 0 too, so nothing is learned; raise one of them")
         return self
 
 

@@ -1,13 +1,14 @@
-"""Settings of processes and files: transport, supervision, checkpoints."""
+"""Settings of processes and files: transport, supervision, scorers, checkpoints."""
 
 from __future__ import annotations
 
 import ipaddress
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
 
-from polyrhythm.config.base import Count, InvalidSetting, NotNegative, Port, Positive, Section, Whole
+from polyrhythm.config.base import Count, InvalidSetting, NotNegative, Port, Positive, Section, Whole, function_address
 
 
 class DataPlaneSettings(Section):
@@ -60,9 +61,8 @@ class PrometheusSettings(Section):
             if len(missing) < len(files):
                 raise InvalidSetting(missing[0], "''", "https needs certificate, key and client_ca; name all three")
             if not is_loopback(self.address):
-                raise InvalidSetting(
+                raise self.invalid(
                     "address",
-                    self.address,
                     "other machines reach it, and plain http would answer everybody; set certificate, key and "
                     "client_ca, or use 127.0.0.1",
                 )
@@ -103,7 +103,7 @@ class RaySettings(Section):
         why = "no address of a cluster; write local, auto, or HOST:PORT as `ray start --head` prints it (port 6379)"
         if self.address.startswith("ray://"):
             why = "a run's driver is on a node of the cluster, no client of it; start it there, with auto or HOST:PORT"
-        raise InvalidSetting("address", self.address, why)
+        raise self.invalid("address", why)
 
 
 class SupervisionSettings(Section):
@@ -144,3 +144,20 @@ class CheckpointSettings(Section):
     """The trainer's state of every `keep_every`-th version stays, to evaluate or export the curve; 0 for none."""
     keep_best: Count = 1
     """So many policies that were evaluated during training stay: those with the highest lower end of the interval."""
+
+
+class ScoringSettings(Section):
+    """A reward function of your own, called on finished samples in processes of its own (docs/scoring.md)."""
+
+    function: Annotated[str, function_address("my_rewards:judge")]
+    """module:function of a sample, which returns a number or a Score; or module:Class, made once per process."""
+    options: Mapping[str, Any] = {}
+    """Further keyword arguments of the function, or of the class."""
+    processes: Count = 1
+    """Scorer processes."""
+    at_a_time: Count = 1
+    """Samples that each of them scores at a time, in threads; more than 1 for functions that wait for others."""
+    max_attempts: Count = 3
+    """Tries of a sample before it is dropped, with its group, and replaced."""
+    try_first: bool = True
+    """Call the function before the start, on an episode of a text environment."""

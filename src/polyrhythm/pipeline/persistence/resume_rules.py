@@ -14,11 +14,10 @@ from pydantic import ValidationError
 
 from polyrhythm.config.base import NotFound
 from polyrhythm.config.load import load_config
+from polyrhythm.config.recipes import read
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.yaml_text import read
 from polyrhythm.errors import ConfigError, MissingError, RunFolderError
-from polyrhythm.observe import new_run_folder, take_folder
-from polyrhythm.observe.run_folder import CONFIG_FILE
+from polyrhythm.observe.run_folder import CONFIG_FILE, new_run_folder, take_folder
 from polyrhythm.pipeline.persistence.phases import began_in, command_of, is_finished
 
 #: Settings of the section `policy` that name folders of released files.

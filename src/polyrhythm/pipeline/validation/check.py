@@ -7,16 +7,27 @@ on the environment's first observations. A failed check raises ConfigError: `set
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import torch
 
-from polyrhythm.checks import CheckContext, errors_of, log_note, require_added
+from polyrhythm.checks import (
+    Check,
+    CheckContext,
+    Cost,
+    Examined,
+    Result,
+    errors_of,
+    examine_all,
+    require_added,
+    require_all,
+    with_added,
+)
 from polyrhythm.config.catalog import check_installed
+from polyrhythm.config.presets import describe_objective
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.env_warnings import forget_warnings
@@ -24,25 +35,21 @@ from polyrhythm.envs.base import EnvSettings, traits_of
 from polyrhythm.envs.mujoco import set_simulator_count
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.run_folder import find_run
-from polyrhythm.pipeline.array_specs import arena_layout
+from polyrhythm.pipeline.array_specs import arena_layout, env_batch_infos
 from polyrhythm.pipeline.build import env_settings, policy_settings
-from polyrhythm.pipeline.env_batches import env_batch_infos
-from polyrhythm.pipeline.placed import place, station_names
-from polyrhythm.pipeline.validation.learning_checks import check_learning
-from polyrhythm.pipeline.validation.rollout_checks import (
+from polyrhythm.pipeline.persistence.resume import load_init_weights
+from polyrhythm.pipeline.placed import group_seats, place, station_names
+from polyrhythm.pipeline.validation.fit import (
+    check_learning,
     check_ranks,
     check_rollout,
     check_weights_change,
-    settings_findings,
 )
-from polyrhythm.pipeline.warm_start.demos import check_expert, dataset_format, has_expert
-from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.plugin import load
 from polyrhythm.policies.base import Policy, PolicySettings, as_module, extended_settings
 from polyrhythm.policies.engine import streaming
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import policy_traits, settings_traits
-from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
 from polyrhythm.runtime.processes.start import check_limits
@@ -77,38 +84,13 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
     context = CheckContext(config, trainer=trainer, simulates=_simulates_here(config), begun=begun)
     if config.prometheus.port is not None:
         load("observer", "prometheus")  # an error if the plugin is not there
-    require_added(context, "")
-    check_devices(config, trainer=trainer)
-    if trainer:
-        for finding in settings_findings(config):
-            log_note(finding)
-    free = free_memory()  # before the policy is built here; it is freed when the stations run
-    context.free = lambda device: free if device == "cpu" else free_memory(device)
-    installed_env(config)
-    declared = None
-    if getattr(config.policy, "checkpoint", ""):
-        declared = read_spec(context)
-        _take_form(context)
-    require_added(context, "environment's trial")
-    spec = context.spec if context.spec is not None else read_spec(context)
-    check_rollout(config, spec)
-    require_added(context, "rows and batches")
-    if trainer:
-        check_weights_change(config)
-    if spec != declared:
-        _take_form(context)
-    form = context.form
-    policy = context.policy = check_build(config, spec)
-    if trainer:
-        check_server(config, policy)
-    context.tried = policy_to_try(config, spec, policy, form)
-    require_added(context, "policy's trial")
-    check_learning(context, policy)
-    check_processes(config, spec, trainer=trainer)
-    check_memory(config, spec, form, trainer=trainer)
-    check_start(config, spec, policy, trainer=trainer)
-    require_added(context, "updates")
-    return ValidatedRun(config, spec, policy)
+    require_all(with_added(CHECKS, context.depth), context)
+    return ValidatedRun(config, context.spec, context.policy)
+
+
+def examine(config: RunConfig, depth: Cost = "contract") -> Iterator[Examined]:
+    """Run all checks of a configuration up to the cost `depth`; yield each finding as soon as it is known."""
+    yield from examine_all(with_added(CHECKS, depth), CheckContext(config, depth))
 
 
 def read_spec(context: CheckContext) -> EnvSpec:
@@ -118,40 +100,6 @@ def read_spec(context: CheckContext) -> EnvSpec:
         with errors_of(f"env.type = {context.config.env_type}", "spec"):
             context.spec = env_settings(context.config).spec()
     return context.spec
-
-
-def _take_form(context: CheckContext) -> None:
-    context.form = check_form_first(context.config, context.spec)
-    require_added(context, "policy's form")
-
-
-def free_memory(device: str = "cpu", *, now: bool = False) -> int:
-    """Bytes of host memory that this process may still use, or the total bytes of a CUDA device.
-
-    now: currently free bytes of a CUDA device instead; the query itself allocates a CUDA context.
-    """
-    if device != "cpu" and now:
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device != "cpu":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    free, limit = psutil.virtual_memory().available, container_limit()
-    return min(free, limit) if limit is not None else free
-
-
-def container_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes left within the control group's limit, not counting page cache as used; None without a limit."""
-    for folder, most, used, cached in (
-        (root, "memory.max", "memory.current", "inactive_file"),
-        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            limit = (folder / most).read_text(encoding="ascii").strip()
-            if limit.isdecimal() and int(limit) < 1 << 60:
-                parts = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
-                return int(limit) - int((folder / used).read_text(encoding="ascii")) + int(parts.get(cached, 0))
-        except OSError:
-            continue
-    return None
 
 
 def _simulates_here(config: RunConfig) -> bool:
@@ -230,28 +178,14 @@ def check_attributes(policy: Policy, spec: EnvSpec) -> str:
     return f"chunk {policy.chunk}, {policy.action_dim} action entries, {exact}"
 
 
-def check_server(config: RunConfig, policy: Policy) -> None:
-    """Raise StartError unless the server of the policy's engine, if it uses one, answers correctly.
-
-    On a Ray cluster the generator asks it instead, since it may be on another host.
-    """
-    if config.launcher == "ray" or not isinstance(config.batching, StreamsBatching):
-        return
-    if policy_traits(policy).asks_server:
-        try:
-            streaming(policy).ask_server()
-        except RunHalted as error:
-            raise StartError(str(error)) from error
-
-
-def policy_to_try(config: RunConfig, spec: EnvSpec, policy: Policy, form: PolicyForm) -> tuple[Policy, PolicyForm]:
+def policy_to_try(context: CheckContext) -> tuple[Policy, PolicyForm]:
     """The policy for the trial, and its form: a released policy larger than `_TRIED` is replaced by its miniature.
 
     The trial's dozens of passes would take minutes on a CPU. The miniature has the same inputs, method and settings.
     """
-    settings = policy_settings(config)
-    if form.train_bytes <= _TRIED or not settings_traits(settings).has_miniature:
-        return policy, form
+    config, spec, settings = context.config, context.spec, policy_settings(context.config)
+    if context.form.train_bytes <= _TRIED or not settings_traits(settings).has_miniature:
+        return context.policy, context.form
     miniature = extended_settings(settings).miniature()
     return check_build(config, spec, miniature), check_form(config, spec, miniature)
 
@@ -267,69 +201,6 @@ def check_form(config: RunConfig, spec: EnvSpec, settings: PolicySettings | None
             "return a PolicyForm (polyrhythm.policies.form.describe makes one)"
         )
     return form
-
-
-def check_form_first(config: RunConfig, spec: EnvSpec) -> PolicyForm:
-    """The declared form, before the policy is built, which may not fit into memory.
-
-    A defect that breaks both form() and build() is reported as one of build(), which users can call by themselves.
-    """
-    try:
-        return check_form(config, spec)
-    except ConfigError:
-        check_build(config, spec)
-        raise
-
-
-def check_processes(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> None:
-    """Raise StartError unless this machine's limits allow the run's files and threads. Limits of other cluster nodes
-    are unknown."""
-    if config.launcher == "inline":
-        return
-    on_ray = config.launcher == "ray"
-    if on_ray and config.ray.address != "local":
-        check_limits([], agents=1)
-        return
-    infos = env_batch_infos(config, spec, trainer=trainer)
-    names = station_names(config, trainer=trainer)
-    processes = len(names["generators"]) + len(names["trainer"]) + len(names.get("scorers", ()))
-    actors = len(infos) - config.join.simulators + processes if on_ray else 0
-    if traits_of(config.env).own_process:
-        processes += sum(map(len, infos))  # each env batch has a process in the other Python
-    check_limits([*map(len, infos), *[1] * processes], agents=int(on_ray), actors=actors)
-
-
-def check_memory(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool = True) -> None:
-    """Remove the shared memory of dead runs, then raise StartError unless the run's own fits."""
-    if config.launcher == "local":
-        remove_orphans()
-        refuse_shortage(shared_sizes(config, spec, form, trainer=trainer))
-
-
-def check_start(config: RunConfig, spec: EnvSpec, policy: Policy, *, trainer: bool = True) -> None:
-    """Check the source of the first weights, and whether instructions can be swapped."""
-    demonstrations = config.demonstrations if trainer and not config.init_from else None
-    if trainer and config.init_from and config.resume == "never":  # a resumed run has its own weights
-        load_init_weights(config, policy)
-    elif demonstrations is not None and demonstrations.dataset is not None:
-        check_demonstrations(config, demonstrations.dataset, spec)
-    elif demonstrations is not None:
-        if not has_expert(env_settings(config)):
-            raise ConfigError(
-                "demonstrations = set: this environment has no scripted expert; set demonstrations and supervised to "
-                "null"
-            )
-        check_expert(env_settings(config), demonstrations)
-    if config.evaluation.swapped:
-        refuse_swapping(spec)
-
-
-def check_demonstrations(config: RunConfig, dataset: DatasetSettings, spec: EnvSpec) -> str:
-    """Compare the dataset with the environment by its small files; returns its description. A resumed run needs
-    none."""
-    if config.resume != "never":
-        return ""
-    return str(dataset_format(dataset).check_dataset(dataset, spec, config.rollout.action_repeat))
 
 
 def shared_sizes(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool = True) -> dict[str, int]:
@@ -348,9 +219,131 @@ def refuse_swapping(spec: EnvSpec) -> None:
         )
 
 
-def check_devices(config: RunConfig, *, trainer: bool = True) -> dict[str, Resources]:
-    """Seats of all stations. ConfigError: a device is missing, or updates do not fit the trainer's ranks."""
-    placed = place(config, trainer=trainer)
-    if trainer and config.training.versions:
+# ------------------------------------------------------------ the list
+
+
+def check_devices(context: CheckContext) -> str:
+    """The seats of all stations, in words. ConfigError: a device is missing, or updates do not fit the trainer's
+    ranks."""
+    config = context.config
+    placed = place(config, trainer=context.trainer)
+    if context.trainer and config.training.versions:
         check_ranks(config, len(placed.names["trainer"]))
-    return placed.seats
+    return group_seats(placed.seats)
+
+
+def _spec(context: CheckContext) -> None:
+    """Before a run, a checkpoint is compared with the environment's spec before the environment is tried."""
+    installed_env(context.config)
+    declared, checkpoint = None, getattr(context.config.policy, "checkpoint", "")
+    if checkpoint and context.depth == "trial":
+        declared = read_spec(context)
+        _form(context)
+        require_added(context, "policy's form")
+    require_added(context, "environment's trial")
+    if context.spec is None:
+        read_spec(context)
+    if context.spec != declared:
+        context.form = None  # type: ignore[assignment]
+
+
+def _rows(context: CheckContext) -> str:
+    config = context.config
+    check_rollout(config, context.spec)
+    if context.trainer:
+        check_weights_change(config)
+    return f"{config.all_rows} rows; an update has {config.training.batch_size} samples"
+
+
+def _form(context: CheckContext) -> None:
+    """A defect that breaks both form() and build() is reported as one of build(), which users can call by
+    themselves."""
+    if context.form is not None:
+        return
+    try:
+        context.form = check_form(context.config, context.spec)
+    except ConfigError:
+        check_build(context.config, context.spec)
+        raise
+
+
+def _build(context: CheckContext) -> Result:
+    if "memory" in context.failed:
+        return ()
+    context.policy = check_build(context.config, context.spec)
+    if context.depth == "trial":
+        if context.trainer:
+            _server(context)
+        context.tried = policy_to_try(context)
+    return ""
+
+
+def _objective(context: CheckContext) -> str:
+    check_learning(context, context.policy)
+    return describe_objective(context.config.objective)
+
+
+def check_processes(context: CheckContext) -> None:
+    """Raise StartError unless this machine's limits allow the run's files and threads. Limits of other cluster nodes
+    are unknown."""
+    config, trainer = context.config, context.trainer
+    if config.launcher == "inline":
+        return
+    on_ray = config.launcher == "ray"
+    if on_ray and config.ray.address != "local":
+        check_limits([], agents=1)
+        return
+    infos = env_batch_infos(config, context.spec, trainer=trainer)
+    names = station_names(config, trainer=trainer)
+    processes = len(names["generators"]) + len(names["trainer"]) + len(names.get("scorers", ()))
+    actors = len(infos) - config.join.simulators + processes if on_ray else 0
+    if traits_of(config.env).own_process:
+        processes += sum(map(len, infos))  # each env batch has a process in the other Python
+    check_limits([*map(len, infos), *[1] * processes], agents=int(on_ray), actors=actors)
+
+
+def check_memory(context: CheckContext) -> None:
+    """Remove the shared memory of dead runs, then raise StartError unless the run's own fits."""
+    if context.config.launcher == "local":
+        remove_orphans()
+        refuse_shortage(shared_sizes(context.config, context.spec, context.form, trainer=context.trainer))
+
+
+def check_start(context: CheckContext, policy: Policy | None = None) -> None:
+    """Check the source of the first weights, and whether instructions can be swapped. policy: else the context's."""
+    config, spec = context.config, context.spec
+    if context.trainer and config.init_from and config.resume == "never":  # a resumed run has its own weights
+        load_init_weights(config, policy or context.policy)
+    elif context.trainer and config.demonstrations is not None and not config.init_from:
+        load("pipeline", "demonstrations").check_source(config, spec)
+    if config.evaluation.swapped:
+        refuse_swapping(spec)
+
+
+def _server(context: CheckContext) -> None:
+    """Raise StartError unless the server of the policy's engine, if it uses one, answers correctly.
+
+    On a Ray cluster the generator asks it instead, since it may be on another host.
+    """
+    if context.config.launcher == "ray" or not isinstance(context.config.batching, StreamsBatching):
+        return
+    if policy_traits(context.policy).asks_server:
+        try:
+            streaming(context.policy).ask_server()
+        except RunHalted as error:
+            raise StartError(str(error)) from error
+
+
+#: The core's checks, in the order in which they are run before a start and by `polyrhythm check`.
+CHECKS = (
+    Check("devices", "recipe", "settings", check_devices),
+    Check("environment's spec", "recipe", "trial", _spec),
+    Check("rows and batches", "recipe", "machine", _rows, needs=("spec",)),
+    Check("policy's form", "recipe", "trial", _form, needs=("spec",)),
+    Check("policy's build", "recipe", "trial", _build, needs=("form",)),
+    Check("objective", "training", "trial", _objective, needs=("tried",)),
+    Check("files and threads", "training", "trial", check_processes, needs=("tried",)),
+    Check("shared memory", "training", "trial", check_memory, needs=("tried",)),
+    Check("first weights", "training", "trial", check_start, needs=("tried",)),
+    Check("the engine's server", "training", "contract", _server, needs=("tried",)),
+)

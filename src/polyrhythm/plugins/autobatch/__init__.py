@@ -2,8 +2,7 @@
 
 timing      measured times of passes and of slots' absences
 forecast    the present state as a closed loop, and its rows per second under given limits
-search      the candidate limits, and forecasts of all of them, in slices
-rates       measured rates, which correct the forecasts
+search      the candidate limits, forecasts of all of them, in slices, and measured rates that correct these
 tuning      when a search begins, and which candidate is chosen: begin reading here
 """
 

@@ -4,8 +4,7 @@ The slots repeat their measured absences, in order, and a pass takes the time of
 assumed, and long tails, slow env batches and resets are included. A forecast starts from `snapshot_loop`, runs in
 slices, and is plain data, so that a saved run continues in the middle of one.
 
-Invariant: every slot is in exactly one place: it is away (in `returns`), waits (in `waiting`), or is in a pass (in a
-batch of `passes`).
+Invariant: every slot is in exactly one place: away (in `returns`), waiting, or in a pass (in a batch of `passes`).
 """
 
 from __future__ import annotations
@@ -155,16 +154,10 @@ class Forecast:
             self.counted_from, self.rows_before = self.now, self.answered_rows
 
 
-@dataclass(frozen=True, slots=True)
-class ServingGroup:
-    """Slots by name, and the number of generators that serve all of them."""
-
-    slots: dict[str, SlotTiming]
-    generators: int
-
-
-def select_group(slots: Mapping[str, SlotTiming], generators: int, *, shared: bool) -> ServingGroup:
-    """The slots and generators that a forecast covers.
+def select_group(
+    slots: Mapping[str, SlotTiming], generators: int, *, shared: bool
+) -> tuple[dict[str, SlotTiming], int]:
+    """The slots that a forecast covers, and the number of generators that serve all of them.
 
     All of them, if any generator serves any slot. If slots are bound to generators, by the routing (not `shared`) or by
     their sharding, only the generator with the most bound rows, with those slots and its share (one in `generators`) of
@@ -172,7 +165,7 @@ def select_group(slots: Mapping[str, SlotTiming], generators: int, *, shared: bo
     """
     unbound = [name for name, slot in slots.items() if not slot.generator]
     if shared and len(unbound) == len(slots):
-        return ServingGroup(dict(slots), generators)
+        return dict(slots), generators
     bound_rows: dict[str, int] = {}
     for slot in slots.values():
         if slot.generator:
@@ -180,34 +173,36 @@ def select_group(slots: Mapping[str, SlotTiming], generators: int, *, shared: bo
     busiest = max(bound_rows, key=bound_rows.__getitem__, default="")
     share = set(unbound[::generators])
     own = {name: slot for name, slot in slots.items() if name in share or (busiest and slot.generator == busiest)}
-    return ServingGroup(own, 1)
+    return own, 1
 
 
 def snapshot_loop(
-    group: ServingGroup,
+    slots: Mapping[str, SlotTiming],
+    generators: int,
     running: Iterable[RunningPass],
     pass_time: PassTimeModel,
     buckets: tuple[int, ...],
     now: float,
 ) -> ClosedLoop:
-    """The group's closed loop with `now` as time 0. running: all current passes; buckets: row counts of padding."""
-    index = {name: number for number, name in enumerate(group.slots)}
+    """The closed loop of these slots and generators, with `now` as time 0. running: all current passes; buckets: row
+    counts of padding."""
+    index = {name: number for number, name in enumerate(slots)}
     loop = ClosedLoop(
-        rows=[slot.rows for slot in group.slots.values()],
-        absences_s=[slot.list_absences() for slot in group.slots.values()],
-        generators=group.generators,
+        rows=[slot.rows for slot in slots.values()],
+        absences_s=[slot.list_absences() for slot in slots.values()],
+        generators=generators,
         base_s=pass_time.base_s,
         per_row_s=pass_time.per_row_s,
         buckets=buckets,
     )
     in_pass: set[int] = set()
     of_group = [one for one in running if any(slot in index for slot in one.slots)]
-    for one in of_group[: group.generators]:
+    for one in of_group[:generators]:
         batch = tuple(index[slot] for slot in one.slots if slot in index)
         end = one.started + pass_time.predict(padded(one.rows, buckets))
         loop.passes.append((max(0.0, end - now), batch))
         in_pass.update(batch)
-    for number, slot in enumerate(group.slots.values()):
+    for number, slot in enumerate(slots.values()):
         if slot.is_away:
             loop.returns.append((max(0.0, slot.predict_return() - now), number))
         elif number not in in_pass:

@@ -24,10 +24,6 @@ PASSES_BEFORE_LIMIT = 8
 MIN_ROWS_VARIANCE = 0.003
 #: First passes of a generator that are not measured: they compile and warm up.
 WARM_UP_PASSES = 3
-#: Measured passes, and absences per slot, below which a forecast would be guesswork.
-MIN_PASSES, MIN_ABSENCES = 16, 2
-#: Share of the present slots that must have that many absences: the first ones back are not representative.
-MIN_KNOWN_SHARE = 0.9
 #: Absences kept over all slots, and at least of each: few slots need a longer memory each for the same certainty.
 ABSENCES_KEPT, ABSENCES_KEPT_PER_SLOT = 512, 16
 
@@ -161,8 +157,7 @@ class ClusterTiming:
                 self.slots[request.slot].in_pass = True
 
     def finish_pass(self, generator: str, answered: Sequence[str], now: float, buckets: Sequence[int]) -> int:
-        """The generator's pass is over; returns its rows. answered: slots that are away now;
-        buckets: of the padding."""
+        """The generator's pass is over; returns its rows. answered: slots that are away now."""
         finished = self.running.pop(generator)
         passes = self.passes[generator] = self.passes.get(generator, 0) + 1
         if passes > WARM_UP_PASSES:
@@ -172,9 +167,6 @@ class ClusterTiming:
                 self.slots[slot].record_answer(now)
         return finished.rows
 
-    def remove_slot(self, slot: str) -> None:
-        self.slots.pop(slot, None)
-
     def remove_generator(self, generator: str) -> None:
         """The generator was lost; the slots of its pass wait again."""
         lost = self.running.pop(generator, None)
@@ -182,11 +174,3 @@ class ClusterTiming:
             if slot in self.slots:
                 self.slots[slot].in_pass = False
         self.passes.pop(generator, None)
-
-    def known_slots(self) -> dict[str, SlotTiming]:
-        """The slots with enough absences to forecast from."""
-        return {name: slot for name, slot in self.slots.items() if len(slot.absences_s) >= MIN_ABSENCES}
-
-    def is_sufficient(self, known: int) -> bool:
-        """Whether there are enough measurements for a forecast. known: number of `known_slots`."""
-        return self.pass_time.passes >= MIN_PASSES and known >= MIN_KNOWN_SHARE * len(self.slots)

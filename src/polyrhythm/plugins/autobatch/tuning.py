@@ -16,8 +16,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from polyrhythm.plugins.autobatch.forecast import ClosedLoop, Forecast, select_group, snapshot_loop
-from polyrhythm.plugins.autobatch.rates import MeasuredRate, RateMeter
-from polyrhythm.plugins.autobatch.search import OFF_GRID, Candidate, OperatingPoint, Search, build_grid, has_drifted
+from polyrhythm.plugins.autobatch.search import (
+    OFF_GRID,
+    Candidate,
+    MeasuredRate,
+    OperatingPoint,
+    RateMeter,
+    Search,
+    build_grid,
+    has_drifted,
+)
 from polyrhythm.plugins.autobatch.timing import ClusterTiming, PassTimeModel, RunningPass, SlotTiming
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.records import BatchingChosen, Request
@@ -27,6 +35,10 @@ from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 SIMULATED_PER_S = 10_000
 #: Requests simulated after one pass, at most: a bound on how long the next decision is held up.
 SIMULATED_AT_ONCE = 500
+#: Measured passes, and absences per slot, below which a forecast would be guesswork.
+MIN_PASSES, MIN_ABSENCES = 16, 2
+#: Share of the present slots that must have that many absences: the first ones back are not representative.
+MIN_KNOWN_SHARE = 0.9
 #: Pause after a search, in durations of it, unless passes have become slower or faster by more than DRIFT.
 PAUSE_SEARCHES = 2.0
 #: Passes during which different sizes are tried, so that base and slope of a pass's time can be told apart.
@@ -67,8 +79,6 @@ class BatchTuner:
     def begin(cls, settings: SchedulerSettings) -> BatchTuner:
         return cls(settings, BatchLimits(settings.max_rows, settings.max_requests, 0.0))
 
-    # ------------------------------------------------------------ events of the conductor
-
     def on_request(self, request: Request, now: float) -> None:
         self.timing.record_request(request, now)
 
@@ -84,7 +94,7 @@ class BatchTuner:
         self._work(now)
 
     def remove_slot(self, slot: str) -> None:
-        self.timing.remove_slot(slot)
+        self.timing.slots.pop(slot, None)
 
     def remove_generator(self, generator: str) -> None:
         self.timing.remove_generator(generator)
@@ -100,8 +110,6 @@ class BatchTuner:
             return None
         self.announced = True
         return self.choice
-
-    # ------------------------------------------------------------ searching
 
     def _work(self, now: float) -> None:
         """Continue or begin a search: as many requests as the time since the last call allows."""
@@ -122,24 +130,25 @@ class BatchTuner:
         point, pass_time = self.meter.point, self.timing.pass_time
         if now < self.next_search_at and not has_drifted(pass_time.predict(point.share_rows), point.pass_s):
             return None
-        known = self.timing.known_slots()
-        is_sufficient = self.timing.is_sufficient(len(known))
+        slots = self.timing.slots
+        known = {name: slot for name, slot in slots.items() if len(slot.absences_s) >= MIN_ABSENCES}
+        is_sufficient = pass_time.passes >= MIN_PASSES and len(known) >= MIN_KNOWN_SHARE * len(slots)
         if self.choice is None:
             self.limits = self._first_limits(is_sufficient)
         if not is_sufficient or not known:
             return None
-        group = select_group(known, max(1, self.generators), shared=self.settings.routing == "least_loaded")
-        loop = snapshot_loop(group, self.timing.running.values(), pass_time, self.settings.buckets, now)
+        own, generators = select_group(known, max(1, self.generators), shared=self.settings.routing == "least_loaded")
+        loop = snapshot_loop(own, generators, self.timing.running.values(), pass_time, self.settings.buckets, now)
         absences = sorted(seconds for slot in loop.absences_s for seconds in slot)
         median_s, short_s = absences[len(absences) // 2], absences[len(absences) // 20]
-        share_rows = sum(loop.rows) / group.generators
+        share_rows = sum(loop.rows) / generators
         point = OperatingPoint(pass_time.predict(share_rows), short_s, share_rows)
         if self.choice is None:
-            self.candidate = Candidate(len(group.slots), 0)
+            self.candidate = Candidate(len(own), 0)
             self.meter.begin(point, now)
-        slot_rows = [slot.max_rows for slot in group.slots.values()]
-        cycle_s = median_s + pass_time.predict(sum(slot_rows) / group.generators)
-        grid = build_grid(slot_rows, group.generators, self.settings, cycle_s)
+        slot_rows = [slot.max_rows for slot in own.values()]
+        cycle_s = median_s + pass_time.predict(sum(slot_rows) / generators)
+        grid = build_grid(slot_rows, generators, self.settings, cycle_s)
         self._place_limits(grid)
         others = [candidate for candidate in grid if candidate != self.candidate]
         return Search(loop, now, grid, [*others, self.candidate], median_s, point)

@@ -59,7 +59,6 @@ def _launch_at(plan: LaunchPlan, places: Places) -> Launcher:
 
 
 def slots_of(stations: StationList) -> dict[str, list[str]]:
-    """The slots of each simulator."""
     slots: dict[str, list[str]] = {}
     for factory, *_ in stations:
         for joined in factory.announcements(0):

@@ -74,7 +74,7 @@ class FrameCame(NamedTuple):
     frame: memoryview
 
 
-class StationSaid(NamedTuple):
+class StationEvent(NamedTuple):
     """An event of the station, encoded by `wire`, with its arrays."""
 
     event: bytes
@@ -117,7 +117,7 @@ class LeaveRun(NamedTuple):
     reason: str
 
 
-JoinEvent = TimePassed | LineIs | FrameCame | StationSaid
+JoinEvent = TimePassed | LineIs | FrameCame | StationEvent
 JoinAction = OpenLine | CloseLine | SendFrame | MakeStation | HandOver | StopStation | LeaveRun
 
 
@@ -178,8 +178,8 @@ class Joiner:
         match event:
             case FrameCame(frame):
                 self._on_frame(frame, now)
-            case StationSaid() if self._member is not None:
-                self._on_said(self._member, event)
+            case StationEvent() if self._member is not None:
+                self._on_event(self._member, event)
             case LineIs(state):
                 self._on_line(state, now)
             case TimePassed():
@@ -301,7 +301,7 @@ class Joiner:
                     if message.fault:
                         raise RunHalted(f"the run sends this simulator away: {message.reason}")
                     self._actions.append(LeaveRun(message.reason))
-                case m.Resumed() | m.Told() | m.Alive() if self._member is not None:
+                case m.Resumed() | m.RunMessage() | m.Alive() if self._member is not None:
                     self._go_on(self._member, message, pieces)
         except UnfitMessage as unfit:
             self.drops.drop(unfit.kind, str(unfit))
@@ -336,20 +336,22 @@ class Joiner:
         else:
             raise StartError(f"the run does not let this simulator in: {refused.reason}")
 
-    def _go_on(self, member: _Membership, message: m.Resumed | m.Told | m.Alive, pieces: list[memoryview]) -> None:
+    def _go_on(
+        self, member: _Membership, message: m.Resumed | m.RunMessage | m.Alive, pieces: list[memoryview]
+    ) -> None:
         if message.session != member.session:
             raise UnfitMessage("unknown_station", "a frame of another session")
         decoded: object = None
-        if isinstance(message, m.Told):
+        if isinstance(message, m.RunMessage):
             if len(pieces) != 1:
                 raise UnfitMessage("impossible", f"a message in {len(pieces)} pieces")
-            decoded = wire.decode(pieces[0], member.answers, m.LARGEST_TOLD)
-        member.numbering.note(message.received)
+            decoded = wire.decode(pieces[0], member.answers, m.LARGEST_MESSAGE)
+        member.numbering.acknowledge(message.received)
         if isinstance(message, m.Resumed):  # messages that the run lacks are sent again
             self._actions += [SendFrame(frame) for frame in member.numbering.kept()]
             self.attached = True
             log.info("%s: the session goes on", member.station)
-        elif isinstance(message, m.Told) and member.numbering.take(message.number):
+        elif isinstance(message, m.RunMessage) and member.numbering.take(message.number):
             self._actions.append(HandOver(decoded, pieces[0]))
 
     def _give_up_session(self, now: float) -> None:
@@ -360,9 +362,10 @@ class Joiner:
 
     # ------------------------------------------------------------ events of the station
 
-    def _on_said(self, member: _Membership, said: StationSaid) -> None:
+    def _on_event(self, member: _Membership, event: StationEvent) -> None:
         numbering = member.numbering
-        frame = m.pack(m.SimulatorSaid(member.session, numbering.next(), numbering.received, said.event), said.pieces)
+        message = m.SimulatorMessage(member.session, numbering.next(), numbering.received, event.event)
+        frame = m.pack(message, event.pieces)
         numbering.keep(frame)
         if self.attached:
             self._actions.append(SendFrame(frame))

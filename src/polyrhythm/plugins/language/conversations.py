@@ -22,18 +22,10 @@ from polyrhythm.pipeline.hooks import RunHooks
 from polyrhythm.readable import readable
 
 CONVERSATIONS_FILE = "conversations.jsonl"
-
-#: Most characters of a message and its reply that share a line.
-_SHORT = 60
+#: Characters of a text and turns of an episode that are shown; most characters of a message and its reply in one line.
+_CHARS, _TURNS, _SHORT = 300, 6, 60
 
 Entry = Mapping[str, Any]
-#: Characters of a text, and turns of an episode, that are shown.
-_CHARS, _TURNS = 300, 6
-
-
-def write_conversations(folder: Path, entries: Iterable[Entry]) -> None:
-    """Append entries to the conversations of the run in `folder`."""
-    append_conversations(folder / CONVERSATIONS_FILE, entries)
 
 
 def conversations_of(result: Mapping[str, Any]) -> list[Entry]:
@@ -48,8 +40,7 @@ def conversations_of(result: Mapping[str, Any]) -> list[Entry]:
 
 def append_conversations(path: Path, entries: Iterable[Entry]) -> None:
     """Append entries to the file. If it cannot be written they are dropped with a warning."""
-    lines = "".join(_line(entry) for entry in entries)
-    if not lines:
+    if not (lines := "".join(map(_line, entries))):
         return
     try:
         with closing(LogFile(path)) as file:
@@ -63,35 +54,16 @@ def read_conversations(folder: Path) -> list[Entry]:
     path, found = folder / CONVERSATIONS_FILE, dict[tuple[Any, ...], Entry]()
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else ():
         try:
-            entry = _checked(json.loads(line))
-        except (AttributeError, LookupError, TypeError, ValueError):
+            entry = json.loads(line)
+            key = (entry["evaluation"], entry["version"], entry["index"])
+            words = entry["evaluation"] + entry["task"] + entry["prompt"]
+            _ = words + "".join(turn["message"] + turn["reply"] for turn in entry["turns"]) + outcome(entry)
+        except (AttributeError, LookupError, TypeError, ValueError):  # a field that readers use is missing, or another
             continue
-        key = (entry["evaluation"], entry["version"], entry["index"])
-        found.pop(key, None)
-        found[key] = entry
+        if type(entry["version"]) is type(entry["index"]) is int:
+            found.pop(key, None)
+            found[key] = entry
     return list(found.values())
-
-
-def _checked(entry: Entry) -> Entry:
-    """Return the entry if it has all fields that its readers use; otherwise raise AttributeError, LookupError,
-    TypeError or ValueError."""
-    words = entry["evaluation"] + entry["task"] + entry["prompt"]
-    turns = "".join(turn["message"] + turn["reply"] for turn in entry["turns"])
-    numbers = entry["version"], entry["index"]
-    if not all(type(number) is int for number in numbers):
-        raise TypeError(f"version, index = {numbers}")
-    _ = words + turns + outcome(entry)
-    return entry
-
-
-def forget_conversations(folder: Path, version: int) -> None:
-    """Remove entries of versions later than `version`, which will be trained again, and unfinished lines after a
-    crash."""
-    found = read_conversations(folder)
-    if (folder / CONVERSATIONS_FILE).is_file():
-        with atomic_write(folder / CONVERSATIONS_FILE) as unfinished:
-            kept = (_line(entry) for entry in found if entry["version"] <= version)
-            unfinished.write_text("".join(kept), encoding="utf-8")
 
 
 def _line(entry: Entry) -> str:
@@ -119,31 +91,20 @@ def outcome(entry: Entry) -> str:
     return ", ".join([*success, f"return {entry['return']:.4g}", *cut])
 
 
-def lines(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Text lines of the entries: outcome, prompt, messages and replies."""
-    return "\n".join(line for entry in entries for line in _of_episode(entry))
-
-
-def _of_episode(entry: Mapping[str, Any]) -> Iterator[str]:
-    yield f"episode {entry['index']}, {entry['task']}: {outcome(entry)}"
-    yield _said("prompt", entry["prompt"])
+def _texts(entry: Entry) -> Iterator[tuple[str, str]]:
+    """The texts of an episode as they are shown, each with who says it."""
+    yield "prompt", entry["prompt"]
     turns = entry["turns"]
     for turn in outline(turns, _TURNS):
         if isinstance(turn, int):
-            yield f"  [… {counted(turn, 'turn')} …]"
+            yield "", f"[… {counted(turn, 'turn')} …]"
             continue
         who, message, reply = "answer" if turn is turns[-1] else "message", turn["message"], turn["reply"]
         if reply and fits_line(turn):
-            yield _said(who, f"{message}  →  {reply}")
-            continue
-        yield _said(who, message)
-        if reply:
-            yield _said("reply", reply)
-
-
-def _said(who: str, text: str) -> str:
-    first, *more = readable(text, _CHARS).split("\n")
-    return "\n".join([f"  {who:<8} {first}".rstrip(), *(f"{'':<10} {line}".rstrip() for line in more)])
+            yield who, f"{message}  →  {reply}"
+        else:
+            yield who, message
+            yield from [("reply", reply)] if reply else []
 
 
 class ConversationHooks(RunHooks):
@@ -153,10 +114,15 @@ class ConversationHooks(RunHooks):
 
     def on_evaluation(self, folder: Path, name: str, result: Mapping[str, Any]) -> None:
         named = {"evaluation": name, "version": result["version"]}
-        write_conversations(folder, ({**named, **one} for one in result["conversations"]))
+        append_conversations(folder / CONVERSATIONS_FILE, ({**named, **one} for one in result["conversations"]))
 
     def rewind(self, folder: Path, version: int) -> None:
-        forget_conversations(folder, version)
+        """Remove entries of later versions, which will be trained again, and unfinished lines after a crash."""
+        found = read_conversations(folder)
+        if (folder / CONVERSATIONS_FILE).is_file():
+            with atomic_write(folder / CONVERSATIONS_FILE) as unfinished:
+                kept = (_line(entry) for entry in found if entry["version"] <= version)
+                unfinished.write_text("".join(kept), encoding="utf-8")
 
     def append(self, file: Path, result: Mapping[str, Any]) -> bool:
         """Append the conversations of an evaluation's result to the file; return whether it had any."""
@@ -165,8 +131,15 @@ class ConversationHooks(RunHooks):
         return bool(found)
 
     def lines(self, entries: Sequence[Entry]) -> str:
-        """Text lines of the entries, for the terminal."""
-        return lines(entries)
+        """Text lines of the entries, for the terminal: outcome, prompt, messages and replies."""
+        lines = []
+        for entry in entries:
+            lines.append(f"episode {entry['index']}, {entry['task']}: {outcome(entry)}")
+            for who, text in _texts(entry):
+                first, *more = readable(text, _CHARS).split("\n")
+                lines += [f"  {who:<8} {first}".rstrip() if who else f"  {first}"]
+                lines += [f"{'':<10} {line}".rstrip() for line in more]
+        return "\n".join(lines)
 
 
 HOOKS = ConversationHooks()

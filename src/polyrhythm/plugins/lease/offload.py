@@ -7,6 +7,8 @@ CPU (tests without a GPU): the bytes go to an unnamed file, which ends with the 
 addresses stay reserved, so tensors come back where they were, and views, arrays and pointers stay valid. Only private,
 writable memory is moved, in whole pages.
 
+A simulator's process keeps nothing here and may lack torch, so torch is imported when tensors move.
+
 Invariant: between `suspend` and `resume` nothing reads or writes the tensors; after `resume` every bit is as before.
 """
 
@@ -19,36 +21,39 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, BinaryIO
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.messages import OffloadStore
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _MADV_DONTNEED = 4
 
 
 def open_store(device: str, folder: str) -> OffloadStore:
     """The store for this device. folder: for CPU tensors; "": the system's temporary folder."""
-    if torch.device(device).type == "cuda":
-        return DeviceStore(torch.device(device))
+    if device.startswith("cuda"):
+        return DeviceStore(device)
     return FileStore(Path(folder or tempfile.gettempdir()))
 
 
 class DeviceStore:
     """Tensors of a CUDA device, stored in pinned host memory."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: str) -> None:
         self._device = device
         self._pinned: dict[int, Tensor] = {}
         self._away: list[tuple[torch.UntypedStorage, Tensor, int]] = []
 
     def suspend(self, tensors: Iterable[Tensor]) -> int:
+        import torch
+
         before = torch.cuda.memory_allocated(self._device)
         kept, self._pinned = self._pinned, {}  # memory of tensors that are no longer moved is freed
-        for storage in _storages(tensors, self._device):
+        for storage in _storages(tensors, "cuda"):
             size, key = storage.nbytes(), storage._cdata
             host = kept.get(key)
             if host is None or host.numel() != size:
@@ -63,6 +68,8 @@ class DeviceStore:
         return before - torch.cuda.memory_allocated(self._device)
 
     def resume(self) -> None:
+        import torch
+
         away, self._away = self._away, []
         for storage, host, size in away:
             storage.resize_(size)
@@ -84,7 +91,7 @@ class FileStore:
     def suspend(self, tensors: Iterable[Tensor]) -> int:
         """As in `OffloadStore`. RunHalted: the folder lacks room; nothing has been freed then."""
         assert not self._away, "they are away already"
-        places = list(_private_pages(_storages(tensors, torch.device("cpu"))))
+        places = list(_private_pages(_storages(tensors, "cpu")))
         try:
             file = self._file = self._file or tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - until the end
             file.seek(0)
@@ -96,8 +103,9 @@ class FileStore:
                 f"placement.sharing = lease: {sum(size for _, size in places)} bytes of a station cannot be put into "
                 f"{self._folder} ({error.strerror}); make room there"
             ) from error
+        libc = ctypes.CDLL(None, use_errno=True)
         for address, size in places:
-            if _madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_DONTNEED):
+            if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_DONTNEED):
                 number = ctypes.get_errno()
                 raise OSError(number, f"madvise: {os.strerror(number)}")
         self._away = places
@@ -119,10 +127,11 @@ class FileStore:
             self._file.close()
 
 
-def _storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.UntypedStorage]:
+def _storages(tensors: Iterable[Tensor], kind: str) -> list[torch.UntypedStorage]:
+    """The distinct storages on devices of this kind."""
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
-        if tensor.device.type == device.type:
+        if tensor.device.type == kind:
             storage = tensor.untyped_storage()
             found.setdefault(storage.data_ptr(), storage)
     return list(found.values())
@@ -155,8 +164,3 @@ def private_regions() -> list[tuple[int, int]]:
 
 def _memory(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
-
-
-def _madvise(address: ctypes.c_void_p, size: ctypes.c_size_t, advice: int) -> int:
-    result: int = ctypes.CDLL(None, use_errno=True).madvise(address, size, advice)
-    return result

@@ -29,58 +29,34 @@ HOST = -1
 def share_seats(
     placement: PlacementSettings, seats: Mapping[str, Resources], *, simulators_leave: bool, offload: str
 ) -> SharedSeats:
-    """Seats with leases for `placement.sharing: lease`; arguments as of `lease_devices`."""
-    leased = lease_devices(placement, seats, simulators_leave=simulators_leave, offload=offload)
-    return SharedSeats(leased, lease_settings(placement, leased), list_unleased(placement, leased))
+    """The seats with the devices that each leases, the conductor's lease settings (None without leases), and a warning
+    if `lease.devices` names devices that no stations share.
 
-
-def lease_devices(
-    placement: PlacementSettings, seats: Mapping[str, Resources], *, simulators_leave: bool, offload: str = ""
-) -> dict[str, Resources]:
-    """The seats with the devices that each leases. simulators_leave: the environment can leave a device. offload:
-    folder for tensors that leave the host, "" for the system's temporary one."""
-    if placement.sharing == "share":
-        return dict(seats)
+    simulators_leave: the environment can leave a device. offload: folder for tensors that leave the host, "" for the
+    system's temporary one.
+    """
     own: dict[str, set[int]] = {}
     for name, seat in seats.items():
         if not name.startswith("scorer") and (simulators_leave or not name.startswith("simulator")):
-            own.setdefault(station_of(name), set()).add(_number(seat))
+            number = HOST if seat.device == "cpu" else int(seat.device.removeprefix("cuda:"))
+            own.setdefault(station_of(name), set()).add(number)
     stations = Counter(number for numbers in own.values() for number in numbers)
-    leased = {*_named(placement)} or stations.keys() - {HOST} or {HOST}
-    leases = {name: tuple(sorted(n for n in numbers & leased if stations[n] > 1)) for name, numbers in own.items()}
-    return {
+    asked = placement.lease.devices  # the only devices that may be leased, if given
+    named = () if asked is None or asked == "all" else list_device_ids(asked)
+    leased = {*named} or stations.keys() - {HOST} or {HOST}
+    taken = {name: tuple(sorted(n for n in numbers & leased if stations[n] > 1)) for name, numbers in own.items()}
+    devices = {name: numbers for name, numbers in taken.items() if numbers}
+    found = {
         name: replace(seat, wrapper=LEASED_PARTS, leases=numbers, offload=offload)
-        if (numbers := leases.get(station_of(name), ()))
+        if (numbers := devices.get(station_of(name), ()))
         else seat
         for name, seat in seats.items()
     }
-
-
-def lease_settings(placement: PlacementSettings, seats: Mapping[str, Resources]) -> LeaseSettings | None:
-    """The conductor's lease settings; None without leases."""
-    devices = {station_of(name): seat.leases for name, seat in seats.items() if seat.leases}
-    return LeaseSettings(devices, placement.lease.min_hold_s, placement.lease.switch_order) if devices else None
-
-
-def list_unleased(placement: PlacementSettings, seats: Mapping[str, Resources]) -> list[str]:
-    """A warning if `lease.devices` names devices that no stations share. seats: with their leases."""
-    leased = {number for seat in seats.values() for number in seat.leases}
-    idle = [number for number in _named(placement) if number not in leased]
-    if placement.sharing == "share" or not idle:
-        return []
-    named, told = placement.lease.devices, ", ".join(map(str, idle))
-    sentence = (
-        f"placement.lease.devices = {named}: nobody takes turns on {told}, as fewer than two stations there can leave "
+    used = {number for numbers in devices.values() for number in numbers}
+    idle = ", ".join(str(number) for number in named if number not in used)
+    warning = (
+        f"placement.lease.devices = {asked}: nobody takes turns on {idle}, as fewer than two stations there can leave "
         "it; leave it out, or place more there"
     )
-    return [sentence]
-
-
-def _named(placement: PlacementSettings) -> tuple[int, ...]:
-    """The only devices that may be leased; empty if all may."""
-    asked = placement.lease.devices
-    return () if asked is None or asked == "all" else list_device_ids(asked)
-
-
-def _number(seat: Resources) -> int:
-    return HOST if seat.device == "cpu" else int(seat.device.removeprefix("cuda:"))
+    rules = LeaseSettings(devices, placement.lease.min_hold_s, placement.lease.switch_order) if devices else None
+    return SharedSeats(found, rules, [warning] if idle else [])

@@ -9,24 +9,29 @@ Invariant: the station does not run while it is off its devices; answers that ar
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
-from polyrhythm.runtime.factories import Announcement, Resources, StationContext, StationFactory
-from polyrhythm.runtime.messages import Offloadable, OffloadStore, Order, Reply, Station, StationTraits, sender_of
+from polyrhythm.plugins.lease.offload import open_store
+from polyrhythm.runtime.factories import Resources, StationContext, StationFactory
+from polyrhythm.runtime.messages import (
+    Joined,
+    Offloadable,
+    OffloadStore,
+    Order,
+    Reply,
+    Station,
+    StationTraits,
+    sender_of,
+)
 from polyrhythm.runtime.spans import TAKE, YIELD, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, Event, TakeDevice, YieldDevice
-
-log = logging.getLogger(__name__)
-
-Switch = TakeDevice | YieldDevice
+from polyrhythm.scheduler.records import DeviceCommand, DeviceTaken, DeviceYielded, Event, TakeDevice
 
 #: Maximum units of work of a part before it leaves: more than it can have pending. Without a limit, generators on other
 #: devices could keep it busy forever.
@@ -43,32 +48,9 @@ def leased_parts(
     for (address, make), joined in zip(parts, announcements, strict=True):
         # All that may lease a device can leave it (`seats`).
         station = cast(Callable[[], Offloadable], make)
-        store = _LazyStore(context.device, resources.offload)
+        store = open_store(context.device, resources.offload)
         made.append((address, partial(LeasedStation, joined, station, resources.leases, report, store)))
     return made
-
-
-class _LazyStore:
-    """An `OffloadStore` opened on first use: it imports torch, which a simulator's process may lack."""
-
-    def __init__(self, device: str, folder: str) -> None:
-        self._device, self._folder = device, folder
-        self._store: OffloadStore | None = None
-
-    def suspend(self, tensors: Iterable[Any]) -> int:
-        if self._store is None:
-            from polyrhythm.plugins.lease.offload import open_store
-
-            self._store = open_store(self._device, self._folder)
-        return self._store.suspend(tensors)
-
-    def resume(self) -> None:
-        if self._store is not None:
-            self._store.resume()
-
-    def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
 
 
 class SwitchReport:
@@ -76,10 +58,10 @@ class SwitchReport:
 
     def __init__(self, parts: int, emit: Callable[[Event], None]) -> None:
         self._parts, self._emit = parts, emit
-        self._made: dict[Switch, list[tuple[int, float]]] = {}
+        self._made: dict[DeviceCommand, list[tuple[int, float]]] = {}
         self._lock = threading.Lock()
 
-    def add(self, command: Switch, incarnation: int, freed: int, seconds: float) -> None:
+    def add(self, command: DeviceCommand, incarnation: int, freed: int, seconds: float) -> None:
         """A part has switched: `freed` bytes, after `seconds`."""
         with self._lock:
             made = self._made.setdefault(command, [])
@@ -100,7 +82,7 @@ class LeasedStation:
 
     def __init__(
         self,
-        joined: Announcement,
+        joined: Joined,
         make: Callable[[], Offloadable],
         devices: Sequence[int],
         report: SwitchReport,
@@ -109,26 +91,22 @@ class LeasedStation:
         self.name, self._incarnation = sender_of(joined) or ("", 0)
         self._joined, self._make, self._report, self._store = joined, make, report, store
         self._devices, self._on = frozenset(devices), set[int]()
-        self._switches: deque[Switch] = deque()
+        self._switches: deque[DeviceCommand] = deque()
         self._station: Offloadable | None = None
         self._at_hand = 0
         self._doing = ("", 0.0)
-        self._last: Switch | None = None  # the last unit of work, if that was a switch
+        self._last: DeviceCommand | None = None  # the last unit of work, if that was a switch
         self._switched, self._switch_s, self._freed = 0, 0.0, 0
 
-    def joined(self) -> Announcement:
+    def joined(self) -> Joined:
         return self._joined
 
     def handle(self, command: Order) -> None:
-        match command:
-            case TakeDevice() | YieldDevice():
-                self._accept_switch(command)
-            case _ if self._station is None or self._on != self._devices:
+        if not isinstance(command, DeviceCommand):
+            if self._station is None or self._on != self._devices:
                 raise UnfitMessage("impossible", f"{self.name} is off its devices and cannot execute {command}")
-            case _:
-                self._station.handle(command)
-
-    def _accept_switch(self, command: Switch) -> None:
+            self._station.handle(command)
+            return
         if command.station != self.name:
             raise UnfitMessage("misdirected", f"{self.name} received {command}, which is not for it")
         waiting = any(command.device == other.device for other in self._switches)
@@ -165,7 +143,7 @@ class LeasedStation:
         self._switch(self._switches.popleft())
         return True
 
-    def _switch(self, command: Switch) -> None:
+    def _switch(self, command: DeviceCommand) -> None:
         """Come onto a device or leave it. Memory moves with the first device left, or the last one taken."""
         begin, freed = time.monotonic(), 0
         self._doing = (TAKE if isinstance(command, TakeDevice) else YIELD, begin)

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
     from polyrhythm.errors import ConfigError, MissingError
     from polyrhythm.pipeline.build import env_settings
-    from polyrhythm.pipeline.validation.rollout_checks import check_rollout
+    from polyrhythm.pipeline.validation.fit import check_rollout
     from polyrhythm.plugins.memory_estimate.plan import Planner
     from polyrhythm.plugins.memory_estimate.remedies import find_remedies
 
@@ -61,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _machine(arguments: argparse.Namespace) -> Machine:
     from polyrhythm.errors import ConfigError
-    from polyrhythm.pipeline.validation.check import free_memory
     from polyrhythm.plugins.memory_estimate.plan import Machine
+    from polyrhythm.plugins.memory_estimate.room import free_memory
     from polyrhythm.runtime.memory.tensors import count_devices
 
     given = {"cpu": arguments.host_memory, "cuda": arguments.device_memory}

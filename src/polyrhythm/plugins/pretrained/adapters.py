@@ -13,7 +13,6 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,10 @@ from torch import Tensor, nn
 from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.files import name_in_errors, new_folder
 from polyrhythm.plugins.pretrained.adapting import whole_tensors
-from polyrhythm.plugins.pretrained.building import NETWORK, load_network, untie
+from polyrhythm.plugins.pretrained.building import NETWORK, load_network, save_folder, untie
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint, read_stored, stored_specs
 from polyrhythm.plugins.pretrained.fitting import Architecture, fit
-from polyrhythm.plugins.pretrained.folder_files import ADAPTER_CONFIG, ADAPTER_TENSORS, OURS, few, read_json
-from polyrhythm.plugins.pretrained.saving import save_folder
+from polyrhythm.plugins.pretrained.folder_files import ADAPTER_CONFIG, ADAPTER_TENSORS, OURS, few, matches, read_json
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.safetensors_files import read_header, write_tensors
 from polyrhythm.specs.weights import weight_specs
@@ -186,10 +184,8 @@ def _part(name: str) -> str:
 
 
 def merge(adapters: Adapters, base: Checkpoint, of: Architecture, out: Path) -> None:
-    """Merge the adapters into the base and write it, in its layout and dtypes, into the new folder `out`.
-
-    ConfigError: the adapters are of another base, or change a tied tensor.
-    """
+    """Merge the adapters into the base and write it, in its layout and dtypes, into the new folder `out`. ConfigError:
+    the adapters are of another base, or change a tied tensor."""
     network = load_network(of, base, device="cpu")
     for first, *others in merge_into(network, adapters):
         for other in others:
@@ -249,11 +245,7 @@ def save_adapters(
     if not modules:
         raise ConfigError("the policy has no adapters; train it with policy.train = lora, or save the whole network")
     names_of = {name: names for names in tied for name in names}
-    values = {
-        name: x
-        for name, x in network.items()
-        if any(fnmatchcase(one, pattern) for one in names_of.get(name, [name]) for pattern in also)
-    }
+    values = {name: x for name, x in network.items() if any(matches(one, also) for one in names_of.get(name, [name]))}
     whole = {name: values[one] for name, one in whole_tensors(values, modules, tied).items()}
     saved = sorted({name.rpartition(".")[0] for name in whole})
     found = adapters | {name: x for module in saved for name, x in _below(module, base)} | whole

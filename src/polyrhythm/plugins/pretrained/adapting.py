@@ -18,10 +18,9 @@ import math
 import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, BeforeValidator, Field
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.plugins.pretrained.building import load_into, slots_by_name, tied_names
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
+from polyrhythm.plugins.pretrained.folder_files import matches
 from polyrhythm.plugins.pretrained.precision import Precision, cast
 from polyrhythm.policies.base import SETTINGS
 from polyrhythm.policies.form import Role
@@ -41,19 +41,11 @@ from polyrhythm.specs.hashing import mix
 TrainedPart = Literal["all", "expert", "lora", "head"]
 
 
-def _as_text(value: Any) -> Any:
-    """Map None to "": a command line can write null without quotes."""
-    return "" if value is None else value
-
-
-def _as_tuple(value: Any) -> Any:
-    """Convert lists of YAML and JSON to tuples."""
-    return tuple(value) if isinstance(value, list) else value
-
-
 Item = TypeVar("Item")
-Named = Annotated[str, BeforeValidator(_as_text)]
-Listed = Annotated[tuple[Item, ...], BeforeValidator(_as_tuple)]
+#: A text; None is "", which a command line can write as null without quotes.
+Named = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
+#: A tuple, from a list of YAML or JSON too.
+Listed = Annotated[tuple[Item, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
 
 
 class LoraSettings(BaseModel):
@@ -94,7 +86,7 @@ def trained_names(
         patterns = parts[train]
     else:
         raise ValueError(f"policy.train = {train}: the network has no such part; use one of all, {_listed(parts)}")
-    found = frozenset(name for name in names if _any(name, patterns) and not _any(name, dead))
+    found = frozenset(name for name in names if matches(name, patterns) and not matches(name, dead))
     if not found:
         raise ValueError(
             f"policy.train = {train}: its patterns ({', '.join(patterns)}) match no tensor that can be trained; "
@@ -110,7 +102,7 @@ def adapted_layers(
     part `lora`, else all; never dead ones. ValueError: none."""
     patterns = tuple(lora.targets) or tuple(parts.get("lora", ("*",)))
     weights = {f"{path}.weight": path for path, module in network.named_modules() if isinstance(module, nn.Linear)}
-    found = [path for name, path in weights.items() if _any(name, patterns) and not _any(name, dead)]
+    found = [path for name, path in weights.items() if matches(name, patterns) and not matches(name, dead)]
     if not found:
         raise ValueError(
             f"policy.lora.targets = {', '.join(patterns)}: matches the weight of no linear layer; "
@@ -161,9 +153,13 @@ class Adaptation:
         """Set `requires_grad` and the dtype of every parameter. ValueError: nothing would be trained."""
         parameters = dict(network.named_parameters(remove_duplicate=self.train != "lora"))
         if self.train == "lora":
-            also = tuple(self.lora.also)
-            trained = frozenset(name for name in parameters if _any(name, also) and not _any(name, self.dead))
-            _check_patterns("policy.lora.also", also, parameters)
+            for pattern in self.lora.also:
+                if not any(matches(name, (pattern,)) for name in parameters):
+                    raise ValueError(
+                        f"policy.lora.also = {pattern}: matches no tensor of the network; correct it or leave it out"
+                    )
+            also = (name for name in parameters if matches(name, self.lora.also))
+            trained = frozenset(name for name in also if not matches(name, self.dead))
             whole_tensors(trained, adapted_layers(network, self.lora, self.parts, self.dead), tied_names(network))
         else:
             trained = trained_names(parameters, self.train, self.parts, self.dead)
@@ -185,11 +181,8 @@ class Adaptation:
 
 
 def add_adapters(network: nn.Module, lora: LoraSettings, layers: Sequence[str], seed: int) -> None:
-    """Wrap the linear layers at these paths with adapters, in place.
-
-    Their values are drawn later (`draw_adapters`). Afterwards only adapters and previously trained parameters require
-    gradients.
-    """
+    """Wrap the linear layers at these paths with adapters, in place. Their values are drawn later (`draw_adapters`).
+    Afterwards only adapters and previously trained parameters require gradients."""
     try:
         from peft import LoraConfig, inject_adapter_in_model  # takes seconds, and only adapters need it
     except ImportError as error:
@@ -258,9 +251,7 @@ ADAPTED = PolicyTraits(publishes_part=True, shares_reference=True, loads_in_part
 
 class AdaptedPolicy(nn.Module):
     """A policy around a `network` that may be trained in part; its other submodules and buffers are always trained.
-
-    `published` and the reference policy follow from `Adaptation.finish`.
-    """
+    `published` and the reference policy follow from `Adaptation.finish`."""
 
     traits: PolicyTraits
     network: nn.Module
@@ -281,22 +272,22 @@ class AdaptedPolicy(nn.Module):
     def reference_state(self) -> dict[str, Tensor]:
         """Copies of the tensors that training changes, for `as_reference`. Adapters whose B is still zero are
         omitted, because switching them off is equivalent."""
+        of_b = (p for name, p in self.network.named_parameters() if ".lora_B." in name)
+        fresh = not any(bool((p.full_tensor() if hasattr(p, "full_tensor") else p).any()) for p in of_b)
         return {
             name: tensor.clone()
             for name, tensor in self.published().items()
-            if not (_ADAPTER_PART.search(name) and self._is_fresh)
+            if not (fresh and _ADAPTER_PART.search(name))
         }
 
     @contextmanager
     def as_reference(self, state: Mapping[str, Tensor]) -> Iterator[None]:
-        """The policy as of `reference_state`'s call; frozen tensors are shared.
-
-        No other thread may read the weights inside the context.
-        """
+        """The policy as of `reference_state`'s call; frozen tensors are shared. No other thread may read the weights
+        inside the context."""
         own = self.state_dict(keep_vars=True)
-        off = [] if any(_ADAPTER_PART.search(name) for name in state) else _adapters(self.network)
+        adapts = any(_ADAPTER_PART.search(name) for name in state)
         held: dict[str, Tensor] = {}
-        with adapters_off(off):
+        with nullcontext() if adapts else adapters_off(self.network):
             try:
                 for name, tensor in state.items():
                     held[name] = _exchange(own[name], tensor)
@@ -304,11 +295,8 @@ class AdaptedPolicy(nn.Module):
             finally:
                 for name, tensor in held.items():
                     _exchange(own[name], tensor)
-                _drop_gathered(self)
-
-    @property
-    def _is_fresh(self) -> bool:
-        return not any(bool(_whole(p).any()) for name, p in self.network.named_parameters() if ".lora_B." in name)
+                for part in self.modules():  # weights gathered from other ranks are stale now
+                    getattr(part, "reshard", lambda: None)()
 
 
 def _exchange(own: Tensor, other: Tensor) -> Tensor:
@@ -321,21 +309,10 @@ def _exchange(own: Tensor, other: Tensor) -> Tensor:
     return held
 
 
-def _drop_gathered(module: nn.Module) -> None:
-    """Drop weights gathered from other ranks, which are stale after an exchange."""
-    for part in module.modules():
-        drop = getattr(part, "reshard", None)
-        if drop is not None:
-            drop()
-
-
-def _whole(p: Tensor) -> Tensor:
-    return p.full_tensor() if hasattr(p, "full_tensor") else p
-
-
 @contextmanager
-def adapters_off(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Switch the adapters of these layers off inside the context."""
+def adapters_off(network: nn.Module) -> Iterator[None]:
+    """Switch the network's adapters off inside the context."""
+    layers = [part for part in network.modules() if hasattr(part, "lora_A") and hasattr(part, "enable_adapters")]
     flags = [(p, p.requires_grad) for layer in layers for p in layer.parameters()]
     try:
         for layer in layers:
@@ -346,21 +323,6 @@ def adapters_off(layers: Sequence[nn.Module]) -> Iterator[None]:
             layer.enable_adapters(True)  # type: ignore[operator]
         for p, flag in flags:
             p.requires_grad_(flag)
-
-
-def _adapters(network: nn.Module) -> list[nn.Module]:
-    return [module for module in network.modules() if hasattr(module, "lora_A") and hasattr(module, "enable_adapters")]
-
-
-def _any(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _check_patterns(setting: str, patterns: Iterable[str], names: Iterable[str]) -> None:
-    names = list(names)
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(f"{setting} = {pattern}: matches no tensor of the network; correct it or leave it out")
 
 
 def _listed(parts: Mapping[str, object]) -> str:

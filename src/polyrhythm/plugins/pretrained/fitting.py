@@ -6,15 +6,15 @@ Reads no tensor. Each network module defines one `Architecture` per released for
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from torch import nn
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
-from polyrhythm.plugins.pretrained.folder_files import few
+from polyrhythm.plugins.pretrained.folder_files import few, matches
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs
 
@@ -75,18 +75,15 @@ def fit(checkpoint: Checkpoint, wanted: Mapping[str, WeightSpec], of: Architectu
     pairs = {name: (wanted[name], checkpoint.tensors[stored]) for name, stored in found.items()}
     return Fit(
         found=found,
-        missing=tuple(name for name in wanted if name not in found and not _matches(name, of.optional)),
-        unexpected=tuple(name for name in checkpoint.tensors if name not in known and not _matches(name, of.unused)),
+        missing=tuple(name for name in wanted if name not in found and not matches(name, of.optional)),
+        unexpected=tuple(name for name in checkpoint.tensors if name not in known and not matches(name, of.unused)),
         reshaped={name: pair for name, pair in pairs.items() if pair[0].shape != pair[1].shape},
     )
 
 
 def check_fit(of: Architecture, checkpoint: Checkpoint, network: nn.Module) -> Fit:
     """Compare the folder with a network. ConfigError unless the folder has exactly the network's tensors in their
-    shapes.
-
-    The network may be on meta: `form` calls this, so that a wrong folder is reported before anything starts.
-    """
+    shapes. The network may be on meta: `form` calls this, so that a wrong folder is reported before anything starts."""
     checkpoint.require(of.name)
     found = fit(checkpoint, weight_specs(network.state_dict()), of)
     if not found.is_whole:
@@ -106,16 +103,10 @@ def misfit(found: Fit, of: Architecture) -> str:
         "of another shape": shapes,
         "unexpected": list(found.unexpected),
     }
-    told = [f"{_tensors(len(names))} {what} ({few(names)})" for what, names in parts.items() if names]
+    told = [
+        f"{len(names)} tensor{'s' * (len(names) != 1)} {what} ({few(names)})" for what, names in parts.items() if names
+    ]
     return f"compared with the network of {of.name}, it has " + ", ".join(told)
-
-
-def _tensors(count: int) -> str:
-    return "1 tensor" if count == 1 else f"{count} tensors"
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def released_size(of: Architecture, checkpoint: Checkpoint) -> Any:
@@ -158,3 +149,58 @@ def _check_numbers(size: Any) -> None:
 def without_config(checkpoint: Checkpoint) -> str:
     """A likely reason for a misfit, appended to an error; "" if the folder has a config.json."""
     return "" if checkpoint.config else " (it has no config.json, so the sizes of the release were assumed)"
+
+
+#: In place of an axis: the number of modules whose names begin so.
+COUNT = -1
+
+
+def told(config: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a size that config.json tells: field -> value, without those that it lacks. keys: field -> key, `.`
+    between a section and its key, `|` between alternatives, of which the first there counts."""
+    found: dict[str, Any] = {}
+    for name, alternatives in keys.items():
+        for key in alternatives.split("|"):
+            value: Any = config
+            for part in key.split("."):
+                value = None if value is None else value.get(part)
+            if value is not None:
+                found.setdefault(name, value)
+    return found
+
+
+def seen(tensors: Mapping[str, WeightSpec], shapes: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+    """The fields of a size that tensors determine. shapes: field -> name of a tensor and axis, or beginning of names
+    and COUNT."""
+    found = {}
+    for field_name, (name, axis) in shapes.items():
+        if axis == COUNT:
+            if numbers := {one[len(name) :].partition(".")[0] for one in tensors if one.startswith(name)}:
+                found[field_name] = len(numbers)
+        elif name in tensors:
+            found[field_name] = tensors[name].shape[axis]
+    return found
+
+
+def resized(size: Any, values: Mapping[str, Any]) -> Any:
+    """The size with these fields; `.` enters a nested size."""
+    nested: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        outer, _, inner = name.partition(".")
+        nested.setdefault(outer, {})[inner] = value
+    changes = {
+        name: inner[""] if "" in inner else resized(getattr(size, name), inner) for name, inner in nested.items()
+    }
+    return replace(size, **changes)
+
+
+def written(size: Any, *tables: Mapping[str, str]) -> dict[str, Any]:
+    """A config.json with these fields, which `told` reads back; of a field's alternatives the first."""
+    content: dict[str, Any] = {}
+    for name, alternatives in (item for keys in tables for item in keys.items()):
+        *sections, last = alternatives.partition("|")[0].split(".")
+        inner = content
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[last] = attrgetter(name)(size)
+    return content

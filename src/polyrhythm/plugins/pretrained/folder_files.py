@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,8 @@ def check_is_folder(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> dict[str, list[str] | None]:
-    """Files of tensors -> names that the index expects in each, or None without an index.
-
-    ConfigError: no safetensors; MissingError: a shard of the index is missing.
-    """
+    """Files of tensors -> names that the index expects in each, or None without an index. ConfigError: no safetensors;
+    MissingError: a shard of the index is missing."""
     if (folder / INDEX).is_file():
         return _shards(folder)
     for name in SINGLE:
@@ -175,6 +174,11 @@ def few(names: list[str], most: int = 3) -> str:
     """The first names, and the number of others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether the name matches one of these `fnmatch` patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def value_of(found: Any, key: str, origin: str) -> Any:

@@ -13,14 +13,13 @@ float32 nothing is cast and autocast is never entered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.plugins.pretrained.folder_files import matches
 from polyrhythm.policies.form import Role
 
 #: Layers of which the weights may be kept in a smaller dtype; other parameters are small and enter sums directly.
@@ -74,23 +73,19 @@ def cast(network: nn.Module, precision: Precision, role: Role) -> None:
     for path, module in network.named_modules():
         released = path.removesuffix(".base_layer")  # of an adapted layer
         own = {f"{released}.{name}".lstrip("."): p for name, p in module.named_parameters(recurse=False)}
-        single = not isinstance(module, _MATRICES) or _matches_any(own, precision.float32)
+        single = not isinstance(module, _MATRICES) or any(matches(name, precision.float32) for name in own)
         for p in own.values():
             wanted = torch.float32 if single else precision.kept(trained=p.requires_grad, role=role)
             if p.is_floating_point() and p.dtype != wanted:
                 # On meta, avoid torch's conversion, which imports its compiler.
                 p.data = torch.empty(p.shape, dtype=wanted, device="meta") if p.is_meta else p.data.to(wanted)
-        if not precision.is_single:
-            _set_arithmetic(module, precision.dtype, single=single)
-
-
-def _set_arithmetic(module: nn.Module, dtype: torch.dtype, *, single: bool) -> None:
-    kind = type(module)
-    if single and kind in _FLOAT32:
-        module.__class__ = _FLOAT32[kind]
-    elif kind is nn.Embedding and not single:
-        module.__class__ = RoundedEmbedding
-        module.dtype = dtype  # type: ignore[assignment]
+        if precision.is_single:
+            continue
+        if single and type(module) in _FLOAT32:
+            module.__class__ = _FLOAT32[type(module)]
+        elif type(module) is nn.Embedding and not single:
+            module.__class__ = RoundedEmbedding
+            module.dtype = precision.dtype  # type: ignore[assignment]
 
 
 class Float32Linear(nn.Linear):
@@ -102,7 +97,7 @@ class Float32Linear(nn.Linear):
 
 
 class Float32Conv2d(nn.Conv2d):
-    """A convolution that computes in float32, whatever its input's dtype and autocast."""
+    """The same of a convolution."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         with in_float32(input.device):
@@ -120,8 +115,3 @@ class RoundedEmbedding(nn.Embedding):
 
 #: Class of a layer -> the one that computes in float32. Names of parameters stay as they are.
 _FLOAT32: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: Float32Linear, nn.Conv2d: Float32Conv2d}
-
-
-def _matches_any(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    patterns = tuple(patterns)
-    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyrhythm.config.yaml_text import parse
+from polyrhythm.config.recipes import parse
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.intervals import wilson
 from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, Change, read_changes

@@ -1,4 +1,5 @@
-"""The scorer station: calls the run's reward function on finished samples, one at a time or several in threads.
+"""The scorer station: calls the run's reward function on finished samples, one at a time or several in threads. Imports
+torch only if that function does.
 
 Invariants: a sample is read only between `ScoreSample` and the answer to it; each `ScoreSample` has one answer. A call
 that never returns is ended with the process, by supervision (`supervision.score_s`).
@@ -9,19 +10,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
+from polyrhythm.config.registry import resolve
 from polyrhythm.conformance import own_place
-from polyrhythm.plugins.scoring.reward_function import RewardFunction, WrongScore, as_score, view_of
+from polyrhythm.plugins.scoring.reward_function import RewardFunction, WrongScore, as_score, load_reward, view_of
+from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.memory.arena import Arena
-from polyrhythm.runtime.messages import Channels, Order, StationTraits
+from polyrhythm.runtime.messages import Channels, Order, Station, StationTraits
 from polyrhythm.runtime.spans import SCORE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import SampleScored, ScorerJoined, ScoreSample, ScoringFailed
 from polyrhythm.specs import EnvSpec, SampleView
 from polyrhythm.stations.simulator.guard import IDLE
+
+if TYPE_CHECKING:
+    from polyrhythm.pipeline.context import AddedStations, StationPlan
 
 log = logging.getLogger(__name__)
 
@@ -126,8 +133,6 @@ class Scorer:
             trajectory = replace(self._arena.read(command.payload_id), task=command.task)
         return view_of(self._env, self._spec, trajectory, seed=command.seed, evaluation=command.evaluation)
 
-    # ------------------------------------------------------------ the station
-
     def spans(self, begin: float, end: float) -> Iterator[Span]:
         """Span of the scored sample; none with threads, since a lane shows one activity at a time."""
         yield Span(self.name, SCORE, begin, end, self._last)
@@ -164,3 +169,49 @@ class Scorer:
 
 class _SampleGone(Exception):
     """The sample's payload is gone: its host is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerFactory:
+    """function, options: of `scoring`; env: the environment's settings as plain data; places: samples at a time."""
+
+    name: str
+    function: str
+    env: dict[str, Any]
+    spec: EnvSpec
+    places: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+        def make() -> Station:
+            return Scorer(
+                self.name,
+                incarnation,
+                load_reward(self.function, self.options),
+                resolve("env", self.env),
+                self.spec,
+                context.arena,
+                context.channels,
+                self.places,
+                overlap=context.overlap,
+            )
+
+        return [(f"{self.name}.{incarnation}", make)]
+
+    def announcements(self, incarnation: int) -> Sequence[ScorerJoined]:
+        return [ScorerJoined(self.name, incarnation, self.places)]
+
+
+def add_scorers(plan: StationPlan) -> AddedStations:
+    from polyrhythm.pipeline.context import AddedStations  # in main alone: a scorer's process has no use for it
+    from polyrhythm.pipeline.placed import scorer_names
+
+    config = plan.context.config
+    scoring, env = config.scoring, config.env.model_dump(mode="json")
+    assert scoring is not None, "asked for where the recipe has the section"
+    return AddedStations(
+        [
+            ScorerFactory(name, scoring.function, env, plan.spec, scoring.at_a_time, dict(scoring.options))
+            for name in scorer_names(config)
+        ]
+    )

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
 
     config = load_config(arguments.recipe, arguments.overrides)
-    from polyrhythm.pipeline.validation.all_checks import examine
+    from polyrhythm.pipeline.validation.check import examine
 
     found: list[Examined] = []
     for examined in examine(config):
@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _seats(config: RunConfig) -> dict[str, dict[str, str | int]] | None:
-    from polyrhythm.pipeline.placed import place
-    from polyrhythm.pipeline.seats import describe_seats
+    from polyrhythm.pipeline.placed import describe_seats, place
 
     try:
         return describe_seats(place(config).seats)

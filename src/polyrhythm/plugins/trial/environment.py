@@ -11,15 +11,13 @@ import os
 import queue
 import random
 import re
-import select
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -51,6 +49,8 @@ LIMITS = {
 _REWARDS = {"load": "making it", "score": "it"}
 #: Seconds after a call's limit within which the process ends itself and writes its traceback.
 _GRACE_S = 5.0
+#: Seconds that a thread may still run after its last event.
+_JOIN_S = 1.0
 _LAST_BYTES = 16_384
 
 
@@ -96,11 +96,17 @@ def try_contract(config: RunConfig, settings: EnvSettings) -> Iterator[Finding |
             yield Finding(*seen) if kind == "finding" else seen
 
 
+#: The trial's events, and the error for a trial that has ended during a call, or has not returned from it in time.
+_Trial = tuple[queue.SimpleQueue[list[Any]], Callable[[str], ConfigError]]
+
+
 def _events(job: str, config: RunConfig, settings: EnvSettings, *, play: bool = True) -> Iterator[tuple[str, Any]]:
     """Yield the trial's results as (kind, content). ConfigError: the job fails."""
     what = f"env.type = {config.env_type}"
-    trial = _in_thread if config.launcher == "inline" else _in_process
-    for event in trial(what, job, config, settings, _episode(config, play=play)):
+    episode = _episode(config, play=play)
+    inline = config.launcher == "inline"
+    trial = _in_thread(what, job, config, settings, episode) if inline else _in_process(what, job, config, episode)
+    for event in _timed(trial, _limits(config), 0.0 if inline else _GRACE_S):
         match event:
             case ["violation", problem, fix]:
                 raise ConfigError(f"{what}: {problem}; {fix}")
@@ -114,48 +120,61 @@ def _events(job: str, config: RunConfig, settings: EnvSettings, *, play: bool = 
                 yield kind, seen
 
 
+def _timed(trial: AbstractContextManager[_Trial], limits: Mapping[str, float], grace_s: float) -> Iterator[list[Any]]:
+    """Yield the trial's events. Waits for: the next one. Unblocked by: it, the trial's end, or the call's limit."""
+    call = "spec"
+    with trial as (events, failure):
+        while True:
+            try:
+                event = events.get(timeout=limits[call] + grace_s)
+            except queue.Empty:
+                event = ["ended"]
+            match event:
+                case ["call", name]:
+                    call = name
+                case ["ended"]:
+                    raise failure(call)
+                case ["raised", error]:
+                    raise error
+                case _:
+                    yield event
+
+
 def _episode(config: RunConfig, *, play: bool) -> EpisodeTrial:
-    expert = config.demonstrations is not None and config.demonstrations.dataset is None
-    if config.scoring is None:
+    expert, scoring = config.demonstrations is not None and config.demonstrations.dataset is None, config.scoring
+    if scoring is None:
         return EpisodeTrial(play, expert)
-    options = config.scoring.model_dump(mode="json")["options"]
-    return EpisodeTrial(play, expert, config.scoring.function, options, config.scoring.try_first)
-
-
-def _callee(config: RunConfig, what: str, call: str) -> tuple[str, str]:
-    """The setting that names the owner of a call, and the call's name in the message. what: names the environment."""
-    if call in _REWARDS and config.scoring is not None:
-        return f"scoring.function = {config.scoring.function}", _REWARDS[call]
-    return what, call
+    options = scoring.model_dump(mode="json")["options"]
+    return EpisodeTrial(play, expert, scoring.function, options, scoring.try_first)
 
 
 def _limits(config: RunConfig) -> dict[str, float]:
     return {call: getattr(config.supervision, name) for call, name in LIMITS.items()}
 
 
+def _callee(config: RunConfig, what: str, call: str) -> tuple[str, str, str]:
+    """The setting that names the owner of a call, the call's name in the message, and another remedy. what: names the
+    environment."""
+    other = f", {WAY_OUT}" if call == "score" else ""
+    if call in _REWARDS and config.scoring is not None:
+        return f"scoring.function = {config.scoring.function}", _REWARDS[call], other
+    return what, call, other
+
+
 def _timeout_error(config: RunConfig, what: str, call: str, where: str) -> ConfigError:
-    limit = _limits(config)[call]
-    whose, name = _callee(config, what, call)
+    whose, name, other = _callee(config, what, call)
     return ConfigError(
-        f"{whose}: {name} has not returned within {limit:g} s{where}; fix it there, or raise supervision.{LIMITS[call]}"
-        f"{_way_out(call)}"
+        f"{whose}: {name} has not returned within {_limits(config)[call]:g} s{where}; fix it there, or raise "
+        f"supervision.{LIMITS[call]}{other}"
     )
 
 
-def _way_out(call: str) -> str:
-    return f", {WAY_OUT}" if call == "score" else ""
-
-
-# ------------------------------------------------------------ in a thread
-
-
+@contextmanager
 def _in_thread(
     what: str, job: str, config: RunConfig, settings: EnvSettings, episode: EpisodeTrial
-) -> Iterator[list[Any]]:
-    """Yield the thread's events. Waits for: the next event. Unblocked by: an event, or the current call's time
-    limit."""
+) -> Iterator[_Trial]:
+    """Run the trial in a thread of this process."""
     events: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-    limits, call = _limits(config), "spec"
 
     def work() -> None:
         try:
@@ -163,118 +182,62 @@ def _in_thread(
         except BaseException as error:  # noqa: BLE001 - raised by the waiting thread
             events.put(["raised", error])
 
+    def failure(call: str) -> ConfigError:
+        frame = sys._current_frames().get(thread.ident or 0)
+        stack = traceback.extract_stack(frame) if frame else []
+        return _timeout_error(config, what, call, place([(entry.filename, entry.lineno or 0) for entry in stack]))
+
     thread = threading.Thread(target=work, name="env trial", daemon=True)
-    with _same_random_numbers():
-        thread.start()
-        while True:
-            try:
-                event = events.get(timeout=limits[call])
-            except queue.Empty:
-                raise _timeout_error(config, what, call, _thread_location(thread)) from None
-            if event[0] == "call":
-                call = event[1]
-                continue
-            if event[0] == "raised":
-                raise event[1]
-            if event[0] in {"over", "violation", "error"}:
-                thread.join(limits["close"])
-            yield event
-
-
-def _thread_location(thread: threading.Thread) -> str:
-    frame = sys._current_frames().get(thread.ident or 0)
-    return place([(entry.filename, entry.lineno or 0) for entry in traceback.extract_stack(frame)]) if frame else ""
-
-
-@contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Restore the global random generators of Python, numpy and torch afterwards."""
     python, array = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
         with torch.random.fork_rng(devices):
-            yield
+            thread.start()
+            yield events, failure
+            thread.join(_JOIN_S)
     finally:
         random.setstate(python)
         np.random.set_state(array)
 
 
-# ------------------------------------------------------------ in a process
+@contextmanager
+def _in_process(what: str, job: str, config: RunConfig, episode: EpisodeTrial) -> Iterator[_Trial]:
+    """Run the trial in a process, in a new session, so that it does not receive the terminal's signals."""
+    events: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+    ours, theirs = os.pipe()
+    env, rows = config.env.model_dump(mode="json"), config.rollout.rows
+    task = {"job": job, "env": env, "rows": rows, "limits": _limits(config), "pipe": theirs, "episode": episode}
 
-
-def _in_process(what: str, job: str, config: RunConfig, _: EnvSettings, episode: EpisodeTrial) -> Iterator[list[Any]]:
-    """Yield the process's events. Waits for: its next line. Unblocked by: a line, the process's end, or the limit."""
-    limits, call = _limits(config), "spec"
-    with tempfile.TemporaryFile() as log:
-        popen, lines = _start(job, config, episode, limits, log)
+    def read() -> None:
         try:
-            while True:
-                line = lines.next(limits[call] + _GRACE_S)
-                if not line:
-                    raise _exit_error(config, what, call, popen, log)
-                event = decode_event(line)
-                if event[0] == "call":
-                    call = event[1]
-                else:
-                    yield event
+            with os.fdopen(ours, "rb") as pipe:
+                for line in pipe:
+                    events.put(decode_event(line))
+        finally:
+            events.put(["ended"])
+
+    with tempfile.TemporaryFile() as log:
+        popen = subprocess.Popen(
+            [sys.executable, "-m", "polyrhythm.plugins.trial.process"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=os.environ | same_imports(),
+            pass_fds=(theirs,),
+            start_new_session=True,
+        )
+        os.close(theirs)
+        thread = threading.Thread(target=read, name="env trial", daemon=True)
+        thread.start()
+        try:
+            assert popen.stdin is not None
+            with suppress(BrokenPipeError), popen.stdin:  # it has ended already; the end of its lines reports that
+                popen.stdin.write(json.dumps(task).encode())
+            yield events, lambda call: _exit_error(config, what, call, popen, log)
         finally:
             popen.kill()
             popen.wait()
-            lines.close()
-
-
-class _LineReader:
-    def __init__(self, pipe: int) -> None:
-        self._pipe, self._rest = pipe, b""
-
-    def next(self, seconds: float) -> bytes:
-        """The next line; b"" if the pipe was closed or none came in time."""
-        until = time.monotonic() + seconds
-        while b"\n" not in self._rest:
-            ready, _, _ = select.select([self._pipe], [], [], max(0.0, until - time.monotonic()))
-            chunk = os.read(self._pipe, 1 << 20) if ready else b""
-            if not chunk:
-                return b""
-            self._rest += chunk
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
-
-    def close(self) -> None:
-        os.close(self._pipe)
-
-
-def _start(
-    job: str, config: RunConfig, episode: EpisodeTrial, limits: dict[str, float], log: IO[bytes]
-) -> tuple[subprocess.Popen[bytes], _LineReader]:
-    """Start the process in a new session, so that it does not receive the terminal's signals."""
-    ours, theirs = os.pipe()
-    environment = os.environ | same_imports()
-    popen = subprocess.Popen(
-        [sys.executable, "-m", "polyrhythm.plugins.trial.process"],
-        stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=log,
-        env=environment,
-        pass_fds=(theirs,),
-        start_new_session=True,
-    )
-    os.close(theirs)
-    env = config.env.model_dump(mode="json")
-    task = {
-        "job": job,
-        "env": env,
-        "rows": config.rollout.rows,
-        "limits": limits,
-        "pipe": theirs,
-        "episode": episode,
-    }
-    assert popen.stdin is not None
-    try:
-        popen.stdin.write(json.dumps(task).encode())
-        popen.stdin.close()
-    except BrokenPipeError:
-        pass  # it has ended already; reading its lines reports that
-    return popen, _LineReader(ours)
+            thread.join(_JOIN_S)  # longer if a child of it keeps the pipe
 
 
 def _exit_error(config: RunConfig, what: str, call: str, popen: subprocess.Popen[bytes], log: IO[bytes]) -> ConfigError:
@@ -290,8 +253,8 @@ def _exit_error(config: RunConfig, what: str, call: str, popen: subprocess.Popen
     if "Timeout (" in text:
         return _timeout_error(config, what, call, place([(file, int(line)) for file, line in reversed(dumped)]))
     last = next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
-    whose, name = _callee(config, what, call)
+    whose, name, other = _callee(config, what, call)
     return ConfigError(
         f"{whose}: {name} ended the trial process (status {status}): {last.strip()}; make it run outside of "
-        f"polyrhythm first{_way_out(call)}"
+        f"polyrhythm first{other}"
     )

@@ -50,11 +50,8 @@ _VALUE_FIX = "compute it from the observation alone, by the same network as in a
 
 
 def try_policy(policy: Policy, obs: Observations, spec: EnvSpec, *, learns: bool = True) -> None:
-    """Run the checks that need only forward passes; raise ContractViolation for the first failure.
-
-    learns: the policy is trained by RL, and so needs `evaluate`. Restores the weights, the module's mode and torch's
-    generator.
-    """
+    """Run the checks that need only forward passes; raise ContractViolation for the first failure. learns: the policy
+    is trained by RL, and so needs `evaluate`. Restores the weights, the module's mode and torch's generator."""
     with in_trial(policy):
         check_attributes(policy, spec)
         check_act(policy, obs, spec)
@@ -70,10 +67,8 @@ def try_policy(policy: Policy, obs: Observations, spec: EnvSpec, *, learns: bool
 def policy_checks(
     settings: PolicySettings, obs: Observations, spec: EnvSpec, *, learns: bool = True, imitates: bool = False
 ) -> dict[str, ContractCheck]:
-    """All checks of the training policy by name; "form" compares both roles with the declared form.
-
-    learns: trained by RL, so log-probs need a gradient; imitates: trained by SFT, so `sft_loss` is needed.
-    """
+    """All checks of the training policy by name; "form" compares both roles with the declared form. learns: trained by
+    RL, so log-probs need a gradient; imitates: trained by SFT, so `sft_loss` is needed."""
 
     def build(seed: int, role: Role = "train") -> Policy:
         return settings.build(spec, seed=seed, device="cpu", role=role)
@@ -284,17 +279,6 @@ def idle_parameters(module: nn.Module) -> list[str]:
     ]
 
 
-def value_gradient_reach(policy: Policy, obs: Observations) -> set[str]:
-    """Parameters that get a gradient from the value loss alone."""
-    module = as_module(policy)
-    module.zero_grad()
-    policy.value(obs).square().sum().backward()
-    trained = {name for name, p in module.named_parameters() if p.requires_grad}
-    reached = trained - set(idle_parameters(module))
-    module.zero_grad()
-    return reached
-
-
 def check_seed(build: Build) -> str:
     """Equal seeds build equal weights, and building leaves torch's generator unchanged."""
     before = torch.get_rng_state()
@@ -346,21 +330,3 @@ def check_supervised_loss(policy: Policy, obs: Observations) -> str:
         )
     check_numbers("sft_loss()", loss)
     return ""
-
-
-def check_supervised_training_learns(policy: Policy, obs: Observations, actions: Tensor) -> str:
-    """Eight steps on one batch lower the supervised loss."""
-    learner = copy.deepcopy(policy)
-    optimizer = torch.optim.AdamW(as_module(learner).parameters(), lr=3e-3)
-    losses: list[float] = []
-    for _ in range(8):
-        loss = called("sft_loss", learner.sft_loss, obs, actions)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    if not losses[-1] < losses[0]:
-        raise ContractViolation(
-            f"sft_loss goes from {losses[0]:.4g} to {losses[-1]:.4g} in 8 steps", "look at its sign and scale"
-        )
-    return f"{losses[0]:.4g} to {losses[-1]:.4g} in 8 steps"

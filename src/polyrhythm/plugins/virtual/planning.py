@@ -234,10 +234,7 @@ def advise(
         "share": best_share(pool, max_lag),
         "speed_up": synchronous / balanced,
         "speed_up_limit": speed_up_limit(work),
-        "splits": {
-            "best_share": split(best_split(pool, bound)),
-            "equal_pace": split(best_split(pool, pace)),
-        },
+        "splits": {"best_share": split(best_split(pool, bound)), "equal_pace": split(best_split(pool, pace))},
         "measured": asdict(measured) if measured else None,
     }
 

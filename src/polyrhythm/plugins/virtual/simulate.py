@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from polyrhythm.cli import show
+from polyrhythm.conductors import build_conductor
+from polyrhythm.config.base import models_in
+from polyrhythm.config.recipes import examples_folder, read
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.timeline.trace import TraceWriter
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
+from polyrhythm.plugins.virtual.clustersim.measures import Span, summarise
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
+from polyrhythm.scheduler.settings import SchedulerSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,17 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from polyrhythm.plugins.virtual.clustersim.file import simulate_file
-
     summary = simulate_file(_find(arguments.file), trace_path=arguments.trace)
     print(json.dumps(summary, indent=2) if arguments.json else show.aligned(_rows(summary)))
     return 0
 
 
 def _find(file: Path) -> Path:
-    from polyrhythm.config.recipes import examples_folder
-    from polyrhythm.errors import ConfigError
-
     shipped = {path.stem: path for path in sorted((examples_folder() / "clusters").glob("*.yaml"))}
     if not file.is_file() and str(file) not in shipped:
         raise ConfigError(
@@ -52,10 +60,16 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"{name} spent", show.shares({state: spent["share"] for state, spent in states.items()})
     served = f"{requests['served']:,} served in {requests['batches']:,} batches of {rows:.1f} rows"
     yield "requests", f"{served}, each after {1000 * requests['wait_s']:.1f} ms"
-    if "links" in summary:
-        yield "links", _links(summary["links"])
-    if "conductor" in summary:
-        yield "conductor", _conductor(summary["conductor"])
+    if links := summary.get("links"):
+        waited = ", ".join(f"{what} {seconds:,.3g} s" for what, seconds in links["waited_s"].items())
+        busiest = f"busiest NIC {100 * links['busiest_share']:.1f}% ({links['busiest']})"
+        mean = f"mean {100 * links['mean_share']:.1f}%"
+        yield "links", f"{links['gb']:,.1f} GB, {busiest}, {mean}; waited for {waited}"
+    if conductor := summary.get("conductor"):
+        heard = f"{100 * conductor['share']:.1f}% of a thread, {conductor['events']:,} events"
+        halves = f"; {conductor['halves']} serving halves, the busiest {100 * conductor['halves_share']:.1f}%"
+        waited = f"each after {1000 * conductor['wait_s']:.2f} ms"
+        yield "conductor", f"{heard}, {waited}" + halves * bool(conductor["halves"])
     yield "lag", show.lag(summary["lag"])
     yield "samples", show.samples(summary["ledger"])
     if summary["stations_lost"]:
@@ -67,13 +81,89 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield name.replace("_", " "), json.dumps(value)
 
 
-def _links(links: Mapping[str, Any]) -> str:
-    waited = ", ".join(f"{what} {seconds:,.3g} s" for what, seconds in links["waited_s"].items())
-    busiest = f"busiest NIC {100 * links['busiest_share']:.1f}% ({links['busiest']})"
-    return f"{links['gb']:,.1f} GB, {busiest}, mean {100 * links['mean_share']:.1f}%; waited for {waited}"
+def load_cluster(path: str | Path) -> ClusterSettings:
+    """Load the settings from a YAML file. ConfigError: unreadable or invalid."""
+    data = read(Path(path))
+    try:
+        return ClusterSettings.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(*_explain(error), origin=str(path)) from None
 
 
-def _conductor(conductor: Mapping[str, Any]) -> str:
-    heard = f"{100 * conductor['share']:.1f}% of a thread, {conductor['events']:,} events"
-    halves = f"; {conductor['halves']} serving halves, the busiest {100 * conductor['halves_share']:.1f}%"
-    return f"{heard}, each after {1000 * conductor['wait_s']:.2f} ms" + halves * bool(conductor["halves"])
+def simulate(settings: ClusterSettings, span: Span | None = None) -> dict[str, Any]:
+    """Run the cluster to its end and return the summary. span: called with every bar of the timeline."""
+    conductor = build_conductor(settings.scheduler)
+    cluster = VirtualCluster(settings, conductor)
+    cluster.driver.measures.span = span
+    cluster.run()
+    return summarise(cluster.driver, conductor.ledger.as_dict(), settings.gpus, conductor.rollout.summary())
+
+
+def simulate_file(path: str | Path, trace_path: str | Path | None = None) -> dict[str, Any]:
+    """Simulate the cluster that a YAML file describes.
+
+    trace_path: where to write a timeline for Perfetto or chrome://tracing. Raises ConfigError for a wrong file.
+    """
+    settings = load_cluster(path)
+    if trace_path is None:
+        return simulate(settings)
+    with TraceWriter(Path(trace_path)) as trace:
+        return simulate(settings, SpanWriter(trace, settings.trace_slots).span)
+
+
+class SpanWriter:
+    """Writer of trace bars of all generators, the trainer, and the first `slots` slots that have one."""
+
+    def __init__(self, trace: TraceWriter, slots: int) -> None:
+        self._trace = trace
+        self._left = slots
+        self._shown: set[str] = set()
+
+    def span(self, track: str, name: str, begin: float, end: float) -> None:
+        process, _, slot = track.partition("/")
+        if slot and track not in self._shown:
+            if not self._left:
+                return
+            self._left -= 1
+            self._shown.add(track)
+        self._trace.complete(process, track, name, begin, end)
+
+
+def _explain(error: ValidationError) -> Iterator[str]:
+    """One sentence per problem: key, value, problem, fix. Missing keys come last, as most are misspelt ones."""
+    details = error.errors(include_url=False)
+    written = {_RENAMED.get(str(detail["loc"][-1])) for detail in details if detail["loc"]}
+    for detail in sorted(details, key=lambda detail: detail["type"] == "missing"):
+        where = ".".join(str(part) for part in detail["loc"]) or "the file"
+        if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            shown = "" if isinstance(detail["input"], dict | list) else f" = {detail['input']!r}"
+            yield f"{where}{shown}: no such key; {_nearest(detail['loc'])}"
+        elif detail["type"] == "missing":
+            if where not in written:  # else it is there under its old name
+                yield f"{where} is missing; add it"
+        else:
+            why = detail.get("ctx", {}).get("error", detail["msg"])
+            yield f"{where} = {detail['input']!r}: {why}" if detail["loc"] else str(why)
+
+
+def _nearest(location: tuple[int | str, ...]) -> str:
+    """Suggestion for an unknown key, among the keys of the section that `location` ends in."""
+    if (name := _RENAMED.get(str(location[-1]))) is not None:
+        return f"it is now called {name}"
+    keys: list[str] = list(ClusterSettings.model_fields)
+    for part in location[:-1]:
+        keys = _SECTIONS.get(str(part), keys)
+    close = difflib.get_close_matches(str(location[-1]), keys, n=1)
+    return f"did you mean {close[0]}?" if close else f"the keys are {', '.join(keys)}"
+
+
+#: Keys of earlier versions → their present names.
+_RENAMED = {"flow": "scheduler", "beside": "background"}
+_SECTIONS: dict[str, list[str]] = {
+    "scheduler": [field.name for field in fields(SchedulerSettings)],
+    **{
+        name: list(model.model_fields)
+        for name, field in ClusterSettings.model_fields.items()
+        for model in models_in(field.annotation)
+    },
+}

@@ -11,20 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from polyrhythm.plugins.pretrained.adapting import ADAPTED, AdaptedPolicy
 from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.vla.layers.attention import KeysValues
+from polyrhythm.plugins.vla.decoder import KeysValues
+from polyrhythm.plugins.vla.inputs import VlaInputs
 from polyrhythm.policies import noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
-from polyrhythm.policies.flow_matching import FlowNoise, Kept, Method, Network, between, start_noise
-from polyrhythm.policies.form import ValueKind
+from polyrhythm.policies.flow_matching import FlowNoise, Kept, Network, between, start_noise
 from polyrhythm.policies.mlp import Mlp
 from polyrhythm.specs import PROGRESS
+
+if TYPE_CHECKING:
+    from polyrhythm.plugins.vla.settings import FlowVlaSettings
 
 #: How the names of a stored prefix and of the inputs beside it begin, within observations (`FlowPolicy.precompute`).
 STORED, STORED_INPUT = "prefix.", "prefix_input."
@@ -42,8 +45,8 @@ class Prefix(NamedTuple):
     features: Tensor
 
 
-class FlowNetwork(Protocol):
-    """A flow network, an `nn.Module` with the parameter names of its release.
+class FlowNetwork(nn.Module):
+    """A flow network, with the parameter names of its release.
 
     horizon: H, number of predicted actions; action_dim: A, entries of an action including padding; feature_width:
     entries of the prefix features; action_width: entries of the features that `velocity` returns; step_inputs: names of
@@ -58,26 +61,25 @@ class FlowNetwork(Protocol):
 
     def initialise(self) -> None:
         """Draw all parameters from torch's generator, for a network without a checkpoint."""
-        ...
+        raise NotImplementedError
 
-    def prefix_parameters(self) -> Iterable[Tensor]: ...
+    def prefix_parameters(self) -> Iterable[Tensor]:
+        raise NotImplementedError
 
-    def frozen_inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def frozen_inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002
         """If a part of the prefix pass is frozen: arrays that replace `inputs` and from which `prefix` computes the
         rest; else {}."""
-        ...
+        return {}
 
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
         """The pass over images and language, once per chunk step. inputs: the arrays of `VlaInputs`, rows first.
-
-        features: False if no value is needed; the returned features are then [B,0].
-        """
-        ...
+        features: False if no value is needed; the returned features are then [B,0]."""
+        raise NotImplementedError
 
     def velocity(self, prefix: Prefix, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """Velocity, noise − data [B,H,A] float32, and the features [B,H,W] float32 behind it, of x [B,H,A] float32
         at times t [B] from 1 (noise) to 0 (data)."""
-        ...
+        raise NotImplementedError
 
 
 def stored(prefix: Prefix) -> dict[str, Tensor]:
@@ -116,31 +118,6 @@ _KEY_ENTRIES = 4096
 _CRITIC_UNITS, _NOISE_UNITS = 256, 128
 
 
-class FlowInputs(Protocol):
-    """Converts between an environment and a flow network. chunk: C; action_dim: A of the environment; state_dim: S.
-
-    `__call__` returns the network's inputs, among them state [B,S] float32, normalised.
-    """
-
-    chunk: int
-    action_dim: int
-    state_dim: int
-
-    def __call__(self, obs: Observations) -> dict[str, Tensor]: ...
-
-    def executed(self, x: Tensor) -> Tensor:
-        """Select the executed actions and entries of [B,H,A padded], in the environment's order: [B,C,A]."""
-        ...
-
-    def actions(self, x: Tensor, obs: Observations) -> Tensor:
-        """Normalised actions [B,C,A] -> env units, clipped to the bounds."""
-        ...
-
-    def normalised_actions(self, actions: Tensor, obs: Observations) -> Tensor:
-        """Actions [B,C,A] in env units -> normalised."""
-        ...
-
-
 class FlowCritic(nn.Module):
     """Value [B], or [B,actions] if `actions` is given, of the prefix features [B,W], the state [B,S] and the
     progress [B]; all float32."""
@@ -168,45 +145,27 @@ class FlowPolicy(AdaptedPolicy):
     the network was never trained at the mean of the noise, zero.
 
     noise_head, only with flow_noise: maps the features of each action to the strength of its noise.
-    sft_draws: pairs of time and noise for each demonstrated chunk of a supervised step; they share the prefix.
     """
 
+    network: FlowNetwork
+
     def __init__(
-        self,
-        network: nn.Module,
-        inputs: FlowInputs,
-        method: Method,
-        steps: int,
-        precision: Precision,
-        *,
-        value_detach: bool = True,
-        value_level: ValueKind = "chunk",
-        sft_draws: int = 1,
+        self, network: FlowNetwork, inputs: VlaInputs, settings: FlowVlaSettings, precision: Precision
     ) -> None:
         super().__init__()
         self.traits = replace(FLOW_TRAITS, dtype=precision.name)
         self.network, self.inputs, self.precision = network, inputs, precision
-        self.method, self.steps = method, steps
-        self.chunk, self.action_dim = inputs.chunk, inputs.action_dim
+        self.method, self.steps, self.sft_draws = settings.method, settings.steps, settings.sft_draws
+        self.chunk, self.action_dim, self.value_detach = inputs.chunk, inputs.action_dim, settings.value_detach
         self.exact, self.tolerance = False, 1e-4 if precision.is_single else 0.2
-        self.value_detach, self.sft_draws = value_detach, sft_draws
-        actions = self.chunk if value_level == "action" else None
-        self.critic = FlowCritic(self.flow.feature_width, inputs.state_dim, actions)
-        self.learned = method if isinstance(method, FlowNoise) else None
+        #: (H, A) of the network: the shape of the flow's state.
+        self.shape = network.horizon, network.action_dim
+        actions = self.chunk if settings.value_level == "action" else None
+        self.critic = FlowCritic(network.feature_width, inputs.state_dim, actions)
+        self.learned = self.method if isinstance(self.method, FlowNoise) else None
         self.noise_head: nn.Module | None = None
         if self.learned is not None:
-            self.noise_head = Mlp(
-                self.flow.action_width, self.flow.action_dim, _NOISE_UNITS, 1, "tanh", output_gain=0.01
-            )
-
-    @property
-    def flow(self) -> FlowNetwork:
-        return cast(FlowNetwork, self.network)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(H, A) of the network: the shape of the flow's state."""
-        return self.flow.horizon, self.flow.action_dim
+            self.noise_head = Mlp(network.action_width, network.action_dim, _NOISE_UNITS, 1, "tanh", output_gain=0.01)
 
     @torch.no_grad()
     def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
@@ -232,12 +191,12 @@ class FlowPolicy(AdaptedPolicy):
         """Arrays computed by frozen parts, which replace the images in the observations: the whole prefix with the
         inputs read beside it, or the network's `frozen_inputs`; {} if nothing is frozen. `evaluate`, `value` and
         `sft_loss` use them."""
-        if any(p.requires_grad for p in self.flow.prefix_parameters()):
+        if any(p.requires_grad for p in self.network.prefix_parameters()):
             seen = self.inputs(obs)
             with self.precision.computing(self._device):
-                return {f"{STORED_INPUT}{name}": x for name, x in self.flow.frozen_inputs(seen).items()}
+                return {f"{STORED_INPUT}{name}": x for name, x in self.network.frozen_inputs(seen).items()}
         given, prefix = self._encode(obs)
-        names = {"state", *self.flow.step_inputs}
+        names = {"state", *self.network.step_inputs}
         return stored(prefix) | {f"{STORED_INPUT}{name}": given[name] for name in sorted(names)}
 
     @torch.no_grad()
@@ -256,7 +215,7 @@ class FlowPolicy(AdaptedPolicy):
         data = self._padded(self.inputs.normalised_actions(actions, obs).float())
         t, draws = self.supervised_draws(actions)
         x, target = between(data.repeat_interleave(self.sft_draws, 0), draws, t.view(-1, 1, 1))
-        beside = {name: given[name].repeat_interleave(self.sft_draws, 0) for name in self.flow.step_inputs}
+        beside = {name: given[name].repeat_interleave(self.sft_draws, 0) for name in self.network.step_inputs}
         v, features = self._velocity(beside, repeated(prefix, self.sft_draws), x, t)
         error = (v - target)[:, : self.chunk]
         loss: Tensor = error.square().mean()
@@ -274,11 +233,11 @@ class FlowPolicy(AdaptedPolicy):
         if prefix is not None:
             return given, prefix
         with self.precision.computing(self._device):
-            return given, self.flow.prefix(given, features=features)
+            return given, self.network.prefix(given, features=features)
 
     def _velocity(self, given: Mapping[str, Tensor], prefix: Prefix, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         with self.precision.computing(self._device):
-            v, features = self.flow.velocity(prefix, given, x, t)
+            v, features = self.network.velocity(prefix, given, x, t)
         return v.float(), features.float()
 
     def _step(self, given: Mapping[str, Tensor], prefix: Prefix) -> Network:

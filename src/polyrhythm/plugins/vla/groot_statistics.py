@@ -19,8 +19,6 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.folder_files import few, mapping_in, number_pair
 from polyrhythm.plugins.vla import scaling
@@ -115,23 +113,18 @@ OF_EMBODIMENT = {
 }
 
 
-class GrootScalings(NamedTuple):
-    """state, action: None if the folder has no numbers; parts: of a state that the network reads in another form."""
-
-    state: Scaling | None
-    action: Scaling | None
-    parts: tuple[StatePart, ...]
-
-
-def groot_scalings(tag: str, robot: Mapping[str, Any], name: str, origin: str) -> GrootScalings:
-    """Scalings of one embodiment. name: of its data configuration, "" for the embodiment's own.
+def groot_scalings(
+    tag: str, robot: Mapping[str, Any], name: str, origin: str
+) -> tuple[Scaling | None, Scaling | None, tuple[StatePart, ...]]:
+    """Scalings of one embodiment's state and actions, None if the folder has no numbers, and the parts of a state that
+    the network reads in another form. name: of its data configuration, "" for the embodiment's own.
 
     ConfigError: no configuration is known, it needs a missing key, or an unsupported transform.
     """
     statistics = mapping_in(robot, "statistics", f"{origin}: {tag}")
     state, action = (mapping_in(statistics, kind, origin) for kind in ("state", "action"))
     if not state and not action:
-        return GrootScalings(None, None, ())
+        return None, None, ()
     chosen = name or OF_EMBODIMENT.get(tag, "")
     if chosen not in DATA_CONFIGS:
         what = f"policy.data_config = {chosen!r}" if chosen else "policy.data_config is not set"
@@ -150,7 +143,7 @@ def groot_scalings(tag: str, robot: Mapping[str, Any], name: str, origin: str) -
     modalities = mapping_in(robot, "modalities", f"{origin}: {tag}")
     where = f"{origin}: {tag}"
     parts = tuple(_part(how, state[key], modalities, key, where) for key, how in of_state.items() if state)
-    return GrootScalings(
+    return (
         _joined(of_state, state, f"{where}.state"),
         _joined(of_action, action, f"{where}.action", mapping_in(modalities, "action", where)),
         parts if any(part.form for part in parts) else (),
@@ -198,21 +191,11 @@ def _joined(
 
 def _scaling(transform: Transform, stats: Any, origin: str) -> Scaling:
     if transform == "mean_std":
-        return groot_scaling("mean_std", *number_pair(stats, "mean", "std", origin))
+        return scaling.mean_std(*number_pair(stats, "mean", "std", origin), eps=0.0, constant="keep")
     if transform == "min_max":
-        return groot_scaling("min_max", *number_pair(stats, "min", "max", origin))
+        return scaling.bounds(*number_pair(stats, "min", "max", origin), method="min_max", constant="zero")
     return (scaling.switches if transform == "binary" else scaling.identity)(_width(stats, origin))
 
 
 def _width(stats: Any, origin: str) -> int:
     return len(number_pair(stats, "min", "max", origin)[0])
-
-
-def groot_scaling(method: scaling.Method, first: np.ndarray, second: np.ndarray) -> Scaling:
-    """One of GR00T's modes. first, second: lower and upper bounds, or mean and deviation. Constant entries become 0
-    with extremes and are unchanged otherwise; quantiles are clipped."""
-    if method == "mean_std":
-        return scaling.mean_std(first, second, eps=0.0, constant="keep")
-    clipped = method == "quantile"
-    constant: scaling.Constant = "keep" if clipped else "zero"
-    return scaling.bounds(first, second, method=method, constant=constant, clipped=clipped)

@@ -53,7 +53,7 @@ def pi0_images(images: Tensor, side: int, resizing: Resizing = "openpi") -> Tens
     """
     if resizing == "openpi":
         return signed(resize_with_pad(images, side, side))
-    return _interpolated(images.permute(0, 3, 1, 2).float() / 255.0, side, side, *_PADDING[resizing]) * 2.0 - 1.0
+    return interpolated(images.permute(0, 3, 1, 2).float() / 255.0, side, side, *_PADDING[resizing]) * 2.0 - 1.0
 
 
 def oft_images(
@@ -108,22 +108,15 @@ def padded_size(images: Tensor, to_height: int, to_width: int) -> tuple[int, int
 
 def resize_with_pad(images: Tensor, height: int, width: int) -> Tensor:
     """Pillow's bilinear resize with preserved aspect ratio and black padding: uint8 [B,H,W,3] -> [B,height,width,3].
-
-    openpi's client does this before it sends an image.
-    """
+    openpi's client does this before it sends an image."""
     rows, columns, top, left = padded_size(images, height, width)
     small = resample(images, (rows, columns), "bilinear")
     return functional.pad(small, (0, 0, left, width - columns - left, top, height - rows - top))
 
 
-def resize_with_pad_float(images: Tensor, height: int, width: int) -> Tensor:
-    """Bilinear resize without antialiasing, for float32 [B,H,W,3] in -1..1, padded with −1: openpi's PyTorch model
-    does this to images of other sizes."""
-    return _interpolated(images.permute(0, 3, 1, 2), height, width, -1.0, centred=True).permute(0, 2, 3, 1)
-
-
-def _interpolated(images: Tensor, height: int, width: int, around: float, centred: bool) -> Tensor:
-    """[B,3,H,W] float32 -> [B,3,height,width], padded with `around` on all sides, or only above and left."""
+def interpolated(images: Tensor, height: int, width: int, around: float, centred: bool) -> Tensor:
+    """Bilinear resize without antialiasing: [B,3,H,W] float32 -> [B,3,height,width], padded with `around` on all sides,
+    or only above and left. openpi's PyTorch model does this to images of other sizes in -1..1, with -1 around them."""
     rows, columns, top, left = padded_size(images.permute(0, 2, 3, 1), height, width)
     if not centred:
         top, left = height - rows, width - columns

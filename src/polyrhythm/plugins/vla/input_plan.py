@@ -9,23 +9,99 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.folder_files import CHOICES, read_json
 from polyrhythm.plugins.vla import prompts, scaling
-from polyrhythm.plugins.vla.actions import ActionPlan, plan_actions
 from polyrhythm.plugins.vla.images import HALF, IMAGENET, Colours, Resizing
-from polyrhythm.plugins.vla.inspection import camera_names
-from polyrhythm.plugins.vla.prompts import PromptTable, StatePrompts
+from polyrhythm.plugins.vla.inputs import ActionPlan, plan_actions
+from polyrhythm.plugins.vla.prompts import (
+    WORDS,
+    PromptTable,
+    PromptTokenizer,
+    StatePrompts,
+    WordTokenizer,
+    folder_tokenizer,
+)
 from polyrhythm.plugins.vla.scaling import Scaling, StatePart
-from polyrhythm.plugins.vla.settings import CAMERAS, EMBODIMENTS, InputForm, VlaSettings
-from polyrhythm.plugins.vla.statistics import BOUNDS, FolderInputs, RobotStatistics, folder_inputs, robot_statistics
-from polyrhythm.plugins.vla.tokenizers import WORDS, PromptTokenizer, WordTokenizer, folder_tokenizer
+from polyrhythm.plugins.vla.statistics import (
+    BOUNDS,
+    FolderInputs,
+    RobotStatistics,
+    camera_names,
+    folder_inputs,
+    robot_statistics,
+)
 from polyrhythm.specs import EnvSpec
 
+if TYPE_CHECKING:
+    from polyrhythm.plugins.vla.settings import VlaSettings
+
 log = logging.getLogger(__name__)
+
+
+PolicyType = Literal["pi0", "pi05", "openvla_oft", "groot_n1d5"]
+
+#: Names of the cameras of each architecture in the order of its inputs, for folders that do not name theirs.
+CAMERAS = {
+    "pi0": ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"),
+    "pi05": ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"),
+    "openvla_oft": ("primary", "left_wrist", "right_wrist"),
+    "groot_n1d5": ("ego_view", "wrist", "third"),
+}
+#: GR00T's rows of its per-embodiment weights, by the tag of the statistics (NVIDIA; RLinf).
+EMBODIMENTS = {
+    "new_embodiment": 31,
+    "gr1": 24,
+    "oxe_droid": 17,
+    "agibot_genie1": 26,
+    "genie1_gripper": 26,
+    "libero_franka": 31,
+    "isaaclab_franka": 31,
+    "maniskill_widowx": 30,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputForm:
+    """Inputs and outputs of one network.
+
+    image: side of its images in pixels. horizon: H; action_dim, state_dim: padded entries of action and state;
+    state_dim 0: the environment's. needs_state: the network reads the state. vocabulary: exclusive bound of ids; words:
+    of hashed words. length: prompt tokens; 0: those of the longest prompt. fill: where short prompts are padded: right,
+    left, or inside (after the first token). bos, pad, empty, image_token: ids. image_tokens: prompt tokens per image
+    (GR00T). state_in_prompt: π0.5's bins. crop: OpenVLA-OFT's 90% of the area. embodiments: number of GR00T's.
+    """
+
+    architecture: PolicyType
+    image: int
+    horizon: int
+    action_dim: int
+    vocabulary: int
+    words: int = 0
+    state_dim: int = 0
+    needs_state: bool = True
+    length: int = 0
+    fill: Literal["right", "left", "inside"] = "right"
+    bos: int = 2
+    pad: int = 0
+    empty: int = 0
+    image_token: int = 0
+    image_tokens: int = 0
+    state_in_prompt: bool = False
+    crop: bool = False
+    embodiments: int = 0
+
+    @property
+    def pads(self) -> bool:
+        """Whether the network's state and actions may have more entries than the robot's."""
+        return self.architecture != "openvla_oft"
+
+    def __post_init__(self) -> None:
+        if not self.words:
+            object.__setattr__(self, "words", self.vocabulary)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +137,7 @@ def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, sourc
     choices: Mapping[str, Any] = source.config.get(CHOICES) or {} if source is not None else {}
     statistics = None
     robot = settings.robot or choices.get("robot", "")
-    if source is not None and _says_size(settings):
+    if source is not None and settings.size != type(settings).model_fields["size"].default:
         _warn(f"policy.size is not used: checkpoint = {source.folder} has a network of its own; leave policy.size out")
     if source is not None and robot != BOUNDS:
         statistics = robot_statistics(source, form.architecture, robot, settings.data_config)
@@ -88,12 +164,6 @@ def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, sourc
         padding_counts=settings.prompt_length > 0,
         embodiment=_embodiment(settings, form, statistics),
     )
-
-
-def _says_size(settings: VlaSettings) -> bool:
-    """Whether the settings give a network size. A saved default counts as not given."""
-    own = type(settings).model_fields.get("size")
-    return own is not None and getattr(settings, "size") != own.default  # noqa: B009 - an architecture's own field
 
 
 def _plan_cameras(

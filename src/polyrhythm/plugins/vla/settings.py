@@ -1,14 +1,14 @@
-"""Settings that all published VLA policies share, the inputs and outputs of each architecture, and the building of a
-policy."""
+"""Settings that the published VLA policies share, further ones of flow policies, and the building of a policy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import torch
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from torch import nn
 
 from polyrhythm.plugins.pretrained.adapting import (
@@ -23,76 +23,20 @@ from polyrhythm.plugins.pretrained.adapting import (
 )
 from polyrhythm.plugins.pretrained.building import load_network, load_ours, random_network, unfilled_network
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
-from polyrhythm.plugins.pretrained.fitting import Architecture, check_fit
+from polyrhythm.plugins.pretrained.fitting import Architecture, check_fit, released_size
 from polyrhythm.plugins.pretrained.precision import Precision
+from polyrhythm.plugins.vla.flow_policy import FLOW_TRAITS, FlowNetwork, FlowPolicy
+from polyrhythm.plugins.vla.input_plan import CAMERAS, InputForm, InputPlan, PolicyType, plan_inputs
+from polyrhythm.plugins.vla.inputs import VlaInputs
+from polyrhythm.plugins.vla.prompts import WORDS
 from polyrhythm.plugins.vla.statistics import BOUNDS
-from polyrhythm.plugins.vla.tokenizers import WORDS
-from polyrhythm.policies.base import SETTINGS
+from polyrhythm.plugins.vla.vision import VisionSize
+from polyrhythm.policies.base import SETTINGS, named, type_or
+from polyrhythm.policies.flow_matching import FlowMethod, check_steps
 from polyrhythm.policies.form import PolicyForm, Role, ValueKind, describe
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
 from polyrhythm.specs import ArraySpec, EnvSpec
-
-PolicyType = Literal["pi0", "pi05", "openvla_oft", "groot_n1d5"]
-
-#: Names of the cameras of each architecture in the order of its inputs, for folders that do not name theirs.
-CAMERAS = {
-    "pi0": ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"),
-    "pi05": ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"),
-    "openvla_oft": ("primary", "left_wrist", "right_wrist"),
-    "groot_n1d5": ("ego_view", "wrist", "third"),
-}
-#: GR00T's rows of its per-embodiment weights, by the tag of the statistics (NVIDIA; RLinf).
-EMBODIMENTS = {
-    "new_embodiment": 31,
-    "gr1": 24,
-    "oxe_droid": 17,
-    "agibot_genie1": 26,
-    "genie1_gripper": 26,
-    "libero_franka": 31,
-    "isaaclab_franka": 31,
-    "maniskill_widowx": 30,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputForm:
-    """Inputs and outputs of one network.
-
-    image: side of its images in pixels. horizon: H; action_dim, state_dim: padded entries of action and state;
-    state_dim 0: the environment's. needs_state: the network reads the state. vocabulary: exclusive bound of ids; words:
-    of hashed words. length: prompt tokens; 0: those of the longest prompt. fill: where short prompts are padded: right,
-    left, or inside (after the first token). bos, pad, empty, image_token: ids. image_tokens: prompt tokens per image
-    (GR00T). state_in_prompt: π0.5's bins. crop: OpenVLA-OFT's 90% of the area. embodiments: number of GR00T's.
-    """
-
-    architecture: PolicyType
-    image: int
-    horizon: int
-    action_dim: int
-    vocabulary: int
-    words: int = 0
-    state_dim: int = 0
-    needs_state: bool = True
-    length: int = 0
-    fill: Literal["right", "left", "inside"] = "right"
-    bos: int = 2
-    pad: int = 0
-    empty: int = 0
-    image_token: int = 0
-    image_tokens: int = 0
-    state_in_prompt: bool = False
-    crop: bool = False
-    embodiments: int = 0
-
-    @property
-    def pads(self) -> bool:
-        """Whether the network's state and actions may have more entries than the robot's."""
-        return self.architecture != "openvla_oft"
-
-    def __post_init__(self) -> None:
-        if not self.words:
-            object.__setattr__(self, "words", self.vocabulary)
 
 
 class InputSizeSettings(BaseModel):
@@ -120,6 +64,14 @@ class InputSizeSettings(BaseModel):
                 raise ValueError(f"policy.size.{name} = {value} is not a multiple of {divisor} = {of}: choose one")
         return self
 
+    def network(self, *, horizon: int, action_dim: int, state_dim: int) -> Any:
+        """Size of the network, without padded entries."""
+        raise NotImplementedError
+
+    def tower(self) -> VisionSize:
+        width = self.vision_width
+        return VisionSize(width, self.vision_layers, 4 * width, self.vision_heads, self.image, self.patch)
+
     def multiples(self) -> tuple[tuple[str, int, str, int], ...]:
         """Divisibility constraints: setting, its value, the divisor's name, the divisor."""
         return (
@@ -143,13 +95,19 @@ FOLDERS = "polyrhythm.plugins.vla.released:VlaFolders"
 
 
 class VlaSettings(BaseModel):
-    """Common settings; an architecture's settings derive from this and add `type`, `size` and what is its own."""
+    """Common settings; an architecture's settings derive from this and define `policy`, `answers`, `input_form`, and
+    what is its own."""
 
     model_config = SETTINGS
+    architecture: ClassVar[Architecture]
     policy_traits: ClassVar[PolicyTraits]
     needs: ClassVar = ("torch", "transformers", "safetensors")
     extra: ClassVar = "vla"
 
+    type: PolicyType
+    """The policy's name."""
+    size: InputSizeSettings | Literal["released"]
+    """Form of the network without a checkpoint; released: full size, for measurements."""
     checkpoint: Named = ""
     """Folder of a released checkpoint; empty: weights from the seed, in the form of `size`."""
     tokenizer: Named = ""
@@ -180,6 +138,8 @@ class VlaSettings(BaseModel):
     gripper: Literal["as_is", "open_is_one"] = "as_is"
     """The last action entry: as_is, or predicted as 1 = open and 0 = closed for an environment that takes -1 and 1
     (LIBERO with OpenVLA-OFT and GR00T)."""
+    horizon: int = Field(0, ge=0)
+    """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""
     chunk: int = Field(5, ge=1)
     """Actions that are executed of those predicted (C)."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -213,8 +173,45 @@ class VlaSettings(BaseModel):
         makes = SettingsTraits(outlines=True, builds_in_parts=True, has_miniature=True)
         return replace(makes, adapts=True, folders=FOLDERS, policy=policy)
 
-    def _blueprint(self, env_spec: EnvSpec) -> Blueprint[Any]:
+    def network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> Any:
+        """Size of the network for this environment, from the checkpoint, the release, or `size`. ConfigError: the
+        checkpoint has another architecture, or its size is unknown."""
+        if source is not None:
+            size = released_size(self.architecture, source)
+        elif isinstance(self.size, str):
+            size = replace(self.architecture.size({}, {}), horizon=self.chunk)
+        else:
+            size = self.size.network(
+                horizon=self.horizon or self.chunk,
+                action_dim=env_spec.action.dim,
+                state_dim=self.state_entries(env_spec),
+            )
+        return replace(size, horizon=self.horizon or size.horizon)
+
+    def fitted_architecture(self, size: Any) -> Architecture:  # noqa: ARG002 - most are the same at any size
+        """The architecture, with the dead tensors of a network of this size."""
+        return self.architecture
+
+    def input_form(self, size: Any, source: Checkpoint | None) -> InputForm:
+        """Inputs and outputs of a network of this size."""
         raise NotImplementedError
+
+    def policy(self, network: nn.Module, inputs: VlaInputs, precision: Precision) -> AdaptedPolicy:
+        raise NotImplementedError
+
+    def answers(self, env_spec: EnvSpec, size: Any) -> Mapping[str, ArraySpec]:
+        """One row of the policy's forward_inputs."""
+        raise NotImplementedError
+
+    def form(self, env_spec: EnvSpec) -> PolicyForm:
+        plan = self._blueprint(env_spec)
+        return describe(plan.outline, self.answers(env_spec, plan.size), self.value_level)
+
+    def _blueprint(self, env_spec: EnvSpec) -> Blueprint:
+        source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
+        size = self.network_size(env_spec, source)
+        plan = plan_inputs(self, env_spec, self.input_form(size, source), source)
+        return Blueprint(self, self.fitted_architecture(size), size, source, plan)
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> Any:
         return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
@@ -246,7 +243,6 @@ class VlaSettings(BaseModel):
     def miniature(self) -> Self:
         """The same acting and training settings with the smallest network, from a seed, which builds in a second.
         Settings that refer to a checkpoint's robot, cameras or padding are dropped."""
-        kind = type(self).model_fields["type"].default
         return self.model_copy(
             update={
                 "checkpoint": "",
@@ -256,7 +252,7 @@ class VlaSettings(BaseModel):
                 "embodiment": -1,
                 "data_config": "",
                 "entries": (),
-                "cameras": dict(zip(CAMERAS[kind], self.cameras.values(), strict=False)),
+                "cameras": dict(zip(CAMERAS[self.type], self.cameras.values(), strict=False)),
                 "prompt_length": 0,
                 "train": "all",
                 "dtype": "float32",
@@ -264,80 +260,89 @@ class VlaSettings(BaseModel):
         )
 
 
-P = TypeVar("P", bound=AdaptedPolicy)
+class FlowVlaSettings(VlaSettings):
+    """Common settings of flow policies: π0, π0.5 and GR00T N1.5."""
+
+    policy_traits: ClassVar = FLOW_TRAITS
+
+    steps: int = Field(4, ge=1)
+    """Steps from noise to actions (K)."""
+    method: Annotated[FlowMethod, Discriminator(type_or("flow_sde")), BeforeValidator(named)] = Field(
+        {"type": "flow_sde"}, validate_default=True
+    )
+    """Where noise enters: flow_sde, flow_cps (one step per row), flow_noise (all steps, learned), ode (not for RL)."""
+    sft_draws: int = Field(1, ge=1)
+    """Pairs of time and noise per demonstrated chunk in supervised training, on one prefix pass; releases use 1."""
+
+    @model_validator(mode="after")
+    def _method_has_a_noisy_step(self) -> Self:
+        check_steps(self.method, self.steps)
+        return self
+
+    def policy(self, network: nn.Module, inputs: VlaInputs, precision: Precision) -> FlowPolicy:
+        assert isinstance(network, FlowNetwork)
+        return FlowPolicy(network, inputs, self, precision)
+
+    def answers(self, env_spec: EnvSpec, size: Any) -> Mapping[str, ArraySpec]:  # noqa: ARG002 - in the network's shape
+        return self.method.answers(self.steps, (size.horizon, size.action_dim))
 
 
 @dataclass(frozen=True, slots=True)
-class Blueprint(Generic[P]):
+class Blueprint:
     """Builds one policy.
 
     architecture: with the dead tensors of a network of this size. source: the checkpoint, None for weights from the
-    seed. around: makes the policy from its network, which may be on the meta device, and the precision.
+    seed.
     """
 
     settings: VlaSettings
     architecture: Architecture
     size: Any
     source: Checkpoint | None
-    around: Callable[[nn.Module, Precision], P]
+    plan: InputPlan
 
-    def form(self, answers: Mapping[str, ArraySpec]) -> PolicyForm:
-        """The policy's form. answers: one row of the policy's forward_inputs. ConfigError: the folder's tensors do
-        not fit."""
-
-        return describe(self.outline, answers, self.settings.value_level)
-
-    def outline(self, role: Role) -> P:
+    def outline(self, role: Role) -> AdaptedPolicy:
         """The policy in the caller's `form.outlined`. ConfigError: the folder's tensors do not fit."""
         network = self.architecture.network(self.size)
         if self.source is not None:
             check_fit(self.architecture, self.source, network)
-        adaptation = self._adaptation
+        adaptation = adaptation_of(self.settings, self.architecture)
         adaptation.prepare(network, role)
         adaptation.finish(network, role, 0)
-        return self.around(network, adaptation.precision)
+        return self._around(network, adaptation)
 
-    def build(self, *, seed: int, device: str, role: Role) -> P:
+    def build(self, *, seed: int, device: str, role: Role) -> AdaptedPolicy:
         """The policy, loaded directly to the device; without a checkpoint drawn from the seed on the CPU."""
-        adaptation, of = self._adaptation, self.architecture
-
-        def prepare(network: nn.Module) -> None:
-            adaptation.prepare(network, role)
-
+        adaptation, of = adaptation_of(self.settings, self.architecture), self.architecture
+        prepare = partial(adaptation.prepare, role=role)
         with seeded(seed):
             if self.source is None:
                 network = random_network(of, self.size, seed=seed, device=device, prepare=prepare)
             else:
                 network = load_network(of, self.source, device=device, prepare=prepare, seed=seed, size=self.size)
             adaptation.finish(network, role, seed)
-            policy = self.around(network, adaptation.precision).to(device)
+            policy = self._around(network, adaptation).to(device)
         if self.source is not None:
             load_ours(policy, self.source)
         return policy
 
-    def build_in_parts(self, *, seed: int, role: Role) -> P:
+    def build_in_parts(self, *, seed: int, role: Role) -> AdaptedPolicy:
         """The policy on the host; the checkpoint's tensors of its network are read later by `load_part`."""
-        adaptation = self._adaptation
         if self.source is None:
             return self.build(seed=seed, device="cpu", role=role)
-
-        def prepare(network: nn.Module) -> None:
-            adaptation.prepare(network, role)
-
+        adaptation, of = adaptation_of(self.settings, self.architecture), self.architecture
+        prepare = partial(adaptation.prepare, role=role)
         with seeded(seed):
-            network, found = unfilled_network(
-                self.architecture, self.source, device="cpu", prepare=prepare, seed=seed, size=self.size
-            )
+            network, found = unfilled_network(of, self.source, device="cpu", prepare=prepare, seed=seed, size=self.size)
             adaptation.finish(network, role, seed)
             draw_adapters(network, seed, allocate=True)
-            policy = self.around(network, adaptation.precision)
+            policy = self._around(network, adaptation)
         policy.unread = UnreadTensors(self.source, found)
         load_ours(policy, self.source)
         return policy
 
-    @property
-    def _adaptation(self) -> Adaptation:
-        return adaptation_of(self.settings, self.architecture)
+    def _around(self, network: nn.Module, adaptation: Adaptation) -> AdaptedPolicy:
+        return self.settings.policy(network, VlaInputs(self.plan), adaptation.precision)
 
 
 def adaptation_of(settings: VlaSettings, of: Architecture) -> Adaptation:

@@ -21,7 +21,7 @@ import numpy as np
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint, read_stored
-from polyrhythm.plugins.pretrained.folder_files import few, mapping_in, number_pair, read_json, value_of
+from polyrhythm.plugins.pretrained.folder_files import CHOICES, few, mapping_in, number_pair, read_json, value_of
 from polyrhythm.plugins.vla import scaling
 from polyrhythm.plugins.vla.groot_statistics import groot_scalings
 from polyrhythm.plugins.vla.images import Resizing
@@ -67,6 +67,25 @@ def _is_lerobots(source: Checkpoint) -> bool:
     return bool(lerobot_steps(source) or source.extra or ("input_features" in source.config and not openpi))
 
 
+def camera_names(opened: Checkpoint) -> tuple[str, ...]:
+    """Camera names in config.json or GR00T's metadata; () if there are none."""
+    config = opened.config
+    saved = (config.get(CHOICES) or {}).get("cameras")
+    named, features = saved or config.get("image_keys"), config.get("input_features")
+    if named and isinstance(named, list):
+        return tuple(map(str, named))
+    features = features if isinstance(features, Mapping) else {}
+    if visual := [
+        name for name, feature in features.items() if isinstance(feature, Mapping) and feature.get("type") == "VISUAL"
+    ]:
+        return tuple(visual)
+    for path in opened.statistics:
+        if path.name == "metadata.json":
+            tags = [tag for tag in read_json(path).values() if isinstance(tag, dict)]
+            return tuple(dict.fromkeys(name for tag in tags for name in (tag.get("modalities") or {}).get("video", ())))
+    return ()
+
+
 def lerobot_steps(source: Checkpoint) -> dict[str, Mapping[str, Any]]:
     """Settings of each step of policy_preprocessor.json, by name."""
     found: dict[str, Mapping[str, Any]] = {}
@@ -82,8 +101,9 @@ def lerobot_steps(source: Checkpoint) -> dict[str, Mapping[str, Any]]:
 
 #: `policy.robot` that asks for no statistics: actions between the environment's bounds, the state as it is.
 BOUNDS = "bounds"
-#: OpenVLA's statistics of data sets without idle steps have this ending, which settings may leave out.
-_NO_NOOPS = "_no_noops"
+#: Files of statistics by policy type, for messages.
+_EXPECTED = {"openvla_oft": "dataset_statistics.json", "groot_n1d5": "experiment_cfg/metadata.json"}
+_OPENPI = "assets/ID/norm_stats.json, or lerobot's policy_preprocessor files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +125,20 @@ _Keyed = tuple[str, Callable[[], RobotStatistics]]
 def robot_statistics(source: Checkpoint, kind: str, robot: str, data_config: str = "") -> RobotStatistics:
     """The statistics of the robot with this key ("": the only one). data_config: GR00T's, "" for its embodiment's.
     ConfigError: none, several, or an unknown key."""
-    found = list(_all(source, kind, data_config)) or _dataset(source)
+    found = list(_all(source, kind, data_config)) or list(_dataset(source))[:1]
     keys = [key for key, _ in found]
     if not found:
         wanted = f"policy.robot = {robot!r}: " if robot else ""
         raise ConfigError(
-            f"{wanted}checkpoint = {source.folder} has no normalisation statistics ({_expected(kind)}); copy that file "
-            f"from the release, or set policy.robot = {BOUNDS!r} to map actions to the environment's bounds"
+            f"{wanted}checkpoint = {source.folder} has no normalisation statistics "
+            f"({_EXPECTED.get(kind, _OPENPI)}); copy that file from the release, or set "
+            f"policy.robot = {BOUNDS!r} to map actions to the environment's bounds"
         )
     if not robot and len(found) == 1:
         return found[0][1]()
-    matching = [read for key, read in found if _is_named(key, robot)] if robot else []
+    # OpenVLA's keys may have the ending _no_noops, openpi's ids are paths.
+    names = {key: (key, key.removesuffix("_no_noops"), key.rsplit("/", 1)[-1]) for key in keys}
+    matching = [read for key, read in found if robot and robot in names[key]]
     if len(matching) == 1:
         return matching[0]()
     if not robot:
@@ -129,34 +152,21 @@ def robot_statistics(source: Checkpoint, kind: str, robot: str, data_config: str
     )
 
 
-def _is_named(key: str, robot: str) -> bool:
-    """Whether a setting matches this key: equal, equal without _no_noops, or equal to its last part (openpi's ids
-    are paths)."""
-    return robot in (key, key.removesuffix(_NO_NOOPS), key.rsplit("/", 1)[-1])
-
-
-def _expected(kind: str) -> str:
-    files = {
-        "openvla_oft": "dataset_statistics.json",
-        "groot_n1d5": "experiment_cfg/metadata.json",
-    }
-    return files.get(kind, "assets/ID/norm_stats.json, or lerobot's policy_preprocessor files")
-
-
 def _all(source: Checkpoint, kind: str, data_config: str) -> Iterator[_Keyed]:
     for path in source.statistics:
         if path.name == "norm_stats.json":
             key = openpi_key(path, source.folder)
             yield key, partial(openpi, path, kind, key)
         elif path.name == "dataset_statistics.json":
-            yield from openvla(read_json(path), str(path))
+            yield from ((key, partial(openvla, key, robot, str(path))) for key, robot in read_json(path).items())
         elif path.name == "metadata.json":
             for tag, robot in read_json(path).items():
                 if isinstance(robot, Mapping) and "statistics" in robot:
-                    yield tag, partial(groot, tag, robot, data_config, str(path))
+                    yield tag, partial(_groot, tag, robot, data_config, str(path))
     named = source.config.get("norm_stats")
     if isinstance(named, Mapping) and not any(path.name == "dataset_statistics.json" for path in source.statistics):
-        yield from openvla(named, f"{source.folder}/config.json")
+        origin = f"{source.folder}/config.json"
+        yield from ((key, partial(openvla, key, robot, origin)) for key, robot in named.items())
     yield from _lerobot(source)
 
 
@@ -173,26 +183,16 @@ def openpi(path: Path, kind: str, key: str) -> RobotStatistics:
     def of(name: str) -> Scaling | None:
         if name not in found:
             return None
-        return _openpi_scaling(found[name], kind, f"{path}: {name}")
+        stats, origin = found[name], f"{path}: {name}"
+        if kind == "pi05":
+            return scaling.bounds(*number_pair(stats, "q01", "q99", origin), eps=1e-6)
+        return scaling.mean_std(*number_pair(stats, "mean", "std", origin), eps=1e-6)
 
     return RobotStatistics(key, str(path), of("state"), of("actions"))
 
 
-def _openpi_scaling(stats: Mapping[str, Any], kind: str, origin: str) -> Scaling:
-    if kind == "pi05":
-        low, high = number_pair(stats, "q01", "q99", origin)
-        return scaling.bounds(low, high, eps=1e-6)
-    mean, std = number_pair(stats, "mean", "std", origin)
-    return scaling.mean_std(mean, std, eps=1e-6)
-
-
-def openvla(found: Mapping[str, Any], origin: str) -> Iterator[_Keyed]:
-    """OpenVLA's statistics by data set: quantiles, for ALOHA extremes; masked entries only; clipped."""
-    for key, robot in found.items():
-        yield key, partial(_openvla, key, robot, origin)
-
-
-def _openvla(key: str, robot: Any, origin: str) -> RobotStatistics:
+def openvla(key: str, robot: Any, origin: str) -> RobotStatistics:
+    """OpenVLA's statistics of a data set: quantiles, for ALOHA extremes; masked entries only; clipped."""
     ends = ("min", "max") if "aloha" in key.lower() else ("q01", "q99")
 
     def of(name: str) -> Scaling | None:
@@ -212,52 +212,46 @@ def _openvla(key: str, robot: Any, origin: str) -> RobotStatistics:
     return RobotStatistics(key, origin, of("proprio"), of("action"))
 
 
-def groot(tag: str, robot: Mapping[str, Any], data_config: str, origin: str) -> RobotStatistics:
-    found = groot_scalings(tag, robot, data_config, origin)
-    return RobotStatistics(tag, origin, found.state, found.action, found.parts)
+def _groot(tag: str, robot: Mapping[str, Any], data_config: str, origin: str) -> RobotStatistics:
+    return RobotStatistics(tag, origin, *groot_scalings(tag, robot, data_config, origin))
 
 
 def _lerobot(source: Checkpoint) -> Iterator[_Keyed]:
     """Statistics of lerobot's processors, or of the buffers in its older checkpoints."""
-    arrays = {name: array for path in source.statistics if path.suffix == ".safetensors" for name, array in _read(path)}
+    found: dict[str, dict[str, Any]] = {}
+    for path in source.statistics:
+        for name, array in _read(path) if path.suffix == ".safetensors" else ():
+            key, _, stat = name.rpartition(".")
+            found.setdefault(key, {})[stat] = array
     for name, place in source.extra.items():  # (un)normalize_X.buffer_observation_state.mean
         buffer, stat = name.split(".buffer_", 1)[-1].rsplit(".", 1)
         key = "action" if buffer == "action" else buffer.replace("observation_", "observation.", 1)
-        arrays.update((f"{key}.{stat}", array) for _, array in _read(place.file, place.stored))
-    modes = _lerobot_modes(source)
-
-    def of(key: str, kind: str) -> Scaling | None:
-        stats = {name.rsplit(".", 1)[-1]: x for name, x in arrays.items() if name.rsplit(".", 1)[0] == key}
-        return _lerobot_scaling(stats, modes.get(kind, "MEAN_STD"), f"{source.folder}: {key}") if stats else None
-
-    state, actions = of("observation.state", "STATE"), of("action", "ACTION")
-    if state is not None or actions is not None:
-        yield "", partial(RobotStatistics, "", f"{source.folder} (lerobot)", state, actions)
+        for _, array in _read(place.file, place.stored):
+            found.setdefault(key, {})[stat] = array
+    yield from _only_robot(source, found, f"{source.folder} (lerobot)", str(source.folder))
 
 
-def _dataset(source: Checkpoint) -> list[_Keyed]:
-    """The first stats.json of a LeRobot dataset, with the modes of the policy's configuration (default MEAN_STD)."""
+def _dataset(source: Checkpoint) -> Iterator[_Keyed]:
+    """Statistics of the LeRobot datasets whose stats.json lies in the folder."""
     for path in source.statistics:
-        if path.name != "stats.json":
-            continue
-        found, modes = read_json(path), _lerobot_modes(source)
-
-        def of(key: str, kind: str, path: Path = path, found: Any = found, modes: Any = modes) -> Scaling | None:
-            stats = mapping_in(found, key, str(path))
-            return _lerobot_scaling(stats, modes.get(kind, "MEAN_STD"), f"{path}: {key}") if stats else None
-
-        state, actions = of("observation.state", "STATE"), of("action", "ACTION")
-        if state is not None or actions is not None:
-            return [("", partial(RobotStatistics, "", str(path), state, actions))]
-    return []
+        if path.name == "stats.json":
+            yield from _only_robot(source, read_json(path), str(path), str(path))
 
 
-def _lerobot_modes(source: Checkpoint) -> Mapping[str, str]:
-    """Mode of each kind of array (STATE, ACTION), from the processor's file or the policy's."""
+def _only_robot(source: Checkpoint, found: Mapping[str, Any], origin: str, where: str) -> Iterator[_Keyed]:
+    """lerobot's one robot, if there are numbers, in the modes of the processor's file or of the policy's (default
+    MEAN_STD). found: array -> statistic -> numbers."""
     modes = dict(source.config.get("normalization_mapping") or {})
     for settings in lerobot_steps(source).values():
         modes |= settings.get("norm_map", {})
-    return modes
+
+    def of(key: str, kind: str) -> Scaling | None:
+        stats = mapping_in(found, key, where)
+        return _lerobot_scaling(stats, modes.get(kind, "MEAN_STD"), f"{where}: {key}") if stats else None
+
+    state, actions = of("observation.state", "STATE"), of("action", "ACTION")
+    if state is not None or actions is not None:
+        yield "", partial(RobotStatistics, "", origin, state, actions)
 
 
 def _lerobot_scaling(stats: Mapping[str, np.ndarray], mode: str, origin: str) -> Scaling:

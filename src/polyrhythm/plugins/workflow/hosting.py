@@ -16,7 +16,7 @@ from polyrhythm.plugins.cluster.hosts.agent import Node
 from polyrhythm.plugins.cluster.hosts.build import Places, open_hosts
 from polyrhythm.plugins.cluster.parcels import KeptParcels, Parcels, SharedParcels
 from polyrhythm.plugins.workflow.station import WorkerBeside, WorkerFactory
-from polyrhythm.runtime.factories import StationList
+from polyrhythm.runtime.factories import Resources, StationList
 from polyrhythm.runtime.hosting import Hosting
 from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.inline import InlineHosting
@@ -60,11 +60,11 @@ class Opened:
     undo: ExitStack
 
 
-def open_inline(stations: StationList) -> Opened:
+def open_inline(stations: Sequence[tuple[WorkerFactory, Resources]]) -> Opened:
     """All workers in this process, taking turns."""
     parcels = KeptParcels()
-    workers: list[tuple[Any, ...]] = [(WorkerBeside(cast(WorkerFactory, f), parcels), *seats) for f, *seats in stations]
-    hosting = InlineHosting(cast(StationList, workers), in_memory(LAYOUT), cast(Any, None))
+    workers = [(WorkerBeside(factory, parcels), seat) for factory, seat in stations]
+    hosting = InlineHosting(workers, in_memory(LAYOUT), cast(Any, None))
     return Opened(hosting, parcels, None, ExitStack())
 
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 
-from polyrhythm.runtime.messages import FromWorker, Reply, Report, Spans, ToWorker, WorkerJoined
+from polyrhythm.runtime.messages import ORDERS, FromWorker, Reply, Report, Spans, ToWorker, WorkerJoined
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
 
@@ -158,33 +158,16 @@ Message = (
     | WorkerJoined | ToWorker | FromWorker | WakeUp
 )  # fmt: skip
 
+#: Events of main's own.
+_OWN = (
+    records.PayloadsLost, records.WeightsOffered, records.SaveRequested, records.TrainUntil, records.Evaluate,
+    records.Wake,
+)  # fmt: skip
 #: The order is the protocol: every process of a run has the same code.
 TYPES: tuple[type, ...] = (
-    *(records.SimulatorJoined, records.GeneratorJoined, records.TrainerJoined, records.StationLost),
-    *(records.RequestArrived, records.BatchDone, records.SampleFinished, records.SampleFailed),
-    *(records.UpdateDone, records.Published, records.WeightsApplied, records.Checkpointed),
-    *(records.CancelRow, records.RefuseRequest, records.PrepareEpisodes, records.Serve, records.ApplyWeights),
-    *(records.StartUpdate, records.PublishWeights),
-    *(
-        records.StartRows,
-        records.SaveTrainer,
-        Report,
-        Hello,
-        Heartbeat,
-        Connect,
-        Failed,
-        Ping,
-        Stop,
-        Spans,
-        MeasureSpans,
-        ReplyHead,
-        Refused,
-    ),
-    *(records.TakeDevice, records.YieldDevice, records.DeviceTaken, records.DeviceYielded),
-    *(records.StartStream, records.AbortStream, records.StreamDone),
-    *(records.ScorerJoined, records.ScoreSample, records.SampleScored, records.ScoringFailed),
-    *(WorkerJoined, ToWorker, FromWorker, WakeUp, HostAt, Dismissed, Warned),
-)
+    *(kind for kind in get_args(records.Event) if kind not in _OWN), *ORDERS, WorkerJoined, FromWorker, Report, Spans,
+    Hello, Heartbeat, Connect, HostAt, Dismissed, Failed, Refused, Warned, Ping, MeasureSpans, Stop, WakeUp, ReplyHead,
+)  # fmt: skip
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(TYPES)}
 _REPLY, _FRAME = _TAGS[ReplyHead], b"\xff"
 #: Bytes of the field with the length of a reply's head or of a frame's index; alignment of a reply's records and of the
@@ -232,10 +215,6 @@ def unframe(content: bytes, largest: int = LARGEST) -> Iterator[tuple[int, Conte
         raise UnfitMessage("too_large", f"a message of {len(content)} bytes; at most {largest} are expected")
     if content[:1] != _FRAME:
         return iter(((0, content),))
-    return iter(_messages_of(content))
-
-
-def _messages_of(content: bytes) -> list[tuple[int, Content]]:
     view = memoryview(content)
     messages: list[tuple[int, Content]] = []
     stop = 1 + _LENGTH + int.from_bytes(content[1 : 1 + _LENGTH], "little")
@@ -252,7 +231,7 @@ def _messages_of(content: bytes) -> list[tuple[int, Content]]:
         begin = stop + -stop % _ALIGNMENT
     if not index or begin != len(content):
         raise UnfitMessage("undecodable", f"a frame of {len(content)} bytes; its index counts {begin}")
-    return messages
+    return iter(messages)
 
 
 def decode(content: Content, answer_dtype: np.dtype[Any] | None = None, largest: int = LARGEST) -> Message | Reply:
@@ -260,20 +239,16 @@ def decode(content: Content, answer_dtype: np.dtype[Any] | None = None, largest:
     if len(content) > largest:
         raise UnfitMessage("too_large", f"a message of {len(content)} bytes; at most {largest} are expected")
     try:
-        if content[:1] == _REPLY:
-            return _decode_reply(content, answer_dtype)
-        return _DECODERS[content[0]].decode(content[1:])
+        if content[:1] != _REPLY:
+            return _DECODERS[content[0]].decode(content[1:])
+        if answer_dtype is None:
+            raise UnfitMessage("misdirected", "a reply came to a station that sends no requests")
+        stop = 1 + _LENGTH + int.from_bytes(content[1 : 1 + _LENGTH], "little")
+        head = _decode_head(content[1 + _LENGTH : stop])
+        answers = np.frombuffer(content, answer_dtype, offset=stop + -stop % _ALIGNMENT)
+        return Reply(head.reply_to, head.slot, head.sequence, answers)
     except UnfitMessage:
         raise
     except (IndexError, ValueError, RecursionError) as error:  # nesting without end is said by RecursionError
         why = f"a message of {len(content)} bytes cannot be decoded ({error})"
         raise UnfitMessage("undecodable", why) from error
-
-
-def _decode_reply(content: Content, answer_dtype: np.dtype[Any] | None) -> Reply:
-    if answer_dtype is None:
-        raise UnfitMessage("misdirected", "a reply came to a station that sends no requests")
-    stop = 1 + _LENGTH + int.from_bytes(content[1 : 1 + _LENGTH], "little")
-    head = _decode_head(content[1 + _LENGTH : stop])
-    answers = np.frombuffer(content, answer_dtype, offset=stop + -stop % _ALIGNMENT)
-    return Reply(head.reply_to, head.slot, head.sequence, answers)

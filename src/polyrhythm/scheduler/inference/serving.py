@@ -4,6 +4,9 @@ The conductor's contract with serving: `on_request`; `finish` a pass, or `end` a
 then the commands that are `due`, and the time of the next ones (`deadline`). `BatchScheduler` serves by passes,
 `StreamScheduler` by streams.
 
+The rest of a slot's state (rows, tickets, parked episodes) is in `rollout/rows`. The conductor reports when a slot
+becomes live (one of its rows holds a ticket) or stops being live.
+
 Invariants: a request waits, is being served by exactly one generator, or is answered; a generator never serves a
 request whose tickets are newer than its weights.
 """
@@ -14,21 +17,86 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, Self
 
+from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.inference.generators import GeneratorRegistry, GeneratorState, WeightScheduler
 from polyrhythm.scheduler.inference.requests import ANY, RequestQueue, load_key
 from polyrhythm.scheduler.inference.routing import Router
-from polyrhythm.scheduler.inference.slots import ServedSlot, SlotRegistry
-from polyrhythm.scheduler.records import (
-    AbortStream,
-    BatchingChosen,
-    GeneratorJoined,
-    RefuseRequest,
-    Request,
-    RequestArrived,
-    SimulatorJoined,
-)
+from polyrhythm.scheduler.records import AbortStream, BatchingChosen, EnvBatchInfo, RefuseRequest, Request
 from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
+
+
+@dataclass(slots=True)
+class ServedSlot:
+    """ordinal: number of the slot for `routing: fixed`, -1 for a reserved one; generator: the only one that may serve
+    it, if its sharding names one.
+
+    request: waiting or in a batch; last_request: the last one received; answered_by: the generator that reported its
+    answer, "" before that. host: of its observations. expected: the pool in which it counts as absent; None while it
+    waits, is not live or is reserved.
+    """
+
+    name: str
+    simulator: str
+    ordinal: int
+    generator: str | None
+    reserved: bool = False
+    live: bool = False
+    request: Request | None = None
+    last_request: Request | None = None
+    answered_by: str = ""
+    host: str = ""
+    expected: str | None = field(default=None, init=False, metadata=UNSAVED)
+
+
+@dataclass(slots=True)
+class SlotRegistry:
+    """Slots of all present simulators. live: number of the live ones that are not reserved for evaluation; ordinals:
+    slot → its number, kept while its simulator is absent.
+
+    absent: number of those live slots without a queued request, by the pool in which it is expected, positive only,
+    kept by `BatchScheduler`; expected_among: the live generators for which they were
+    counted, None if they must be recounted, as after a restore.
+    """
+
+    slots: dict[str, ServedSlot] = field(default_factory=dict)
+    live: int = 0
+    ordinals: dict[str, int] = field(default_factory=dict)
+    absent: dict[str, int] = field(default_factory=dict, init=False, metadata=UNSAVED)
+    expected_among: list[str] | None = field(default=None, init=False, metadata=UNSAVED)
+
+    def join(self, simulator: str, batches: tuple[EnvBatchInfo, ...], host: str = "") -> None:
+        for batch in batches:
+            for slot in batch.slots:
+                ordinal = -1 if batch.reserved else self.ordinals.setdefault(slot.slot, len(self.ordinals))
+                own = ServedSlot(slot.slot, simulator, ordinal, slot.generator, batch.reserved, host=host)
+                self.slots[slot.slot] = own
+
+    def leave(self, simulator: str) -> list[str]:
+        """Remove the simulator's slots; returns their names."""
+        gone = [slot for slot in self.slots.values() if slot.simulator == simulator]
+        for slot in gone:
+            self.live -= slot.live and not slot.reserved
+            self.expect(slot, None)
+            del self.slots[slot.name]
+        return [slot.name for slot in gone]
+
+    def set_live(self, slot: ServedSlot, *, live: bool) -> None:
+        if not slot.reserved:
+            self.live += live - slot.live
+        slot.live = live
+
+    def expect(self, slot: ServedSlot, pool: str | None) -> None:
+        """The slot's next request is expected in `pool`; None: it is not expected."""
+        before, slot.expected = slot.expected, pool
+        if before == pool:
+            return
+        if before is not None:
+            self.absent[before] -= 1
+            if not self.absent[before]:
+                del self.absent[before]
+        if pool is not None:
+            self.absent[pool] = self.absent.get(pool, 0) + 1
 
 
 class Tuner(Protocol):
@@ -80,11 +148,6 @@ class RequestScheduler:
             tuning=tuning,
         )
 
-    # ------------------------------------------------------------ stations
-
-    def add_slots(self, event: SimulatorJoined) -> None:
-        self.slots.join(event.simulator, event.batches, event.host)
-
     def host_of(self, request: Request) -> str:
         return self.slots.slots[request.slot].host
 
@@ -97,7 +160,7 @@ class RequestScheduler:
                 self.tuning.remove_slot(name)
         return []
 
-    def add_generator(self, event: GeneratorJoined) -> None:
+    def add_generator(self, event: records.GeneratorJoined) -> None:
         # The other rules measure single passes, start them together, or have none.
         depth = event.depth if self.settings.batching == "dynamic" else 1
         name, incarnation, version = event.generator, event.incarnation, event.version
@@ -145,9 +208,7 @@ class RequestScheduler:
         slot.request = None
         return [RefuseRequest(slot.simulator, name, request.sequence, "its rows were cancelled")]
 
-    # ------------------------------------------------------------ requests
-
-    def on_request(self, event: RequestArrived, now: float) -> None:
+    def on_request(self, event: records.RequestArrived, now: float) -> None:
         slot = self.slots.slots[event.slot]
         if slot.request is not None:
             # Its reply arrived before its generator's report, or the generator died between the two: it is answered.

@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from polyrhythm.scheduler.records import Ticket
 from polyrhythm.scheduler.samples.admission import Admission
 from polyrhythm.scheduler.samples.buffer import SampleBuffer
-from polyrhythm.scheduler.samples.groups import Group, Sample
-from polyrhythm.scheduler.samples.ledger import SampleState
+from polyrhythm.scheduler.samples.groups import Group, Sample, SampleState
 
 
 def oldest_missing(admission: Admission, buffer: SampleBuffer) -> int | None:

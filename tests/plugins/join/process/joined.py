@@ -16,7 +16,7 @@ from polyrhythm.config.load import load_env, merge
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.plugins.join.joining import JoinClient
-from polyrhythm.plugins.join.terms import read_token
+from polyrhythm.plugins.join.messages import read_token
 from polyrhythm.scheduler import records
 
 #: A run in this process that nobody but one simulator that joins steps for.

@@ -28,7 +28,7 @@ from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.standalone import without_joining
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.run_loop import Interrupted
-from polyrhythm.plugins.join.terms import write_token
+from polyrhythm.plugins.join.messages import write_token
 from polyrhythm.runtime.hosting import dropped_messages
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.scheduler import records

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.virtual.clustersim.file import load_cluster, simulate_file
+from polyrhythm.plugins.virtual.simulate import load_cluster, simulate_file
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "clusters"
 SMALL = """

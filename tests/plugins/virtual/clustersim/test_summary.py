@@ -10,8 +10,8 @@ from tests.oracles.arbitrary import arbitrary_cluster
 from tests.plugins.virtual.clustersim.clusters import run, settings
 
 from polyrhythm.plugins.timeline.trace import TraceWriter
-from polyrhythm.plugins.virtual.clustersim.file import SpanWriter, simulate
 from polyrhythm.plugins.virtual.clustersim.measures import Measures
+from polyrhythm.plugins.virtual.simulate import SpanWriter, simulate
 from polyrhythm.runtime import spans
 
 BUSY = settings(

@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from polyrhythm.plugins.virtual import planning as theory
-from polyrhythm.plugins.virtual.clustersim.file import simulate
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.plugins.virtual.planning import Workload
+from polyrhythm.plugins.virtual.simulate import simulate
 
 #: N = 8 samples of 10 s, at most 20 s, on 4 workers; each is trained on twice, 3 s each time.
 WORK = Workload(samples=8, workers=4, rollout_s=10.0, longest_s=20.0, train_s=3.0, passes=2)

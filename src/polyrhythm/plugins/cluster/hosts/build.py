@@ -18,17 +18,10 @@ from pathlib import Path
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found, LocalNode, Node
-from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent, client_of
+from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent, HostWatch, client_of
 from polyrhythm.plugins.cluster.hosts.directory import NO_NEEDS, HostDirectory, HostedPayloads, Needs, silence_limit
-from polyrhythm.plugins.cluster.hosts.memory import (
-    MIRROR,
-    HostMemory,
-    segment_sizes,
-    start_cleaner,
-    write_identity,
-)
-from polyrhythm.plugins.cluster.hosts.survey import ClusterNodes, HostPlace, Survey
-from polyrhythm.plugins.cluster.hosts.watch import HostWatch
+from polyrhythm.plugins.cluster.hosts.memory import MIRROR, HostMemory, segment_sizes, start_cleaner, write_identity
+from polyrhythm.plugins.cluster.hosts.survey import ClusterNodes, HostedNode, Survey
 from polyrhythm.plugins.cluster.sealed import check_sealing
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosts import MAIN, HostView
@@ -66,13 +59,7 @@ class HostOpener:
         self.servers: dict[str, str] = {}
         self._numbers = itertools.count(first)
 
-    @property
-    def mirror_nbytes(self) -> int:
-        """Bytes of a mirror of the published weights."""
-        return shared_nbytes(self._weights)
-
     def open_main(self, node: Node, folder: Path, token: str) -> None:
-        """Main's host, which has its folder."""
         self._settle(self._begin(node, MAIN, self.publishers, str(folder))(), token)
 
     def open(self, node: Node, *, publishes: bool = False) -> Found:
@@ -232,6 +219,8 @@ def open_hosts(
         opener = HostOpener(layout, weights, keys, silence_limit(limits.heartbeat_s), next_number(logs))
         connect = partial(client_of, sockets)
         directory = _find_hosts(opener, folder, places, names, agents, connect, limits.heartbeat_s)
+        if len(opener.publishers) > 1:
+            folder.add(MIRROR, shared_nbytes(weights))
         in_flight = InFlight(layout, check_report)
         hosting = LocalHosting(
             stations,
@@ -282,10 +271,10 @@ def _find_hosts(
     agents.callback(own.close)
     hosts.open_main(own, folder.folder, write_identity(folder.folder))
     nodes = {places.nodes[name].name: places.nodes[name] for name in names}
-    found: dict[str, HostPlace] = {}
+    found: dict[str, HostedNode] = {}
 
     def note(node: Node, answer: Found) -> None:
-        found[node.name] = HostPlace(node, answer.host, answer.folder)
+        found[node.name] = HostedNode(node, answer.host, answer.folder)
         log.info("%s: host %s at %s", node.name, answer.host, node.address)
 
     for node in nodes.values():
@@ -296,8 +285,6 @@ def _find_hosts(
     for together in in_rounds(list(nodes.values())):
         for node, answer in zip(together, hosts.open_together(together, connect), strict=True):
             note(node, answer)
-    if len(hosts.publishers) > 1:
-        folder.add(MIRROR, hosts.mirror_nbytes)
     at = {name: found[places.nodes[name].name] for name in names}
     survey = None
     if places.cluster is not None:
@@ -311,7 +298,7 @@ def _find_hosts(
         survey,
         places.needs,
         heartbeat_s,
-        own=HostPlace(own, MAIN, str(folder.folder)),
+        own=HostedNode(own, MAIN, str(folder.folder)),
     )
     hosts.lost = directory.lost
     if survey is not None:

@@ -198,7 +198,6 @@ def _text(text: str) -> bytes:
 
 
 def _frame(kind: int, flags: int, content: bytes) -> bytes:
-    """A frame of HTTP/2's first stream."""
     return struct.pack(">I", len(content))[1:] + bytes([kind, flags]) + struct.pack(">I", 1) + content
 
 

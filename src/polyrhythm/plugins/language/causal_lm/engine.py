@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,16 +105,8 @@ class _Row(Progress):
         self.uniform = noise.UniformStream(self.request.noise_key)
 
     @property
-    def sequence(self) -> list[int]:
-        return [*self.request.prompt.tolist(), *self.tokens]
-
-    @property
     def length(self) -> int:
         return len(self.request.prompt) + len(self.tokens)
-
-    @property
-    def prompt_key(self) -> bytes:
-        return self.request.prompt.tobytes()
 
 
 class NativeEngine:
@@ -147,8 +140,6 @@ class NativeEngine:
             self._cache = SlotCache(capacity, length)
             self._greedy = torch.zeros(capacity, dtype=torch.bool, device=self._device)
 
-    # ------------------------------------------------------------ requests
-
     def add(self, request: EngineRequest) -> None:
         """ValueError: there is no free row, the sequence is too long, or it would generate nothing."""
         known = {row.request.request_id for row in (*self._running, *self._waiting)}
@@ -177,8 +168,6 @@ class NativeEngine:
     def statistics(self) -> dict[str, int | float]:
         return {"prompt_tokens": self.prompt_tokens, "shared_tokens": self.shared_tokens}
 
-    # ------------------------------------------------------------ steps
-
     @torch.no_grad()
     def step(self) -> list[Generated]:
         """Generate one token per request: new requests from their prompts, running ones from the cache."""
@@ -189,7 +178,13 @@ class NativeEngine:
         if self._waiting:
             features.append(self._begin())
         self._sample(torch.cat(features))
-        return self._take_finished()
+        finished = []
+        for place in range(len(self._running) - 1, -1, -1):
+            row = self._running[place]
+            if row.tokens[-1] in self._stops or len(row.tokens) >= row.request.max_new_tokens:
+                finished.append(row.generated(finished=True))
+                self._remove(place)
+        return finished[::-1]
 
     def _decode(self, count: int) -> Tensor:
         """Features [count,width] of the last tokens of the rows 0..count-1."""
@@ -207,7 +202,8 @@ class NativeEngine:
         """Move all waiting requests to rows; return the features of their last positions."""
         rows, first = list(self._waiting), len(self._running)
         self._waiting.clear()
-        known = {row.prompt_key: place for place, row in enumerate(self._running) if row.weights == self._weights}
+        present = [(place, row) for place, row in enumerate(self._running) if row.weights == self._weights]
+        known = {row.request.prompt.tobytes(): place for place, row in present}
         self._running += rows
         own = slice(first, first + len(rows))
         self._greedy[own] = torch.tensor([row.request.greedy for row in rows], device=self._device)
@@ -230,7 +226,7 @@ class NativeEngine:
             row = self._running[place]
             row.weights = self._weights
             self.prompt_tokens += len(row.request.prompt)
-            source = known.setdefault(row.prompt_key, place)
+            source = known.setdefault(row.request.prompt.tobytes(), place)
             if source == place or row.tokens:
                 computed.append(place)
             else:
@@ -242,7 +238,8 @@ class NativeEngine:
         places.sort(key=lambda place: self._running[place].length)
         rows = [self._running[place] for place in places]
         lengths = torch.tensor([row.length for row in rows], device=self._device)
-        tokens = torch.tensor([token for row in rows for token in row.sequence], device=self._device)
+        sequences = [token for row in rows for token in (*row.request.prompt.tolist(), *row.tokens)]
+        tokens = torch.tensor(sequences, device=self._device)
         index = torch.tensor(places, device=self._device)
         packing = Packing([row.length for row in rows])
         features = self._network.prefill(tokens, packing, index.repeat_interleave(lengths), self._cache)
@@ -264,15 +261,6 @@ class NativeEngine:
             row.logprobs.append(logprob)
             row.versions.append(self._version)
 
-    def _take_finished(self) -> list[Generated]:
-        finished = []
-        for place in range(len(self._running) - 1, -1, -1):
-            row = self._running[place]
-            if row.tokens[-1] in self._stops or len(row.tokens) >= row.request.max_new_tokens:
-                finished.append(row.generated(finished=True))
-                self._remove(place)
-        return finished[::-1]
-
     def _remove(self, place: int) -> None:
         """Free a row; the last row moves into it."""
         last = len(self._running) - 1
@@ -285,25 +273,21 @@ class NativeEngine:
         self._running.pop()
 
 
-#: Tokens of an answer that is compared, and of its prompt.
-COMPARED = 4
-
-
-def compared_prompt(choices: int) -> list[int]:
-    """A prompt of distinct tokens as far as `choices` allows."""
-    return [token % choices for token in range(1, COMPARED + 1)]
+def compared_request(choices: int, noise_key: int = 0) -> EngineRequest:
+    """A short request, of distinct tokens as far as `choices` allows, whose log-probs are compared."""
+    prompt = np.array([token % choices for token in range(1, 5)], np.int32)
+    return EngineRequest(-1, prompt, 4, greedy=False, noise_key=noise_key)
 
 
 @torch.no_grad()
-def worst_difference(
-    network: CausalNetwork, sampling: Sampling, prompt: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]
-) -> float:
-    """Largest difference between an engine's log-probs of `tokens` and the network's; inf if there are none."""
-    if not tokens:
+def worst_difference(network: CausalNetwork, sampling: Sampling, answered: Progress) -> float:
+    """Largest difference between an engine's log-probs of an answer and the network's; inf if it has no tokens."""
+    if not answered.tokens:
         return torch.inf
-    sequence = torch.tensor([*prompt, *tokens], device=next(network.parameters()).device)
+    prompt = answered.request.prompt.tolist()
+    sequence = torch.tensor([*prompt, *answered.tokens], device=next(network.parameters()).device)
     features = network.packed(sequence[:-1], Packing([len(sequence) - 1]))[len(prompt) - 1 :]
     log_p = process_logits(network.logits(features), sampling)
     expected = log_p.gather(-1, sequence[len(prompt) :, None])[:, 0].cpu()
-    difference = (expected - torch.tensor(logprobs)).abs().max().item()
+    difference = (expected - torch.tensor(answered.logprobs)).abs().max().item()
     return difference if difference == difference else torch.inf  # noqa: PLR0124 - NaN

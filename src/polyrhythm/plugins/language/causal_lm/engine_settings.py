@@ -14,19 +14,19 @@ Url = Annotated[str, Field(pattern=r"^https?://(\[[0-9a-fA-F:]+\]|[^/:\s]+)(:[1-
 Endpoint = Annotated[str, Field(pattern=r"^(/\S*)?$")]
 
 
-class NativeSettings(BaseModel):
-    """The engine on torch, in the generator's process."""
-
+class _Settings(BaseModel):
     model_config = SETTINGS
+
+
+class NativeSettings(_Settings):
+    """The engine on torch, in the generator's process."""
 
     type: Literal["native"] = "native"
     """Name of the engine."""
 
 
-class VllmSettings(BaseModel):
+class VllmSettings(_Settings):
     """vLLM in the generator's process, which gets new weights from memory (docs/engines.md)."""
-
-    model_config = SETTINGS
 
     type: Literal["vllm"] = "vllm"
     """Name of the engine."""
@@ -40,10 +40,8 @@ class VllmSettings(BaseModel):
     """Largest difference of its log-probs from those of the model here, compared after each change of the weights."""
 
 
-class ServerSettings(BaseModel):
+class ServerSettings(_Settings):
     """What all servers of a model share, which get new weights over a folder."""
-
-    model_config = SETTINGS
 
     url: Url
     """Its address, such as http://127.0.0.1:30000."""
@@ -66,11 +64,9 @@ class SglangSettings(ServerSettings):
     """Name of the engine."""
 
 
-class WeightSettings(BaseModel):
+class WeightSettings(_Settings):
     """How a server is given weights: paths that are posted to, empty where it has none. The defaults are vLLM's, whose
     server has them with VLLM_SERVER_DEV_MODE=1."""
-
-    model_config = SETTINGS
 
     pause: Endpoint = "/pause?mode=abort"
     """Ends all answers, and begins none until `resume`."""
@@ -103,10 +99,8 @@ class OpenAiSettings(ServerSettings):
     """How it is given new weights."""
 
 
-class AddedSettings(BaseModel):
+class AddedSettings(_Settings):
     """An engine that a plugin adds as an `engine`: a function of (network, sampling, stops, *, capacity, length)."""
-
-    model_config = SETTINGS
 
     type: str
     """Name of the engine."""

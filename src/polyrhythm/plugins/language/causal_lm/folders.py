@@ -22,10 +22,9 @@ from polyrhythm.plugins.pretrained.adapters import (
     refuse_adapters,
     save_adapters,
 )
-from polyrhythm.plugins.pretrained.building import NETWORK, tied_names
+from polyrhythm.plugins.pretrained.building import NETWORK, copy_others, save_changed, tensor_files, tied_names
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.folder_files import CONFIG, INDEX
-from polyrhythm.plugins.pretrained.saving import copy_others, save_changed, tensor_files
 from polyrhythm.policies.base import FolderReport
 
 #: Prefix of the model's tensors in a policy's state_dict.
@@ -92,11 +91,16 @@ def save_trained(weights: Mapping[str, Tensor], section: CausalLmSettings, base:
         tied = tied_names(empty_network(open_config(str(base.folder))).model)
     model = {name.removeprefix(_MODEL): tensor for name, tensor in weights.items() if name.startswith(_MODEL)}
     if any(is_adapter(name) for name in model):
-        state = {NETWORK + name: tensor for name, tensor in model.items()}
-        lora = section.lora
+        state, lora = {NETWORK + name: tensor for name, tensor in model.items()}, section.lora
         save_adapters(state, out, alpha=lora.alpha, base=base, also=lora.also, tied=tied, task="CAUSAL_LM")
         return "adapters"
-    stored = {_stored(name, base): tensor for name, tensor in model.items()}
+    stored = {}
+    for name, tensor in model.items():
+        if not (place := _place(name, base)):
+            raise ConfigError(
+                f"{base.folder} has no tensor {name}, which was trained; name the folder that the policy was built from"
+            )
+        stored[place] = tensor
     for names in tied:  # the folder may store every name, and an old value would undo the tie
         stored |= {name: model[one] for one in names if one in model for name in names if name in base.tensors}
     for name, tensor in stored.items():
@@ -116,39 +120,26 @@ def merge(adapters: Adapters, base: Checkpoint, out: Path) -> None:
     the embedding, the layout is that of transformers. ConfigError: the adapters belong to another base.
     """
     open_config(str(base.folder))
-    model = loaded_network(str(base.folder)).model
+    model: Any = loaded_network(str(base.folder)).model
     tied = merge_into(model, adapters)
     tensors = dict(model.named_parameters(remove_duplicate=False))
     untied = any(not torch.equal(tensors[first], tensors[name]) for first, *others in tied for name in others)
     twins = {name for _, *others in tied for name in others}
     places = {name: place for name in tensors if (place := _place(name, base))}
-    if untied or tensors.keys() - places.keys() - twins:
-        _save_anew(model, {name: base.tensors[place].dtype for name, place in places.items()}, untied, base, out)
-    else:
+    if not untied and not tensors.keys() - places.keys() - twins:
         save_changed(base, {place: tensors[name] for name, place in places.items()}.get, out, {})
-
-
-def _save_anew(model: Any, dtypes: Mapping[str, str], untied: bool, base: Checkpoint, out: Path) -> None:
-    """Save a model with transformers into the new folder `out`, with the base's other files. dtypes: of the base."""
+        return
     files = tensor_files(base)
-    common = getattr(torch, next(iter(dtypes.values())))
+    dtypes = {name: getattr(torch, base.tensors[place].dtype) for name, place in places.items()}
+    common = next(iter(dtypes.values()))
     for name, parameter in model.named_parameters():
-        parameter.data = parameter.data.to(getattr(torch, dtypes[name]) if name in dtypes else common)
+        parameter.data = parameter.data.to(dtypes.get(name, common))
     if untied:
         model.config.tie_word_embeddings = False
     with new_folder(out) as unfinished:
         model.save_pretrained(unfinished)
         written = {*files, base.folder / INDEX, *(base.folder / path.name for path in unfinished.iterdir())}
         copy_others(base.folder, unfinished, written)
-
-
-def _stored(name: str, base: Checkpoint) -> str:
-    """The name of a tensor in the folder. ConfigError: the folder has no such tensor."""
-    if place := _place(name, base):
-        return place
-    raise ConfigError(
-        f"{base.folder} has no tensor {name}, which was trained; name the folder that the policy was built from"
-    )
 
 
 def _place(name: str, base: Checkpoint) -> str:

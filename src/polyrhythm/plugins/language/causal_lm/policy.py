@@ -267,8 +267,6 @@ class CausalLm(AdaptedPolicy):
         self._logits_bytes = int(settings.logits_mib * 2**20)
         self._refresh, self._engine = settings.refresh_cache, settings.engine
 
-    # ------------------------------------------------------------ acting
-
     @torch.no_grad()
     def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
         """Sample whole messages with an engine that is created for this call."""
@@ -334,8 +332,6 @@ class CausalLm(AdaptedPolicy):
         """The `Act` of one row (tensors [1,...]) whose message an engine generated; equal to `act` with these
         tokens."""
         return self._answer([generated], obs[TOKENS].device)
-
-    # ------------------------------------------------------------ training
 
     def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
         message = forward_inputs[MESSAGE].long()

@@ -18,16 +18,15 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.plugins.language.causal_lm.engine import (
-    COMPARED,
     Sampling,
-    compared_prompt,
+    compared_request,
     draw,
     process_logits,
     worst_difference,
@@ -49,60 +48,48 @@ _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
 }
-#: Quiet unless the user has set it.
-_LEVEL = "VLLM_LOGGING_LEVEL"
 #: Positions of a block of keys and values: what requests share is whole blocks.
 BLOCK = 32
-
-
 #: Engines of this process. One that is collected ends the process groups of all, so none is before the process ends.
 _STARTED: list[Any] = []
-
-
-#: Where vLLM carries what is ours of a request.
-EXTRA = "polyrhythm"
-
-
-class Draws(NamedTuple):
-    """Sampling of one request. noise_key, greedy: as in `EngineRequest`; first: number of its prefix tokens."""
-
-    noise_key: int
-    greedy: bool
-    first: int = 0
+#: Where vLLM carries our name of a request.
+_EXTRA = "polyrhythm"
 
 
 @dataclass(slots=True)
-class Drawn:
-    """Tokens drawn for a request. output: vLLM's own token list; logprobs, versions: one per token, and perhaps one
-    more, for a token that vLLM dropped because the prompt was not read to its end."""
+class Running(Progress):
+    """A request in vLLM. tokens: until it ends, those of its prefix; output: vLLM's own list of the tokens after it;
+    logprobs, versions: one per token, and perhaps one more, for a token that vLLM dropped because the prompt was not
+    read to its end; cached: number of its prompt tokens found in the prefix cache."""
 
     output: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    cached: int = 0
+    uniform: noise.UniformStream = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.uniform = noise.UniformStream(self.request.noise_key)
+
+    def next_uniform(self) -> float:
+        return self.uniform.at(len(self.tokens) + len(self.output))
 
     def put(self, logprob: float, version: int) -> None:
         """Record the token that vLLM appends next; overwrites a dropped one."""
-        kept = len(self.output)
+        kept = len(self.tokens) + len(self.output)
         self.logprobs[kept:], self.versions[kept:] = [logprob], [version]
 
-
-class _Row(NamedTuple):
-    draws: Draws
-    drawn: Drawn
-    uniform: noise.UniformStream
-
-    def next_uniform(self) -> float:
-        return self.uniform.at(self.draws.first + len(self.drawn.output))
+    def end(self) -> None:
+        self.tokens += self.output
+        del self.logprobs[len(self.tokens) :], self.versions[len(self.tokens) :]
 
 
 class BatchSampler:
-    """Tracks vLLM's batch and draws one token per row. version: of the weights."""
+    """Tracks vLLM's batch and draws one token per row. version: of the weights; requests: in vLLM, by name."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
         self.version = -1
-        self._drawn: dict[str, Drawn] = {}
-        self._rows: dict[int, _Row] = {}
+        self.requests: dict[str, Running] = {}
+        self._rows: dict[int, Running] = {}
         self._greedy = torch.zeros(0, dtype=torch.bool)
 
     def follow(self, update: BatchUpdate | None) -> None:
@@ -112,10 +99,8 @@ class BatchSampler:
         for row in update.removed:
             self._rows.pop(row, None)
         for row, params, _, output in update.added:
-            name, draws = (params.extra_args or {})[EXTRA]
-            drawn = self._drawn.setdefault(name, Drawn())
-            drawn.output = output
-            self._rows[row] = _Row(draws, drawn, noise.UniformStream(draws.noise_key))
+            self._rows[row] = self.requests[(params.extra_args or {})[_EXTRA]]
+            self._rows[row].output = output
         for source, target, direction in update.moved:
             moved, other = self._rows.pop(source, None), self._rows.pop(target, None)
             if moved is not None:
@@ -124,21 +109,21 @@ class BatchSampler:
                 self._rows[source] = other
         self._greedy = torch.zeros(0, dtype=torch.bool)
 
-    def take(self, name: str) -> Drawn:
-        """Remove a finished request and return its draws."""
-        found = self._drawn.pop(name, None) or Drawn()
-        count = len(found.output)
-        return Drawn(list(found.output), found.logprobs[:count], found.versions[:count])
+    def take(self, name: str) -> Running:
+        """Remove a request that has ended."""
+        found = self.requests.pop(name)
+        found.end()
+        return found
 
     def draw(self, logits: Tensor) -> Tensor:
         """Draw a token for each of the rows 0..n-1 and mask all others in logits [n,V], in place."""
         rows = [self._rows[row] for row in range(len(logits))]
         if len(self._greedy) != len(rows):
-            self._greedy = torch.tensor([row.draws.greedy for row in rows], device=logits.device)
+            self._greedy = torch.tensor([row.request.greedy for row in rows], device=logits.device)
         uniform = torch.tensor([row.next_uniform() for row in rows], device=logits.device)
         tokens, logprobs = draw(process_logits(logits, self.sampling), uniform, self._greedy)
         for row, logprob in zip(rows, logprobs.tolist(), strict=True):
-            row.drawn.put(logprob, self.version)
+            row.put(logprob, self.version)
         return logits.fill_(-torch.inf).scatter_(1, tokens[:, None], 0.0)
 
 
@@ -162,14 +147,6 @@ def processor_class(sampler: BatchSampler) -> type[Any]:
     return OwnSampling
 
 
-class Answer(NamedTuple):
-    """A request that finished by itself. cached: number of its prompt tokens found in the prefix cache."""
-
-    name: str
-    drawn: Drawn
-    cached: int
-
-
 class VllmModel:
     """vLLM with a copy of a network's weights. Request names are unique.
 
@@ -183,7 +160,7 @@ class VllmModel:
         """RunHalted: vLLM does not start with this model, or its log-probs differ from the network's."""
         self.sampler = BatchSampler(sampling)
         os.environ.update(_ENVIRONMENT)
-        os.environ.setdefault(_LEVEL, "ERROR")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # quiet
         self._engine = self._start(network, how, capacity, length)
         _STARTED.append(self._engine)
         self._named = 0
@@ -191,8 +168,14 @@ class VllmModel:
         self.checks, self.check_difference = 0, 0.0
         self._network, self._tolerance = network, how.tolerance
         self._check: str | None = None  # name of the running check request
-        self._reload(network, -1)
-        self._prove()
+        self.load(network)
+        try:  # whether vLLM can run this model
+            while self._check is not None:
+                self.step()
+        except RunHalted:
+            raise
+        except Exception as error:  # whatever the missing part raises
+            raise RunHalted(f"policy.engine.type = vllm: it cannot run this model: {_first_line(error)}") from error
 
     def _start(self, network: CausalNetwork, how: VllmSettings, capacity: int, length: int) -> Any:
         config: Any = network.model.config
@@ -225,27 +208,22 @@ class VllmModel:
             except Exception as error:  # vLLM and pydantic raise many types
                 raise RunHalted(f"policy.engine.type = vllm: it did not start: {_first_line(error)}") from error
 
-    def _prove(self) -> None:
-        """Generate from a short prompt and compare; fails if vLLM lacks support for this model."""
-        self._begin_check()
-        try:
-            while self._check is not None:
-                self.step()
-        except RunHalted:
-            raise
-        except Exception as error:  # whatever the missing part raises
-            raise RunHalted(f"policy.engine.type = vllm: it cannot run this model: {_first_line(error)}") from error
+    def load(self, network: CausalNetwork, version: int = -1) -> None:
+        """Copy the network's weights over the model's, in place, from memory, and start the check request.
 
-    def _begin_check(self) -> None:
-        """Start a check request beside the others; `step` compares its result."""
+        Requests added from here on do not reuse the prefix cache of older weights. The network keeps its weights until
+        the next call.
+        """
+        self._network, self.sampler.version = network, version
+        self._weights += 1
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(network.model)})
         if self._check is not None:
             self.abort(self._check)
-        self._check = self.add(compared_prompt(self.sampler.sampling.choices), (), COMPARED, Draws(0, False))
+        self._check = self.add(compared_request(self.sampler.sampling.choices), ())
 
-    def _compare(self, found: Drawn) -> None:
+    def _compare(self, found: Running) -> None:
         """RunHalted: the log-probs differ from the network's."""
-        prompt = compared_prompt(self.sampler.sampling.choices)
-        worst = worst_difference(self._network, self.sampler.sampling, prompt, found.output, found.logprobs)
+        worst = worst_difference(self._network, self.sampler.sampling, found)
         self.checks += 1
         self.check_difference += worst
         if worst > self._tolerance:
@@ -255,42 +233,30 @@ class VllmModel:
                 "engine native"
             )
 
-    def load(self, network: CausalNetwork, version: int = -1) -> None:
-        """Copy the network's weights over the model's, in place, from memory.
-
-        Requests added from here on do not reuse the prefix cache of older weights. The network keeps its weights until
-        the next call.
-        """
-        self._reload(network, version)
-        self._begin_check()
-
-    def _reload(self, network: CausalNetwork, version: int) -> None:
-        self._network, self.sampler.version = network, version
-        self._weights += 1
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(network.model)})
-
-    def add(self, tokens: Sequence[int], stops: Sequence[int], most: int, draws: Draws) -> str:
-        """Add a request that continues `tokens` by at most `most` tokens, up to one of `stops`; returns its name."""
+    def add(self, request: EngineRequest, stops: Sequence[int]) -> str:
+        """Add a request, which ends at one of `stops` at the latest; returns its name."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         self._named += 1
         name = str(self._named)
+        run = self.sampler.requests[name] = Running.of(request)
         params = SamplingParams(
             temperature=0.0,  # vLLM takes the one choice that the sampler has left
-            max_tokens=most,
+            max_tokens=request.max_new_tokens - len(run.tokens),
             stop_token_ids=list(stops),
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={EXTRA: (name, draws)},
+            extra_args={_EXTRA: name},
         )
-        self._engine.add_request(name, tokens_input(list(tokens), cache_salt=str(self._weights)), params)
+        tokens = tokens_input([*request.prompt.tolist(), *run.tokens], cache_salt=str(self._weights))
+        self._engine.add_request(name, tokens, params)
         return name
 
-    def abort(self, name: str) -> Drawn:
-        """Abort a request; returns its drawn tokens."""
+    def abort(self, name: str) -> Running:
+        """Abort a request; returns it with its tokens so far."""
         self._engine.abort_request([name])
         return self.sampler.take(name)
 
@@ -299,20 +265,21 @@ class VllmModel:
         """Whether the check of the present weights is still running."""
         return self._check is not None
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[Running]:
         """Run one vLLM step; return the requests that it finished. RunHalted: its log-probs differ from the
         network's."""
-        ended = [
-            Answer(output.request_id, self.sampler.take(output.request_id), output.num_cached_tokens or 0)
-            for output in self._engine.step()
-            if output.finished
-        ]
-        check = next((answer for answer in ended if answer.name == self._check), None)
-        if check is None:
-            return ended
-        self._check = None
-        self._compare(check.drawn)
-        return [answer for answer in ended if answer is not check]
+        ended = []
+        for output in self._engine.step():
+            if not output.finished:
+                continue
+            run = self.sampler.take(output.request_id)
+            run.cached = output.num_cached_tokens or 0
+            if output.request_id == self._check:
+                self._check = None
+                self._compare(run)
+            else:
+                ended.append(run)
+        return ended
 
 
 def _first_line(error: Exception) -> str:
@@ -360,62 +327,36 @@ class VllmEngine:
         self.prompt_tokens = self.shared_tokens = 0
         self._model, self._network, self._stops = model, network, tuple(stops)
         self._length, self._refresh = length, refresh
-        self._runs: dict[int, tuple[str, EngineRequest]] = {}
-        self._names: dict[str, int] = {}
-
-    # ------------------------------------------------------------ requests
+        self._runs: dict[int, str] = {}  # names by request
 
     def add(self, request: EngineRequest) -> None:
         """ValueError: there is no free row, the sequence is too long, or it would generate nothing."""
         refuse_unfit(request, self._runs, self.capacity, self._length)
-        self._begin(request)
-
-    def _begin(self, request: EngineRequest) -> None:
-        done = [] if request.prefix is None else request.prefix.tokens.tolist()
-        draws = Draws(request.noise_key, request.greedy, len(done))
-        tokens = [*request.prompt.tolist(), *done]
-        name = self._model.add(tokens, self._stops, request.max_new_tokens - len(done), draws)
-        self._runs[request.request_id], self._names[name] = (name, request), request.request_id
+        self._runs[request.request_id] = self._model.add(request, self._stops)
 
     def abort(self, request_id: int) -> Generated:
         """KeyError: unknown request."""
-        name, request = self._runs.pop(request_id)
-        del self._names[name]
-        return _generated(request, self._model.abort(name), finished=False)
+        return self._model.abort(self._runs.pop(request_id)).generated(finished=False)
 
     def weights_changed(self, version: int) -> None:
-        cut = [self._cut(request) for _, request in list(self._runs.values())] if self._refresh else []
+        cut = [self._model.abort(name) for name in self._runs.values()] if self._refresh else []
         self._model.load(self._network, version)
-        for request in cut:
-            self._begin(request)
-
-    def _cut(self, request: EngineRequest) -> EngineRequest:
-        """Abort a request; return the request that continues from its tokens."""
-        found = self.abort(request.request_id)
-        return request._replace(prefix=found if len(found.tokens) else None)
+        for run in cut:
+            prefix = run.generated(finished=False) if run.tokens else None
+            self._runs[run.request.request_id] = self._model.add(run.request._replace(prefix=prefix), self._stops)
 
     def statistics(self) -> dict[str, int | float]:
         model = self._model
         checks = {"checks": model.checks, "check_difference": model.check_difference}
         return {"prompt_tokens": self.prompt_tokens, "shared_tokens": self.shared_tokens, **checks}
 
-    # ------------------------------------------------------------ steps
-
     def step(self) -> list[Generated]:
         """Run one vLLM step: one token per request, or part of long prompts."""
         finished = []
-        for answer in self._model.step() if self._runs or self._model.checking else ():
-            _, request = self._runs.pop(self._names.pop(answer.name))
-            before = 0 if request.prefix is None else len(request.prefix.tokens)
-            self.prompt_tokens += len(request.prompt) + before
-            self.shared_tokens += answer.cached
-            finished.append(_generated(request, answer.drawn, finished=True))
+        for run in self._model.step() if self._runs or self._model.checking else ():
+            request = run.request
+            del self._runs[request.request_id]
+            self.prompt_tokens += len(request.prompt) + (0 if request.prefix is None else len(request.prefix.tokens))
+            self.shared_tokens += run.cached
+            finished.append(run.generated(finished=True))
         return finished
-
-
-def _generated(request: EngineRequest, drawn: Drawn, *, finished: bool) -> Generated:
-    progress = Progress.of(request)
-    progress.tokens += drawn.output
-    progress.logprobs += drawn.logprobs
-    progress.versions += drawn.versions
-    return progress.generated(finished=finished)

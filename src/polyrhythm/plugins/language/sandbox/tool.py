@@ -1,6 +1,6 @@
 """Python tool for environments: runs a model's code in a sandbox and returns its printed output.
 
-`TOOLS.open(settings)` returns this process's tool; any thread may use it. `start` begins a call and `finish` waits for
+`open_tool(settings)` returns this process's tool; any thread may use it. `start` begins a call and `finish` waits for
 it, so the calls of many rows overlap.
 """
 
@@ -16,7 +16,8 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -28,7 +29,6 @@ from polyrhythm.imports import SOURCE
 
 _LOG = logging.getLogger(__name__)
 
-Key = TypeVar("Key")
 Value = TypeVar("Value")
 Mechanism = Literal["seccomp", "landlock", "namespaces"]
 Ended = Literal["done", "error", "time", "killed"]
@@ -298,22 +298,23 @@ def _ended(told: dict[str, Any], settings: SandboxSettings) -> Ended:
     return "done" if not status else "error" if status > 0 else "killed"
 
 
-class Shared(Generic[Key, Value]):
-    """Objects of this process that users with equal keys share: made for the first, ended by the last."""
+class Shared(Generic[Value]):
+    """Objects of this process that users with equal keys share: made for the first, ended with the last."""
 
-    def __init__(self, make: Callable[[Key], Value], end: Callable[[Value], None]) -> None:
-        self._make, self._end = make, end
-        self._lock = threading.Lock()
-        self._held: dict[Key, tuple[Value, int]] = {}
+    def __init__(self, end: Callable[[Value], None]) -> None:
+        self._end, self._lock = end, threading.Lock()
+        self._held: dict[Hashable, tuple[Value, int]] = {}
 
-    def open(self, key: Key) -> Value:
-        """The object of the key. Each `open` needs a `close`."""
+    def open(self, key: Hashable, make: Callable[[], Value]) -> tuple[Value, Callable[[], None]]:
+        """The object of the key, made if there is none, and what ends its use; a second call of that does nothing."""
         with self._lock:
-            value, users = self._held.get(key) or (self._make(key), 0)
+            value, users = self._held.get(key) or (make(), 0)
             self._held[key] = value, users + 1
-            return value
+        use = ExitStack()
+        use.callback(self._leave, key)
+        return value, use.close
 
-    def close(self, key: Key) -> None:
+    def _leave(self, key: Hashable) -> None:
         with self._lock:
             value, users = self._held.pop(key)
             if users > 1:
@@ -322,5 +323,9 @@ class Shared(Generic[Key, Value]):
                 self._end(value)
 
 
-#: This process's tools.
-TOOLS = Shared(PythonTool, PythonTool.close)
+_TOOLS = Shared(PythonTool.close)
+
+
+def open_tool(settings: SandboxSettings) -> tuple[PythonTool, Callable[[], None]]:
+    """This process's tool with these settings, and what ends its use; the last user ends the sandbox."""
+    return _TOOLS.open(settings, lambda: PythonTool(settings))

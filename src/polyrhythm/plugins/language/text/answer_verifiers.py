@@ -18,15 +18,15 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from polyrhythm.conformance import import_function
 from polyrhythm.errors import MissingError, install_command
 from polyrhythm.imports import same_imports
+from polyrhythm.plugins.language.sandbox.tool import Shared
 from polyrhythm.plugins.language.text.answer_checks import bare_answer, same_text
 from polyrhythm.plugins.language.text.base import enclosed
 from polyrhythm.specs.finite import as_number
@@ -44,16 +44,19 @@ class Verdict(NamedTuple):
     failure: str = ""
 
 
-class Verifier(Protocol):
-    """Computes rewards; made by `VerifierSettings.open`, closed by its owner."""
+class Verifier(NamedTuple):
+    """Computes rewards; made by `VerifierSettings.open`, closed by its owner.
 
-    def verify(self, message: str, answer: Any, row: Mapping[str, Any]) -> Verdict:
-        """Verify a message. answer: of the data row; row: all its columns."""
-        ...
+    verify(message, answer, row): answer: of the data row; row: all its columns. close: releases resources, once.
+    """
 
-    def close(self) -> None:
-        """Release resources."""
-        ...
+    verify: Callable[[str, Any, Mapping[str, Any]], Verdict]
+    close: Callable[[], None] = lambda: None
+
+    @classmethod
+    def of(cls, reward: Callable[[str, Any, Mapping[str, Any]], float]) -> Verifier:
+        """One that runs in this process. reward: of message, answer and row."""
+        return cls(lambda *given: Verdict(float(reward(*given))))
 
 
 class VerifierSettings(BaseModel):
@@ -81,10 +84,7 @@ class Exact(VerifierSettings):
     """Whether upper and lower case are the same."""
 
     def open(self) -> Verifier:
-        return Direct(self._equal)
-
-    def _equal(self, message: str, answer: Any, row: Mapping[str, Any]) -> bool:  # noqa: ARG002 - see `Verifier`
-        return same_text(message, as_text(answer), casefold=self.casefold)
+        return Verifier.of(lambda message, answer, _: same_text(message, as_text(answer), casefold=self.casefold))
 
 
 class Unverified(VerifierSettings):
@@ -95,7 +95,7 @@ class Unverified(VerifierSettings):
     type: Literal["none"] = "none"
 
     def open(self) -> Verifier:
-        return Direct(lambda *_: 0.0)
+        return Verifier.of(lambda *_: 0.0)
 
 
 class Regex(VerifierSettings):
@@ -122,7 +122,7 @@ class Regex(VerifierSettings):
         return pattern
 
     def open(self) -> Verifier:
-        return beside("regex", self.model_dump_json(include={"pattern", "casefold"}), self.limit_s)
+        return beside("regex", self.model_dump(include={"pattern", "casefold"}), self.limit_s)
 
     def written(self, answer: Any) -> str:
         text = as_text(answer)
@@ -141,7 +141,7 @@ class Math(VerifierSettings):
             raise MissingError(
                 f"env.verify = math: the package math-verify is not installed; run: {install_command('math')}"
             )
-        return beside("math", "{}", self.limit_s)
+        return beside("math", {}, self.limit_s)
 
     def written(self, answer: Any) -> str:
         text = as_text(answer)
@@ -158,9 +158,9 @@ class Json(VerifierSettings):
     """Fields of an object to compare; empty for all fields of the answer."""
 
     def open(self) -> Verifier:
-        return Direct(self._equal)
+        return Verifier.of(self._equal)
 
-    def _equal(self, message: str, answer: Any, row: Mapping[str, Any]) -> bool:  # noqa: ARG002 - see `Verifier`
+    def _equal(self, message: str, answer: Any, _: Mapping[str, Any]) -> bool:
         given = list(enclosed(message, "```json", "```"))
         try:
             found = json.loads(given[-1] if given else message)
@@ -188,13 +188,14 @@ class Function(VerifierSettings):
 
     def open(self) -> Verifier:
         found = import_function(f"env.verify = {self.path}", self.path)
-        return Direct(lambda *given: self._finite(found(*given)))
 
-    def _finite(self, reward: Any) -> float:
-        number = as_number(reward)
-        if not math.isfinite(number):
-            raise ValueError(f"env.verify = {self.path}: it returned {reward!r:.80}; return a finite number")
-        return number
+        def reward(*given: Any) -> float:
+            number = as_number(made := found(*given))
+            if not math.isfinite(number):
+                raise ValueError(f"env.verify = {self.path}: it returned {made!r:.80}; return a finite number")
+            return number
+
+        return Verifier.of(reward)
 
 
 def as_text(answer: Any) -> str:
@@ -231,32 +232,16 @@ AnyVerifier = Annotated[
 ]
 
 
-class Direct:
-    """A verifier that runs in this process. equal: reward as a function of message, answer and row."""
-
-    def __init__(self, equal: Callable[[str, Any, Mapping[str, Any]], float]) -> None:
-        self._equal = equal
-
-    def verify(self, message: str, answer: Any, row: Mapping[str, Any]) -> Verdict:
-        return Verdict(float(self._equal(message, answer, row)))
-
-    def close(self) -> None:
-        pass
-
-
 class Beside:
-    """A verifier that compares in its own process, started by the first comparison and again after it has ended.
-
-    Rows with equal settings share it (`beside`). `close` ends the process; the next comparison of another row restarts
-    it.
-    """
+    """Compares in its own process, started by the first comparison and again after it has ended. start: what the
+    process is given first, as JSON."""
 
     def __init__(self, start: str, limit_s: float) -> None:
         self._start, self._limit_s = start, limit_s
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
-    def verify(self, message: str, answer: Any, row: Mapping[str, Any]) -> Verdict:  # noqa: ARG002 - see `Verifier`
+    def verify(self, message: str, answer: Any, _: Mapping[str, Any]) -> Verdict:
         line = json.dumps([message, as_text(answer)])
         with self._lock:
             try:
@@ -311,8 +296,11 @@ class Beside:
             self._end()
 
 
-@lru_cache(maxsize=16)
-def beside(kind: str, options: str, limit_s: float) -> Beside:
-    """The shared verifier for these settings. options: as JSON."""
-    start = {"kind": kind, "options": json.loads(options), "limit_s": limit_s, "memory_mib": _MEMORY_MIB}
-    return Beside(json.dumps(start), limit_s)
+_PROCESSES = Shared(Beside.close)
+
+
+def beside(kind: str, options: Mapping[str, Any], limit_s: float) -> Verifier:
+    """A verifier in a process that all rows with these settings share; it ends with the last of them."""
+    start = json.dumps({"kind": kind, "options": options, "limit_s": limit_s, "memory_mib": _MEMORY_MIB})
+    process, leave = _PROCESSES.open(start, lambda: Beside(start, limit_s))
+    return Verifier(process.verify, leave)

@@ -14,9 +14,11 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from operator import attrgetter
 from random import Random
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -40,6 +42,7 @@ _DRAWS = 1000
 _TRIED_TASKS, _TRIED_PROMPTS = 8, 16
 
 Count = Annotated[int, Field(ge=1)]
+_Drawn = TypeVar("_Drawn")
 
 
 class TextSettings(BaseModel):
@@ -128,45 +131,39 @@ class TextSettings(BaseModel):
         elif "chat" not in self.model_fields_set and has_template(self.tokenizer):
             words = "env.tokenizer = %s: it has a chat template, which is not applied; set env.chat to auto, or to none"
             log.warning(words, self.tokenizer)
-        batch = self.build(1)
-        starts = [(t, s) for t in range(min(len(batch.spec.tasks), _TRIED_TASKS)) for s in range(_TRIED_PROMPTS)]
-        refused = list[str]()
-        try:
-            for task, seed in starts:
-                try:
-                    batch.reset([0], [task], [seed])
-                except RowsFailed as failed:  # by anything else: told where the environment is tried
-                    refused += [str(e) for e in failed.errors.values() if isinstance(e, EpisodeRefused)]
-        finally:
-            batch.close()
-        count = f"{len(refused)} of the first {len(starts)} prompts"
-        if 2 * len(refused) > len(starts):
+        names = range(min(len(self.spec().tasks), _TRIED_TASKS))
+        errors = self._tried([(task, seed) for task in names for seed in range(_TRIED_PROMPTS)])
+        tried, refused = len(names) * _TRIED_PROMPTS, [str(e) for e in errors if isinstance(e, EpisodeRefused)]
+        count = f"{len(refused)} of the first {tried} prompts"
+        if 2 * len(refused) > tried:
             raise ConfigError(f"{refused[0]} ({count} are like that)")
         if refused:
             log.warning("%s are set aside, as others like them will be: %s", count, refused[0])
 
     def check_expert(self, episodes: Sequence[tuple[int, int]]) -> None:
-        """ConfigError: the expert's first message of one of these episodes exceeds `max_new_tokens`."""
-        batch, longest = self.build(1), None
-        try:
-            if not batch.traits.expert:
-                return
-            for task, seed in episodes:
-                try:
-                    batch.reset([0], [task], [seed])
-                    batch.expert_actions([0])
-                except RowsFailed as failed:
-                    error = failed.errors[0]
-                    if isinstance(error, MessageTooLong):
-                        longest = error if longest is None or error.tokens > longest.tokens else longest
-                    elif not isinstance(error, EpisodeRefused):
-                        return  # reported when it is played
-                else:
-                    return
-        finally:
-            batch.close()
+        """ConfigError: the expert's first message of each of these episodes exceeds `max_new_tokens`."""
+        longest: MessageTooLong | None = None
+        for error in self._tried(episodes, expert=True):
+            if isinstance(error, MessageTooLong):
+                longest = error if longest is None or error.tokens > longest.tokens else longest
+            elif not isinstance(error, EpisodeRefused):
+                return  # it can be given, or the error is reported when it is played
         if longest is not None:
             raise ConfigError(f"{longest}, or set demonstrations and supervised to null")
+
+    def _tried(self, episodes: Sequence[tuple[int, int]], *, expert: bool = False) -> Iterator[Exception | None]:
+        """How beginning each episode, or the expert's first message there, failed; None where it did not."""
+        batch = self.build(1)
+        with closing(batch):
+            for task, seed in episodes if batch.traits.expert or not expert else ():
+                try:
+                    batch.reset([0], [task], [seed])
+                    if expert:
+                        batch.expert_actions([0])
+                except RowsFailed as failed:
+                    yield failed.errors[0]
+                else:
+                    yield None
 
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded once per process."""
@@ -207,16 +204,18 @@ def enclosed(text: str, opening: str, closing: str) -> Iterator[str]:
         first = text.find(opening, end + len(closing))
 
 
-def draw_apart(seed: int, draw: Callable[[Random], Any]) -> Any:
+def draw_apart(
+    seed: int, draw: Callable[[Random], _Drawn], prompt_of: Callable[[_Drawn], str] = attrgetter("prompt")
+) -> _Drawn:
     """The first draw whose `prompt` belongs to the seed's side: evaluation if the seed has `HELD_OUT`, else training.
 
     A hash assigns one prompt in eight to evaluations, so no evaluation prompt occurs in training, whatever the seeds.
-    ConfigError: no draw is on that side.
+    prompt_of: the prompt of a draw, by default its attribute. ConfigError: no draw is on that side.
     """
     held_out, random = bool(seed & HELD_OUT), Random(seed)
     for _ in range(_DRAWS):
         found = draw(random)
-        if is_held_out(found.prompt) == held_out:
+        if is_held_out(prompt_of(found)) == held_out:
             return found
     side = "evaluations" if held_out else "training"
     raise ConfigError(f"env: none of {_DRAWS} prompts is on the side of {side}; give the task more prompts")

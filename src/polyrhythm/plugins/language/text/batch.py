@@ -7,7 +7,6 @@ import math
 import select
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -92,8 +91,7 @@ class TextBatch:
             except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
                 errors[row] = error
                 continue
-            self._length[row] = self._turn[row] = 0
-            self._tokens[row] = 0
+            self._length[row] = self._turn[row] = self._tokens[row] = 0
             self._said[row] = [np.array(ids)]
             self._append(row, ids)
         if errors:
@@ -112,7 +110,6 @@ class TextBatch:
 
     def _begun(self, row: int, prompt: Prompt, what: str) -> list[int]:
         """Ids of a prompt. EpisodeRefused: it cannot be shown whole. what: describes the prompt in errors."""
-        limit = self._limit
         try:
             if self._chat is not None and prompt:
                 self._chats[row] = ChatTurns(self._chat, prompt)
@@ -123,38 +120,34 @@ class TextBatch:
             raise EpisodeRefused(f"{what} cannot be encoded: {error}") from error
         if not ids:
             raise EpisodeRefused(f"{what} is empty; give it a text, from which the model can begin")
-        if len(ids) > limit:
+        if len(ids) > self._limit:
             raise EpisodeRefused(
-                f"env.max_prompt_tokens = {limit}: {what} has {len(ids)} tokens; raise it to that or more (a "
+                f"env.max_prompt_tokens = {self._limit}: {what} has {len(ids)} tokens; raise it to that or more (a "
                 "resumed run keeps it), or shorten the prompts"
             )
         return ids
 
-    def _append(self, row: int, ids: Sequence[int] | NDArray[Any]) -> bool:
-        """Append ids to the row's context; return False, without appending, if they do not fit."""
-        first = int(self._length[row])
-        if first + len(ids) > self._limit:
-            return False
-        self._tokens[row, first : first + len(ids)] = ids
-        self._length[row] += len(ids)
-        return True
-
-    def _warn_of_overflow(self, row: int, more: int) -> None:
+    def _append(self, row: int, ids: Sequence[int]) -> bool:
+        """Append ids to the row's context. If they do not fit, warn once and return False."""
+        first, end = int(self._length[row]), int(self._length[row]) + len(ids)
+        if end <= self._limit:
+            self._tokens[row, first:end] = ids
+            self._length[row] = end
+            return True
         if not self._overflowed:
             self._overflowed = True
-            log.warning(
-                "env.max_prompt_tokens = %d: a conversation has %d tokens after message %d, so it ends there; raise it "
-                "if this is not meant",
-                self._limit,
-                self._length[row] + more,
-                self._turn[row],
+            words = (
+                "env.max_prompt_tokens = %d: a conversation has %d tokens after message %d, so it ends there; raise "
             )
+            words += "it if this is not meant"
+            log.warning(words, self._limit, end, self._turn[row])
+        return False
 
     def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
         """Let conversations with `prepare` start their replies."""
-        ids = np.asarray(actions)[:, :, 0]
-        whole, lengths = self._measured(ids)
-        self._prepare({int(row): ids[i, : lengths[i]] for i, row in enumerate(rows) if whole[i]})
+        for row, message, whole in self._messages(rows, actions):
+            if whole and self._prepared.expects(row):
+                self._prepared.prepare(row, self._text(message))
 
     def drop_step(self, rows: RowNumbers) -> None:
         """Let conversations with `drop` cancel prepared replies."""
@@ -168,40 +161,38 @@ class TextBatch:
     def fileno(self) -> int:
         return self._prepared.fileno()
 
-    def _measured(self, ids: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-        """Whether each of the messages [n,C] has an end, and its length."""
+    def _messages(self, rows: RowNumbers, actions: NDArray[np.generic]) -> list[tuple[int, NDArray[Any], bool]]:
+        """Row, message up to its end, and whether it has one, of actions [n,C,1]."""
+        ids = np.asarray(actions)[:, :, 0]
         stop = np.isin(ids, self._stops)
-        whole: NDArray[np.bool_] = np.asarray(stop.any(1))
-        return whole, np.where(whole, stop.argmax(1) + 1, ids.shape[1])
+        whole = np.asarray(stop.any(1))
+        lengths = np.where(whole, stop.argmax(1) + 1, ids.shape[1])
+        return [(int(row), ids[i, : lengths[i]], bool(whole[i])) for i, row in enumerate(rows)]
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         """Execute one message per row: actions [n,C,1]."""
-        ids = np.asarray(actions)[:, :, 0]
-        n, chunk = ids.shape
-        whole, lengths = self._measured(ids)
+        messages = self._messages(rows, actions)
+        n, whole = len(messages), np.array([one[2] for one in messages], bool)
+        lengths = np.array([len(one[1]) for one in messages], np.intp)
         reward = np.zeros(n, np.float32)
         terminated, truncated, success = (np.zeros(n, bool) for _ in range(3))
         own = {name: np.where(whole, np.nan, 0.0) for name in self._own_metrics}
-        said = {int(row): ids[i, : lengths[i]] for i, row in enumerate(rows) if whole[i]}
-        self._prepare(said)
-        errors = {row: error for row in said if (error := self._prepared.take(row)) is not None}
-        for i, row in enumerate(map(int, rows)):
+        self.begin_step(rows, actions)
+        prepared = {row: self._prepared.take(row) for row, _, ends in messages if ends}
+        errors = {row: error for row, error in prepared.items() if error is not None}
+        for i, (row, message, ends) in enumerate(messages):
             self._turn[row] += 1
-            message = ids[i, : lengths[i]]
             if row in errors:
                 continue
             try:
-                reply = self._replied(row, message) if whole[i] else Reply(done=False)
-                shown = [] if reply.done or not whole[i] else self._shown(row, message, reply.text)
+                reply = self._replied(row, message) if ends else Reply(done=False)
+                shown = [] if reply.done or not ends else self._shown(row, message, reply.text)
                 self._said[row] += (message.copy(), reply.text if reply.done else np.array(shown, np.int64))
                 reward[i], terminated[i], success[i] = reply.reward, reply.done, reply.success
                 for name, value in reply.metrics.items():
                     own[name][i] = value
                 if not reply.done:
-                    said_ids = [*message.tolist(), *shown]
-                    fits = whole[i] and self._append(row, said_ids)
-                    if whole[i] and not fits:
-                        self._warn_of_overflow(row, len(said_ids))
+                    fits = ends and self._append(row, [*message.tolist(), *shown])
                     terminated[i] = not fits  # with what it has earned: what is observed next has no part of it
                     truncated[i] = fits and self._turn[row] >= self.spec.max_steps
             except PolyrhythmError:
@@ -214,17 +205,11 @@ class TextBatch:
             "cut": (~whole).astype(np.float64),
             **own,
         }
-        executed = np.arange(chunk) < lengths[:, None]
+        executed = np.arange(self.spec.chunk) < lengths[:, None]
         result = StepResult(reward, terminated, truncated, success, metrics, executed)
         if errors:
             raise RowsFailed(errors, result)
         return result
-
-    def _prepare(self, said: Mapping[int, NDArray[Any]]) -> None:
-        """Pass messages to conversations with `prepare` that have not received theirs."""
-        for row, message in said.items():
-            if self._prepared.expects(row):
-                self._prepared.prepare(row, self._text(message))
 
     def _text(self, message: NDArray[Any]) -> str:
         """A message as text, without the leading spaces that a chat template writes."""
@@ -234,36 +219,32 @@ class TextBatch:
     def _replied(self, row: int, message: NDArray[Any]) -> Reply:
         conversation = self.conversations[row]
         reply = conversation.reply(self._text(message))
-        if not isinstance(reply, Reply) or not math.isfinite(as_number(reply.reward)):
-            found = f"a reward of {reply.reward!r}" if isinstance(reply, Reply) else f"{reply!r:.80}"
-            where = definition_place(conversation.reply)
-            raise ValueError(f"its reply{where} returned {found}; return a Reply whose reward is a finite number")
-        if unknown := reply.metrics.keys() - set(self._own_metrics):
-            where = definition_place(conversation.reply)
-            raise ValueError(f"its reply{where} has the metrics {sorted(unknown)}; declare them in the settings")
+        wrong = ""
+        if not isinstance(reply, Reply):
+            wrong = f"returned {reply!r:.80}; return a Reply whose reward is a finite number"
+        elif not math.isfinite(as_number(reply.reward)):
+            wrong = f"returned a reward of {reply.reward!r}; return a Reply whose reward is a finite number"
+        elif unknown := reply.metrics.keys() - set(self._own_metrics):
+            wrong = f"has the metrics {sorted(unknown)}; declare them in the settings"
+        if wrong:
+            raise ValueError(f"its reply{definition_place(conversation.reply)} {wrong}")
         return reply
 
     def _shown(self, row: int, message: NDArray[Any], reply: str) -> list[int]:
-        """Ids of a reply; with a chat template, of the text after the message, without an end that was already
-        sampled."""
-        if self._chat is None:
-            return self._encoded(reply)
-        ids = self._encoded(self._chats[row].reply(reply))
-        return ids[1:] if ids[:1] == [message[-1]] else ids
-
-    def _encoded(self, reply: str) -> list[int]:
-        """Ids of a reply, with unencodable characters replaced: a policy may have had a tool print them."""
-        with suppress(ValueError):
-            return self.tokenizer.encode(reply)
-        text = encodable(self.tokenizer, reply)
-        if not self._replaced:
-            self._replaced = True
-            log.warning(
-                "a reply has what is without an id in %s, so it is shown otherwise: %.80r, not %.80r; like replies "
-                "come without a warning",
-                *(self.tokenizer.origin, text, reply),
-            )
-        return self.tokenizer.encode(text)
+        """Ids of a reply, with unencodable characters replaced: a policy may have had a tool print them. With a chat
+        template, of the text after the message, without an end that was already sampled."""
+        text = reply if self._chat is None else self._chats[row].reply(reply)
+        try:
+            ids = self.tokenizer.encode(text)
+        except ValueError:
+            plain = encodable(self.tokenizer, text)
+            if not self._replaced:
+                self._replaced = True
+                words = "a reply has what is without an id in %s, so it is shown otherwise: %.80r, not %.80r; like "
+                words += "replies come without a warning"
+                log.warning(words, self.tokenizer.origin, plain, text)
+            ids = self.tokenizer.encode(plain)
+        return ids[1:] if self._chat is not None and ids[:1] == [message[-1]] else ids
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         index = np.asarray(rows, np.intp)
@@ -289,26 +270,20 @@ class TextBatch:
         refused: dict[int, Exception] = {}
         for i, row in enumerate(map(int, rows)):
             message = self.conversations[row].expert()
+            before, lead = ("", "") if self._chat is None else (self._chats[row].shown, self._chat.lead)
             try:
-                ids = self._demonstrated(row, message)
-            except EpisodeRefused as error:
-                refused[row] = error
+                ids = encode_after(self.tokenizer, before, lead + message)
+            except ValueError as error:
+                refused[row] = EpisodeRefused(f"the expert's message cannot be encoded: {error}")
+                continue
+            ids += [] if ids and ids[-1] in self.spec.action.stops else [self.tokenizer.ends[0]]
+            if len(ids) > self.spec.chunk:
+                refused[row] = MessageTooLong(self.spec.chunk, len(ids))
             else:
                 found[i, : len(ids), 0] = ids
         if refused:
             raise RowsFailed(refused, found)
         return found
-
-    def _demonstrated(self, row: int, message: str) -> list[int]:
-        before, lead = ("", "") if self._chat is None else (self._chats[row].shown, self._chat.lead)
-        try:
-            ids = encode_after(self.tokenizer, before, lead + message)
-        except ValueError as error:
-            raise EpisodeRefused(f"the expert's message cannot be encoded: {error}") from error
-        ids += [] if ids and ids[-1] in self.spec.action.stops else [self.tokenizer.ends[0]]
-        if len(ids) > self.spec.chunk:
-            raise MessageTooLong(self.spec.chunk, len(ids))
-        return ids
 
     def close(self) -> None:
         for conversation in self.conversations:
@@ -327,56 +302,54 @@ class PreparedMessages:
     def __init__(self, conversations: Sequence[Conversation]) -> None:
         self.conversations = cast(Sequence[FullConversation], conversations)
         self._traits = list(map(conversation_traits, conversations))
-        self._prepared_errors: dict[int, Exception | None] = {}
+        self._errors: dict[int, Exception | None] = {}  # of rows that have prepared
         self._awaited: dict[int, Awaited] = {}
-        self._rows: dict[int, int] = {}  # by descriptor
         self._poll = select.epoll()
         self.close, self.fileno = self._poll.close, self._poll.fileno
 
     def expects(self, row: int) -> bool:
         """Whether the row's conversation prepares replies and has not received its message."""
-        return row not in self._prepared_errors and self._traits[row].prepare
+        return row not in self._errors and self._traits[row].prepare
 
     def prepare(self, row: int, message: str) -> None:
-        """Let the row's conversation prepare its reply, if it does so."""
+        """Let the row's conversation prepare its reply."""
         conversation = self.conversations[row]
-        self._prepared_errors[row] = None
+        self._errors[row] = None
         try:
             conversation.prepare(message)
             awaited = conversation.awaits() if self._traits[row].awaits else None
             if awaited is not None:
                 self._poll.register(awaited.fileno, select.EPOLLIN)
+                self._awaited[row] = awaited
         except PolyrhythmError:
             raise
         except Exception as error:  # noqa: BLE001 - of the user's code: the row fails alone
-            self._prepared_errors[row] = error
+            self._errors[row] = error
             self._give_up(row)
-            return
-        if awaited is not None:
-            self._awaited[row], self._rows[awaited.fileno] = awaited, row
 
     def waits(self, rows: Iterable[int]) -> bool:
         """Whether a reply of these rows is awaited and its deadline has not passed."""
-        for number, _ in self._poll.poll(0):
-            self._end(self._rows[number])
+        ready = {number for number, _ in self._poll.poll(0)}
+        for row in [row for row, awaited in self._awaited.items() if awaited.fileno in ready]:
+            self._end(row)
         now = time.monotonic()
         return any(row in self._awaited and now < self._awaited[row].deadline for row in rows)
 
     def take(self, row: int) -> Exception | None:
         """Stop waiting because the row replies now; return the exception that its preparation raised, or None."""
-        error = self._prepared_errors.get(row)
+        error = self._errors.get(row)
         self.forget(row)
         return error
 
     def drop(self, row: int) -> None:
         """Stop waiting because the row will not reply; its conversation cancels the preparation."""
-        if row in self._prepared_errors:
+        if row in self._errors:
             self.forget(row)
             self._give_up(row)
 
     def forget(self, row: int) -> None:
         """Stop waiting for the row."""
-        self._prepared_errors.pop(row, None)
+        self._errors.pop(row, None)
         if row in self._awaited:
             self._end(row)
 
@@ -391,6 +364,4 @@ class PreparedMessages:
             log.warning("row %d: the conversation's drop raised", row, exc_info=True)
 
     def _end(self, row: int) -> None:
-        number = self._awaited.pop(row).fileno
-        del self._rows[number]
-        self._poll.unregister(number)
+        self._poll.unregister(self._awaited.pop(row).fileno)

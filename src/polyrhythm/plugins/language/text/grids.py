@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -20,6 +22,7 @@ from polyrhythm.plugins.language.text.conversation import Reply
 from polyrhythm.specs.hashing import library_seed
 
 Place = tuple[int, int]
+_State = TypeVar("_State")
 
 #: Moves by Gymnasium's number, with rows and columns.
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
@@ -43,6 +46,29 @@ def last_move(message: str) -> str | None:
 
 def beside(place: Place, step: Place) -> Place:
     return place[0] + step[0], place[1] + step[1]
+
+
+def shortest(
+    start: _State, moved: Callable[[_State, Place], _State], solved: Callable[[_State], bool], most: int
+) -> list[str]:
+    """Moves of a shortest way to a solved state; [] if there is none among the `most` states nearest to the start.
+    moved: the state after a step."""
+    found: dict[_State, tuple[_State, str] | None] = {start: None}
+    waiting = deque([start])
+    while waiting and len(found) < most:
+        last = waiting.popleft()
+        if solved(last):
+            moves: list[str] = []
+            while (before := found[last]) is not None:
+                last, word = before
+                moves.insert(0, word)
+            return moves
+        for word, step in MOVES.items():
+            after = moved(last, step)
+            if after not in found:
+                found[after] = last, word
+                waiting.append(after)
+    return []
 
 
 class FrozenLakeSettings(TextSettings):
@@ -124,20 +150,13 @@ class FrozenLake:
 
     def expert(self) -> str:
         """The first move of a shortest path to the goal."""
-        fields = {
-            (row, column): field for row, line in enumerate(self._lake.fields) for column, field in enumerate(line)
-        }
-        ways, seen = deque([(self._place, "")]), {self._place}
-        while ways:
-            at, first = ways.popleft()
-            if fields[at] == "G":
-                return f"{first}\n"
-            for word, step in MOVES.items():
-                place = beside(at, step)
-                if place not in seen and fields.get(place, "H") != "H":
-                    seen.add(place)
-                    ways.append((place, first or word))
-        return "left\n"
+        fields = {(row, i): field for row, line in enumerate(self._lake.fields) for i, field in enumerate(line)}
+
+        def moved(place: Place, step: Place) -> Place:
+            after = beside(place, step)
+            return place if fields.get(after, "H") == "H" else after
+
+        return f"{(shortest(self._place, moved, lambda at: fields[at] == 'G', len(fields) + 1) or ['left'])[0]}\n"
 
     def close(self) -> None:
         if self._env is not None:
@@ -230,14 +249,17 @@ class Sokoban:
         move = last_move(message)
         if move is not None:
             self._position = moved(self._room.floor, self._position, MOVES[move])
-            self._plan = deque(list(self._plan)[1:]) if self._plan and move == self._plan[0] else deque()
+            followed = self._plan and self._plan.popleft() == move
+            self._plan = self._plan if followed else deque()
         solved = self._position.boxes == self._room.goals
         return Reply("" if solved else self._room.shown(self._position), float(solved), solved, solved)
 
     def expert(self) -> str:
         """The next move of the known solution; after a deviation, of one found by search, if any."""
         if not self._plan:
-            self._plan = deque(search(self._room, self._position))
+            floor, goals = self._room.floor, self._room.goals
+            ways = shortest(self._position, partial(moved, floor), lambda at: at.boxes == goals, _SEARCHED)
+            self._plan = deque(ways)
         return f"{self._plan[0] if self._plan else 'up'}\n"
 
 
@@ -252,26 +274,6 @@ def moved(floor: frozenset[Place], position: Position, step: Place) -> Position:
     if pushed not in floor or pushed in position.boxes:
         return position
     return Position(player, position.boxes - {player} | {pushed})
-
-
-def search(room: Room, position: Position) -> list[str]:
-    """Moves of a shortest solution; [] if none is found within the search limit."""
-    found: dict[Position, tuple[Position, str] | None] = {position: None}
-    waiting = deque([position])
-    while waiting and len(found) < _SEARCHED:
-        last = waiting.popleft()
-        if last.boxes == room.goals:
-            moves: list[str] = []
-            while (before := found[last]) is not None:
-                last, word = before
-                moves.insert(0, word)
-            return moves
-        for word, step in MOVES.items():
-            after = moved(room.floor, last, step)
-            if after not in found:
-                found[after] = last, word
-                waiting.append(after)
-    return []
 
 
 def draw_room(random: Random, settings: SokobanSettings) -> Room:
@@ -311,13 +313,11 @@ def _played_back(random: Random, floor: frozenset[Place], solved: Position) -> l
             break
         pulls = [choice for choice in choices if choice[0].boxes != boxes]
         position, word = random.choice(pulls if pulls and random.random() < _PULLS else choices)
+        known = [earlier for earlier, _ in way]
         if position.boxes == solved.boxes:  # the room would be solved already
             way = [(position, "")]
-            continue
-        for i, (earlier, _) in enumerate(way):
-            if earlier == position:  # a loop
-                del way[i + 1 :]
-                break
+        elif position in known:  # a loop
+            del way[known.index(position) + 1 :]
         else:
             way.append((position, word))
     return way

@@ -10,7 +10,7 @@ import gzip
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,25 +19,19 @@ from polyrhythm.errors import ConfigError, MissingError, install_command
 #: Columns that are recognised where the settings name none: of TRL, and of data sets in its layout.
 _PROMPTS = ("prompt", "question", "problem")
 _ANSWERS = ("answer", "solution", "ground_truth")
-#: The column of verl's answer.
-_VERL_ANSWER = "reward_model.ground_truth"
 #: Columns that an error lists.
 _LISTED = 20
 
 Row = Mapping[str, Any]
-
-
-class Message(NamedTuple):
-    """One message of a prompt that is a conversation."""
-
-    role: str
-    content: str
+#: Rows of a file's content with their places in it, such as `line 3`; what: the file, for errors.
+Reader = Callable[[bytes, str], Iterator[tuple[str, Any]]]
 
 
 class PromptRow(NamedTuple):
-    """One prompt. prompt: a text, or the messages of a conversation; source_line: file and line, for errors."""
+    """One prompt. prompt: a text, or the turns of a conversation, each with role and content; source_line: file and
+    line, for errors."""
 
-    prompt: str | tuple[Message, ...]
+    prompt: str | list[dict[str, str]]
     answer: Any
     columns: Row
     source_line: str
@@ -51,25 +45,21 @@ def read_prompts(setting: str, files: Sequence[str], prompt: str, answer: str, *
     """
     found = []
     for file in files:
-        path = Path(file).expanduser()
         what = f"{setting} = {file}"
-        rows = list(_rows(path, what))
+        rows = list(_rows(Path(file).expanduser(), what))
         if not rows:
             raise ConfigError(f"{what}: it has no rows; name a file with prompts")
         first = rows[0][1]
-        columns = prompt or _recognised("prompt", first, _PROMPTS, what), answer or _answer_column(first, what)
+        verl = isinstance(first.get("reward_model"), Mapping) and "ground_truth" in first["reward_model"]
+        asked = prompt or _recognised("prompt", first, _PROMPTS, what)
+        answered = answer or ("reward_model.ground_truth" if verl else _recognised("answer", first, _ANSWERS, what))
         for source_line, row in rows:
-            texts = _prompt_of(_value(row, columns[0], "env.prompt", source_line), columns[0], source_line)
-            value = _value(row, columns[1], "env.answer", source_line)
-            _check_answer(value, columns[1], source_line, structured=structured)
+            texts = _prompt_of(_value(row, asked, "env.prompt", source_line), asked, source_line)
+            value = _value(row, answered, "env.answer", source_line)
+            if problem := _problem(value, structured=structured):
+                raise ConfigError(f"env.answer = {answered}: in {source_line} it is {problem}")
             found.append(PromptRow(texts, value, row, source_line))
     return found
-
-
-def _answer_column(row: Row, what: str) -> str:
-    if isinstance(row.get("reward_model"), Mapping) and "ground_truth" in row["reward_model"]:
-        return _VERL_ANSWER
-    return _recognised("answer", row, _ANSWERS, what)
 
 
 def _recognised(name: str, row: Row, known: Sequence[str], what: str) -> str:
@@ -89,10 +79,8 @@ def _listed(row: Row) -> str:
 
 def _value(row: Row, column: str, setting: str, source_line: str) -> Any:
     """The value of a column; `a.b` is b within a, unless there is a column of that name."""
-    if column in row:
-        return row[column]
     value: Any = row
-    for part in column.split("."):
+    for part in [column] if column in row else column.split("."):
         if not isinstance(value, Mapping) or part not in value:
             raise ConfigError(
                 f"{setting} = {column}: {source_line} has no such column but {_listed(row)}; name one that all rows "
@@ -102,7 +90,7 @@ def _value(row: Row, column: str, setting: str, source_line: str) -> Any:
     return value
 
 
-def _prompt_of(value: Any, column: str, source_line: str) -> str | tuple[Message, ...]:
+def _prompt_of(value: Any, column: str, source_line: str) -> str | list[dict[str, str]]:
     what = f"env.prompt = {column}: in {source_line} it is"
     if isinstance(value, str):
         if not value.strip():
@@ -110,23 +98,24 @@ def _prompt_of(value: Any, column: str, source_line: str) -> str | tuple[Message
         return value
     if not isinstance(value, list) or not value:
         raise ConfigError(f"{what} {_kind(value)}; a text or a list of messages is needed")
-    messages = []
+    turns: list[Any] = []
     for entry in value:
-        role, content = (entry.get("role"), entry.get("content")) if isinstance(entry, Mapping) else (None, None)
-        if not isinstance(role, str) or not isinstance(content, str):
+        turn = {key: entry.get(key) for key in ("role", "content")} if isinstance(entry, Mapping) else {"role": None}
+        if not all(isinstance(text, str) for text in turn.values()):
             raise ConfigError(f"{what} a list with {entry!r:.80}; each message has a role and a content, both texts")
-        messages.append(Message(role, content))
-    return tuple(messages)
+        turns.append(turn)
+    return turns
 
 
-def _check_answer(value: Any, column: str, source_line: str, *, structured: bool) -> None:
-    what = f"env.answer = {column}: in {source_line} it is"
-    if value is None or value == "" or (isinstance(value, str) and not value.strip()):
-        raise ConfigError(f"{what} empty; give it an answer, or delete the row")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{what} {value}; give it an answer, or delete the row")
-    if not structured and (isinstance(value, bool) or not isinstance(value, str | int | float)):
-        raise ConfigError(f"{what} {_kind(value)}; this verifier compares texts and numbers (json: all others)")
+def _problem(answer: Any, *, structured: bool) -> str:
+    """What is wrong with an answer, "" if nothing is."""
+    if answer is None or (isinstance(answer, str) and not answer.strip()):
+        return "empty; give it an answer, or delete the row"
+    if isinstance(answer, float) and not math.isfinite(answer):
+        return f"{answer}; give it an answer, or delete the row"
+    if not structured and (isinstance(answer, bool) or not isinstance(answer, str | int | float)):
+        return f"{_kind(answer)}; this verifier compares texts and numbers (json: all others)"
+    return ""
 
 
 def _kind(value: Any) -> str:
@@ -140,22 +129,23 @@ def _rows(path: Path, what: str) -> Iterator[tuple[str, Row]]:
         raise ConfigError(
             f"{what}: its format is unknown; name a file that ends in {', '.join(_READERS)}, or in .gz after that"
         )
-    if path.is_dir():
-        raise ConfigError(f"{what}: it is a folder; name its files")
     try:
         content = path.read_bytes()
+        content = gzip.decompress(content) if packed else content
     except FileNotFoundError as error:
         raise MissingError(f"{what}: there is no such file (from {Path.cwd()}); correct the path") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{what}: it is a folder; name its files") from error
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise ConfigError(f"{what}: it is not a whole gzip file ({error}); get it again") from error
     except OSError as error:
         raise ConfigError(f"{what}: it cannot be read ({error.strerror or error}); check its permissions") from error
-    if packed:
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError) as error:
-            raise ConfigError(f"{what}: it is not a whole gzip file ({error}); get it again") from error
     if not content:
         raise ConfigError(f"{what}: it is empty; name a file with prompts")
-    return iter(reader(content, what, path))
+    for place, row in reader(content, what):
+        if not isinstance(row, dict):
+            raise ConfigError(f"{what}, {place}: it is {_kind(row)}, not an object with columns; correct or delete it")
+        yield f"{path.name}, {place}", row
 
 
 def _text(content: bytes, what: str) -> str:
@@ -181,47 +171,38 @@ def _parsed(text: str, what: str) -> Any:
         raise ConfigError(f"{what}: it is not JSON ({error}); correct or delete it") from error
 
 
-def _row(value: Any, what: str) -> Row:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{what}: it is {_kind(value)}, not an object with columns; correct or delete it")
-    return value
-
-
-def _json_lines(content: bytes, what: str, path: Path) -> Iterator[tuple[str, Row]]:
+def _json_lines(content: bytes, what: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(_text(content, what).split("\n"), 1):
         if line.strip():
-            where = f"{what}, line {number}"
-            yield f"{path.name}, line {number}", _row(_parsed(line, where), where)
+            yield f"line {number}", _parsed(line, f"{what}, line {number}")
 
 
-def _json(content: bytes, what: str, path: Path) -> Iterator[tuple[str, Row]]:
+def _json(content: bytes, what: str) -> Iterator[tuple[str, Any]]:
     rows = _parsed(_text(content, what), what)
     if not isinstance(rows, list):
         raise ConfigError(f"{what}: it is {_kind(rows)}, not a list of rows; name a .jsonl file for one row a line")
     for number, row in enumerate(rows, 1):
-        yield f"{path.name}, row {number}", _row(row, f"{what}, row {number}")
+        yield f"row {number}", row
 
 
-def _csv(content: bytes, what: str, path: Path) -> Iterator[tuple[str, Row]]:
+def _csv(content: bytes, what: str) -> Iterator[tuple[str, Any]]:
     reader = csv.reader(io.StringIO(_text(content, what), newline=""), strict=True)
     try:
         header = next(reader, [])
         if len(set(header)) != len(header) or not all(header):
             raise ConfigError(f"{what}, line 1: columns without a name, or with one twice; name each once")
-        for entries in reader:
-            if not entries:
-                continue
+        for entries in filter(None, reader):
             if len(entries) != len(header):
                 raise ConfigError(
                     f"{what}, line {reader.line_num}: it has {len(entries)} entries, the first line has {len(header)}; "
                     "correct it, or put texts with commas and line ends in quotes"
                 )
-            yield f"{path.name}, line {reader.line_num}", dict(zip(header, entries, strict=True))
+            yield f"line {reader.line_num}", dict(zip(header, entries, strict=True))
     except csv.Error as error:
         raise ConfigError(f"{what}, line {reader.line_num}: it is not CSV ({error}); correct it") from error
 
 
-def _parquet(content: bytes, what: str, path: Path) -> Iterator[tuple[str, Row]]:
+def _parquet(content: bytes, what: str) -> Iterator[tuple[str, Any]]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -234,10 +215,10 @@ def _parquet(content: bytes, what: str, path: Path) -> Iterator[tuple[str, Row]]
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{what}: it is not a Parquet file ({str(error).splitlines()[0]}); get it again") from error
     for number, row in enumerate(table.to_pylist(), 1):
-        yield f"{path.name}, row {number}", row
+        yield f"row {number}", row
 
 
-_READERS: dict[str, Callable[[bytes, str, Path], Iterable[tuple[str, Row]]]] = {
+_READERS: dict[str, Reader] = {
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json,

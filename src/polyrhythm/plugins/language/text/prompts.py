@@ -13,6 +13,7 @@ import json
 import logging
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -105,9 +106,14 @@ class PromptsSettings(TextSettings):
         log.info(words, len(data.training), len(data.held_out), data.set_aside)
 
     def data(self) -> PromptData:
-        """The rows, read once per process while the files do not change. ConfigError: they are invalid."""
-        stamps = tuple(map(_stamp, (*self.files, *self.eval_files)))
-        return _load(type(self), self.model_dump_json(), stamps)
+        """The rows, read once per process while size and time of the files do not change. ConfigError: they are
+        invalid."""
+        stamps = []
+        for file in (*self.files, *self.eval_files):
+            with suppress(OSError):  # reading it tells
+                status = Path(file).expanduser().stat()
+                stamps.append((file, status.st_size, status.st_mtime_ns))
+        return _load(type(self), self.model_dump_json(), tuple(stamps))
 
     def reference(self, seed: int) -> Any:
         """See `envs.base.FullEnvSettings`."""
@@ -116,16 +122,15 @@ class PromptsSettings(TextSettings):
     def shown(self, row: PromptRow) -> Prompt:
         """The prompt of a row: a text, or turns for the chat template. ConfigError: several turns without a
         template."""
-        if isinstance(row.prompt, str):
-            return self.template.replace("{prompt}", row.prompt)
-        if [message.role for message in row.prompt] == ["user"]:
-            return self.template.replace("{prompt}", row.prompt[0].content)
+        roles = [] if isinstance(row.prompt, str) else [turn["role"] for turn in row.prompt]
+        if roles in ([], ["user"]):
+            text = row.prompt if isinstance(row.prompt, str) else row.prompt[0]["content"]
+            return self.template.replace("{prompt}", text)
         if self.open_chat() is not None:
-            return [message._asdict() for message in row.prompt]
-        roles = ", ".join(message.role for message in row.prompt)
+            return row.prompt
         raise ConfigError(
-            f"env.prompt: {row.source_line} is a conversation ({roles}), which needs a chat template; set env.chat to "
-            "auto, or give prompts that are a text"
+            f"env.prompt: {row.source_line} is a conversation ({', '.join(roles)}), which needs a chat template; set "
+            "env.chat to auto, or give prompts that are a text"
         )
 
 
@@ -177,17 +182,8 @@ class PromptData(NamedTuple):
         return rows[seed % len(rows)]
 
 
-def _stamp(file: str) -> tuple[int, int]:
-    """Size and time of a file, which change with its content; zeros if it does not exist."""
-    try:
-        status = Path(file).expanduser().stat()
-    except OSError:
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
-
-
 @lru_cache(maxsize=4)
-def _load(kind: type[PromptsSettings], given: str, stamps: Sequence[tuple[int, int]]) -> PromptData:  # noqa: ARG001 - part of the key
+def _load(kind: type[PromptsSettings], given: str, stamps: Sequence[object]) -> PromptData:  # noqa: ARG001 - part of the key
     settings = kind.model_validate_json(given)
     columns, structured = (settings.prompt, settings.answer), settings.verify.structured
     rows = read_prompts("env.files", settings.files, *columns, structured=structured)
@@ -202,14 +198,14 @@ def _load(kind: type[PromptsSettings], given: str, stamps: Sequence[tuple[int, i
         limit = (settings.held_out or _HELD_OUT) * 2**32
         held_out = [row for row in rows if zlib.crc32(_identity(row)) < limit]
         training = [row for row in rows if zlib.crc32(_identity(row)) >= limit]
-    seen = len(training) + len(held_out)
-    for side, found in (("training", training), ("evaluations", held_out)):
+    seen, sides = len(training) + len(held_out), {"training": training, "evaluations": held_out}
+    for side, found in sides.items():
         if not found:
             raise ConfigError(
                 f"env.files: of {len(rows)} rows none is left for {side}; give more, or other env.eval_files or "
                 "env.held_out"
             )
-    (training, held_out), why = _showable(settings, (training, held_out))
+    (training, held_out), why = _showable(settings, sides.values())
     set_aside = seen - len(training) - len(held_out)
     if not training or not held_out:
         side = "evaluations" if training else "training"
@@ -217,16 +213,29 @@ def _load(kind: type[PromptsSettings], given: str, stamps: Sequence[tuple[int, i
     if why:
         notes.append(f"env.files: {set_aside} of {seen} prompts are set aside: {why}")
     notes += _ambiguous([*training, *held_out])
-    content = json.dumps([row[:2] for row in training], sort_keys=True, default=str)
-    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    compared = [(_turns(row), row.answer) for row in training]
+    digest = hashlib.sha256(json.dumps(compared, sort_keys=True, default=str).encode()).hexdigest()[:16]
     return PromptData(tuple(training), tuple(held_out), set_aside, tuple(notes), digest)
 
 
+def _turns(row: PromptRow) -> str | list[list[str]]:
+    """The prompt, with its turns as lists of role and content."""
+    return row.prompt if isinstance(row.prompt, str) else [list(turn.values()) for turn in row.prompt]
+
+
+def _identity(row: PromptRow) -> bytes:
+    """Key that is equal for equal prompts: their texts, stripped."""
+    texts = [row.prompt] if isinstance(row.prompt, str) else [turn["content"] for turn in row.prompt]
+    return "\n".join(text.strip() for text in texts).encode("utf-8", "surrogatepass")
+
+
 def _ambiguous(rows: Iterable[PromptRow]) -> list[str]:
+    """A warning about prompts with different answers, if there are any; 72.0 and '72' are equal."""
     first, several = dict[bytes, PromptRow](), dict[bytes, PromptRow]()
     for row in rows:
         known = first.setdefault(key := _identity(row), row)
-        if _compared(known.answer) != _compared(row.answer):
+        one, other = (as_text(x) if isinstance(x, str | int | float) else x for x in (known.answer, row.answer))
+        if one != other:
             several.setdefault(key, row)
     if not several:
         return []
@@ -237,17 +246,6 @@ def _ambiguous(rows: Iterable[PromptRow]) -> list[str]:
     return [f"{said}: {answers}; each row counts its own as right: correct the data, or keep one row of each prompt"]
 
 
-def _compared(answer: Any) -> Any:
-    """The answer in a form for comparison: 72.0 becomes '72'."""
-    return as_text(answer) if isinstance(answer, str | int | float) else answer
-
-
-def _identity(row: PromptRow) -> bytes:
-    """Key that is equal for equal prompts: their texts, stripped."""
-    texts = [row.prompt] if isinstance(row.prompt, str) else [message.content for message in row.prompt]
-    return "\n".join(text.strip() for text in texts).encode("utf-8", "surrogatepass")
-
-
 def _showable(settings: PromptsSettings, sides: Iterable[Sequence[PromptRow]]) -> tuple[list[list[PromptRow]], str]:
     """The rows of each side whose prompts fit whole, and a text on why others do not."""
     tokenizer, chat, limit = settings.text_tokenizer(), settings.open_chat(), settings.max_prompt_tokens
@@ -255,14 +253,12 @@ def _showable(settings: PromptsSettings, sides: Iterable[Sequence[PromptRow]]) -
     for rows in sides:
         kept.append([])
         for row in rows:
+            shown = settings.shown(row)
             try:
-                shown = settings.shown(row)
                 text = shown if chat is None else ChatTurns(chat, shown).shown
                 length = len(begin(tokenizer, str(text)))
                 if not length:
                     raise ValueError("it has no tokens")
-            except ConfigError:
-                raise
             except (ValueError, TypeError) as error:  # the latter: of half a surrogate pair
                 without_id = without_id or f"{row.source_line}: {error}"
                 continue
@@ -270,12 +266,9 @@ def _showable(settings: PromptsSettings, sides: Iterable[Sequence[PromptRow]]) -
                 kept[-1].append(row)
             else:
                 longest = max(longest, length)
-    reasons = []
-    if longest:
-        reasons.append(f"some exceed env.max_prompt_tokens = {limit}, the longest has {longest}; raise it")
-    if without_id:
-        reasons.append(f"some cannot be encoded ({without_id:.300}); use another tokenizer")
-    return kept, ", and ".join(reasons)
+    long = f"some exceed env.max_prompt_tokens = {limit}, the longest has {longest}; raise it" if longest else ""
+    lost = f"some cannot be encoded ({without_id:.300}); use another tokenizer" if without_id else ""
+    return kept, ", and ".join(filter(None, (long, lost)))
 
 
 def _try_verifier(settings: PromptsSettings, rows: Sequence[PromptRow]) -> None:

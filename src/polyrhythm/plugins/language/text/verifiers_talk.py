@@ -25,6 +25,8 @@ from typing import Any, TypeVar
 
 from polyrhythm.plugins.language.text.base import enclosed
 
+log = logging.getLogger(__name__)
+
 #: Around a call in a message.
 _MARKS = "<tool_call>", "</tool_call>"
 
@@ -48,9 +50,9 @@ class PolicyAgent:
         """An interaction turn by turn; at its end the task's own rewards are recorded."""
         if self.trace is not None:
             raise RuntimeError("the environment opened a second interaction in one episode")
-        async with AsyncExitStack() as open_tools:
+        async with AsyncExitStack() as stack:
             tools = Tools(await self._shared.open_once())
-            await tools.open(self._toolsets(task), open_tools, task)
+            await tools.open(self._toolsets(task), stack, task)
             found = _Interaction(self._talk, task, tools)
             self.trace = found.trace
             yield found
@@ -96,7 +98,7 @@ class _Interaction:
             return Segment(messages=[], terminated=True)
         if message is not None:
             parts = [message] if isinstance(message, str) else message
-            typed = [parse_message(part) if isinstance(part, dict) else part for part in parts]
+            typed = (parse_message(part) if isinstance(part, dict) else part for part in parts)
             texts = [part if isinstance(part, str) else content_text(part.content) for part in typed]
             self._say += "".join(f"{text}\n" for text in texts)
             self._add(UserMessage(content="\n".join(texts)))
@@ -123,8 +125,8 @@ class _Interaction:
     def _add(self, message: Any, *, sampled: bool = False) -> None:
         from verifiers.v1.graph import MessageNode
 
-        parent = len(self.trace.nodes) - 1
-        self.trace.nodes.append(MessageNode(message=message, parent=None if parent < 0 else parent, sampled=sampled))
+        parent = len(self.trace.nodes) - 1 if self.trace.nodes else None
+        self.trace.nodes.append(MessageNode(message=message, parent=parent, sampled=sampled))
 
     async def _stop(self) -> bool:
         import verifiers.v1 as vf
@@ -144,10 +146,8 @@ def _read(call: str) -> tuple[str, Any]:
         found = json.loads(call)
         json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
-        return "", {}
-    if not isinstance(found, dict):
-        return "", {}
-    return str(found.get("name", "")), found.get("arguments", {})
+        found = None
+    return (str(found.get("name", "")), found.get("arguments", {})) if isinstance(found, dict) else ("", {})
 
 
 def lacking(task: Any, toolsets: Sequence[Any]) -> str:
@@ -185,8 +185,6 @@ def _server_of(toolset: Any) -> str:
     return ""
 
 
-log = logging.getLogger(__name__)
-
 _HOW = (
     'Tools, one a line:\n{tools}\nCall one by <tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call>; its result '
     "is shown. A message without a call is your answer.\n"
@@ -197,8 +195,8 @@ class Tools:
     """Toolsets in this process, including those of `shared`."""
 
     def __init__(self, shared: Tools | None = None) -> None:
-        self._servers: dict[str, tuple[Any, str]] = dict(shared._servers) if shared is not None else {}
-        self._listed: list[str] = list(shared._listed) if shared is not None else []
+        self._servers: dict[str, tuple[Any, str]] = {} if shared is None else dict(shared._servers)
+        self._listed: list[str] = [] if shared is None else list(shared._listed)
 
     def __bool__(self) -> bool:
         return bool(self._servers)
@@ -225,9 +223,8 @@ class Tools:
             for tool in await server.list_tools():
                 name = prefix + tool.name
                 self._servers[name] = (server, tool.name)
-                self._listed.append(
-                    json.dumps({"name": name, "description": tool.description, "parameters": tool.input_schema})
-                )
+                described = {"name": name, "description": tool.description, "parameters": tool.input_schema}
+                self._listed.append(json.dumps(described))
 
     async def call(self, name: str, arguments: Any) -> str:
         """The result as text, or an error text."""
@@ -253,12 +250,12 @@ class SharedTools:
     def __init__(self, make: Callable[[], Sequence[Any]]) -> None:
         self._make = make
         self._serving: asyncio.Task[None] | None = None
-        self._ready: asyncio.Future[Tools] | None = None
-        self._over: asyncio.Event | None = None
+        self._ready: asyncio.Future[Tools]
+        self._over: asyncio.Event
 
     async def open_once(self) -> Tools:
         """The tools. Raises the exception of their setup; the next episode then tries again."""
-        if self._serving is None or self._ready is None:
+        if self._serving is None:
             self._ready, self._over = asyncio.get_running_loop().create_future(), asyncio.Event()
             self._serving = asyncio.create_task(self._serve(self._ready, self._over))
         ready = self._ready
@@ -289,25 +286,14 @@ class SharedTools:
     async def end(self) -> None:
         """Close the tools if they were opened."""
         serving, self._serving = self._serving, None
-        if serving is not None and self._over is not None:
+        if serving is not None:
             self._over.set()
             await asyncio.wait({serving})
 
 
-def warn_of_tasks(what: str, toolsets: Sequence[Any]) -> None:
-    """Warn about shared toolsets that need a task. what: the taskset, as a setting."""
-    from verifiers.v1.mcp.server import ServerBase
-
-    for toolset in toolsets:
-        if type(toolset).setup_task is not ServerBase.setup_task:
-            log.warning(
-                "%s: %s.setup_task is not called, as in verifiers: the tools of a taskset are set up once for all of "
-                "its tasks; do it in setup, or make them the tools of the tasks",
-                *(what, type(toolset).__name__),
-            )
-
-
 _Found = TypeVar("_Found")
+_starting = threading.Lock()
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
 
 
 class Talk:
@@ -326,11 +312,23 @@ class Talk:
         """Start a coroutine, ending one that still runs; return its text before it requests a message, None if it
         has ended."""
         self.drop()
-        return run_in_loop(self._begin(run))
+
+        async def start() -> str | None:
+            self._running = asyncio.create_task(run)
+            return await self._until_asked(self._running)
+
+        return run_in_loop(start())
 
     def answer(self, message: str) -> str | None:
         """Pass it a message; return its next text, None if it has ended."""
-        return run_in_loop(self._go_on(message))
+
+        async def go_on() -> str | None:
+            assert self._running is not None
+            assert self._answer is not None
+            self._answer.set_result(message)
+            return await self._until_asked(self._running)
+
+        return run_in_loop(go_on())
 
     async def ask(self, said: str) -> str:
         """Called by the coroutine: emit a text and wait for the next message."""
@@ -339,55 +337,33 @@ class Talk:
         self._asked.set_result(said)
         return await self._answer
 
-    def drop(self) -> None:
-        """End the coroutine, if one runs."""
-        running, self._running = self._running, None
-        if running is not None:
-            run_in_loop(_end(running))
-
-    async def _begin(self, run: Coroutine[Any, Any, None]) -> str | None:
-        self._running = asyncio.create_task(run)
-        return await self._until_asked(self._running)
-
-    async def _go_on(self, message: str) -> str | None:
-        assert self._running is not None
-        assert self._answer is not None
-        self._answer.set_result(message)
-        return await self._until_asked(self._running)
-
     async def _until_asked(self, running: asyncio.Task[None]) -> str | None:
-        asked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._asked = asked
-        both: set[asyncio.Future[Any]] = {running, asked}
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        asked = self._asked = asyncio.get_running_loop().create_future()
+        await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
-            return asked.result()
+            return str(asked.result())
         self._running = None
-        running.result()
-        return None
+        return running.result()
 
+    def drop(self) -> None:
+        """End the coroutine, if one runs; its exceptions are dropped."""
+        running, self._running = self._running, None
 
-async def _end(running: asyncio.Task[None]) -> None:
-    """Cancel a task and wait for its end; its exceptions are dropped."""
-    running.cancel()
-    await asyncio.wait({running})
-    if not running.cancelled():
-        running.exception()
+        async def end() -> None:
+            if running is not None:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+        if running is not None:
+            run_in_loop(end())
 
 
 def run_in_loop(call: Coroutine[Any, Any, _Found]) -> _Found:
-    """Run a coroutine in this process's event loop and return its result."""
-    return asyncio.run_coroutine_threadsafe(call, _loop_of(os.getpid())).result()
-
-
-_starting = threading.Lock()
-_loops: dict[int, asyncio.AbstractEventLoop] = {}
-
-
-def _loop_of(process: int) -> asyncio.AbstractEventLoop:
-    """The event loop of a process, in a daemon thread. Keyed by process because threads do not survive a fork."""
+    """Run a coroutine in the event loop of this process, in a daemon thread, and return its result. Loops are keyed by
+    process because threads do not survive a fork."""
+    process = os.getpid()
     with _starting:
         if process not in _loops:
             loop = _loops[process] = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
-        return _loops[process]
+    return asyncio.run_coroutine_threadsafe(call, _loops[process]).result()

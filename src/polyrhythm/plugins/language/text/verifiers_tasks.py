@@ -7,28 +7,26 @@ defines one with a single agent. Tasks that need a container, stateful tool serv
 from __future__ import annotations
 
 import json
+import logging
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
-from random import Random
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
 from polyrhythm.errors import ConfigError, MissingError, install_command
+from polyrhythm.plugins.language.sandbox.tool import Shared
 from polyrhythm.plugins.language.text.base import Count, TextSettings, draw_apart, is_held_out
 from polyrhythm.plugins.language.text.conversation import Reply
-from polyrhythm.plugins.language.text.verifiers_talk import (
-    PolicyAgent,
-    SharedTools,
-    Talk,
-    lacking,
-    run_in_loop,
-    warn_of_tasks,
-)
+from polyrhythm.plugins.language.text.verifiers_talk import PolicyAgent, SharedTools, Talk, lacking, run_in_loop
+
+log = logging.getLogger(__name__)
+
+#: Tools that conversations with equal settings share within a process.
+_SHARED = Shared[SharedTools](lambda tools: run_in_loop(tools.end()))
 
 
 class VerifiersSettings(TextSettings):
@@ -54,34 +52,26 @@ class VerifiersSettings(TextSettings):
         return VerifiersTask(self)
 
 
-class _Drawn(NamedTuple):
-    """prompt: the text that assigns a task to training or evaluation."""
-
-    prompt: str
-    task: Any
-
-
 class VerifiersTask:
     """Conversation over the tasks of a taskset, played by its environment."""
 
     def __init__(self, settings: VerifiersSettings) -> None:
-        self._loaded = _load(settings.taskset, json.dumps(settings.options), settings.most)
+        options = json.dumps(settings.options)
+        loaded = self._loaded = _load(settings.taskset, options, settings.most)
         self._success = settings.success
         self._talk = Talk()
-        self._shared = SharedToolsLease(settings)
+        key = os.getpid(), settings.taskset, options
+        self._shared, self._leave = _SHARED.open(key, lambda: SharedTools(loaded.shared))
         self._agent: PolicyAgent | None = None
 
     def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
-        loaded, drawn = self._loaded, draw_apart(seed, self._draw)
-        agent = self._agent = PolicyAgent(self._talk, self._shared.tools, loaded.toolsets)
-        said = self._talk.begin(loaded.environment.run(drawn.task, SimpleNamespace(**{loaded.agent: agent})))
+        loaded = self._loaded
+        drawn = draw_apart(seed, lambda random: random.choice(loaded.tasks), loaded.apart_by)
+        agent = self._agent = PolicyAgent(self._talk, self._shared, loaded.toolsets)
+        said = self._talk.begin(loaded.environment.run(drawn, SimpleNamespace(**{loaded.agent: agent})))
         if said is None:
             raise ConfigError("env.taskset: its environment ended before it asked for a message; use another")
         return said
-
-    def _draw(self, random: Random) -> _Drawn:
-        task = random.choice(self._loaded.tasks)
-        return _Drawn(self._loaded.apart_by(task), task)
 
     def reply(self, message: str) -> Reply:
         said = self._talk.answer(message)
@@ -93,35 +83,7 @@ class VerifiersTask:
 
     def close(self) -> None:
         self._talk.drop()
-        self._shared.give_up()
-
-
-class SharedToolsLease:
-    """Reference to the tools that conversations with equal settings share within a process; the last release closes
-    them."""
-
-    _lock = threading.Lock()
-    _users: ClassVar[dict[tuple[int, str, str], tuple[SharedTools, int]]] = {}
-
-    def __init__(self, settings: VerifiersSettings) -> None:
-        options = json.dumps(settings.options)
-        loaded = _load(settings.taskset, options, settings.most)
-        self._key, self._open = (os.getpid(), settings.taskset, options), True
-        with self._lock:
-            self.tools, users = self._users.get(self._key, (SharedTools(loaded.shared), 0))
-            self._users[self._key] = self.tools, users + 1
-
-    def give_up(self) -> None:
-        """Release the tools."""
-        if not self._open:
-            return
-        self._open = False
-        with self._lock:
-            tools, users = self._users.pop(self._key)
-            if users > 1:
-                self._users[self._key] = tools, users - 1
-        if users == 1:
-            run_in_loop(tools.end())
+        self._leave()
 
 
 class _Loaded(NamedTuple):
@@ -144,6 +106,16 @@ def _prompt(task: Any) -> str:
 def _data(task: Any) -> str:
     """The initial data of a game whose prompt is always the same."""
     return str(task.data.model_dump_json(exclude={"idx", "id", "name"}))
+
+
+def _warn_of_tasks(what: str, toolsets: Sequence[Any]) -> None:
+    from verifiers.v1.mcp.server import ServerBase
+
+    for toolset in toolsets:
+        if type(toolset).setup_task is not ServerBase.setup_task:
+            words = "%s: %s.setup_task is not called, as in verifiers: the tools of a taskset are set up once for all "
+            words += "of its tasks; do it in setup, or make them the tools of the tasks"
+            log.warning(words, what, type(toolset).__name__)
 
 
 @lru_cache(maxsize=8)
@@ -171,16 +143,12 @@ def _load(name: str, options: str, most: int) -> _Loaded:
     if not found:
         raise ConfigError(f"{what}: it has no tasks; correct env.options")
 
-    def shared() -> Sequence[Any]:
-        made: Sequence[Any] = type(taskset).toolsets(taskset.config)
-        return made
-
-    def toolsets(task: Any) -> Sequence[Any]:
-        made: Sequence[Any] = type(task).toolsets(task.config)
+    def toolsets(of: Any) -> Sequence[Any]:
+        made: Sequence[Any] = type(of).toolsets(of.config)
         return made
 
     agents = list(agent_config_fields(config))
-    own, of_all = type(environment), shared()
+    own, of_all = type(environment), toolsets(taskset)
     needs = lacking(found[0], [*of_all, *toolsets(found[0])])
     if len(agents) > 1:
         needs = f"{len(agents)} agents ({', '.join(agents)})"
@@ -188,6 +156,7 @@ def _load(name: str, options: str, most: int) -> _Loaded:
         needs = "a server of environments"
     if needs:
         raise ConfigError(f"{what}: its tasks need {needs}; use a taskset that does without")
-    warn_of_tasks(what, of_all)
+    _warn_of_tasks(what, of_all)
     sides = {is_held_out(_prompt(task)) for task in found}
+    shared = partial(toolsets, taskset)
     return _Loaded(found, environment, agents[0], shared, toolsets, _prompt if len(sides) == 2 else _data)

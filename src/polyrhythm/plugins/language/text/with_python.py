@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from polyrhythm.plugins.language.sandbox.tool import TOOLS, PythonTool, SandboxSettings, ToolCall, ToolOutcome
+from polyrhythm.plugins.language.sandbox.tool import SandboxSettings, ToolCall, ToolOutcome, open_tool
 from polyrhythm.plugins.language.text.base import enclosed
 from polyrhythm.plugins.language.text.chat import Prompt
 from polyrhythm.plugins.language.text.conversation import (
@@ -48,12 +48,12 @@ class WithPython:
         code_in: Callable[[str], str | None] = marked_code,
         shown: Callable[[ToolOutcome], Reply] = shown_output,
     ) -> None:
-        self._inner, self._settings = cast(FullConversation, inner), settings
+        self._inner = cast(FullConversation, inner)
         self._code_in, self._shown = code_in, shown
         had = conversation_traits(inner)
         self.traits = ConversationTraits(prepare=True, awaits=True, drop=True, expert=had.expert, close=True)
         self._inner_closes = had.close
-        self._tool: PythonTool | None = TOOLS.open(settings)
+        self._tool, self._leave = open_tool(settings)
         self._call: ToolCall | None = None
 
     def begin(self, task: int, seed: int) -> Prompt:
@@ -63,7 +63,6 @@ class WithPython:
     def prepare(self, message: str) -> None:
         if (code := self._code_in(message)) is not None:
             self.drop()
-            assert self._tool is not None
             self._call = self._tool.start(code)
 
     def awaits(self) -> Awaited | None:
@@ -71,7 +70,7 @@ class WithPython:
 
     def drop(self) -> None:
         call, self._call = self._call, None
-        if self._tool is not None and call is not None:
+        if call is not None:
             self._tool.drop(call)
 
     def reply(self, message: str) -> Reply:
@@ -80,7 +79,6 @@ class WithPython:
         if self._call is None:
             self.prepare(message)
         call, self._call = self._call, None
-        assert self._tool is not None
         assert call is not None
         return self._shown(self._tool.finish(call))
 
@@ -89,8 +87,6 @@ class WithPython:
 
     def close(self) -> None:
         self.drop()
-        if self._tool is not None:
-            self._tool = None
-            TOOLS.close(self._settings)
+        self._leave()
         if self._inner_closes:
             self._inner.close()

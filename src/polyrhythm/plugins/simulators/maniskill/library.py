@@ -199,18 +199,13 @@ def modes_of(settings: ManiSkillFields, task: str, kind: Any) -> Modes:
         known = [name for name, mode in _PARTS.items() if {mode, f"{mode}+segmentation"} & {*supported}]
         fix = f"choose {', '.join(known)}" if known else "choose another task"
         raise ConfigError(f"env.observation = {settings.observation}: {task} has no such observation; {fix}")
-    return Modes(observation, _reward_of(settings, task, kind), observation == twin)
-
-
-def _reward_of(settings: ManiSkillFields, task: str, kind: Any) -> str:
-    """The reward mode: `none` for a task without a reward, whose reward is then computed from flags of `info`."""
+    # A task without a reward has the mode `none`; its reward is then computed from flags of `info`.
     known = [mode for mode in kind.SUPPORTED_REWARD_MODES if mode != "none"]
-    if settings.reward in known:
-        return settings.reward
-    if not known and settings.reward == "sparse":
-        return "none"
-    fix = f"choose {', '.join(known)}" if known else "choose sparse, since this one has no reward of its own"
-    raise ConfigError(f"env.reward = {settings.reward}: {task} has no such reward; {fix}")
+    reward = "none" if not known and settings.reward == "sparse" else settings.reward
+    if reward not in (*known, "none"):
+        fix = f"choose {', '.join(known)}" if known else "choose sparse, since this one has no reward of its own"
+        raise ConfigError(f"env.reward = {settings.reward}: {task} has no such reward; {fix}")
+    return Modes(observation, reward, observation == twin)
 
 
 #: Parts of SAPIEN's messages where no driver serves.
@@ -274,19 +269,15 @@ def examine(tried: ManiSkillFields) -> Iterator[Finding]:
         yield Finding("GPU", "ok", f"{gpus} for backend: gpu, which was never run")
     else:
         yield Finding("GPU", "ok", "none: backend: cpu (backend: gpu needs one)")
-    yield _trial(tried)
-
-
-def _trial(tried: ManiSkillFields) -> Finding:
-    name = tried.tasks[0]
+    name, (height, width) = tried.tasks[0], tried.picture
     try:
         seen = probe(tried)
     except PolyrhythmError as error:
         problem, _, fix = str(error).partition("; run: ")
-        return Finding(name, "missing", problem, fix)
-    height, width = tried.picture
+        yield Finding(name, "missing", problem, fix)
+        return
     frame = f"a frame of {width}x{height} pixels {seen.observe_ms:.0f} ms"
-    return Finding(name, "ok", f"ready after {seen.start_s:.1f} s; a step takes {seen.step_ms:.1f} ms, {frame}")
+    yield Finding(name, "ok", f"ready after {seen.start_s:.1f} s; a step takes {seen.step_ms:.1f} ms, {frame}")
 
 
 _PATIENCE_S = 240.0
@@ -306,18 +297,12 @@ def probe(settings: ManiSkillFields) -> Probed:
 
     MissingError: a package, asset or driver is missing; ConfigError: an unknown task or setting.
     """
-    return _probe(type(settings), settings.model_dump_json(), _machine())
-
-
-def _machine() -> tuple[str | None, ...]:
-    """Environment variables that affect whether the simulator starts; part of the cache key."""
-    return tuple(map(os.environ.get, ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "CUDA_VISIBLE_DEVICES", "MS_ASSET_DIR")))
+    affects = (*_VARIABLES, "CUDA_VISIBLE_DEVICES", "MS_ASSET_DIR")  # whether the simulator starts
+    return _probe(named_tasks(settings), settings.model_dump_json(), tuple(map(os.environ.get, affects)))
 
 
 @lru_cache(maxsize=32)
-def _probe(kind: type[ManiSkillFields], given: str, machine: object) -> Probed:  # noqa: ARG001
-    settings = kind.model_validate_json(given)
-    what = named_tasks(settings)
+def _probe(what: str, given: str, machine: object) -> Probed:  # noqa: ARG001 - part of the cache key
     try:
         done = subprocess.run(  # noqa: S603 - our own module
             [sys.executable, "-m", "polyrhythm.plugins.simulators.maniskill.env", given],

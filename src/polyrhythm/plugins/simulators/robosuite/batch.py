@@ -33,12 +33,7 @@ _COLLISION_GROUP = 0
 
 #: Of environments with these batches.
 TRAITS = EnvTraits(
-    resets_ahead=True,
-    variants=True,
-    rendering=True,
-    draws_rows=True,
-    discards_rows=True,
-    prepares_observations=True,
+    resets_ahead=True, variants=True, rendering=True, draws_rows=True, discards_rows=True, prepares_observations=True
 )
 
 

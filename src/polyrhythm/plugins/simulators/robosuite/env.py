@@ -13,25 +13,28 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from polyrhythm.config.base import InvalidSetting
-from polyrhythm.config.nearest import nearest
 from polyrhythm.envs.base import Variant
 from polyrhythm.envs.mujoco import choose_gl_backend
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, nearest
 from polyrhythm.plugins.simulators.base import SimulatorSettings
 from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch, Views
 from polyrhythm.plugins.simulators.robosuite.library import (
+    INSTRUCTIONS,
+    KNOWN,
     PLACED,
     ROBOCASA,
     Instance,
+    Sizes,
     check_robocasa,
     find_class,
     has_package,
     is_kitchen,
     make,
     place_beyond,
+    sizes_of,
     unknown_arguments,
+    words_of,
 )
-from polyrhythm.plugins.simulators.robosuite.tasks import INSTRUCTIONS, KNOWN, Sizes, sizes_of, words_of
 from polyrhythm.plugins.simulators.variation import VISION
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 

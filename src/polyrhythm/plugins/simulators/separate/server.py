@@ -1,8 +1,7 @@
 """The process that runs the environment: `python -m` this module, SOCKET MEMORY PARENT.
 
 The arguments are two inherited descriptors and the process id of the parent. It needs this package, numpy, msgspec,
-pydantic and the environment's requirements. It ends with `Close`, with the connection, or with the thread that started
-it.
+pydantic and the environment's requirements. It ends with the connection, or with the thread that started it.
 """
 
 from __future__ import annotations
@@ -70,8 +69,6 @@ class EnvServer:
                 return p.Built(batch.rows, batch.spec, batch_traits(batch))
             case p.BatchCall():
                 return self._call(request)
-        self.close()
-        return p.Closed()
 
     def _open(self, request: p.Open) -> p.EnvOpened:
         if request.version != p.VERSION:
@@ -155,7 +152,7 @@ def raised(error: BaseException) -> p.CallRaised:
 
 
 def serve(line: p.EnvLink, server: EnvServer) -> None:
-    """Answer requests until the last one."""
+    """Answer requests until the connection is closed."""
     while True:
         request = line.receive()
         try:
@@ -163,8 +160,6 @@ def serve(line: p.EnvLink, server: EnvServer) -> None:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the parent raises it
             reply = raised(error)
         line.send(reply)
-        if isinstance(request, p.CloseBatch):
-            return
 
 
 def main(words: list[str]) -> int:
@@ -176,10 +171,11 @@ def main(words: list[str]) -> int:
         return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent ends it
-    line, server = p.EnvLink(socket.socket(fileno=end), "request"), EnvServer(memory)
+    line, server = p.EnvLink(socket.socket(fileno=end), p.Request), EnvServer(memory)
     with suppress(EOFError, OSError):
         serve(line, server)
-    server.close()
+    with suppress(Exception, SystemExit):  # nobody asks any more
+        server.close()
     return 0
 
 

@@ -25,7 +25,6 @@ from pydantic import BaseModel, ConfigDict
 
 from polyrhythm import errors
 from polyrhythm.config.base import NotFound
-from polyrhythm.config.nearest import nearest
 from polyrhythm.config.registry import resolve
 from polyrhythm.env_warnings import warn_once
 from polyrhythm.envs.base import (
@@ -40,7 +39,7 @@ from polyrhythm.envs.base import (
     wrapped_traits,
 )
 from polyrhythm.envs.mujoco import simulator_count
-from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError
+from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError, nearest
 from polyrhythm.imports import SOURCE
 from polyrhythm.plugins.simulators.separate import protocol as p
 from polyrhythm.plugins.simulators.setup import envs_folder
@@ -136,7 +135,7 @@ class EnvProcess:
             raise ConfigError(f"env.python = {name}: {python} cannot be started ({error.strerror})") from error
         finally:
             theirs.close()
-        self._line = p.EnvLink(ours, "reply")
+        self._line = p.EnvLink(ours, p.Reply)
         try:
             opened = self._open(env)
         except BaseException:
@@ -158,17 +157,15 @@ class EnvProcess:
             kind = type(error) if isinstance(error, ConfigError) else ConfigError
             raise kind(f"env.python = {self._name}: {error}") from error
 
-    def request(self, message: p.Request, kind: type[R], *, timeout_s: float | None = None) -> R:
-        """Send a request and wait for its answer, without a time limit by default.
+    def request(self, message: p.Request, kind: type[R]) -> R:
+        """Send a request and wait for its answer.
 
         EnvLost: the process has ended. Errors of the environment are re-raised: this package's as the same class,
         others as RuntimeError that quotes them.
         """
         try:
             self._line.send(message)
-            reply = self._line.receive(timeout_s)
-        except TimeoutError:
-            raise
+            reply = self._line.receive()
         except (OSError, EOFError) as error:
             raise EnvLost(f"the environment's process {self._how_it_ended()}") from error
         if isinstance(reply, p.CallRaised):
@@ -191,19 +188,16 @@ class EnvProcess:
         """End the process; idempotent."""
         if self.memory < 0:
             return
+        self._line.close()
+        os.close(self.memory)
+        self.memory = -1
         try:
-            self.request(p.CloseBatch(), p.Closed, timeout_s=_CLOSE_S)
-        except (EnvLost, TimeoutError, RuntimeError, PolyrhythmError):
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
             pass  # killed below
         finally:
-            self._line.close()
-            os.close(self.memory)
-            self.memory = -1
-            try:
-                self._process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self._process.kill()
+            self._process.wait()
 
 
 def environment() -> dict[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
@@ -39,7 +40,6 @@ def _seconds(value: object) -> float:
     raise ValueError(f"duration {value!r} has no unit; write for example 10ms or 2s")
 
 
-_Group = TypeVar("_Group", bound="StationGroup")
 _RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 _AsText = PlainSerializer(str)
 CostText = Annotated[Cost, PlainValidator(parse_cost), _AsText]
@@ -59,15 +59,13 @@ class StationGroup(ClusterSection):
 
     count: stations of the group; host: where they are, in words; requests are served on their hosts where that costs no
     waiting. hosts: with 2 or more, so many hosts, HOST-0 and so on, among which the stations are dealt evenly in order
-    (the trainer's ranks: each host trains on its share of the samples); groups with the same `host` share them.
-    gpus: devices per station if `devices` is empty (used only for the summary's total).
-    devices: numbers of the group's devices, as 0-5 or a list; station i is on device i modulo their number. Groups with
-    the same numbers share the devices. If empty, each station has its own device.
-    occupies: share of its device that a pass takes when it is alone.
-    resident_gb: what a station keeps on each of its devices (10^9 bytes): under `sharing: lease` it is moved at every
-    switch.
-    mean_life: mean time to a random failure, exponential; 0s means never.
-    detected: time from a failure to its detection; restart: from there to the new incarnation.
+    (the trainer's ranks: each host trains on its share of the samples); groups with the same `host` share them. gpus:
+    devices per station if `devices` is empty (used only for the summary's total). devices: numbers of the group's
+    devices, as 0-5 or a list; station i is on device i modulo their number. Groups with the same numbers share the
+    devices. If empty, each station has its own device. occupies: share of its device that a pass takes when it is
+    alone. resident_gb: what a station keeps on each of its devices (10^9 bytes): under `sharing: lease` it is moved at
+    every switch. mean_life: mean time to a random failure, exponential; 0s means never. detected: time from a failure
+    to its detection; restart: from there to the new incarnation.
     """
 
     kind: ClassVar[str]
@@ -89,24 +87,33 @@ class StationGroup(ClusterSection):
             raise ValueError(f"gpus is {self.gpus:g} but devices are given, which are counted; leave gpus out")
         return self
 
+    @property
+    def host_names(self) -> list[str]:
+        """The hosts of the group, in order."""
+        return [f"{self.host or 'host'}-{n}" for n in range(self.hosts)] if self.hosts > 1 else [self.host]
+
+    def seat(self, index: int) -> tuple[Self, tuple[int, ...]]:
+        """The group as station `index` of it sees it, on one host; and the devices of that station."""
+        devices = (self.devices[index % len(self.devices)],) if self.devices else ()
+        if self.hosts == 1:
+            return self, devices
+        return self.model_copy(update={"host": self.host_names[index * self.hosts // self.count]}), devices
+
 
 class SimulatorGroup(StationGroup):
     """A group of `count` equal simulators.
 
-    env_batches: per simulator; slots: per env batch; rows: per slot.
-    reserved: number of a simulator's env batches, the last ones, that run only background evaluations.
-    shared_thread: the slots of an env batch take turns on one stepping thread; otherwise each has its own.
-    reset_rows: rows reset independently; otherwise the episodes of an env batch begin together.
-    step: one chunk step of a slot, per active row; reset: per row that resets at once.
-    steps: env steps of an episode; chunk: env steps per chunk step (C).
-    episode_time: duration of a whole episode, replaces `step`: its chunk steps share the time evenly, and a slot's step
-    takes as long as that of its slowest row.
-    segment_steps: chunk steps after which an unfinished episode ships a segment; 0 for whole episodes.
-    tokens: of the answer to one row's request, if the policy generates tokens; else it counts as one. same_tokens: the
-    answers to the same initial state (prompt) are equally long.
-    raises: probability that a row's chunk step fails. broken: share of initial states from which each one does.
-    solved, hopeless: shares of initial states from which all episodes or no episodes succeed; from the others half
-    succeed. The return of an episode is 1 or 0; where there are scorers, it is their score.
+    env_batches: per simulator; slots: per env batch; rows: per slot. reserved: number of a simulator's env batches, the
+    last ones, that run only background evaluations. shared_thread: the slots of an env batch take turns on one stepping
+    thread; otherwise each has its own. reset_rows: rows reset independently; otherwise the episodes of an env batch
+    begin together. step: one chunk step of a slot, per active row; reset: per row that resets at once. steps: env steps
+    of an episode; chunk: env steps per chunk step (C). episode_time: duration of a whole episode, replaces `step`: its
+    chunk steps share the time evenly, and a slot's step takes as long as that of its slowest row. segment_steps: chunk
+    steps after which an unfinished episode ships a segment; 0 for whole episodes. tokens: of the answer to one row's
+    request, if the policy generates tokens; else it counts as one. same_tokens: the answers to the same initial state
+    (prompt) are equally long. raises: probability that a row's chunk step fails. broken: share of initial states from
+    which each one does. solved, hopeless: shares of initial states from which all episodes or no episodes succeed; from
+    the others half succeed. The return of an episode is 1 or 0; where there are scorers, it is their score.
     """
 
     kind = "simulator"
@@ -131,13 +138,9 @@ class SimulatorGroup(StationGroup):
     hopeless: float = Field(default=0.0, ge=0, le=1)
 
     @model_validator(mode="after")
-    def _shares_fit(self) -> Self:
+    def _fits(self) -> Self:
         if self.solved + self.hopeless > 1:
             raise ValueError(f"solved {self.solved} and hopeless {self.hopeless} are more than 1 together; lower one")
-        return self
-
-    @model_validator(mode="after")
-    def _batches_suffice(self) -> Self:
         if self.reserved > self.env_batches:
             raise ValueError(f"reserved {self.reserved} is more than env_batches {self.env_batches}; raise env_batches")
         return self
@@ -288,12 +291,11 @@ class ClusterSettings(ClusterSection):
     """The settings of a cluster file.
 
     sharing: how stations share a device: their passes slow each other down (`shared`) or take turns (`exclusive`), or
-    only one station is on it at a time, the others in host memory (`lease`).
-    versions: run until this version is trained, published and applied, and all evaluations requested by then ended.
-    message_delay: latency of a message between a station and the conductor.
-    links: the network between hosts; without it everything is everywhere at once. conductor: what its events cost.
-    max_time: virtual time limit of the run; 0s for none.
-    trace_slots: number of slots in the trace, besides all generators and the trainer.
+    only one station is on it at a time, the others in host memory (`lease`). versions: run until this version is
+    trained, published and applied, and all evaluations requested by then ended. message_delay: latency of a message
+    between a station and the conductor. links: the network between hosts; without it everything is everywhere at once.
+    conductor: what its events cost. max_time: virtual time limit of the run; 0s for none. trace_slots: number of slots
+    in the trace, besides all generators and the trainer.
     """
 
     seed: int = 0
@@ -316,20 +318,21 @@ class ClusterSettings(ClusterSection):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         """Check settings that depend on each other."""
-        if any(g.segment_steps for g in self.simulators) and not self.scheduler.segments:
+        scheduler, names = self.scheduler, self.station_names()
+        if any(g.segment_steps for g in self.simulators) and not scheduler.segments:
             raise ValueError("simulators have segment_steps above 0 but scheduler.segments is false; set it to true")
-        names = self.station_names()
         for fault in self.faults:
             if fault.station not in names:
                 known = ", ".join(names[:4])
                 raise ValueError(f"fault of {fault.station!r}: there is no such station; write one of {known}, …")
-        return self
-
-    @model_validator(mode="after")
-    def _linked(self) -> Self:
-        """Check that what the network needs is there."""
-        if self.links is not None and self.scheduler.batching == "streams":
+        if self.links is not None and scheduler.batching == "streams":
             raise ValueError("links with scheduler.batching: streams are not simulated; leave links out")
+        if scheduler.scoring is not None and not self.scorers:
+            raise ValueError("scheduler.scoring is set but there are no scorers, so no sample is scored; add scorers")
+        if self.sharing == "lease" and any(group.devices for group in self.scorers):
+            raise ValueError("scorers have devices but sharing is lease, which they do not take part in; drop devices")
+        if scheduler.lease is not None and self.sharing != "lease":
+            raise ValueError("scheduler.lease follows from the devices of the groups; set sharing to lease instead")
         return self
 
     @model_validator(mode="after")
@@ -351,25 +354,11 @@ class ClusterSettings(ClusterSection):
         return self
 
     @model_validator(mode="after")
-    def _scored(self) -> Self:
-        """Tell the scheduler that samples are scored."""
-        if self.scheduler.scoring is not None and not self.scorers:
-            raise ValueError("scheduler.scoring is set but there are no scorers, so no sample is scored; add scorers")
-        if self.sharing == "lease" and any(group.devices for group in self.scorers):
-            raise ValueError("scorers have devices but sharing is lease, which they do not take part in; drop devices")
-        if self.scorers and self.scheduler.scoring is None:
-            # the model is frozen
-            object.__setattr__(self, "scheduler", replace(self.scheduler, scoring=ScoringRules()))
-        return self
-
-    @model_validator(mode="after")
     def _streams_are_alone(self) -> Self:
         """Streams on a device that other passes slow down are not simulated."""
-        if self.scheduler.batching != "streams":
-            return self
-        numbers = Counter(number for _, _, devices in self.seats() for number in devices if not self._is_leased(number))
-        for name, group, devices in self.seats():
-            if isinstance(group, GeneratorGroup) and any(numbers[number] > 1 for number in devices):
+        crowded = {number for number, count in self._stations_on().items() if count > 1 and not self._is_leased(number)}
+        for name, group, devices in self.seats() if self.scheduler.batching == "streams" else ():
+            if isinstance(group, GeneratorGroup) and not crowded.isdisjoint(devices):
                 raise ValueError(
                     f"scheduler.batching is streams but {name} shares devices {list(devices)}, which is not simulated; "
                     f"give it devices of its own, or set sharing to lease"
@@ -377,22 +366,27 @@ class ClusterSettings(ClusterSection):
         return self
 
     @model_validator(mode="after")
-    def _leased(self) -> Self:
-        """Tell the scheduler which stations are on which devices in turn."""
-        if self.scheduler.lease is not None and self.sharing != "lease":
-            raise ValueError("scheduler.lease follows from the devices of the groups; set sharing to lease instead")
+    def _tell_scheduler(self) -> Self:
+        """Tell the scheduler that samples are scored, and which stations are on which devices in turn."""
+        added: dict[str, Any] = {}
+        if self.scorers and self.scheduler.scoring is None:
+            added["scoring"] = ScoringRules()
         if self.sharing == "lease":
-            # the model is frozen
-            object.__setattr__(self, "scheduler", replace(self.scheduler, lease=self.lease_rules()))
+            added["lease"] = self.lease_rules()
+        if added:
+            object.__setattr__(self, "scheduler", replace(self.scheduler, **added))  # the model is frozen
         return self
 
     def lease_rules(self) -> LeaseSettings:
         """The stations that are on a device of others too, with these devices, and how they take turns there."""
-        numbers = Counter(number for _, _, devices in self.seats() for number in devices)
-        leased = {number for number, count in numbers.items() if count > 1 and self._is_leased(number)}
+        leased = {number for number, count in self._stations_on().items() if count > 1 and self._is_leased(number)}
         shared = {name: tuple(n for n in devices if n in leased) for name, _, devices in self.seats()}
         devices = {name: own for name, own in shared.items() if own}
         return LeaseSettings(devices, self.lease.min_hold, self.lease.switch_order)
+
+    def _stations_on(self) -> Counter[int]:
+        """Number of stations on each device."""
+        return Counter(number for _, _, devices in self.seats() for number in devices)
 
     def _is_leased(self, number: int) -> bool:
         """Whether several stations on this device would take turns."""
@@ -401,15 +395,13 @@ class ClusterSettings(ClusterSection):
     def seats(self) -> list[tuple[str, StationGroup, tuple[int, ...]]]:
         """Every station with its group and its devices: station i of a group is on its device i modulo their number;
         the trainer is on all of its own."""
-        simulators = [(group, i) for group in self.simulators for i in range(group.count)]
-        generators = [(group, i) for group in self.generators for i in range(group.count)]
-        scorers = [(group, i) for group in self.scorers for i in range(group.count)]
-        return [
-            *((f"simulator-{n}", _at_host(group, i), _place(group, i)) for n, (group, i) in enumerate(simulators)),
-            *((f"generator-{n}", _at_host(group, i), _place(group, i)) for n, (group, i) in enumerate(generators)),
-            ("trainer", self.trainer, self.trainer.devices),
-            *((f"scorer-{n}", _at_host(group, i), _place(group, i)) for n, (group, i) in enumerate(scorers)),
-        ]
+
+        def dealt(groups: Sequence[StationGroup]) -> list[tuple[str, StationGroup, tuple[int, ...]]]:
+            seats = [group.seat(index) for group in groups for index in range(group.count)]
+            return [(f"{group.kind}-{number}", group, devices) for number, (group, devices) in enumerate(seats)]
+
+        trainer = ("trainer", self.trainer, self.trainer.devices)
+        return [*dealt(self.simulators), *dealt(self.generators), trainer, *dealt(self.scorers)]
 
     def station_names(self) -> tuple[str, ...]:
         """simulator-0 …, generator-0 …, trainer, scorer-0 …: in the order of the groups."""
@@ -421,19 +413,3 @@ class ClusterSettings(ClusterSection):
         groups = (*self.simulators, *self.generators, self.trainer, *self.scorers)
         named = {number for group in groups for number in group.devices}
         return sum(group.gpus * group.count for group in groups) + len(named)
-
-
-def _place(group: StationGroup, index: int) -> tuple[int, ...]:
-    return (group.devices[index % len(group.devices)],) if group.devices else ()
-
-
-def host_names(group: StationGroup) -> list[str]:
-    """The hosts of a group, in order."""
-    return [f"{group.host or 'host'}-{n}" for n in range(group.hosts)] if group.hosts > 1 else [group.host]
-
-
-def _at_host(group: _Group, index: int) -> _Group:
-    """The group as station `index` of it sees it: on one host."""
-    if group.hosts == 1:
-        return group
-    return group.model_copy(update={"host": host_names(group)[index * group.hosts // group.count]})

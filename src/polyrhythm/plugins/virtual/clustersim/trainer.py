@@ -12,17 +12,10 @@ from typing import ClassVar
 
 from polyrhythm.plugins.virtual.clustersim.driver import Payload, ProtocolError, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SAMPLES, TRAIN
-from polyrhythm.plugins.virtual.clustersim.settings import TrainerSettings, host_names
+from polyrhythm.plugins.virtual.clustersim.settings import TrainerSettings
 from polyrhythm.plugins.virtual.clustersim.station import VirtualStation
-from polyrhythm.scheduler.records import (
-    Checkpointed,
-    Command,
-    Published,
-    PublishWeights,
-    StartUpdate,
-    TrainerJoined,
-    UpdateDone,
-)
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.records import Checkpointed, Command, Published, PublishWeights, StartUpdate, TrainerJoined
 
 
 @dataclass(slots=True)
@@ -55,7 +48,7 @@ class VirtualTrainer(VirtualStation):
         receivers: int = 1,
     ) -> None:
         super().__init__(name, incarnation, driver, settings, SAMPLES)
-        self._settings, self._hosts = settings, host_names(settings)
+        self._settings, self._hosts = settings, settings.host_names
         self.host = self._hosts[0]
         self._receivers = receivers
         self.fail_unheard: Callable[[], None] | None = None
@@ -180,7 +173,7 @@ class VirtualTrainer(VirtualStation):
         lent, self._begun, self._transitions, self._busy = self._begun[-1], [], 0, False
         self.enter(SAMPLES)
         self._updates = lent.update + 1
-        self.emit(UpdateDone(self.name, self.incarnation, lent.update))
+        self.emit(records.UpdateDone(self.name, self.incarnation, lent.update))
         every = self._settings.checkpoint_every
         if every and self._updates % every == 0:
             self.emit(Checkpointed(self.name, self.incarnation, self._updates))

@@ -7,14 +7,72 @@ state, learned ones, one for each action. The release has no mask here, so its h
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from polyrhythm.plugins.pretrained.precision import in_float32
-from polyrhythm.plugins.vla.groot_n1d5.size import GrootSize, StackSize
-from polyrhythm.plugins.vla.layers.attention import KeysValues, attend, run_layer, split_heads
+from polyrhythm.plugins.vla.decoder import DecoderSize, KeysValues, attend, run_layer, split_heads
+from polyrhythm.plugins.vla.vision import SIGLIP, VisionSize
+
+#: Qwen3 1.7B, of whose 28 layers the release keeps 12.
+QWEN3 = DecoderSize(2048, 12, 6144, heads=16, kv_heads=8, head_dim=128, activation="silu", theta=1e6, qk_norm=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StackSize:
+    """Size of a stack of transformer blocks of the action head."""
+
+    layers: int
+    heads: int
+    head_dim: int
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class GrootSize:
+    """Size of a network; the defaults are the release's.
+
+    image_token: id of the placeholder for image tokens. vl: self-attention over the backbone's features; dit: the
+    diffusion transformer. hidden: units of the encoders and of the transformer's output. horizon: predicted actions
+    (H); action_dim, state_dim: padded entries (A, S). future: learned tokens between state and actions. positions: rows
+    of the position table; buckets: of the transformer's time.
+    """
+
+    llm: DecoderSize = QWEN3
+    vision: VisionSize = SIGLIP
+    vocabulary: int = 151680
+    image_token: int = 151669
+    vl: StackSize = StackSize(4, 32, 64)
+    dit: StackSize = StackSize(16, 32, 48)
+    hidden: int = 1024
+    horizon: int = 16
+    action_dim: int = 32
+    state_dim: int = 64
+    embodiments: int = 32
+    future: int = 32
+    positions: int = 1024
+    buckets: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.vl.width != self.llm.width:
+            raise ValueError(
+                f"policy.size: vl has heads x head_dim = {self.vl.width} and the language model width = "
+                f"{self.llm.width}; make them equal"
+            )
+        if self.positions < self.horizon:
+            raise ValueError(f"policy.size: positions = {self.positions} is below horizon = {self.horizon}; raise it")
+
+    @property
+    def image(self) -> int:
+        """Pixels along the side of an image."""
+        return self.vision.image
+
 
 _TIME_CHANNELS, _LONGEST = 256, 10000.0
 _NORM_EPS, _LAST_EPS = 1e-5, 1e-6
@@ -179,9 +237,7 @@ class TimestepEncoder(nn.Module):
 
 class Dit(nn.Module):
     """Diffusion transformer: even blocks attend to the backbone's features, odd ones to their own tokens.
-
-    checkpointing: recompute the blocks' activations in the backward pass instead of keeping them.
-    """
+    checkpointing: recompute the blocks' activations in the backward pass instead of keeping them."""
 
     def __init__(self, size: GrootSize) -> None:
         super().__init__()

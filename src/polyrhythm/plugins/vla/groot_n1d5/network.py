@@ -8,56 +8,52 @@ its velocity is data − noise; both are reversed here to match `FlowNetwork`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.plugins.pretrained.fitting import Architecture
+from polyrhythm.plugins.pretrained.fitting import COUNT, Architecture, resized, seen, told, written
 from polyrhythm.plugins.pretrained.precision import computing_dtype
-from polyrhythm.plugins.vla.flow_policy import Prefix
-from polyrhythm.plugins.vla.groot_n1d5.action_head import ActionHead, AdaptiveNorm, EmbodimentLinear
-from polyrhythm.plugins.vla.groot_n1d5.size import GrootSize, config_from_size, size_from_config
-from polyrhythm.plugins.vla.layers.attention import causal_mask, mean_of, positions_of
-from polyrhythm.plugins.vla.layers.decoder import Decoder
-from polyrhythm.plugins.vla.layers.siglip import SiglipMlp, SiglipSize, SiglipVisionModel
+from polyrhythm.plugins.vla.decoder import (
+    TEXT_KEYS,
+    Decoder,
+    causal_mask,
+    draw_unit_variance,
+    gelu_mlp,
+    mean_of,
+    positions_of,
+)
+from polyrhythm.plugins.vla.flow_policy import FlowNetwork, Prefix
+from polyrhythm.plugins.vla.groot_n1d5.action_head import ActionHead, AdaptiveNorm, EmbodimentLinear, GrootSize
+from polyrhythm.plugins.vla.vision import SiglipVisionModel, VisionSize, tower_keys, tower_seen
+from polyrhythm.specs import WeightSpec
 
 
 class PoolingHead(nn.Module):
     """SigLIP's attention pooling: present in every released checkpoint, unused."""
 
-    def __init__(self, size: SiglipSize) -> None:
+    def __init__(self, size: VisionSize) -> None:
         super().__init__()
         self.probe = nn.Parameter(torch.zeros(1, 1, size.width))
         self.attention = nn.MultiheadAttention(size.width, size.heads, batch_first=True)
         self.layernorm = nn.LayerNorm(size.width, size.eps)
-        self.mlp = SiglipMlp(size)
-
-
-class VisionModel(nn.Module):
-    """The tower and its unused head, as `vision_model`."""
-
-    def __init__(self, size: SiglipSize) -> None:
-        super().__init__()
-        self.vision_model = SiglipVisionModel(size)
-        self.vision_model.head = PoolingHead(size)
-
-
-class EagleLanguageModel(nn.Module):
-    """The decoder `model`, and `lm_head`: the word embedding, which the release stores under this name."""
-
-    def __init__(self, size: GrootSize) -> None:
-        super().__init__()
-        self.model = Decoder(size.llm)
-        self.lm_head = nn.Embedding(size.vocabulary, size.llm.width)
+        self.mlp = gelu_mlp(size.width, size.mlp, size.width, approximate="tanh")
 
 
 class EagleModel(nn.Module):
+    """The tower with its unused head, a linear map, and the decoder `model` with `lm_head`: the word embedding, which
+    the release stores under this name."""
+
     def __init__(self, size: GrootSize) -> None:
         super().__init__()
         self.image_token = size.image_token
-        self.vision_model = VisionModel(size.vision)
+        tower = SiglipVisionModel(size.vision)
+        tower.head = PoolingHead(size.vision)
+        self.vision_model: Any = nn.ModuleDict({"vision_model": tower})
         self.mlp1 = nn.Sequential(nn.Linear(size.vision.width, size.llm.width))
-        self.language_model = EagleLanguageModel(size)
+        words = nn.Embedding(size.vocabulary, size.llm.width)
+        self.language_model: Any = nn.ModuleDict({"model": Decoder(size.llm), "lm_head": words})
 
     def image_features(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Images [B,3,side,side] in -1..1 -> [B,tokens,width]."""
@@ -74,21 +70,12 @@ class EagleModel(nn.Module):
         return torch.where(place.unsqueeze(2), seen.gather(1, number), words)
 
     def forward(self, embedded: Tensor, present: Tensor) -> Tensor:
-        """Hidden states after the last norm [B,L,width] of embedded [B,L,width], present [B,L].
-
-        The attention of padding is zero, as from flash attention. Positions count only present tokens, so left padding
-        has no effect.
-        """
+        """Hidden states after the last norm [B,L,width] of embedded [B,L,width], present [B,L]. The attention of
+        padding is zero, as from flash attention. Positions count only present tokens, so left padding has no effect."""
         positions = positions_of(present).clamp(min=0)
         hidden, _ = self.language_model.model(embedded, positions, causal_mask(present))
         assert isinstance(hidden, Tensor)
         return hidden
-
-
-class Backbone(nn.Module):
-    def __init__(self, size: GrootSize) -> None:
-        super().__init__()
-        self.eagle_model = EagleModel(size)
 
 
 #: Input with the backbone's hidden states, in place of images and words.
@@ -98,7 +85,7 @@ _VISIBLE = "visible"
 _EDGE = 1e-3
 
 
-class GrootNetwork(nn.Module):
+class GrootNetwork(FlowNetwork):
     """GR00T N1.5 as a `FlowNetwork`.
 
     inputs: images [B,N,3,side,side] float32 in -1..1, input_ids [B,L] int64 with one placeholder per image token,
@@ -113,20 +100,15 @@ class GrootNetwork(nn.Module):
         super().__init__()
         self.size, self.horizon, self.action_dim = size, size.horizon, size.action_dim
         self.feature_width, self.action_width = size.llm.width, size.hidden
-        self.backbone = Backbone(size)
+        self.backbone: Any = nn.ModuleDict({"eagle_model": EagleModel(size)})
         self.action_head = ActionHead(size)
 
     def initialise(self) -> None:
         """Draw all parameters: unit variance through every linear map, first velocities near zero."""
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, EmbodimentLinear):
+            draw_unit_variance(module, embedding=0.5)
+            if isinstance(module, EmbodimentLinear):
                 nn.init.normal_(module.W, std=module.W.shape[1] ** -0.5)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.5)
         for module in self.modules():
             if isinstance(module, AdaptiveNorm):
                 nn.init.normal_(module.linear.weight, std=0.2 * module.linear.in_features**-0.5)
@@ -192,9 +174,68 @@ def _keys(visible: Tensor) -> Tensor:
 
 
 _E = "backbone.eagle_model."
+_LAYERS, _HEAD = f"{_E}language_model.model.layers.", "action_head."
 _WORDS = f"{_E}language_model.lm_head.weight"
 _POOLING = f"{_E}vision_model.vision_model.head.*"
 _FLOW_HEADS = ("action_head.state_encoder.*", "action_head.action_encoder.*", "action_head.action_decoder.*")
+
+#: The size in config.json.
+_KEYS = {
+    **{f"llm.{field}": f"eagle_config.text_config.{key}" for field, key in TEXT_KEYS.items()},
+    "llm.layers": "backbone_cfg.select_layer",
+    **tower_keys("eagle_config.vision_config"),
+    "vocabulary": "eagle_config.text_config.vocab_size",
+    "image_token": "eagle_config.image_token_index",
+    "hidden": "action_head_cfg.hidden_size",
+    "horizon": "action_head_cfg.action_horizon|action_horizon",
+    "action_dim": "action_head_cfg.action_dim",
+    "state_dim": "action_head_cfg.max_state_dim",
+    "embodiments": "action_head_cfg.max_num_embodiments",
+    "future": "action_head_cfg.num_target_vision_tokens",
+    "positions": "action_head_cfg.max_seq_len",
+    "buckets": "action_head_cfg.num_timestep_buckets",
+}
+for _name, _stack in (("dit", "diffusion_model_cfg"), ("vl", "vl_self_attention_cfg")):
+    _KEYS[f"{_name}.layers"] = f"action_head_cfg.{_stack}.num_layers"
+    _KEYS[f"{_name}.heads"] = f"action_head_cfg.{_stack}.num_attention_heads"
+    _KEYS[f"{_name}.head_dim"] = f"action_head_cfg.{_stack}.attention_head_dim"
+_SHAPES = {
+    "llm.width": (f"{_LAYERS}0.mlp.gate_proj.weight", 1),
+    "llm.mlp": (f"{_LAYERS}0.mlp.gate_proj.weight", 0),
+    "llm.layers": (_LAYERS, COUNT),
+    "vocabulary": (_WORDS, 0),
+    "embodiments": (f"{_HEAD}state_encoder.layer1.W", 0),
+    "state_dim": (f"{_HEAD}state_encoder.layer1.W", 1),
+    "hidden": (f"{_HEAD}state_encoder.layer1.W", 2),
+    "action_dim": (f"{_HEAD}action_encoder.W1.W", 1),
+    "future": (f"{_HEAD}future_tokens.weight", 0),
+    "positions": (f"{_HEAD}position_embedding.weight", 0),
+}
+#: Other keys of the release, by the field that they repeat.
+_REPEATED = {
+    "action_dim": "action_head_cfg.max_action_dim",
+    "dit.width": "action_head_cfg.input_embedding_dim",
+    "llm.width": "action_head_cfg.backbone_embedding_dim",
+    "hidden": "action_head_cfg.diffusion_model_cfg.output_dim",
+}
+
+
+def size_from_config(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec] | None = None) -> GrootSize:
+    """Size of a folder's network: from the shapes of its tensors where these determine it, else from config.json,
+    else the release's. ValueError: inconsistent numbers."""
+    values = told(config, _KEYS) | seen(tensors or {}, _SHAPES)
+    values |= tower_seen(tensors or {}, f"{_E}vision_model.vision_model.")
+    size: GrootSize = resized(GrootSize(), values)
+    return size
+
+
+def config_from_size(size: GrootSize) -> dict[str, Any]:
+    """The config.json of a network of this size, with the release's keys."""
+    top = {"action_dim": "action_dim", "horizon": "action_horizon", "llm.width": "hidden_size"}
+    content = {"model_type": "gr00t_n1_5", **written(size, top), **written(size, _KEYS, _REPEATED)}
+    content["backbone_cfg"]["project_to_dim"] = None
+    return content
+
 
 GROOT_N1D5 = Architecture(
     name="groot_n1d5",

@@ -1,20 +1,17 @@
-"""Settings of GR00T N1.5 policies, and their construction."""
+"""Settings of GR00T N1.5 policies."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
-from polyrhythm.plugins.pretrained.fitting import Architecture, released_size
-from polyrhythm.plugins.vla.flow_settings import FlowVlaSettings
+from polyrhythm.plugins.vla.groot_n1d5.action_head import QWEN3, GrootSize, StackSize
 from polyrhythm.plugins.vla.groot_n1d5.network import GROOT_N1D5
-from polyrhythm.plugins.vla.groot_n1d5.size import QWEN3, GrootSize, StackSize
-from polyrhythm.plugins.vla.layers.siglip import SiglipSize
-from polyrhythm.plugins.vla.settings import InputForm, InputSizeSettings, OwnOrReleased
-from polyrhythm.specs import EnvSpec
+from polyrhythm.plugins.vla.input_plan import InputForm
+from polyrhythm.plugins.vla.settings import FlowVlaSettings, InputSizeSettings, OwnOrReleased
 
 
 class GrootSizeSettings(InputSizeSettings):
@@ -44,24 +41,15 @@ class GrootSizeSettings(InputSizeSettings):
 
     def network(self, *, horizon: int, action_dim: int, state_dim: int) -> GrootSize:
         """Size of the network, with one embodiment and without padded entries."""
-        head_dim = self.width // self.heads
+        head_dim, heads = self.width // self.heads, self.heads
+        llm = replace(QWEN3, width=self.width, layers=self.layers, mlp=self.mlp, heads=heads, kv_heads=heads)
         return GrootSize(
-            llm=replace(
-                QWEN3,
-                width=self.width,
-                layers=self.layers,
-                mlp=self.mlp,
-                heads=self.heads,
-                kv_heads=self.heads,
-                head_dim=head_dim,
-            ),
-            vision=SiglipSize(
-                self.vision_width, self.vision_layers, 4 * self.vision_width, self.vision_heads, self.image, self.patch
-            ),
+            llm=replace(llm, head_dim=head_dim),
+            vision=self.tower(),
             vocabulary=self.words,
             image_token=self.words - 1,
-            vl=StackSize(1, self.heads, head_dim),
-            dit=StackSize(self.dit_layers, self.heads, self.dit_width // self.heads),
+            vl=StackSize(1, heads, head_dim),
+            dit=StackSize(self.dit_layers, heads, self.dit_width // heads),
             hidden=self.hidden,
             horizon=horizon,
             action_dim=action_dim,
@@ -75,13 +63,12 @@ class GrootSizeSettings(InputSizeSettings):
 class GrootSettings(FlowVlaSettings):
     """GR00T N1.5 (NVIDIA 2025)."""
 
+    architecture: ClassVar = GROOT_N1D5
+
     type: Literal["groot_n1d5"] = "groot_n1d5"
     """The policy's name."""
     size: OwnOrReleased[GrootSizeSettings] = GrootSizeSettings()
     """Form of the network without a checkpoint; released: full size (2.4 billion parameters), for measurements."""
-
-    def fitted_architecture(self, size: GrootSize) -> Architecture:  # noqa: ARG002 - dead whatever the size
-        return GROOT_N1D5
 
     def input_form(self, size: GrootSize, source: Checkpoint | None) -> InputForm:  # noqa: ARG002 - all alike
         return InputForm(
@@ -97,16 +84,3 @@ class GrootSettings(FlowVlaSettings):
             image_tokens=size.vision.tokens,
             embodiments=size.embodiments,
         )
-
-    def network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> GrootSize:
-        if source is not None:
-            size: GrootSize = released_size(GROOT_N1D5, source)
-        elif isinstance(self.size, str):
-            size = replace(GrootSize(), horizon=self.chunk)
-        else:
-            size = self.size.network(
-                horizon=self.horizon or self.chunk,
-                action_dim=env_spec.action.dim,
-                state_dim=self.state_entries(env_spec),
-            )
-        return replace(size, horizon=self.horizon or size.horizon)

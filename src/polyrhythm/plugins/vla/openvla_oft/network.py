@@ -9,20 +9,85 @@ token, because an autoregressive model predicts the next token.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.plugins.pretrained.fitting import Architecture
+from polyrhythm.plugins.pretrained.fitting import Architecture, resized, seen, told
 from polyrhythm.plugins.pretrained.precision import computing_dtype
-from polyrhythm.plugins.vla.layers.attention import positions_of
-from polyrhythm.plugins.vla.layers.decoder import Decoder
-from polyrhythm.plugins.vla.layers.timm_vit import VisionTransformer, tower_dead_patterns
-from polyrhythm.plugins.vla.openvla_oft.size import L1HeadSize, OpenVlaOftSize, l1_head_from_config, size_from_config
+from polyrhythm.plugins.vla.decoder import TEXT_KEYS, Decoder, DecoderSize, draw_unit_variance, gelu_mlp, positions_of
+from polyrhythm.plugins.vla.vision import (
+    DINOV2_LARGE,
+    SIGLIP_SO400M,
+    VisionSize,
+    VisionTransformer,
+    tower_dead_patterns,
+)
 from polyrhythm.specs import WeightSpec
+
+#: Llama 2 7B, with the norms' epsilon of OpenVLA's configuration.
+LLAMA_7B = DecoderSize(4096, 32, 11008, 32, 32, 128, "silu", eps=1e-6, theta=1e4)
+
+#: timm's names of the two towers that the release fuses.
+_TOWERS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Ids of Llama's tokenizer. The last `bins` of the `rows - padding` real rows represent actions. bos: first token;
+    stop: follows the actions in the official layout; empty: last token of every prompt; pad: pads short prompts."""
+
+    rows: int = 32064
+    padding: int = 64
+    bins: int = 256
+    bos: int = 1
+    stop: int = 2
+    empty: int = 29871
+    pad: int = 32000
+
+    @property
+    def real(self) -> int:
+        """Rows without those that only pad the matrix."""
+        return self.rows - self.padding
+
+    @property
+    def first_action(self) -> int:
+        """The smallest id of an action."""
+        return self.real - self.bins
+
+
+@dataclass(frozen=True, slots=True)
+class L1HeadSize:
+    hidden: int = 4096
+    blocks: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVlaOftSize:
+    """Size of a network.
+
+    horizon: H, predicted actions; action_dim: A, their entries; proprio: entries of the robot's state, which becomes
+    one token, 0 for no such token; l1_head: predicts actions as numbers, None: as tokens; stop_token: the sequence ends
+    with the stop token (official layout) or with the actions (RLinf's layout).
+    """
+
+    dino: VisionSize = DINOV2_LARGE
+    siglip: VisionSize = SIGLIP_SO400M
+    llama: DecoderSize = LLAMA_7B
+    vocabulary: Vocabulary = Vocabulary()
+    horizon: int = 8
+    action_dim: int = 7
+    proprio: int = 0
+    l1_head: L1HeadSize | None = None
+    stop_token: bool = True
+
+    @property
+    def slots(self) -> int:
+        """Number of action tokens: H·A."""
+        return self.horizon * self.action_dim
 
 
 class FusedBackbone(nn.Module):
@@ -42,33 +107,6 @@ class FusedBackbone(nn.Module):
         )
         found: Tensor = features.unflatten(0, (-1, count))
         return found.flatten(1, 2)
-
-
-class OftProjector(nn.Module):
-    """Projects vision features to the language model's width; gelu with the exact error function."""
-
-    def __init__(self, vision: int, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(vision, 4 * vision)
-        self.fc2 = nn.Linear(4 * vision, width)
-        self.fc3 = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.fc3(functional.gelu(self.fc2(functional.gelu(self.fc1(x)))))
-        return found
-
-
-class ProprioProjector(nn.Module):
-    """Projects the robot's normalised state [B,entries] to a token [B,width]."""
-
-    def __init__(self, entries: int, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(entries, width)
-        self.fc2 = nn.Linear(width, width)
-
-    def forward(self, state: Tensor) -> Tensor:
-        found: Tensor = self.fc2(functional.gelu(self.fc1(state)))
-        return found
 
 
 class OftLanguageModel(nn.Module):
@@ -140,22 +178,18 @@ class OpenVlaOft(nn.Module):
         super().__init__()
         self.size, width = size, size.llama.width
         self.vision_backbone = FusedBackbone(size)
-        self.projector = OftProjector(size.dino.width + size.siglip.width, width)
+        vision = size.dino.width + size.siglip.width
+        self.projector = gelu_mlp(vision, 4 * vision, width, width)
         self.language_model = OftLanguageModel(size)
         if size.proprio:
-            self.proprio_projector = ProprioProjector(size.proprio, width)
+            self.proprio_projector = gelu_mlp(size.proprio, width, width)
         if size.l1_head is not None:
             self.action_head = L1Head(width, size.action_dim, size.l1_head)
 
     def initialise(self) -> None:
         """Draw all parameters: unit variance through every linear map and of every embedding, scores near zero."""
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight)
+            draw_unit_variance(module, embedding=1.0)
         nn.init.normal_(self.language_model.lm_head.weight, std=0.02)
         if self.size.l1_head is not None:
             nn.init.normal_(self.action_head.model.fc2.weight, std=0.02)
@@ -211,7 +245,7 @@ class OpenVlaOft(nn.Module):
 
     @property
     def _dtype(self) -> torch.dtype:
-        return computing_dtype(self.projector.fc1.weight)
+        return computing_dtype(next(self.projector.parameters()))
 
 
 def dead_patterns(size: OpenVlaOftSize) -> tuple[str, ...]:
@@ -221,21 +255,57 @@ def dead_patterns(size: OpenVlaOftSize) -> tuple[str, ...]:
     return (*vision, "language_model.lm_head.*") if size.l1_head is not None else tuple(vision)
 
 
-def _size(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec]) -> OpenVlaOftSize:
-    """Size of a folder's network, including the parts in separate files."""
-    size = size_from_config(config)
-    proprio, head = tensors.get("proprio_projector.fc1.weight"), tensors.get("action_head.model.fc2.weight")
-    return replace(
-        size,
-        action_dim=head.shape[0] if head is not None else size.action_dim,
-        proprio=proprio.shape[1] if proprio is not None else 0,
-        l1_head=l1_head_from_config(config) if head is not None else None,
-    )
+#: The size in config.json; `tiny_` sections are in small folders for tests.
+_KEYS = {
+    **{f"llama.{field}": f"text_config.{key}" for field, key in TEXT_KEYS.items()},
+    "llama.layers": "text_config.num_hidden_layers",
+    "vocabulary.rows": "text_config.vocab_size",
+    "vocabulary.padding": "pad_to_multiple_of",
+    "vocabulary.bins": "n_action_bins",
+    "vocabulary.bos": "tiny_tokens.bos",
+    "vocabulary.stop": "tiny_tokens.stop",
+    "vocabulary.empty": "tiny_tokens.empty_token",
+    "vocabulary.pad": "tiny_tokens.pad|pad_token_id",
+    "horizon": "num_action_chunks",
+    "action_dim": "action_dim",
+}
+_TINY_TOWER = {"width": "embed_dim", "layers": "depth", "heads": "num_heads"}
+
+
+def size_from_config(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec] | None = None) -> OpenVlaOftSize:
+    """Size of a folder's network: by config.json, else the release's; proprioception and L1 head are there if their
+    tensors are, which lie in separate files. ValueError: the folder has other vision towers."""
+    towers = config.get("timm_model_ids", _TOWERS)
+    if list(towers) != _TOWERS or not config.get("use_fused_vision_backbone", True):
+        raise ValueError(
+            f"policy.checkpoint: config.json has timm_model_ids = {towers}, openvla_oft needs {_TOWERS} fused: "
+            "choose a checkpoint of OpenVLA with the dinosiglip-vit-so-224px backbone"
+        )
+    values = told(config, _KEYS)
+    images = config.get("image_sizes", [224, 224])
+    for index, tower in enumerate(("dino", "siglip")):
+        values[f"{tower}.image"] = images[index]
+        if tiny := config.get("tiny_vision", {}).get(tower):
+            values |= {f"{tower}.{field}": tiny[key] for field, key in _TINY_TOWER.items()}
+            values[f"{tower}.mlp"] = int(tiny["embed_dim"] * tiny.get("mlp_ratio", 4.0))
+    width, heads = values.get("llama.width", LLAMA_7B.width), values.get("llama.heads", LLAMA_7B.heads)
+    values = {"llama.kv_heads": heads, "llama.head_dim": width // heads} | values
+    parts = {"action_dim": ("action_head.model.fc2.weight", 0), "proprio": ("proprio_projector.fc1.weight", 1)}
+    found = seen(tensors or {}, parts)
+    head = l1_head_from_config(config) if "action_dim" in found else None
+    size: OpenVlaOftSize = resized(OpenVlaOftSize(l1_head=head), values | found)
+    return size
+
+
+def l1_head_from_config(config: Mapping[str, Any]) -> L1HeadSize:
+    """Size of the L1 head, from config.json or else the release's."""
+    found = told(config, {"hidden": "action_head.hidden_dim", "blocks": "action_head.num_blocks"})
+    return replace(L1HeadSize(), **found)
 
 
 OPENVLA_OFT = Architecture(
     name="openvla_oft",
-    size=_size,
+    size=size_from_config,
     network=OpenVlaOft,
     optional=("action_head.*", "proprio_projector.*"),
     unused=("value_head.*",),

@@ -4,13 +4,17 @@
                                                          └─ the prompt's last one, state, progress ─▶ value
 
 `act` and `evaluate` share one distribution: softmax in float32 over the action rows, after temperature and top-k.
+
+A row is one of the vocabulary's last `bins` rows, numbered from 0. A larger id is a smaller action. The `bins` rows map
+to the `bins - 1` intervals between `bins` equally spaced edges of -1..1, so the first two rows map to the same action
+(OpenVLA's convention).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +25,81 @@ from polyrhythm.plugins.pretrained.precision import Precision, in_float32
 from polyrhythm.plugins.vla.flow_policy import STORED, STORED_INPUT
 from polyrhythm.plugins.vla.inputs import VlaInputs
 from polyrhythm.plugins.vla.openvla_oft.network import OpenVlaOft
-from polyrhythm.plugins.vla.openvla_oft.tokens import (
-    TokenDistribution,
-    centres,
-    rows_of,
-    soft_labels,
-    token_distribution,
-)
-from polyrhythm.policies import noise
+from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
-from polyrhythm.policies.form import ValueKind
 from polyrhythm.specs import PROGRESS
+
+if TYPE_CHECKING:
+    from polyrhythm.plugins.vla.openvla_oft.settings import OpenVlaOftSettings
+
+
+def centres(bins: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The action of each row: [bins] on the CPU, in -1..1."""
+    edges = torch.linspace(-1.0, 1.0, bins, dtype=torch.float64, device="cpu")
+    middles = (edges[:-1] + edges[1:]) / 2.0
+    return middles[(bins - 1 - torch.arange(bins, device="cpu")).clamp(0, bins - 2)].to(dtype)
+
+
+def rows_of(actions: Tensor, bins: int) -> Tensor:
+    """Rows of actions, clipped to -1..1: [...] -> int64 [...]. An action on an edge belongs to the interval above."""
+    edges = torch.linspace(-1.0, 1.0, bins, dtype=actions.dtype, device=actions.device)
+    return bins - torch.bucketize(actions.clamp(-1.0, 1.0), edges, right=True)
+
+
+class TokenDistribution(NamedTuple):
+    """Categorical distributions over rows. log_p [...,K] float32: of the `kept` rows, or of all rows if `kept` is
+    None; kept [...,K] uint8: the K likeliest rows at sampling time."""
+
+    log_p: Tensor
+    kept: Tensor | None
+
+    def sample(self, uniform: Tensor, greedy: Tensor, best: Literal["mean", "mode"]) -> Tensor:
+        """Rows drawn by inverse CDF from uniform [...] in (0,1), the `best` ones where greedy [B] -> int64 [...]."""
+        index = distributions.categorical_sample(self.log_p, uniform, greedy, self._best(best))
+        return index if self.kept is None else distributions.categorical_logprob(self.kept, index).long()
+
+    def logprob(self, rows: Tensor) -> Tensor:
+        """Log-prob of rows: int64 [...] -> [...] float32. A row that is not kept counts as the first kept one."""
+        index = rows if self.kept is None else (self.kept == rows.unsqueeze(-1)).long().argmax(-1)
+        return distributions.categorical_logprob(self.log_p, index)
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats: [...] float32."""
+        return distributions.categorical_entropy(self.log_p)
+
+    def _best(self, kind: Literal["mean", "mode"]) -> Tensor:
+        """Index of the likeliest row, or of the row nearest to the mean."""
+        if kind == "mode":
+            return self.log_p.argmax(-1)
+        rows = torch.arange(self.log_p.shape[-1], device=self.log_p.device) if self.kept is None else self.kept
+        mean = (self.log_p.exp() * rows).sum(-1, keepdim=True)
+        return (rows - mean).abs().argmin(-1)
+
+
+def token_distribution(
+    logits: Tensor, temperature: float, top_k: int = 0, kept: Tensor | None = None
+) -> TokenDistribution:
+    """The float32 distribution for sampling tokens and evaluating them: logits [...,bins].
+
+    top_k: sample only from the k likeliest rows, 0 for all. kept: those rows at sampling time; the distribution is then
+    over them, so a token keeps a log-prob even if the likeliest rows have changed.
+    """
+    scaled = logits.float() / temperature
+    if kept is None and 0 < top_k < logits.shape[-1]:
+        kept = scaled.detach().topk(top_k, dim=-1).indices.to(torch.uint8)
+    if kept is not None:
+        scaled = scaled.gather(-1, kept.long())
+    return TokenDistribution(distributions.log_probs(scaled), kept)
+
+
+def soft_labels(actions: Tensor, bins: int, sigma: float) -> Tensor:
+    """Target probabilities of supervised training: actions in -1..1 [...] -> [...,bins]. sigma: their width in units
+    of half the range; 0 puts all probability on the action's row, as published."""
+    if sigma == 0.0:
+        return functional.one_hot(rows_of(actions, bins), bins).float()
+    distance = centres(bins).to(actions.device) - actions.clamp(-1.0, 1.0).unsqueeze(-1)
+    return (-0.5 * (distance / sigma).square()).softmax(-1)
+
 
 _HIDDEN = (512, 128)
 
@@ -73,13 +141,6 @@ FEATURES, HIDDEN = f"{STORED}features", f"{STORED}hidden"
 HEADS = ("language_model.lm_head.", "action_head.")
 
 
-class TokenSampling(NamedTuple):
-    temperature: float
-    top_k: int
-    greedy: Literal["mode", "mean"]
-    label_sigma: float
-
-
 TOKEN_TRAITS = replace(ADAPTED, critic=True, precomputes=True)
 
 
@@ -94,22 +155,15 @@ class OpenVlaOftPolicy(AdaptedPolicy):
     centres: Tensor
 
     def __init__(
-        self,
-        network: OpenVlaOft,
-        inputs: VlaInputs,
-        sampling: TokenSampling,
-        precision: Precision,
-        *,
-        value_detach: bool,
-        value_level: ValueKind,
+        self, network: OpenVlaOft, inputs: VlaInputs, settings: OpenVlaOftSettings, precision: Precision
     ) -> None:
         super().__init__()
         self.traits = replace(TOKEN_TRAITS, dtype=precision.name)
         self.network, self.inputs = network, inputs
         self.chunk, self.action_dim = inputs.chunk, inputs.action_dim
         self.exact, self.tolerance = False, 1e-4 if precision.is_single else 5e-2
-        self.sampling, self.precision, self.value_detach = sampling, precision, value_detach
-        actions = self.chunk if value_level == "action" else None
+        self.settings, self.precision = settings, precision
+        actions = self.chunk if settings.value_level == "action" else None
         self.critic = ValueHead(network.size.llama.width, inputs.state_dim + 1, actions)
         self.register_buffer("centres", centres(network.size.vocabulary.bins), persistent=False)
 
@@ -126,7 +180,7 @@ class OpenVlaOftPolicy(AdaptedPolicy):
             return Act(actions, torch.zeros_like(actions), value, {})
         found = self._distribution(hidden)
         uniform = noise.uniform(noise_key, self.chunk * self.action_dim).view(-1, self.chunk, self.action_dim)
-        tokens = found.sample(uniform, greedy, self.sampling.greedy)
+        tokens = found.sample(uniform, greedy, self.settings.greedy)
         forward_inputs = {"tokens": tokens} if found.kept is None else {"tokens": tokens, "kept": found.kept}
         return Act(self.inputs.actions(self.centres[tokens], obs), found.logprob(tokens), value, forward_inputs)
 
@@ -149,9 +203,9 @@ class OpenVlaOftPolicy(AdaptedPolicy):
         if self.is_continuous:
             return (self._l1_actions(hidden) - wanted).abs().mean()
         log_p = token_distribution(self._scores(hidden), 1.0).log_p
-        if self.sampling.label_sigma == 0.0:
+        if self.settings.label_sigma == 0.0:
             return functional.nll_loss(log_p.flatten(0, -2), rows_of(wanted, log_p.shape[-1]).flatten())
-        return -(soft_labels(wanted, log_p.shape[-1], self.sampling.label_sigma) * log_p).sum(-1).mean()
+        return -(soft_labels(wanted, log_p.shape[-1], self.settings.label_sigma) * log_p).sum(-1).mean()
 
     @torch.no_grad()
     def precompute(self, obs: Observations) -> dict[str, Tensor]:
@@ -181,7 +235,7 @@ class OpenVlaOftPolicy(AdaptedPolicy):
             with self.precision.computing(self.centres.device):
                 features = obs[FEATURES] if FEATURES in obs else self.network.features(given["pixel_values"])
                 hidden = self._hidden(features, given)
-        first = hidden[:, 0].detach() if self.value_detach else hidden[:, 0]
+        first = hidden[:, 0].detach() if self.settings.value_detach else hidden[:, 0]
         seen = torch.cat((given["state"].float(), obs[PROGRESS].float().unsqueeze(1)), dim=1)
         value: Tensor = self.critic(first, seen)
         return hidden, value
@@ -196,7 +250,7 @@ class OpenVlaOftPolicy(AdaptedPolicy):
         return self.inputs.executed(logits.float())
 
     def _distribution(self, hidden: Tensor, kept: Tensor | None = None) -> TokenDistribution:
-        return token_distribution(self._scores(hidden), self.sampling.temperature, self.sampling.top_k, kept)
+        return token_distribution(self._scores(hidden), self.settings.temperature, self.settings.top_k, kept)
 
     def _l1_actions(self, hidden: Tensor) -> Tensor:
         """Normalised actions [B,C,A] float32."""

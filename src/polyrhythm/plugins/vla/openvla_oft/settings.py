@@ -1,4 +1,4 @@
-"""Settings of OpenVLA-OFT policies, and their construction."""
+"""Settings of OpenVLA-OFT policies."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from torch import nn
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
-from polyrhythm.plugins.pretrained.fitting import released_size
+from polyrhythm.plugins.pretrained.fitting import Architecture
 from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.vla.inputs import VlaInputs, plan_inputs
-from polyrhythm.plugins.vla.layers.decoder import DecoderSize
-from polyrhythm.plugins.vla.layers.timm_vit import VitSize
-from polyrhythm.plugins.vla.openvla_oft.network import OPENVLA_OFT, OpenVlaOft, dead_patterns
-from polyrhythm.plugins.vla.openvla_oft.policy import TOKEN_TRAITS, OpenVlaOftPolicy, TokenSampling
-from polyrhythm.plugins.vla.openvla_oft.size import L1HeadSize, OpenVlaOftSize, Vocabulary, l1_head_from_config
-from polyrhythm.plugins.vla.settings import Blueprint, InputForm, InputSizeSettings, OwnOrReleased, VlaSettings
-from polyrhythm.policies.form import PolicyForm
+from polyrhythm.plugins.vla.decoder import DecoderSize
+from polyrhythm.plugins.vla.input_plan import InputForm
+from polyrhythm.plugins.vla.inputs import VlaInputs
+from polyrhythm.plugins.vla.openvla_oft.network import (
+    OPENVLA_OFT,
+    L1HeadSize,
+    OpenVlaOft,
+    OpenVlaOftSize,
+    Vocabulary,
+    dead_patterns,
+    l1_head_from_config,
+)
+from polyrhythm.plugins.vla.openvla_oft.policy import TOKEN_TRAITS, OpenVlaOftPolicy
+from polyrhythm.plugins.vla.settings import InputSizeSettings, OwnOrReleased, VlaSettings
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 log = logging.getLogger(__name__)
@@ -48,11 +54,9 @@ class OftSizeSettings(InputSizeSettings):
             *super().multiples(),
         )
 
-    def network(self, horizon: int, action_dim: int) -> OpenVlaOftSize:
+    def network(self, *, horizon: int, action_dim: int, state_dim: int) -> OpenVlaOftSize:  # noqa: ARG002
         """Size of the network, without proprioception and L1 head."""
-        tower = VitSize(self.vision_width, self.vision_layers, 4 * self.vision_width, self.vision_heads)
-        tower = replace(tower, image=self.image, patch=self.patch)
-        head_dim = self.width // self.heads
+        tower, head_dim = self.tower(), self.width // self.heads
         return OpenVlaOftSize(
             dino=replace(tower, registers=4, layer_scale=True),
             siglip=replace(tower, pooled=True),
@@ -66,6 +70,7 @@ class OftSizeSettings(InputSizeSettings):
 class OpenVlaOftSettings(VlaSettings):
     """OpenVLA-OFT."""
 
+    architecture: ClassVar = OPENVLA_OFT
     policy_traits: ClassVar = TOKEN_TRAITS
 
     type: Literal["openvla_oft"] = "openvla_oft"
@@ -77,8 +82,6 @@ class OpenVlaOftSettings(VlaSettings):
     which it was trained."""
     head: Literal["tokens", "l1"] = "tokens"
     """How actions are made: drawn as tokens, or by the L1 head, which cannot learn from rewards."""
-    horizon: int = Field(0, ge=0)
-    """Actions that are predicted (H); 0: the checkpoint's, without one as many as are executed."""
     use_proprio: bool = False
     """Give the network the robot's state as a token (released for the official variant); the value sees it anyway."""
     crop: bool = False
@@ -92,31 +95,21 @@ class OpenVlaOftSettings(VlaSettings):
     label_sigma: float = Field(0.0, ge=0.0)
     """Width of the soft labels of supervised training in units of half the action range; 0: the one token."""
 
-    def form(self, env_spec: EnvSpec) -> PolicyForm:
-        plan = self._blueprint(env_spec)
+    def answers(self, env_spec: EnvSpec, size: OpenVlaOftSize) -> dict[str, ArraySpec]:
         tokens = (self.chunk, env_spec.action.dim)
-        answers = {"tokens": ArraySpec(tokens, "int64")} if plan.size.l1_head is None else {}
-        if answers and 0 < self.top_k < plan.size.vocabulary.bins:
+        answers = {"tokens": ArraySpec(tokens, "int64")} if size.l1_head is None else {}
+        if answers and 0 < self.top_k < size.vocabulary.bins:
             answers["kept"] = ArraySpec((*tokens, self.top_k), "uint8")
-        return plan.form(answers)
+        return answers
 
-    def _blueprint(self, env_spec: EnvSpec) -> Blueprint[OpenVlaOftPolicy]:
-        source = Checkpoint.open(self.checkpoint) if self.checkpoint else None
-        size = self._network_size(env_spec, source)
-        inputs = plan_inputs(self, env_spec, self._input_form(size), source)
-        sampling = TokenSampling(self.temperature, self.top_k, self.greedy, self.label_sigma)
+    def policy(self, network: nn.Module, inputs: VlaInputs, precision: Precision) -> OpenVlaOftPolicy:
+        assert isinstance(network, OpenVlaOft)
+        return OpenVlaOftPolicy(network, inputs, self, precision)
 
-        def around(network: nn.Module, precision: Precision) -> OpenVlaOftPolicy:
-            assert isinstance(network, OpenVlaOft)
-            return OpenVlaOftPolicy(
-                *(network, VlaInputs(inputs), sampling, precision),
-                value_detach=self.value_detach,
-                value_level=self.value_level,
-            )
+    def fitted_architecture(self, size: OpenVlaOftSize) -> Architecture:
+        return replace(OPENVLA_OFT, dead=dead_patterns(size))
 
-        return Blueprint(self, replace(OPENVLA_OFT, dead=dead_patterns(size)), size, source, around)
-
-    def _input_form(self, size: OpenVlaOftSize) -> InputForm:
+    def input_form(self, size: OpenVlaOftSize, source: Checkpoint | None) -> InputForm:  # noqa: ARG002
         ids = size.vocabulary
         return InputForm(
             architecture="openvla_oft",
@@ -134,27 +127,24 @@ class OpenVlaOftSettings(VlaSettings):
             crop=self.crop,
         )
 
-    def _network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> OpenVlaOftSize:
-        """Size of the network for this environment. ConfigError: the folder lacks a requested part."""
-        proprio = self.state_entries(env_spec)
+    def network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> OpenVlaOftSize:
+        """Size of the network for this environment. ConfigError: the folder lacks a requested part; a missing L1 head
+        is drawn."""
+        size: OpenVlaOftSize = super().network_size(env_spec, source)
+        proprio, head = self.state_entries(env_spec), L1HeadSize()
         if source is not None:
-            size: OpenVlaOftSize = released_size(OPENVLA_OFT, source)
             self._check_side_files(source, size)
             proprio, head = size.proprio, size.l1_head or l1_head_from_config(source.config)
-        elif isinstance(self.size, str):
-            size, head = replace(OpenVlaOftSize(), horizon=self.chunk), L1HeadSize()
-        else:
-            size, head = self.size.network(self.chunk, env_spec.action.dim), L1HeadSize(self.size.width)
+        elif not isinstance(self.size, str):
+            head = L1HeadSize(self.size.width)
         return replace(
             size,
-            horizon=self.horizon or size.horizon,
             stop_token=self.variant == "official",
             proprio=proprio if self.use_proprio else 0,
             l1_head=head if self.head == "l1" else None,
         )
 
     def _check_side_files(self, source: Checkpoint, size: OpenVlaOftSize) -> None:
-        """ConfigError: proprioception is requested and the folder has no projector. A missing L1 head is drawn."""
         if self.use_proprio and not size.proprio:
             raise ConfigError(
                 f"policy.use_proprio = true: checkpoint = {source.folder} has no file proprio_projector--*; copy it "

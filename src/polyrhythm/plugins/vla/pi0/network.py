@@ -10,39 +10,73 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.plugins.pretrained.fitting import Architecture
+from polyrhythm.plugins.pretrained.fitting import COUNT, Architecture, resized, seen, told, written
 from polyrhythm.plugins.pretrained.precision import computing_dtype
-from polyrhythm.plugins.vla.flow_policy import Prefix
-from polyrhythm.plugins.vla.layers.attention import AdaRMSNorm, additive, mean_of, padding_mask, positions_of
-from polyrhythm.plugins.vla.layers.decoder import Decoder
-from polyrhythm.plugins.vla.layers.siglip import SiglipVisionModel
-from polyrhythm.plugins.vla.pi0.size import Pi0Size, config_from_size, size_from_config
+from polyrhythm.plugins.vla.decoder import (
+    AdaRMSNorm,
+    Decoder,
+    DecoderSize,
+    additive,
+    draw_unit_variance,
+    mean_of,
+    padding_mask,
+    positions_of,
+)
+from polyrhythm.plugins.vla.flow_policy import FlowNetwork, Prefix
+from polyrhythm.plugins.vla.vision import SIGLIP, SiglipVisionModel, VisionSize, tower_keys, tower_seen
+from polyrhythm.specs import WeightSpec
+
+#: Gemma as the release names its variants.
+VARIANTS = {
+    "gemma_2b": DecoderSize(2048, 18, 16384, heads=8, kv_heads=1, head_dim=256, activation="gelu_tanh", norm_offset=1),
+    "gemma_300m": DecoderSize(1024, 18, 4096, heads=8, kv_heads=1, head_dim=256, activation="gelu_tanh", norm_offset=1),
+}
 
 
-class VisionTower(nn.Module):
-    def __init__(self, size: Pi0Size) -> None:
-        super().__init__()
-        self.vision_model = SiglipVisionModel(size.vision)
+@dataclass(frozen=True, slots=True)
+class Pi0Size:
+    """Size of a network; the defaults are the release's.
 
+    adaptive: π0.5, whose expert takes the time as condition of its norms and has no state token. vocabulary: rows of
+    the word embedding, and of the expert's unused one. horizon: predicted actions (H); action_dim, state_dim: padded
+    entries (A, S). min_period, max_period: of the time code, in units of the flow's time.
+    """
 
-class PaliGemmaProjector(nn.Module):
-    def __init__(self, size: Pi0Size) -> None:
-        super().__init__()
-        self.linear = nn.Linear(size.vision.width, size.vlm.width)
+    adaptive: bool = False
+    vlm: DecoderSize = VARIANTS["gemma_2b"]
+    expert: DecoderSize = VARIANTS["gemma_300m"]
+    vision: VisionSize = SIGLIP
+    vocabulary: int = 257152
+    expert_vocabulary: int = 257152
+    horizon: int = 50
+    action_dim: int = 32
+    state_dim: int = 32
+    min_period: float = 0.004
+    max_period: float = 4.0
 
+    def __post_init__(self) -> None:
+        for field in ("layers", "heads", "kv_heads", "head_dim"):
+            ours, theirs = getattr(self.vlm, field), getattr(self.expert, field)
+            if ours != theirs:
+                raise ValueError(
+                    f"policy.size: {field} is {ours} in the language model and {theirs} in the action expert, which "
+                    "reads its keys and values layer by layer; make them equal"
+                )
+        expected = self.expert.width if self.adaptive else 0
+        if self.expert.condition != expected:
+            object.__setattr__(self, "expert", replace(self.expert, condition=expected))
 
-class PaliGemmaModel(nn.Module):
-    def __init__(self, size: Pi0Size) -> None:
-        super().__init__()
-        self.vision_tower = VisionTower(size)
-        self.multi_modal_projector = PaliGemmaProjector(size)
-        self.language_model = Decoder(size.vlm)
+    @property
+    def image(self) -> int:
+        """Pixels along the side of an image."""
+        return self.vision.image
 
 
 class PaliGemma(nn.Module):
@@ -50,7 +84,12 @@ class PaliGemma(nn.Module):
 
     def __init__(self, size: Pi0Size) -> None:
         super().__init__()
-        self.model = PaliGemmaModel(size)
+        parts = {
+            "vision_tower": nn.ModuleDict({"vision_model": SiglipVisionModel(size.vision)}),
+            "multi_modal_projector": nn.ModuleDict({"linear": nn.Linear(size.vision.width, size.vlm.width)}),
+            "language_model": Decoder(size.vlm),
+        }
+        self.model: Any = nn.ModuleDict(parts)
         self.lm_head = nn.Embedding(size.vocabulary, size.vlm.width)
 
     def image_features(self, images: Tensor, dtype: torch.dtype) -> Tensor:
@@ -65,22 +104,6 @@ class PaliGemma(nn.Module):
         return features
 
 
-class GemmaExpert(nn.Module):
-    """The action expert, and an unused output layer that every released checkpoint has."""
-
-    def __init__(self, size: Pi0Size) -> None:
-        super().__init__()
-        self.model = Decoder(size.expert)
-        self.lm_head = nn.Linear(size.expert.width, size.expert_vocabulary, bias=False)
-
-
-class PaliGemmaWithExpert(nn.Module):
-    def __init__(self, size: Pi0Size) -> None:
-        super().__init__()
-        self.paligemma = PaliGemma(size)
-        self.gemma_expert = GemmaExpert(size)
-
-
 class Suffix(NamedTuple):
     """Input of the expert: tokens [B,T,width] float32, and the condition of its norms [B,width] or None."""
 
@@ -88,7 +111,7 @@ class Suffix(NamedTuple):
     condition: Tensor | None
 
 
-class Pi0Network(nn.Module):
+class Pi0Network(FlowNetwork):
     """π0, or π0.5 if the size is adaptive, as a `FlowNetwork`.
 
     inputs: images [B,N,3,side,side] float32 in -1..1 of the policy's N (at most three) cameras, image_present [B,N]
@@ -101,8 +124,10 @@ class Pi0Network(nn.Module):
         self.size, self.horizon, self.action_dim = size, size.horizon, size.action_dim
         self.feature_width, self.action_width = size.vlm.width, size.expert.width
         self.step_inputs = () if size.adaptive else ("state",)
-        self.paligemma_with_expert = PaliGemmaWithExpert(size)
         width = size.expert.width
+        paligemma, expert = PaliGemma(size), nn.ModuleDict({"model": Decoder(size.expert)})
+        expert["lm_head"] = nn.Linear(width, size.expert_vocabulary, bias=False)  # unused, in every release
+        self.paligemma_with_expert: Any = nn.ModuleDict({"paligemma": paligemma, "gemma_expert": expert})
         self.action_in_proj = nn.Linear(size.action_dim, width)
         self.action_out_proj = nn.Linear(width, size.action_dim)
         if size.adaptive:
@@ -114,12 +139,7 @@ class Pi0Network(nn.Module):
     def initialise(self) -> None:
         """Draw all parameters: unit variance through every linear map, first velocities near zero."""
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+            draw_unit_variance(module)
         for module in self.modules():
             if isinstance(module, AdaRMSNorm):  # gates start open
                 nn.init.normal_(module.dense.weight, std=0.5 * module.dense.in_features**-0.5)
@@ -127,16 +147,11 @@ class Pi0Network(nn.Module):
         nn.init.normal_(self.action_out_proj.weight, std=0.02)
 
     def prefix_parameters(self) -> Iterable[Tensor]:
-        return self.paligemma_with_expert.paligemma.parameters()
-
-    def frozen_inputs(self, _inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {}
+        yield from self.paligemma_with_expert.paligemma.parameters()
 
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
-        """The pass over images and language. features: False returns [B,0] and skips the end of the last layer.
-
-        Features are the mean hidden state of all present tokens after the last norm.
-        """
+        """The pass over images and language. Features are the mean hidden state of all present tokens after the last
+        norm; without them the end of the last layer is skipped."""
         embedded, present = self.embed_prefix(inputs)
         positions, mask = positions_of(present), additive(padding_mask(present), embedded.dtype)
         language = self.paligemma_with_expert.paligemma.model.language_model
@@ -173,7 +188,7 @@ class Pi0Network(nn.Module):
 
     def time_code(self, t: Tensor) -> Tensor:
         """sin and cos of the time t [B] at geometric periods -> [B,width] float32, computed in float64."""
-        shortest, longest = self.size.periods
+        shortest, longest = self.size.min_period, self.size.max_period
         steps = torch.linspace(0.0, 1.0, self.size.expert.width // 2, dtype=torch.float64, device=t.device)
         angles = t.double().unsqueeze(1) * (2.0 * math.pi / (shortest * (longest / shortest) ** steps))
         return torch.cat((angles.sin(), angles.cos()), dim=1).float()
@@ -204,20 +219,89 @@ class Pi0Network(nn.Module):
 
 
 _P = "paligemma_with_expert."
-_WORDS = f"{_P}paligemma.lm_head.weight"
+_LANGUAGE, _EXPERT = f"{_P}paligemma.model.language_model.", f"{_P}gemma_expert.model."
+_WORDS, _UNUSED_WORDS = f"{_P}paligemma.lm_head.weight", f"{_P}gemma_expert.lm_head.weight"
 _HEADS = ("action_*", "state_proj.*", "time_mlp_*")
+
+#: The size in config.json: keys of lerobot and of openpi.
+_KEYS = {
+    "horizon": "chunk_size|action_horizon",
+    "state_dim": "max_state_dim|state_dim",
+    "action_dim": "max_action_dim|action_dim",
+    "min_period": "min_period",
+    "max_period": "max_period",
+    **tower_keys("vision_config"),
+    "vocabulary": "text_config.vocab_size",
+    "vlm.eps": "text_config.rms_norm_eps",
+    "vlm.theta": "text_config.rope_theta",
+    "expert_vocabulary": "expert_config.vocab_size",
+    "expert.eps": "expert_config.rms_norm_eps",
+    "expert.theta": "expert_config.rope_theta",
+}
+_SHAPES = {
+    "action_dim": ("action_in_proj.weight", 1),
+    "state_dim": ("state_proj.weight", 1),
+    "vocabulary": (_WORDS, 0),
+    "expert_vocabulary": (_UNUSED_WORDS, 0),
+}
+for _name, _start in (("vlm", _LANGUAGE), ("expert", _EXPERT)):
+    _SHAPES[f"{_name}.width"] = (f"{_start}layers.0.mlp.gate_proj.weight", 1)
+    _SHAPES[f"{_name}.mlp"] = (f"{_start}layers.0.mlp.gate_proj.weight", 0)
+    _SHAPES[f"{_name}.layers"] = (f"{_start}layers.", COUNT)
+#: A decoder's variant -> its own keys.
+_VARIANT = {
+    "width": "width",
+    "layers": "depth",
+    "mlp": "mlp_dim",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+}
+_VARIANTS = {"vlm": ("paligemma_variant", "gemma_2b"), "expert": ("action_expert_variant", "gemma_300m")}
+
+
+def size_from_config(
+    config: Mapping[str, Any], adaptive: bool, tensors: Mapping[str, WeightSpec] | None = None
+) -> Pi0Size:
+    """Size of a folder's network: from the shapes of its tensors where these determine it, else from config.json, else
+    the release's. ValueError: an unknown variant, or inconsistent numbers."""
+    size = Pi0Size(adaptive=adaptive)
+    resolution = config.get("image_resolution", (size.image, size.image))
+    if len(set(resolution)) != 1:
+        raise ValueError(f"config.json: image_resolution = {list(resolution)}: π0's images are square; make them equal")
+    values = {"vision.image": resolution[0]} | told(config, _KEYS) | seen(tensors or {}, _SHAPES)
+    values |= tower_seen(tensors or {}, f"{_P}paligemma.model.vision_tower.vision_model.")
+    values.setdefault("state_dim", values.get("action_dim", size.action_dim))
+    for name, (key, released) in _VARIANTS.items():
+        variant = config.get(key, released)
+        if isinstance(variant, str) and variant not in VARIANTS:
+            raise ValueError(f"config.json: {key} = {variant!r} is unknown; known are {', '.join(VARIANTS)}")
+        own = asdict(VARIANTS[variant]) if isinstance(variant, str) else {of: variant[k] for of, k in _VARIANT.items()}
+        values = {f"{name}.{field}": value for field, value in own.items()} | values
+    found: Pi0Size = resized(size, values)
+    return found
+
+
+def config_from_size(size: Pi0Size, kind: str, language: int) -> dict[str, Any]:
+    """The config.json of a network of this size, with lerobot's keys. language: L, tokens of the prompt."""
+    content = {"type": kind, **written(size, _KEYS), "n_action_steps": size.horizon, "tokenizer_max_length": language}
+    content["image_resolution"] = [size.image, size.image]
+    for name, (key, _) in _VARIANTS.items():
+        own: DecoderSize = getattr(size, name)
+        plain = {known: replace(one, eps=own.eps, theta=own.theta) for known, one in VARIANTS.items()}
+        named = next((known for known, one in plain.items() if one == replace(own, condition=0)), None)
+        content[key] = named or written(own, _VARIANT)
+    return content
 
 
 def dead_tensors(size: Pi0Size, *, features: bool = False) -> tuple[str, ...]:
     """Name patterns of the tensors that do not affect any output. features: a module learns from the prefix
     features, which otherwise are the only use of the end of the last layer."""
-    never = (f"{_P}gemma_expert.lm_head.weight",)
     if features:
-        return never
-    language = f"{_P}paligemma.model.language_model"
-    last = f"{language}.layers.{size.vlm.layers - 1}"
+        return (_UNUSED_WORDS,)
+    last = f"{_LANGUAGE}layers.{size.vlm.layers - 1}"
     ends = ("self_attn.q_proj.*", "self_attn.o_proj.*", "mlp.*", "post_attention_layernorm.*")
-    return (*never, f"{language}.norm.*", *(f"{last}.{end}" for end in ends))
+    return (_UNUSED_WORDS, f"{_LANGUAGE}norm.*", *(f"{last}.{end}" for end in ends))
 
 
 def _architecture(name: str, *, adaptive: bool) -> Architecture:
@@ -226,13 +310,13 @@ def _architecture(name: str, *, adaptive: bool) -> Architecture:
         size=lambda config, tensors: size_from_config(config, adaptive, tensors),
         network=Pi0Network,
         config=lambda size: config_from_size(size, name, 200 if adaptive else 48),
-        aliases={f"{_P}paligemma.model.language_model.embed_tokens.weight": _WORDS},
-        optional=(f"{_P}gemma_expert.lm_head.weight",),
-        unused=(f"{_P}gemma_expert.model.embed_tokens.weight", "value_head.*", "noise_head.*"),
+        aliases={f"{_LANGUAGE}embed_tokens.weight": _WORDS},
+        optional=(_UNUSED_WORDS,),
+        unused=(f"{_EXPERT}embed_tokens.weight", "value_head.*", "noise_head.*"),
         parts={
             "expert": (f"{_P}gemma_expert.*", *_HEADS),
-            "head": ("action_out_proj.*", f"{_P}gemma_expert.model.norm.*"),
-            "lora": (f"{_P}*language_model.layers.*_proj.weight", f"{_P}gemma_expert.model.layers.*_proj.weight"),
+            "head": ("action_out_proj.*", f"{_EXPERT}norm.*"),
+            "lora": (f"{_P}*language_model.layers.*_proj.weight", f"{_EXPERT}layers.*_proj.weight"),
         },
         dead=dead_tensors(Pi0Size()),
         float32=("*.embeddings.*", "*norm.*", "*layernorm.*", "*layer_norm?.*", *_HEADS),

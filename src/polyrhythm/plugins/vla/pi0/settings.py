@@ -1,4 +1,4 @@
-"""Settings of π0 and π0.5 policies, and their construction."""
+"""Settings of π0 and π0.5 policies."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from pydantic import Field
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
-from polyrhythm.plugins.pretrained.fitting import Architecture, released_size
-from polyrhythm.plugins.vla.flow_settings import FlowVlaSettings
-from polyrhythm.plugins.vla.layers.decoder import DecoderSize
-from polyrhythm.plugins.vla.layers.siglip import SiglipSize
-from polyrhythm.plugins.vla.pi0.network import PI0, PI05, dead_tensors
-from polyrhythm.plugins.vla.pi0.size import Pi0Size
-from polyrhythm.plugins.vla.settings import InputForm, InputSizeSettings, OwnOrReleased
+from polyrhythm.plugins.pretrained.fitting import Architecture
+from polyrhythm.plugins.vla.decoder import DecoderSize
+from polyrhythm.plugins.vla.input_plan import InputForm
+from polyrhythm.plugins.vla.pi0.network import PI0, PI05, Pi0Size, dead_tensors
+from polyrhythm.plugins.vla.settings import FlowVlaSettings, InputSizeSettings, OwnOrReleased
 from polyrhythm.specs import EnvSpec
 
 
@@ -37,18 +35,14 @@ class Pi0SizeSettings(InputSizeSettings):
     expert_mlp: int = Field(288, ge=8)
     """Hidden units of its MLPs."""
 
-    def network(self, *, adaptive: bool, horizon: int, action_dim: int, state_dim: int) -> Pi0Size:
-        """Size of the network, without padded entries."""
+    def network(self, *, horizon: int, action_dim: int, state_dim: int) -> Pi0Size:
         language = DecoderSize(
             self.width, self.layers, self.mlp, self.heads, 1, self.head_dim, "gelu_tanh", norm_offset=1.0
         )
         return Pi0Size(
-            adaptive=adaptive,
             vlm=language,
             expert=replace(language, width=self.expert_width, mlp=self.expert_mlp),
-            vision=SiglipSize(
-                self.vision_width, self.vision_layers, 4 * self.vision_width, self.vision_heads, self.image, self.patch
-            ),
+            vision=self.tower(),
             vocabulary=self.words,
             expert_vocabulary=1,
             horizon=horizon,
@@ -61,37 +55,32 @@ class Pi0SizeSettings(InputSizeSettings):
 PROMPT_LENGTH = {"pi0": 48, "pi05": 200}
 
 
-def _prompt_length(source: Checkpoint, released: int) -> int:
-    """Prompt tokens by the folder's config.json. ConfigError: not a number."""
-    found = source.config.get("tokenizer_max_length") or released
-    if not isinstance(found, int):
-        raise ConfigError(
-            f"checkpoint = {source.folder}: config.json has tokenizer_max_length = {found!r}, which is not a number; "
-            "copy it again from its release"
-        )
-    return found
-
-
 class _FlowGemmaSettings(FlowVlaSettings):
     """What π0 and π0.5 share."""
-
-    architecture: ClassVar[Architecture]
 
     type: Literal["pi0", "pi05"]
     """The policy's name."""
     size: OwnOrReleased[Pi0SizeSettings] = Pi0SizeSettings()
     """Form of the network without a checkpoint; released: full size (3.5 billion parameters), for measurements."""
 
-    @property
-    def _binned_state(self) -> bool:
-        return False
-
     def fitted_architecture(self, size: Pi0Size) -> Architecture:
         return replace(self.architecture, dead=dead_tensors(size, features=not self.value_detach))
 
+    def network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> Pi0Size:
+        size: Pi0Size = super().network_size(env_spec, source)
+        return replace(size, adaptive=self.architecture is PI05)
+
     def input_form(self, size: Pi0Size, source: Checkpoint | None) -> InputForm:
         """Inputs and outputs of the network. Prompts have the release's length, or that of the longest prompt here."""
-        released = PROMPT_LENGTH[self.type] if source is not None or isinstance(self.size, str) else 0
+        length = PROMPT_LENGTH[self.type] if source is not None or isinstance(self.size, str) else 0
+        if source is not None:
+            length = source.config.get("tokenizer_max_length") or length
+            if not isinstance(length, int):
+                raise ConfigError(
+                    f"checkpoint = {source.folder}: config.json has tokenizer_max_length = {length!r}, which is not a "
+                    "number; copy it again from its release"
+                )
+        binned = self._binned_state
         return InputForm(
             architecture=self.type,
             image=size.image,
@@ -99,25 +88,14 @@ class _FlowGemmaSettings(FlowVlaSettings):
             action_dim=size.action_dim,
             vocabulary=size.vocabulary,
             state_dim=size.state_dim,
-            needs_state=not size.adaptive or self._binned_state,
-            length=released if source is None else _prompt_length(source, released),
-            state_in_prompt=self._binned_state,
+            needs_state=not size.adaptive or binned,
+            length=length,
+            state_in_prompt=binned,
         )
 
-    def network_size(self, env_spec: EnvSpec, source: Checkpoint | None) -> Pi0Size:
-        adaptive = self.architecture is PI05
-        if source is not None:
-            size: Pi0Size = released_size(self.architecture, source)
-        elif isinstance(self.size, str):
-            size = replace(Pi0Size(adaptive=adaptive), horizon=self.chunk)
-        else:
-            size = self.size.network(
-                adaptive=adaptive,
-                horizon=self.chunk,
-                action_dim=env_spec.action.dim,
-                state_dim=self.state_entries(env_spec),
-            )
-        return replace(size, horizon=self.horizon or size.horizon)
+    @property
+    def _binned_state(self) -> bool:
+        return False
 
 
 class Pi0Settings(_FlowGemmaSettings):

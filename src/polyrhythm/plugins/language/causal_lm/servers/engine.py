@@ -17,19 +17,26 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from polyrhythm.errors import RunHalted
-from polyrhythm.plugins.language.causal_lm.engine import COMPARED, Sampling, compared_prompt, worst_difference
+from polyrhythm.plugins.language.causal_lm.engine import Sampling, compared_request, worst_difference
 from polyrhythm.plugins.language.causal_lm.engine_settings import OpenAiSettings, ServerSettings
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
 from polyrhythm.plugins.language.causal_lm.servers.client import ServerLost
-from polyrhythm.plugins.language.causal_lm.servers.protocols import OpenAiProtocol, SglangProtocol
-from polyrhythm.plugins.language.causal_lm.servers.streams import NotLoaded, ServerProtocol, ServerStream, StreamReader
+from polyrhythm.plugins.language.causal_lm.servers.protocols import (
+    AnswerPart,
+    NotLoaded,
+    OpenAiProtocol,
+    ServerProtocol,
+    ServerStream,
+    SglangProtocol,
+)
 from polyrhythm.policies.engine import EngineRequest, Generated, refuse_unfit
 
 log = logging.getLogger(__name__)
@@ -60,6 +67,90 @@ def protocol_of(
     return SglangProtocol(how, network, sampling, stops)
 
 
+class StreamReader:
+    """Reads streams, one thread each, and ends them. A stream has ended when it has a reason or an error; code that
+    changes a stream holds `news` and notifies it.
+
+    choices: number of tokens; stops: tokens that end an answer; deadline_s: time limit for the server to end a stream.
+    """
+
+    def __init__(self, protocol: ServerProtocol, choices: int, stops: frozenset[int], deadline_s: float) -> None:
+        self._protocol, self._client = protocol, protocol.client
+        self._choices, self._stops, self._deadline_s = choices, stops, deadline_s
+        self.news = threading.Condition()
+
+    def begin(self, stream: ServerStream) -> None:
+        """Start a thread that reads the stream."""
+        threading.Thread(target=self.read, args=(stream,), name=stream.name, daemon=True).start()
+
+    def read(self, stream: ServerStream) -> None:
+        """Consumes: parts of an answer. Waits for: the next one. Unblocked by: a part, the client's deadline, or a
+        cut of the connection. Produces: tokens of the stream. Returns when the stream ends."""
+        try:
+            with closing(self._protocol.answer(stream)) as parts:
+                for part in parts:
+                    with self.news:
+                        if stream.over:
+                            return  # cut here; the server aborts it when the connection closes
+                        self._take(stream, part)
+                        self.news.notify_all()
+            if not stream.over:
+                raise self._client.error(
+                    f"{self._protocol.path} ended without a finish_reason; name {self._client.kind}"
+                )
+        except RunHalted as error:
+            with self.news:
+                if not stream.reason:  # a connection that was cut here raises, too
+                    stream.error = error
+                self.news.notify_all()
+
+    def _take(self, stream: ServerStream, part: AnswerPart) -> None:
+        if unknown := [token for token in part.tokens if not 0 <= token < self._choices]:
+            raise self._client.error(
+                f"it sampled token {unknown[0]}, and the environment's tokenizer has {self._choices}; start it with "
+                "this run's model"
+            )
+        if part.weights not in (None, str(stream.version)):
+            raise self._client.lost(f"it answered with the weights of version {part.weights}, not {stream.version}")
+        if part.reason == "stop" and (isinstance(part.matched, str) or not (part.tokens or stream.begun)):
+            raise self._client.error(f"an answer ended by {part.matched!r}, which ends none; see the server's log")
+        stream.prompt_tokens, stream.shared_tokens = part.prompt_tokens, part.shared_tokens
+        stream.tokens += part.tokens
+        stream.logprobs += part.logprobs
+        stream.versions += [stream.version] * len(part.tokens)
+        ends_otherwise = part.reason == "stop" and stream.tokens[-1] not in self._stops  # the server's model has more
+        stream.reason = "abort" if ends_otherwise else part.reason
+
+    def end(self, streams: Sequence[ServerStream], ask: Callable[[], None]) -> None:
+        """End streams and keep their tokens. ask: tells the server to end them, within its deadline where it does so.
+        RunHalted: a stream failed or does not end."""
+        if not self._protocol.ends_streams:
+            self.cut(streams)
+        ask()
+        until = time.monotonic() + self._deadline_s
+        with self.news:
+            for stream in streams:
+                if not stream.over and not stream.begun:  # it may not have reached the server yet
+                    stream.reason = "abort"
+            while any(not stream.over for stream in streams):
+                if not self.news.wait(until - time.monotonic()) and time.monotonic() >= until:
+                    raise self._client.error(
+                        f"it did not abort a request within {self._deadline_s:g} s (policy.engine.deadline_s); see "
+                        "the server's log"
+                    )
+        for stream in streams:
+            if stream.error is not None and not stream.lost:
+                raise stream.error
+
+    def cut(self, streams: Sequence[ServerStream]) -> None:
+        """Mark streams as ended and close their connections."""
+        for stream in streams:
+            with self.news:
+                if not stream.over:
+                    stream.reason = "abort"
+            stream.line.cut()
+
+
 class ServerEngine:
     """An engine over a server that receives `network`'s weights. length: the longest sequence; stops: tokens that end
     one.
@@ -88,8 +179,6 @@ class ServerEngine:
         self._ended: dict[int, Generated] = {}
         self._reader = StreamReader(self._protocol, sampling.choices, self._stops, how.deadline_s)
         self._protocol.begin(length)
-
-    # ------------------------------------------------------------ requests
 
     def add(self, request: EngineRequest) -> None:
         """ValueError: there is no free row, the sequence is too long, or it would generate nothing."""
@@ -174,8 +263,6 @@ class ServerEngine:
     def statistics(self) -> dict[str, int | float]:
         return dict(self._counts)
 
-    # ------------------------------------------------------------ weights
-
     def weights_changed(self, version: int) -> None:
         """Have the server load the weights; running streams are cut and resumed from their tokens."""
         if self._protocol.fixed and self._version not in (-1, version):
@@ -220,13 +307,11 @@ class ServerEngine:
 
     def _prove(self) -> None:
         """RunHalted: the server's log-probs differ from the local module's."""
-        prompt = compared_prompt(self._sampling.choices)
-        request = EngineRequest(-1, np.array(prompt, np.int32), COMPARED, False, self._version)
-        stream = ServerStream(request, version=self._version)
+        stream = ServerStream(compared_request(self._sampling.choices, self._version), version=self._version)
         self._reader.read(stream)
         if stream.error is not None:
             raise stream.error
-        worst = worst_difference(self._network, self._sampling, prompt, stream.tokens, stream.logprobs)
+        worst = worst_difference(self._network, self._sampling, stream)
         self._counts["checks"] += 1
         self._counts["check_difference"] += worst
         if worst > self._how.tolerance:

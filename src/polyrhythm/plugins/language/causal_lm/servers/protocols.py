@@ -1,4 +1,4 @@
-"""The protocols of servers: sglang's own, and OpenAI's completions with tokens and log-probs, such as vLLM's.
+"""Requests at a server, and its protocols: sglang's own, and OpenAI's completions with tokens and log-probs.
 
 sglang: GET /get_model_info; POST /generate (stream), /abort_request, /pause_generation, /update_weights_from_disk,
 /continue_generation. OpenAI: GET /v1/models; POST /v1/completions (stream), with vLLM's additional fields; how weights
@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import http
 import os
+import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.plugins.language.causal_lm.engine import Sampling
-from polyrhythm.plugins.language.causal_lm.engine_settings import OpenAiSettings
+from polyrhythm.plugins.language.causal_lm.engine_settings import OpenAiSettings, ServerSettings
 from polyrhythm.plugins.language.causal_lm.network import CausalNetwork
-from polyrhythm.plugins.language.causal_lm.servers.client import ServerRefusal
-from polyrhythm.plugins.language.causal_lm.servers.streams import AnswerPart, NotLoaded, ServerProtocol, ServerStream
+from polyrhythm.plugins.language.causal_lm.servers.client import Line, ServerClient, ServerLost, ServerRefusal
+from polyrhythm.policies.engine import Progress
 
 #: sglang's seeds are below this.
 _SGLANG_SEEDS = 2**31
@@ -27,7 +29,92 @@ _SGLANG_SEEDS = 2**31
 _SEEDS, _APART = 2**63, 0x9E3779B97F4A7C15
 
 
-class SglangProtocol(ServerProtocol):
+@dataclass(slots=True)
+class ServerStream(Progress):
+    """A request at the server. version: of its weights; failures: consecutive lost connections before it; name: a
+    prefix of no other, as servers abort by prefixes; reason: why it ended, "" while it runs; error: the exception that
+    ended it; prompt_tokens, shared_tokens: size of its prompt, and how much of it the server had cached; line: its
+    connection."""
+
+    version: int = -1
+    failures: int = 0
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    reason: str = ""
+    error: RunHalted | None = None
+    prompt_tokens: int = 0
+    shared_tokens: int = 0
+    line: Line = field(default_factory=Line)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has tokens besides the prefix of its request."""
+        return len(self.tokens) > (0 if self.request.prefix is None else len(self.request.prefix.tokens))
+
+    @property
+    def over(self) -> bool:
+        return bool(self.reason) or self.error is not None
+
+    @property
+    def lost(self) -> bool:
+        """Whether its connection was lost, so that it may be resumed."""
+        return isinstance(self.error, ServerLost)
+
+
+class AnswerPart(NamedTuple):
+    """One event's addition to an answer.
+
+    reason: "stop" or "length" if the answer ended by itself, "" while it runs; matched: the stop that ended it;
+    prompt_tokens, shared_tokens: prompt tokens known so far, and how many of them were cached; weights: version of the
+    weights as the server names it, None if it does not.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    reason: str = ""
+    matched: object = None
+    prompt_tokens: int = 0
+    shared_tokens: int = 0
+    weights: str | None = None
+
+
+class NotLoaded(Exception):
+    """The server answered that it did not load weights; the message is its answer."""
+
+
+class _Protocol:
+    """What the kinds of servers share. Every call raises RunHalted on an unexpected answer.
+
+    kind: its name for errors; path: where answers are asked for; never: the bias of tokens that the environment lacks;
+    ends_streams: whether `abort` and `pause` have the server end streams with what they had, else their connections
+    are cut; fixed: whether its weights cannot be changed; remedy: how to start it so that its log-probs are those of
+    what is sampled.
+    """
+
+    kind: ClassVar[str]
+    path: ClassVar[str]
+    never: ClassVar[float]
+    ends_streams: ClassVar[bool]
+    remedy: ClassVar[str]
+    fixed: bool = False
+
+    def __init__(
+        self,
+        how: ServerSettings,
+        network: CausalNetwork,
+        sampling: Sampling,
+        stops: Sequence[int],
+        key: str = "",
+    ) -> None:
+        """key: the server's, "" for none."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.client = ServerClient(how.url, how.deadline_s, how.retries, self.kind, headers)
+        self._sampling, self._stops, self._load_s = sampling, sorted(stops), how.load_s
+        config: Any = network.model.config
+        bias = {str(token): self.never for token in range(sampling.choices, config.vocab_size)}
+        self._bias = {"logit_bias": bias} if bias else {}
+
+
+class SglangProtocol(_Protocol):
     kind = "an sglang server"
     path = "/generate"
     never = -1e9
@@ -35,13 +122,16 @@ class SglangProtocol(ServerProtocol):
     remedy = "without SGLANG_RETURN_ORIGINAL_LOGPROB"
 
     def begin(self, length: int) -> None:  # noqa: ARG002 - sglang does not tell its own
+        """Check at the start that the server is of this kind and accepts sequences of `length` tokens."""
         self.client.get("/get_model_info")
 
     def weights(self) -> str | None:
+        """Version of the server's weights, None if unknown."""
         version = self.client.get("/get_model_info").get("weight_version")
         return None if version is None else str(version)
 
     def answer(self, stream: ServerStream) -> Generator[AnswerPart, None, None]:
+        """Parts of an answer as they arrive; the last one has a reason."""
         request, before, have = stream.request, stream.tokens, 0
         body = {
             "rid": stream.name,
@@ -93,9 +183,11 @@ class SglangProtocol(ServerProtocol):
         self.client.post("/abort_request", {"rid": stream.name})
 
     def pause(self) -> None:
+        """End all streams and accept none until `resume`."""
         self.client.post("/pause_generation", {"mode": "abort"})
 
     def load(self, folder: Path, version: int) -> None:
+        """Load weights from a folder and set their version. NotLoaded: the server did not load them."""
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
         answer = self.client.post("/update_weights_from_disk", body, self._load_s)
         if answer.get("success") is not True:
@@ -105,7 +197,7 @@ class SglangProtocol(ServerProtocol):
         self.client.post("/continue_generation", {})
 
 
-class OpenAiProtocol(ServerProtocol):
+class OpenAiProtocol(_Protocol):
     """A stream is ended by closing its connection. Its seed depends on the request and on the number of tokens before
     it, because a server restarts its noise with each request: with one seed, a resumed answer would repeat the same
     noise."""
@@ -228,6 +320,9 @@ class OpenAiProtocol(ServerProtocol):
             )
         return AnswerPart(tokens, logprobs, reason, matched, prompt_tokens)
 
+    def abort(self, stream: ServerStream) -> None:
+        """Nothing to do: closing the connection ends the stream."""
+
     def pause(self) -> None:
         self._call("pause", self._calls.pause, {})
 
@@ -272,3 +367,6 @@ def _filled(body: Any, places: Mapping[str, str]) -> Any:
         for place, value in places.items():
             body = body.replace(place, value)
     return body
+
+
+ServerProtocol = SglangProtocol | OpenAiProtocol
