@@ -183,6 +183,7 @@ def test_a_stop_waits_for_the_rest_of_an_update_that_has_changed_the_weights(tmp
     assert not children()
 
 
+@pytest.mark.slow
 def test_parts_that_lie_on_another_host_are_fetched_as_they_come(tmp_path):
     """The second simulator is on another host than the trainer."""
     one, two = apart_by_setting(tmp_path, 2)
