@@ -37,10 +37,8 @@ from polyrhythm.stations.trainer_io import FarSamples, PublicationJob
 from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.batch import all_of_version
 from polyrhythm.training.checkpoint import Saving
-from polyrhythm.training.learner import Learner
-from polyrhythm.training.parts import SampleFeed
-from polyrhythm.training.steps import Metrics, Steps
-from polyrhythm.training.update import STEPS
+from polyrhythm.training.learner import STEPS, Learner
+from polyrhythm.training.steps import Metrics, SampleFeed, Steps
 
 
 class Trainer:
