@@ -216,7 +216,7 @@ def test_training_that_is_told_otherwise_because_of_an_evaluation_is_seen() -> N
 
 
 def test_a_free_reserved_row_that_is_kept_waiting_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyrhythm.scheduler.rollout.tickets.RolloutScheduler.grant_background", lambda *_: [])
+    monkeypatch.setattr("polyrhythm.scheduler.conductor.grant_background", lambda *_: [])
     cluster_settings = with_evaluation(own=True)
     with pytest.raises(Violation, match="waits although the rows"):
         drive(Careless(cluster_settings.scheduler), cluster_settings)
