@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from polyrhythm.files import atomic_write, link_or_copy
+from polyrhythm.plugins.demonstrations.imitation import Demonstrations
 from polyrhythm.training.checkpoint import save_state
-from polyrhythm.training.sft import Demonstrations
 
 FULL = Path("/dev/full")
 

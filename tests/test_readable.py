@@ -11,7 +11,7 @@ import pytest
 from polyrhythm.cli import show
 from polyrhythm.cli.show import finding_line as line
 from polyrhythm.conformance import Finding
-from polyrhythm.observe.live import Terminal
+from polyrhythm.plugins.terminal.block import Terminal
 from polyrhythm.readable import readable, visible
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07 \x9b31m \u202e a\rb \udcff"

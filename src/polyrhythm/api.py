@@ -16,7 +16,6 @@ from polyrhythm.config.registry import in_main
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.observe.run_folder import find_run
-from polyrhythm.pipeline import export as exporting
 from polyrhythm.pipeline import train as running
 from polyrhythm.pipeline.callbacks import Callback, Callbacks, EvaluationResult, StopTraining
 from polyrhythm.pipeline.evaluation import standalone as evaluating
@@ -27,7 +26,7 @@ from polyrhythm.pipeline.persistence.resume_rules import (
     new_folder,
     run_to_resume,
 )
-from polyrhythm.pipeline.trained_policy import StandalonePolicy, load_standalone
+from polyrhythm.pipeline.trained_policy import StandalonePolicy, export_policy, load_standalone
 from polyrhythm.pipeline.validation import check as checking
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.plugin import load
@@ -185,7 +184,7 @@ def export(run: str | Path | TrainResult, out: str | Path, *, base: str | Path |
     other. base: the released folder that was trained, if it was moved. ConfigError: the policy has no released layout
     for `base`.
     """
-    exporting.export(_path(run), Path(out), None if base is None else str(base))
+    export_policy(_path(run), Path(out), None if base is None else str(base))
     return Path(out)
 
 

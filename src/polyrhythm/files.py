@@ -80,6 +80,12 @@ def atomic_write(path: Path) -> Iterator[Path]:
         raise
 
 
+def write_json(path: Path, content: object) -> None:
+    """Write indented JSON, atomically. OSError: cannot write."""
+    with atomic_write(path) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
 def inner_path(folder: Path, name: object, *, folders: bool = False) -> Path:
     """Path in `folder` of a file named by another file, such as a downloaded index.
 

@@ -40,16 +40,17 @@ def test_a_run_trains_without_plugins(core: Path, launcher: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "says"),
+    ("words", "says"),
     [
         ("launcher=ray", "launcher = 'ray'"),
         ("policy=pi0", "policy.type = 'pi0'"),
         ("env=metaworld", "env.type = 'metaworld'"),
         ("prometheus.port=9464", "observer prometheus: no plugin that is installed adds it"),
+        ("demonstrations={} supervised={}", "pipeline demonstrations: no plugin that is installed adds it"),
         ("placement.sharing=lease", "placement lease: no plugin that is installed adds it"),
     ],
 )
-def test_what_a_plugin_would_add_is_unknown_without_it(core: Path, word: str, says: str) -> None:
-    done = polyrhythm(core, "train", "cartpole", word)
+def test_what_a_plugin_would_add_is_unknown_without_it(core: Path, words: str, says: str) -> None:
+    done = polyrhythm(core, "train", "cartpole", *words.split())
     assert done.returncode == 2
     assert says in done.stderr

@@ -18,8 +18,7 @@ from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
-from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
-from polyrhythm.pipeline.evaluation.best import BestCheckpoints
+from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator, BestCheckpoints
 from polyrhythm.pipeline.evaluation.episodes import held_out, tally
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, STATES, load_policy, save_policy

@@ -13,13 +13,12 @@ from typing import Any, cast
 import pytest
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.observe.live import Terminal
 from polyrhythm.observe.metrics import MetricsWriter
-from polyrhythm.pipeline.observers.hosts import HostTotals, StationHosts, in_order
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
-from polyrhythm.pipeline.observers.live import LiveDisplay
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, UpdateMetrics
-from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
+from polyrhythm.pipeline.observers.totals import HostTotals, RunTotals, StationActivity, StationHosts, in_order
+from polyrhythm.plugins.terminal.block import Terminal
+from polyrhythm.plugins.terminal.display import LiveDisplay
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler.records import GeneratorJoined, SimulatorJoined, StationLost, TrainerJoined

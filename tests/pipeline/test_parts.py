@@ -14,8 +14,8 @@ from polyrhythm.pipeline.persistence.checkpoints import STATES, load_policy
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.trained_policy import load_standalone
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.demonstrations.imitation import Demonstrations, SupervisedLearner
 from polyrhythm.training.checkpoint import load_state
-from polyrhythm.training.sft import Demonstrations, SupervisedLearner
 from polyrhythm.training.steps import finish
 
 KINDS = ["expert", "lora"]

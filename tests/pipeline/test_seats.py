@@ -14,11 +14,9 @@ from tests.process.runs import config
 from polyrhythm.config.load import load_config, merge, validate
 from polyrhythm.config.sections.placement import PlacementSettings, list_device_ids
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.array_specs import bucket_sizes
+from polyrhythm.pipeline.array_specs import bucket_sizes, env_batch_infos
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.env_batches import env_batch_infos
-from polyrhythm.pipeline.placed import place, station_names
-from polyrhythm.pipeline.seats import (
+from polyrhythm.pipeline.placed import (
     assign_seats,
     bind_environment,
     count_ranks,
@@ -27,6 +25,8 @@ from polyrhythm.pipeline.seats import (
     group_seats,
     list_excess_threads,
     list_unused_devices,
+    place,
+    station_names,
 )
 from polyrhythm.pipeline.validation.fit import check_ranks
 from polyrhythm.runtime.memory.published import Ends

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.pipeline.runs import config
 
-from polyrhythm.pipeline.array_specs import step_settings
-from polyrhythm.pipeline.env_batches import env_batch_infos
+from polyrhythm.pipeline.array_specs import env_batch_infos, step_settings
 from polyrhythm.runtime.factories import StationContext, StationFactory, pack, unpack
 from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
 from polyrhythm.runtime.memory.weights import InlineWeights

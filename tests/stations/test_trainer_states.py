@@ -11,7 +11,7 @@ from tests.plugins.ranks.folders import save_as_folder
 from polyrhythm.errors import RunHalted
 from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import Saved, load, save_state
-from polyrhythm.training.ranks import OneRank
+from polyrhythm.training.ranks import Ranks as OneRank
 
 
 class Ranks(OneRank):

@@ -12,7 +12,7 @@ from tests.training.toy import algorithm, training
 from polyrhythm.policies.base import as_module
 from polyrhythm.training.batch import collate
 from polyrhythm.training.learner import Learner
-from polyrhythm.training.reference import SharedReference
+from polyrhythm.training.moments import SharedReference
 from polyrhythm.training.steps import finish
 from polyrhythm.training.targets import TargetInputs, with_precomputed
 

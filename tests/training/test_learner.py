@@ -16,9 +16,8 @@ from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import POLICY_LOSSES
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.specs import Trajectory
-from polyrhythm.training.learner import Learner
+from polyrhythm.training.learner import STEPS, Learner
 from polyrhythm.training.steps import Metrics, finish
-from polyrhythm.training.update import STEPS
 
 VARIANTS: list[dict[str, Any]] = [
     {},

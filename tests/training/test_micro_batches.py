@@ -11,8 +11,8 @@ from torch import Tensor
 
 from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.policies.traits import policy_traits
+from polyrhythm.training.batch import MicroBatchLimits
 from polyrhythm.training.learner import Learner
-from polyrhythm.training.micro_batches import MicroBatchLimits
 from polyrhythm.training.steps import finish
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from polyrhythm.algorithms.sums import here
 from polyrhythm.config.sections.learning import SupervisedSettings
+from polyrhythm.plugins.demonstrations.imitation import Demonstrations, SupervisedLearner
 from polyrhythm.plugins.trial.policy_calls import evaluate_act, sample
 from polyrhythm.policies.gaussian import GaussianPolicy, GaussianSettings
 from polyrhythm.policies.normalizer import EPSILON, LIMIT, ObservationNormalizer
@@ -24,7 +25,6 @@ from polyrhythm.training.batch import collate
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.moments import Moments, UpdateStatistics, update_normalizers
 from polyrhythm.training.ranks import ONE_RANK, Ranks
-from polyrhythm.training.sft import Demonstrations, SupervisedLearner
 from polyrhythm.training.steps import finish
 from polyrhythm.training.targets import TargetInputs, compute_targets
 

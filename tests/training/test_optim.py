@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.config.sections.learning import OptimizerSettings
 from polyrhythm.training.optim import AdamW, adamw, clip_gradient
 
 
@@ -127,9 +128,10 @@ def test_a_loaded_state_is_a_copy_and_one_of_other_parameters_is_refused() -> No
 def test_no_compiler_comes_with_it() -> None:
     program = f"""
 import sys, torch
+from polyrhythm.config.sections.learning import OptimizerSettings
 from {adamw.__module__} import adamw, clip_gradient
 module = torch.nn.Linear(4, 4)
-optimizer = adamw(module, lr=0.1, weight_decay=0.1)
+optimizer = adamw(module, OptimizerSettings(lr=0.1, weight_decay=0.1))
 module(torch.ones(2, 4)).sum().backward()
 clip_gradient(module.parameters(), 1.0)
 optimizer.step()
@@ -163,7 +165,7 @@ def test_groups_do_not_follow_the_order_of_the_parameters() -> None:
             self.critic, self.trunk = nn.Linear(3, 1), nn.Linear(3, 3)
 
     def found(**settings: Any) -> list[tuple[float, float, int]]:
-        groups = adamw(Policy(), lr=0.1, **settings).param_groups
+        groups = adamw(Policy(), OptimizerSettings(lr=0.1, **settings)).param_groups
         return [(group["lr"], group["weight_decay"], len(group["params"])) for group in groups]
 
     assert found(weight_decay=0.0) == [(0.1, 0.0, 5)]

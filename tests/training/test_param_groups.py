@@ -20,7 +20,7 @@ from polyrhythm.training.steps import finish
 
 
 def of(module, **changes):
-    return optim.adamw_of(module, OptimizerSettings.model_validate({"lr": 0.1, **changes}))
+    return optim.adamw(module, OptimizerSettings.model_validate({"lr": 0.1, **changes}))
 
 
 def rates(module, **changes):
@@ -106,7 +106,7 @@ def test_offload_gives_the_same_bits(piece, dtype, monkeypatch):
         with torch.no_grad():
             for p in module.parameters():
                 p.copy_(torch.linspace(-1, 1, p.numel()).view_as(p))
-        optimizer = optim.adamw(module, lr=0.1, weight_decay=0.2, offload=offload)
+        optimizer = optim.adamw(module, OptimizerSettings(lr=0.1, weight_decay=0.2, offload=offload))
         for step in range(4):
             optimizer.zero_grad()
             module(torch.arange(10.0).view(2, 5).to(dtype) / (step + 1)).square().sum().backward()
@@ -138,7 +138,7 @@ def test_offload_on_a_gpu_keeps_moments_in_pinned_host_memory():
     def learned(*, offload):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 8)).cuda()
-        optimizer = optim.adamw(module, lr=0.1, weight_decay=0.2, offload=offload)
+        optimizer = optim.adamw(module, OptimizerSettings(lr=0.1, weight_decay=0.2, offload=offload))
         for _ in range(4):
             optimizer.zero_grad()
             module(torch.linspace(-1, 1, 1024, device="cuda").view(2, 512)).square().sum().backward()
@@ -156,9 +156,10 @@ def test_offload_on_a_gpu_keeps_moments_in_pinned_host_memory():
 def test_neither_imports_the_compiler():
     program = """
 import sys, torch
+from polyrhythm.config.sections.learning import OptimizerSettings
 from polyrhythm.training.optim import adamw
 module = torch.nn.Linear(4, 4)
-optimizer = adamw(module, lr=0.1, weight_decay=0.1, offload=True)
+optimizer = adamw(module, OptimizerSettings(lr=0.1, weight_decay=0.1, offload=True))
 module(torch.ones(2, 4)).sum().backward()
 optimizer.step()
 optimizer.load_state_dict(optimizer.state_dict())

@@ -19,9 +19,8 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.persistence.resume_rules import saved_config
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.batch import minibatches
-from polyrhythm.training.learner import Learner
+from polyrhythm.training.learner import STEPS, Learner
 from polyrhythm.training.steps import Metrics, finish
-from polyrhythm.training.update import STEPS
 
 SIZES = (3, 1, 4, 2, 2, 5, 1, 6, 3, 2, 4, 1, 2, 3, 1, 2)
 PPO: dict[str, Any] = {

@@ -20,10 +20,8 @@ from polyrhythm.config.streaming import SELECTING, why_whole_objective
 from polyrhythm.policies.base import Observations
 from polyrhythm.policies.normalizer import ObservationNormalizer
 from polyrhythm.specs import ArraySpec, Trajectory
-from polyrhythm.training.learner import Learner
-from polyrhythm.training.parts import SampleFeed
-from polyrhythm.training.steps import Metrics, Steps, finish
-from polyrhythm.training.update import STEPS
+from polyrhythm.training.learner import STEPS, Learner
+from polyrhythm.training.steps import Metrics, SampleFeed, Steps, finish
 
 PAGE = Path(__file__).parents[2] / "docs/freshness.md"
 LENGTHS = (4, 1, 6, 3, 2, 5, 1, 3, 2, 2, 4, 1)

@@ -13,10 +13,6 @@ from polyrhythm.config.recipes import recipe_names
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunDistrusted, RunFolderError
 from polyrhythm.observe.run_folder import CONFIG_FILE
 
-#: Overrides that precede the user's, so that a recipe without demonstrations or supervised training gets their
-#: defaults.
-IMITATION = ("demonstrations={}", "supervised={}")
-
 
 def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
     """Add `recipe` and `overrides`; `options`: the command's own options in the usage line."""

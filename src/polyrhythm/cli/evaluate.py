@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.errors import ConfigError
     from polyrhythm.observe.run_folder import take_file
     from polyrhythm.pipeline.evaluation.standalone import Conditions, Video, evaluate
-    from polyrhythm.pipeline.observers.live import live_terminal
+    from polyrhythm.pipeline.hooks import open_display
 
     if (filmed := arguments.video_episodes) and not arguments.video:
         raise ConfigError(f"--video-episodes = {filmed}: there is no video; name its file with --video")
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError("--conversations = 0: --conversations-file would have nothing; leave one of them out")
         take_file(file)
     variants = tuple(filter(None, arguments.variants.split(",")))
-    with live_terminal(sys.stderr) as live:
+    with open_display(sys.stderr) as live:
         result = evaluate(
             arguments.path,
             arguments.episodes,

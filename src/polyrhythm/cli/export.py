@@ -39,9 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def export_and_tell(path: Path, out: Path, base: str | None, *, as_json: bool) -> None:
     """Write the policy of `path` into the new folder `out`, and print what was written."""
-    from polyrhythm.pipeline.export import export
+    from polyrhythm.pipeline.trained_policy import export_policy
 
-    tell(export(path.expanduser(), out.expanduser(), base), as_json=as_json)
+    tell(export_policy(path.expanduser(), out.expanduser(), base), as_json=as_json)
 
 
 def tell(told: Mapping[str, Any], *, as_json: bool) -> None:

@@ -20,6 +20,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from polyrhythm.plugin import load
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [-h] [--json] RUN [section.key=value ...]"
@@ -38,16 +40,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.observe.run_folder import find_run
     from polyrhythm.pipeline.persistence.phases import command_of
-    from polyrhythm.pipeline.persistence.resume_rules import config_to_resume, naming_where_it_began, refuse_out
+    from polyrhythm.pipeline.persistence.resume_rules import (
+        config_to_resume,
+        goes_on_where_it_is,
+        naming_where_it_began,
+    )
 
     folder = find_run(arguments.run_folder)
     if arguments.out is not None:
-        refuse_out(folder, arguments.out)
+        raise goes_on_where_it_is(f"--out {arguments.out}", folder, "--out")
     config = config_to_resume(folder, arguments.overrides)
     if command_of(folder) == "sft":
-        from polyrhythm.cli import sft
-
-        return sft.imitate_in(folder, config, as_json=arguments.json)
+        status: int = load("command", "sft").imitate_in(folder, config, as_json=arguments.json)
+        return status
     from polyrhythm.cli import train
     from polyrhythm.pipeline.validation.check import validate_run
 

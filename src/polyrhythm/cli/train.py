@@ -61,10 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
 def train_in(folder: Path, checked: ValidatedRun, *, as_json: bool) -> int:
     """Train in the folder, which may hold an earlier part of the run, and print the result."""
     from polyrhythm.observe.run_folder import REPORT_FILE, SUMMARY_FILE
-    from polyrhythm.pipeline.observers.live import live_terminal
+    from polyrhythm.pipeline.hooks import open_display
     from polyrhythm.pipeline.train import train
 
-    with note_resume_command(folder), live_terminal(sys.stderr) as live:
+    with note_resume_command(folder), open_display(sys.stderr) as live:
         summary = train(checked, folder, live)
     if as_json:
         print(json.dumps(summary, indent=2))

@@ -117,6 +117,15 @@ def return_in_words(returns: Sequence[float]) -> str:
     return f"{mean} (not finite in {others} of {len(returns)})" if others else mean
 
 
+def episodes_in_words(recent: Sequence[tuple[bool | None, float]]) -> str:
+    """Mean return of the last episodes, and their success rate with its 95% interval if one has reported it."""
+    count, found = len(recent), success_rate([success for success, _ in recent])
+    earned = return_in_words([reward for _, reward in recent])
+    if found["rate"] is None:
+        return f"{earned} over the last {count} episodes" if count > 1 else f"{earned} in the last episode"
+    return f"{success_in_words(found, 'the last ')}, {earned}"
+
+
 def counted(count: int, noun: str) -> str:
     """`1 episode`, `2 episodes`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

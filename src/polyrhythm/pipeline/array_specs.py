@@ -1,22 +1,27 @@
-"""Computes the specs of the arrays that stations exchange, and the arena's layout, from the configuration, the
-environment's spec and the policy's form. No policy is built."""
+"""Computes a run's env batches, sharded into slots, the specs of the arrays that stations exchange, and the arena's
+layout. Slots are groups of rows that request actions together. No policy is built."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
+from polyrhythm.conformance import raised
+from polyrhythm.envs.base import traits_of
 from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.placed import EVALUATION_SIMULATOR, generator_names, joined_names
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import blocks_needed
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE
 from polyrhythm.scheduler.inference.batching import powers
 from polyrhythm.scheduler.records import EnvBatchInfo
+from polyrhythm.scheduler.rollout.rows import StrategyFailure, shard
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 from polyrhythm.stations.simulator.slot import StepSettings
 
@@ -37,7 +42,9 @@ def arena_layout(
     rows = sum(slots.values())
     freshness = config.freshness
     version_samples = config.training.batch_size * freshness.sync_interval
-    groups, scored = config.groups, _scored_samples(config, rows)
+    groups, scoring = config.groups, config.scoring
+    # Samples that scorers still read after their release elsewhere, and scored evaluations.
+    scored = 0 if scoring is None else scoring.processes * scoring.at_a_time + scored_evaluations(rows)
     needed = blocks_needed(
         rows,
         version_samples,
@@ -64,12 +71,6 @@ def scored_evaluations(rows: int) -> int:
     """Maximum number of evaluation samples that run or wait for a score: twice the rows, since finished ones wait
     too."""
     return 2 * rows
-
-
-def _scored_samples(config: RunConfig, rows: int) -> int:
-    """Blocks for samples that scorers still read after their release elsewhere, and for scored evaluations."""
-    scoring = config.scoring
-    return 0 if scoring is None else scoring.processes * scoring.at_a_time + scored_evaluations(rows)
 
 
 def shown(spec: EnvSpec) -> dict[str, ArraySpec]:
@@ -133,3 +134,73 @@ def largest_batch(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) ->
     if isinstance(config.batching, LimitedBatching | StreamsBatching):
         training = min(config.batching.max_rows, training)
     return max(training, reserved, *slots)
+
+
+def env_batch_infos(config: RunConfig, spec: EnvSpec, *, trainer: bool = True) -> list[list[EnvBatchInfo]]:
+    """Env batches of each simulator, sharded into slots; with a trainer, rows reserved for evaluation come last.
+
+    ConfigError: `rollout.sharding` fails, or the environment cannot be reset ahead.
+    """
+    rollout = config.rollout
+    try:
+        infos = [
+            [
+                shard(
+                    f"simulator-{simulator}.{batch}",
+                    rollout.rows,
+                    rollout.sharding,
+                    generator_names(config),
+                    reset_rows=spec.reset_rows,
+                )
+                for batch in range(rollout.env_batches)
+            ]
+            for simulator in range(rollout.simulators)
+        ]
+    except StrategyFailure as error:
+        cause = error.__cause__ or error
+        raise ConfigError(f"rollout.sharding = {rollout.sharding}: it {raised(cause)}; fix it there") from error
+    except ValueError as error:
+        raise ConfigError(f"rollout.sharding = {rollout.sharding}: {error}") from error
+    if rollout.reset_ahead:
+        _check_reset_ahead(config, spec)
+        infos = [[replace(info, spares=rollout.reset_ahead) for info in own] for own in infos]
+    rows = config.join.rows or rollout.rows
+    infos += [[shard(f"{name}.0", rows, "whole", [], reset_rows=spec.reset_rows)] for name in joined_names(config)]
+    if any(len(info.slots) > 1 for own in infos for info in own):
+        _check_join(config, spec)
+    if trainer and (rows := config.evaluation.reserved_rows):
+        own = shard(f"{EVALUATION_SIMULATOR}.0", rows, "whole", [], reset_rows=spec.reset_rows)
+        infos.append([replace(own, reserved=True)])
+    return infos
+
+
+def _check_reset_ahead(config: RunConfig, spec: EnvSpec) -> None:
+    """ConfigError: the environment cannot reset a row in another thread while other rows step."""
+    prefix = f"rollout.reset_ahead = {config.rollout.reset_ahead}: "
+    if not (spec.step_rows and spec.reset_rows):
+        raise ConfigError(f"{prefix}the environment steps or resets only whole batches; set it to 0")
+    traits = traits_of(config.env)
+    if traits.own_process:
+        raise ConfigError(f"{prefix}an environment with env.python does one thing at a time; set it to 0")
+    if traits.leaves_device:
+        raise ConfigError(f"{prefix}the environment leaves its device for others, and spare rows cannot; set it to 0")
+    if not traits.resets_ahead:
+        raise ConfigError(
+            f"{prefix}the environment does not say that a row may reset in another thread while others step; set it to "
+            "0, or declare the trait resets_ahead in its settings if they may (docs/own-environments.md)"
+        )
+
+
+def _check_join(config: RunConfig, spec: EnvSpec) -> None:
+    """ConfigError: `rollout.join` does not work with an env batch of several slots."""
+    rollout = config.rollout
+    if rollout.join == "none" and not spec.step_rows:
+        raise ConfigError(
+            "rollout.join = none: the environment steps only whole batches; set rollout.join to all, or "
+            "rollout.sharding to whole"
+        )
+    if (rollout.join == "all" or not spec.step_rows) and config.batching.type == "lockstep":
+        raise ConfigError(
+            f"rollout.sharding = {rollout.sharding}: the slots of an env batch step together, so under lockstep they "
+            "could wait for each other for ever; set rollout.sharding to whole, or batching.type to dynamic"
+        )

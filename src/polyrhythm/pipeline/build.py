@@ -8,30 +8,35 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.rollout import DynamicBatching, LimitedBatching, StreamsBatching
+from polyrhythm.config.sections.rollout import DynamicBatching, StreamsBatching
 from polyrhythm.config.streaming import why_whole_updates
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunHalted
-from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, scored_evaluations, step_settings
+from polyrhythm.pipeline.array_specs import (
+    arena_layout,
+    bucket_sizes,
+    env_batch_infos,
+    scored_evaluations,
+    step_settings,
+)
 from polyrhythm.pipeline.context import AddedStations, LaunchPlan, RunContext, StationPlan, launch
-from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.observers.alarms import SampleFailureLog
-from polyrhythm.pipeline.observers.hosts import StationHosts
+from polyrhythm.pipeline.observers.totals import StationHosts
 from polyrhythm.pipeline.persistence.checkpoints import STATES
 from polyrhythm.pipeline.persistence.snapshot import restore_run
 from polyrhythm.pipeline.placed import (
     EVALUATION_GENERATOR,
     TRAINER,
     Placed,
+    describe_seat,
     evaluator_name,
     generator_names,
     joined_names,
@@ -39,9 +44,8 @@ from polyrhythm.pipeline.placed import (
     trainer_ranks,
 )
 from polyrhythm.pipeline.run_loop import RunLoop
-from polyrhythm.pipeline.seats import describe_seat
 from polyrhythm.plugin import load, table
-from polyrhythm.policies.base import Policy, PolicySettings, as_settings
+from polyrhythm.policies.base import PolicySettings, as_settings
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.factories import NOBODY_JOINS, StationFactory, StationList
 from polyrhythm.runtime.launcher import Launcher
@@ -69,14 +73,13 @@ LOGS, TOKEN_FILE = "logs", "join.token"
 class Pipeline:
     """The connected parts of a run.
 
-    weights: the published versions; states: the trainer's saved states, None without a run folder; failures: log of
+    states: the trainer's saved states, None without a run folder; failures: log of
     failed samples; context: what it was built from; spec: of the environment; placed: devices of the stations; hosts:
     host of each station; undo: clean-up that `close` runs, the launcher's first.
     """
 
     loop: RunLoop
     launcher: Launcher
-    weights: Weights
     states: TrainerStates | None
     failures: SampleFailureLog
     context: RunContext
@@ -97,6 +100,11 @@ class Pipeline:
             message = "evaluation %s: %d of %d episodes were dropped and are missing in its result, the last one: %s"
             log.warning(message, name, dropped, len(episodes), self.failures.last)
         return results
+
+    @property
+    def weights(self) -> Weights:
+        """The published versions."""
+        return self.launcher.weights
 
     def close(self) -> None:
         self.undo.close()
@@ -122,59 +130,36 @@ def scheduler_settings(
 ) -> SchedulerSettings:
     """The conductor's settings. buckets: row counts that passes are padded to; lease: stations that share devices in
     turns."""
-    rollout, freshness, batching, groups = config.rollout, config.freshness, config.batching, config.groups
-    limits: dict[str, Any] = {}
-    if isinstance(batching, LimitedBatching):
-        limits = {"max_rows": batching.max_rows, "max_requests": batching.max_requests}
-    if isinstance(batching, StreamsBatching):
-        limits = {"max_rows": batching.max_rows}
+    rollout, batching, groups, evaluation = config.rollout, config.batching, config.groups, config.evaluation
+    sections = (config.freshness, config.training, groups, rollout, batching)
+    names = {field.name for field in fields(SchedulerSettings)}
+    found = {name: value for section in sections for name, value in section if name in names}  # of the same name
     if isinstance(batching, DynamicBatching):
-        limits |= {"max_wait_s": batching.max_wait_ms / 1000.0, "fire_when_all_wait": batching.fire_when_all_wait}
-    return SchedulerSettings(
-        batch_size=config.training.batch_size,
-        sync_interval=freshness.sync_interval,
-        max_lag=freshness.max_lag,
-        bound=freshness.bound,
-        on_update=freshness.on_update,
-        order=config.training.order,
-        streaming=config.training.streaming,
-        parts=not why_whole_updates(config, ranks=trainer_ranks(config), leased=config.placement.sharing == "lease"),
-        group_size=groups.size,
-        min_return=-math.inf if groups.min_return is None else groups.min_return,
-        max_return=math.inf if groups.max_return is None else groups.max_return,
-        max_filtered=groups.max_filtered,
-        on_max_filtered=groups.on_max_filtered,
-        extra_groups=groups.extra_groups,
-        extra_members=groups.extra_members,
-        evaluator=evaluator_name(config),
-        evaluator_only=config.evaluation.weights == "own_generator",
-        evaluation_priority=config.evaluation.priority,
-        evaluation_max_wait_s=config.evaluation.max_wait_s,
-        evaluation_hedge=config.evaluation.hedge,
-        segments=rollout.segment_steps > 0,
-        batching=batching.type,
-        buckets=buckets,
-        routing=rollout.routing,
-        queue_key=rollout.queue_key,
-        tasks=len(spec.tasks),
-        training_states=spec.training_states,
-        seed=config.seed,
-        episode_deadline_s=rollout.episode_deadline_s,
-        max_attempts=rollout.max_attempts,
-        quarantine_after=rollout.quarantine_after,
-        max_dropped=rollout.max_dropped,
-        lease=lease,
-        scoring=_scoring_rules(config, spec),
-        **limits,
-    )
-
-
-def _scoring_rules(config: RunConfig, spec: EnvSpec) -> ScoringRules | None:
-    if config.scoring is None:
-        return None
-    batches = [info for infos in env_batch_infos(config, spec) for info in infos]
-    rows = sum(slot.rows for info in batches for slot in info.slots if not info.reserved)
-    return ScoringRules(config.scoring.max_attempts, scored_evaluations(rows))
+        found["max_wait_s"] = batching.max_wait_ms / 1000.0
+    if config.scoring is not None:
+        batches = [info for infos in env_batch_infos(config, spec) for info in infos]
+        rows = sum(slot.rows for info in batches for slot in info.slots if not info.reserved)
+        found["scoring"] = ScoringRules(config.scoring.max_attempts, scored_evaluations(rows))
+    own = {
+        "batch_size": config.training.batch_size,
+        "parts": not why_whole_updates(config, ranks=trainer_ranks(config), leased=config.placement.sharing == "lease"),
+        "group_size": groups.size,
+        "min_return": -math.inf if groups.min_return is None else groups.min_return,
+        "max_return": math.inf if groups.max_return is None else groups.max_return,
+        "evaluator": evaluator_name(config),
+        "evaluator_only": evaluation.weights == "own_generator",
+        "evaluation_priority": evaluation.priority,
+        "evaluation_max_wait_s": evaluation.max_wait_s,
+        "evaluation_hedge": evaluation.hedge,
+        "segments": rollout.segment_steps > 0,
+        "batching": batching.type,
+        "buckets": buckets,
+        "tasks": len(spec.tasks),
+        "training_states": spec.training_states,
+        "seed": config.seed,
+        "lease": lease,
+    }
+    return SchedulerSettings(**{**found, **own})
 
 
 def build_pipeline(context: RunContext, *, start: bool = True, record: bool = False) -> Pipeline:
@@ -187,8 +172,7 @@ def build_pipeline(context: RunContext, *, start: bool = True, record: bool = Fa
     config, folder = context.config, context.folder
     spec = env_settings(config).spec()
     infos = env_batch_infos(config, spec, trainer=context.trainer)
-    settings = policy_settings(config)
-    form = settings.form(spec)
+    form = policy_settings(config).form(spec)
     states = _trainer_states(config, folder)
     placed = place(config, trainer=context.trainer, folder=folder)
     buckets = bucket_sizes(config, infos, on_device=placed.serves_on_device)
@@ -199,9 +183,8 @@ def build_pipeline(context: RunContext, *, start: bool = True, record: bool = Fa
         added = _added_stations(StationPlan(context, spec, infos, step))
         for one in added:
             undo.push(one.undo)
-        factories = [*_own_factories(context, spec, infos, step, buckets), *(f for one in added for f in one.factories)]
-        if context.trainer:
-            factories.append(_trainer_factory(context, spec, states))
+        own = _own_factories(context, spec, infos, step, buckets, states)
+        factories = [*own, *(factory for one in added for factory in one.factories)]
         stations, logs = _in_order(factories, placed), folder / LOGS if folder is not None else None
         layout, published = arena_layout(config, spec, infos, form, trainer=context.trainer), form.published
         joining = next((one.joining for one in added if one.joining.stations), NOBODY_JOINS)
@@ -210,10 +193,10 @@ def build_pipeline(context: RunContext, *, start: bool = True, record: bool = Fa
         undo.callback(launcher.close)
         if states is not None and context.trainer:
             states.reset(context.saved.trainer if context.saved else None)
-        conductor = _conductor(context, scheduler_settings(config, spec, buckets, placed.lease), launcher)
-        if context.saved is None and not context.trainer:
-            launcher.weights.publish(context.version, _state(context.initial, settings, spec, config.seed))
-        failures = _failure_log(config, spec, folder)
+        conductor = _conductor(context, scheduler_settings(config, spec, buckets, placed.lease), launcher, spec)
+        sources = {POLICY: f"policy.type = {config.policy_type}", ENVIRONMENT: f"env.type = {config.env_type}"}
+        tracebacks = None if config.launcher == "inline" else logs
+        failures = SampleFailureLog(tracebacks, sources, [task.name for task in spec.tasks])
         hosts = StationHosts(launcher)
         loop = RunLoop(conductor, launcher, time.monotonic, observers=[failures, hosts], record=record)
         # A trainer that leases its device publishes the first weights itself, once it is on it.
@@ -224,24 +207,34 @@ def build_pipeline(context: RunContext, *, start: bool = True, record: bool = Fa
         if start:
             loop.start()
         kept = undo.pop_all()
-    return Pipeline(loop, launcher, launcher.weights, states, failures, context, spec, placed, hosts, kept)
+    return Pipeline(loop, launcher, states, failures, context, spec, placed, hosts, kept)
 
 
-def _conductor(context: RunContext, settings: SchedulerSettings, launcher: Launcher) -> AnyConductor:
-    """A new conductor, or the saved run's with its samples and weights loaded into the launcher's memory."""
-    if (saved := context.saved) is None:
-        return build_conductor(settings)
-    conductor = restore_run(saved, settings, launcher, context.config.training.versions)
-    launcher.weights.publish(saved.version, saved.policy)
-    return conductor
+def _conductor(context: RunContext, settings: SchedulerSettings, launcher: Launcher, spec: EnvSpec) -> AnyConductor:
+    """A new conductor, or the saved run's with its samples. The first weights, unless a trainer makes them, go to the
+    launcher's memory."""
+    if (saved := context.saved) is not None:
+        conductor = restore_run(saved, settings, launcher, context.config.training.versions)
+        launcher.weights.publish(saved.version, saved.policy)
+        return conductor
+    if not context.trainer:
+        config, initial = context.config, context.initial
+        if isinstance(initial, Path):
+            state: Mapping[str, Tensor] = load_state(initial)["policy"]
+        else:
+            if initial is None:
+                initial = policy_settings(config).build(spec, seed=config.seed, device="cpu", role="train")
+            state = initial.state_dict()
+        launcher.weights.publish(context.version, state)
+    return build_conductor(settings)
 
 
 def _added_stations(plan: StationPlan) -> list[AddedStations]:
     """Stations of plugins. `join` and `scoring` are loaded only if the configuration uses them."""
     config = plan.context.config
     used = {"join": config.join.simulators > 0, "scoring": config.scoring is not None}
-    names = dict.fromkeys([name for name, is_used in used.items() if is_used])
-    names |= dict.fromkeys(name for name in table("station") if name not in used)
+    others = (name for name in table("station") if name not in used)
+    names = [*(name for name, is_used in used.items() if is_used), *others]
     return [load("station", name)(plan) for name in names]
 
 
@@ -271,64 +264,40 @@ def _trainer_states(config: RunConfig, folder: Path | None) -> TrainerStates | N
     )
 
 
-def _failure_log(config: RunConfig, spec: EnvSpec, folder: Path | None) -> SampleFailureLog:
-    logs = folder / LOGS if folder and config.launcher != "inline" else None
-    return SampleFailureLog(logs, _sources_of_numbers(config), [task.name for task in spec.tasks])
-
-
-def _state(initial: Policy | Path | None, settings: PolicySettings, spec: EnvSpec, seed: int) -> Mapping[str, Tensor]:
-    if isinstance(initial, Path):
-        state: Mapping[str, Tensor] = load_state(initial)["policy"]
-        return state
-    policy = initial if initial is not None else settings.build(spec, seed=seed, device="cpu", role="train")
-    return policy.state_dict()
-
-
-def _sources_of_numbers(config: RunConfig) -> dict[str, str]:
-    """Setting that names the policy or the environment, by culprit, for reports of NaN or inf."""
-    return {POLICY: f"policy.type = {config.policy_type}", ENVIRONMENT: f"env.type = {config.env_type}"}
-
-
 def _own_factories(
     context: RunContext,
     spec: EnvSpec,
     infos: Sequence[Sequence[EnvBatchInfo]],
     step: StepSettings,
     buckets: tuple[int, ...],
+    states: TrainerStates | None,
 ) -> list[StationFactory]:
-    config = context.config
+    """Simulators, generators, and the trainer, which loads the file `initial` if given, else initializes from the
+    seed, and publishes the weights."""
+    config, batching, initial = context.config, context.config.batching, context.initial
     env, joined = config.env.model_dump(mode="json"), joined_names(config)
-    own = _policy_factory(config, spec)
+    policy = PolicyFactory(config.policy.model_dump(mode="json"), spec, config.seed)
     factories: list[StationFactory] = []
     for batches in infos:
         name, rows = batches[0].name.rpartition(".")[0], sum(slot.rows for slot in batches[0].slots)
         if name not in joined:
             factories.append(SimulatorFactory(name, env, spec, rows, tuple(batches), step))
     evaluator = evaluator_name(config) if any(info.reserved for own_infos in infos for info in own_infos) else ""
-    for name in generator_names(config):
-        evaluates: Evaluates = "too" if name == evaluator else "no"
-        factories.append(_generator_factory(config, name, own, evaluates, buckets))
+    evaluates: dict[str, Evaluates] = {name: "too" if name == evaluator else "no" for name in generator_names(config)}
     if evaluator == EVALUATION_GENERATOR:
-        factories.append(_generator_factory(config, evaluator, own, "only", buckets))
-    return factories
-
-
-def _generator_factory(
-    config: RunConfig, name: str, policy: PolicyFactory, evaluates: Evaluates, buckets: tuple[int, ...]
-) -> StationFactory:
-    if isinstance(config.batching, StreamsBatching):
-        resumes = config.freshness.on_update == "abort"
-        return GeneratorFactory(name, policy, evaluates, places=config.batching.max_rows, resumes=resumes)
-    return GeneratorFactory(name, policy, evaluates, buckets, config.rollout.graphs)
-
-
-def _trainer_factory(context: RunContext, spec: EnvSpec, states: TrainerStates | None) -> StationFactory:
-    """Its trainer loads the file `initial` if given, else initializes from the seed, and publishes the weights."""
-    config, initial = context.config, context.initial
+        evaluates[evaluator] = "only"
+    aborts = config.freshness.on_update == "abort"
+    for name, how in evaluates.items():
+        if isinstance(batching, StreamsBatching):
+            factories.append(GeneratorFactory(name, policy, how, places=batching.max_rows, resumes=aborts))
+        else:
+            factories.append(GeneratorFactory(name, policy, how, buckets, config.rollout.graphs))
+    if not context.trainer:
+        return factories
     assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
-    return TrainerFactory(
+    trainer = TrainerFactory(
         TRAINER,
-        _policy_factory(config, spec),
+        policy,
         config.algorithm.model_dump(mode="json"),
         config.training.model_dump(mode="json"),
         total_updates=config.training.versions * config.freshness.sync_interval,
@@ -337,10 +306,7 @@ def _trainer_factory(context: RunContext, spec: EnvSpec, states: TrainerStates |
         version=context.version,
         strategy=config.placement.trainer.strategy,
         shard=config.placement.trainer.shard.model_dump(mode="json"),
-        token_versions=config.freshness.on_update == "abort" or settings_traits(config.policy).engine.fresh_cache,
+        token_versions=aborts or settings_traits(config.policy).engine.fresh_cache,
         sync_interval=config.freshness.sync_interval,
     )
-
-
-def _policy_factory(config: RunConfig, spec: EnvSpec) -> PolicyFactory:
-    return PolicyFactory(config.policy.model_dump(mode="json"), spec, config.seed)
+    return [*factories, trainer]

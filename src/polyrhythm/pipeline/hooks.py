@@ -5,14 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TextIO
 
-from polyrhythm.plugin import load_all
+from polyrhythm.plugin import load, load_all, table
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
     from polyrhythm.pipeline.build import Pipeline
     from polyrhythm.pipeline.observers.base import Observer
+    from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
+    from polyrhythm.pipeline.observers.totals import RunTotals
+
+
+class Display(Protocol):
+    """Live display of a command; a plugin registers a context manager of one under kind `pipeline`, name `terminal`."""
+
+    def phase(self, name: str, began: float) -> None:
+        """A phase begins. began: start time of the whole run."""
+        ...
+
+    def count_episodes(self, done: int, of: int) -> None:
+        """Set the progress of a phase without stations, such as the recording of demonstrations."""
+        ...
+
+    def watch(self, pipeline: Pipeline) -> None:
+        """Show the stations of this pipeline, and its evaluations."""
+        ...
+
+    def train(
+        self, updates: int, episodes: EpisodeTracker, totals: RunTotals, lags: LagHistogram, after_s: float
+    ) -> None:
+        """The current phase is training with `updates` updates in all; the other arguments are read live. after_s:
+        estimated seconds of the phases after it."""
+        ...
+
+
+@contextmanager
+def open_display(stream: TextIO) -> Iterator[Display | None]:
+    """Display progress on the stream; None if it cannot, or no plugin does."""
+    if "terminal" not in table("pipeline"):
+        yield None
+        return
+    with load("pipeline", "terminal")(stream) as display:
+        yield display
 
 
 class RunPart:

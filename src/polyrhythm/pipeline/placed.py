@@ -1,6 +1,9 @@
 """Computes once which stations a run has and where each is: settings and a number of devices in, `Placed` out.
 
 Every user of placements (building, checks, memory plans, logs, the summary) calls this module, so that they agree.
+Instance i of a kind, or rank i of the trainer, gets the i-th device of its list, round robin. Device ids are torch's on
+this machine; several stations may share a device. Invariant: every process has exactly one seat, and within a kind two
+devices differ by at most one process.
 """
 
 from __future__ import annotations
@@ -9,18 +12,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.placement import PlacementSettings, SeatSettings, list_device_ids
 from polyrhythm.envs.base import traits_of
+from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.pipeline.observers.totals import EVALUATION
-from polyrhythm.pipeline.seats import (
-    Kind,
-    assign_seats,
-    count_ranks,
-    find_ends,
-    list_excess_threads,
-    list_unused_devices,
-)
 from polyrhythm.plugin import load
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import CPU, Ends
@@ -91,30 +89,28 @@ def place(config: RunConfig, *, trainer: bool = True, folder: Path | None = None
     seats |= joined | dict(shared.seats)
     ends = find_ends(placement, names, seats)
     seats |= {name: replace(seats[name], ends=ends) for name in [*names["generators"], *names["trainer"]]}
-    warnings = [*_list_warnings(config, names, devices), *shared.warnings]
+    warnings = [*list_seat_warnings(config, names=names, devices=devices), *shared.warnings]
     return Placed(names, seats, ends, shared.lease, tuple(warnings))
 
 
-def list_seat_warnings(config: RunConfig, *, trainer: bool = True) -> list[str]:
+def list_seat_warnings(
+    config: RunConfig, *, trainer: bool = True, names: dict[Kind, list[str]] | None = None, devices: int | None = None
+) -> list[str]:
     """The `Placed.warnings` that need no seats, for machines on which not every station has one."""
-    return _list_warnings(config, station_names(config, trainer=trainer), count_devices())
-
-
-def _list_warnings(config: RunConfig, names: dict[Kind, list[str]], devices: int) -> list[str]:
-    excess = list_excess_threads(config.placement, names, count_cores()) if config.launcher == "local" else []
-    fewer = []
+    names = station_names(config, trainer=trainer) if names is None else names
+    devices = count_devices() if devices is None else devices
+    found = []
     if config.launcher == "local" and 0 < devices < (config.devices or 0):
         there = f"{devices} CUDA device{'s' * (devices > 1)}"
-        fewer = [f"devices = {config.devices}: this machine has {there}; add devices={devices} to scale the row"]
-    return fewer + list_unused_devices(config.placement, names) + excess
+        found = [f"devices = {config.devices}: this machine has {there}; add devices={devices} to scale the row"]
+    found += list_unused_devices(config.placement, names)
+    return found + (list_excess_threads(config.placement, names, count_cores()) if config.launcher == "local" else [])
 
 
 def station_names(config: RunConfig, *, trainer: bool = True, devices: int | None = None) -> dict[Kind, list[str]]:
     """`Placed.names`, which needs no seats."""
-    simulators, generators = (
-        [f"simulator-{index}" for index in range(config.rollout.simulators)] + joined_names(config),
-        generator_names(config),
-    )
+    simulators = [f"simulator-{index}" for index in range(config.rollout.simulators)] + joined_names(config)
+    generators = generator_names(config)
     if trainer and config.evaluation.reserved_rows:
         simulators.append(EVALUATION_SIMULATOR)
         if evaluator_name(config) not in generators:
@@ -148,3 +144,228 @@ def evaluator_name(config: RunConfig) -> str:
     if not config.evaluation.reserved_rows:
         return ""
     return EVALUATION_GENERATOR if config.evaluation.weights == "own_generator" else generator_names(config)[0]
+
+
+Kind = Literal["simulators", "generators", "trainer", "scorers"]
+#: Kinds whose processes are bound to their device by their environment.
+_BOUND: tuple[Kind, ...] = ("simulators", "scorers")
+#: Ids of the devices of each kind; none for the CPU.
+DeviceIds = dict[Kind, tuple[int, ...]]
+
+#: hybrid: one device in this many generates, the others simulate (RL-VLA³, A.1: 6 and 2 of 8). disaggregated: one in
+#: this many trains (A.2, at 3:1).
+_DEVICES_PER_OTHER = 4
+#: Name of the instances of a kind, and the setting that counts them; other kinds: `rollout.<kind>`.
+_NUMBERS: dict[Kind, tuple[str, str]] = {
+    "trainer": ("ranks", "placement.trainer.ranks"),
+    "scorers": ("scorers", "scoring.processes"),
+}
+_INLINE = (
+    "placement.simulators.devices: with launcher = inline a simulator has no process of its own that could be "
+    "bound to a device; set placement.simulators.devices to cpu, or launcher to local"
+)
+#: Maximum number of stations of a kind that are listed by name.
+_LISTED = 3
+
+
+def assign_seats(
+    placement: PlacementSettings,
+    stations: Mapping[Kind, Sequence[str]],
+    devices: int,
+    environment: Mapping[str, str] | None = None,
+    *,
+    inline: bool = False,
+    row: int | None = None,
+) -> dict[str, Resources]:
+    """Seat of every station, and of every further rank of the trainer, by name.
+
+    stations: names by kind, evaluation's own last; of the trainer, its ranks. devices: number of devices of this
+    machine. environment: variables of this process; a simulator's seat has the additional ones of its process. row:
+    number of devices that the recipe is made for (`devices`), for the message. MissingError: devices are missing, with
+    a problem for each kind. ConfigError: simulators are bound to devices in an `inline` run, which has one process.
+    """
+    ids = _list_ids(placement, [kind for kind, names in stations.items() if names], devices, inline=inline, row=row)
+    seats: dict[str, Resources] = {}
+    for kind, names in stations.items():
+        threads, own = _settings(placement, kind).threads, ids.get(kind, ())
+        for index, name in enumerate(names):
+            if not own:
+                seats[name] = Resources("cpu", threads)
+                continue
+            device = own[index % len(own)]
+            variables = bind_environment(device, environment or {}) if kind in _BOUND else {}
+            seats[name] = Resources(f"cuda:{device}", threads, variables)
+    return seats
+
+
+def find_ends(
+    placement: PlacementSettings, stations: Mapping[Kind, Sequence[str]], seats: Mapping[str, Resources]
+) -> Ends:
+    """Devices where weights are published (by the trainer's first rank, or else by main) and used."""
+    ranks = stations["trainer"]
+    why = ""
+    if placement.trainer.strategy == "shard" and len(ranks) > 1:
+        why = "the trainer's weights are sharded, and no rank keeps them whole"
+    elif ranks and seats[ranks[0]].leases:
+        why = "the trainer leaves its device while others are on it"
+    device = seats[ranks[0]].device if ranks else CPU
+    return Ends(device, tuple(seats[name].device for name in stations["generators"]), why)
+
+
+def count_ranks(placement: PlacementSettings, devices: int) -> int:
+    """Number of trainer processes: as set, else one per device of the trainer, else one. Missing devices are reported
+    elsewhere."""
+    trainer, preset = placement.trainer, placement.preset
+    if trainer.ranks is not None:
+        return trainer.ranks
+    asked = trainer.devices
+    if asked is None:
+        placed = preset is not None and devices >= _least_devices(preset)
+        return len(divide_devices(preset, devices)["trainer"]) if placed and preset else 1
+    return max(1, devices) if asked == "all" else 1 if asked == "cpu" else len(list_device_ids(asked))
+
+
+def list_unused_devices(placement: PlacementSettings, stations: Mapping[Kind, Sequence[str]]) -> list[str]:
+    """A sentence for each kind that names more devices than it has stations."""
+    found = []
+    for kind, names in stations.items():
+        asked = _settings(placement, kind).devices
+        ids = list_device_ids(asked) if asked not in (None, "cpu", "all") else ()
+        if names and (unused := ids[len(names) :]):
+            rest = ", ".join(map(str, unused))
+            fewer, setting = _NUMBERS.get(kind, (kind, f"rollout.{kind}"))
+            found.append(
+                f"placement.{kind}.devices = {asked}: {rest} stay unused, because there are fewer {fewer}; raise "
+                f"{setting} to {len(ids)}, or name fewer devices"
+            )
+    return found
+
+
+def list_excess_threads(placement: PlacementSettings, stations: Mapping[Kind, Sequence[str]], cores: int) -> list[str]:
+    """A sentence for each kind whose stations have more threads than this machine has cores."""
+    return [
+        f"placement.{kind}.threads = {threads}: this machine has {cores} core{'s' * (cores > 1)}, and more threads "
+        f"than cores are many times slower; set it to {cores} or less"
+        for kind, names in stations.items()
+        if names and (threads := _settings(placement, kind).threads) > cores
+    ]
+
+
+def bind_environment(device: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables that bind a simulator's process to one device, which CUDA numbers 0 inside.
+
+    MUJOCO_EGL_DEVICE_ID is left as the user has set it, because EGL may number devices in another order.
+    """
+    visible = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    name = visible[device] if device < len(visible) else str(device)
+    if not name.isdecimal() or "MUJOCO_EGL_DEVICE_ID" in environment:
+        return {"CUDA_VISIBLE_DEVICES": name}
+    return {"CUDA_VISIBLE_DEVICES": name, "MUJOCO_EGL_DEVICE_ID": name}
+
+
+def describe_seat(seat: Resources) -> str:
+    """`cuda:1, 2 threads, in turn`; "in turn" marks a leased device."""
+    return f"{seat.device}, {seat.threads} thread{'s' * (seat.threads > 1)}{', in turn' * bool(seat.leases)}"
+
+
+def describe_seats(seats: Mapping[str, Resources]) -> dict[str, dict[str, str | int]]:
+    """Seats as plain data by station: `{"generator-0": {"device": "cuda:1", "threads": 2}}`."""
+    return {name: {"device": seat.device, "threads": seat.threads} for name, seat in seats.items()}
+
+
+def group_seats(seats: Mapping[str, Resources]) -> str:
+    """All seats in one line, equal ones merged: `simulator-0, simulator-1: cpu, 1 thread; trainer: cuda:0, …`."""
+    names: dict[str, list[str]] = {}
+    for name, seat in seats.items():
+        names.setdefault(describe_seat(seat), []).append(name)
+    return "; ".join(f"{_list_names(own)}: {seat}" for seat, own in names.items())
+
+
+def _list_names(names: Sequence[str]) -> str:
+    """`simulator-0 to simulator-119, trainer`: more than three of a kind are abbreviated, with gaps between them to
+    `simulator-0, … simulator-6 (4)`."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(name.rpartition("-")[0] or name, []).append(name)
+    listed = []
+    for own in kinds.values():
+        numbers = [name.rpartition("-")[2] for name in own]
+        if len(own) <= _LISTED:
+            listed += own
+        elif all(map(str.isdecimal, numbers)) and int(numbers[-1]) - int(numbers[0]) == len(own) - 1:
+            listed.append(f"{own[0]} to {own[-1]}")
+        else:
+            listed.append(f"{own[0]}, {own[1]}, … {own[-1]} ({len(own)})")
+    return ", ".join(listed)
+
+
+def _settings(placement: PlacementSettings, kind: Kind) -> SeatSettings:
+    settings: SeatSettings = getattr(placement, kind)
+    return settings
+
+
+def _list_ids(
+    placement: PlacementSettings, kinds: Sequence[Kind], devices: int, *, inline: bool, row: int | None
+) -> DeviceIds:
+    found: DeviceIds = {}
+    bound = placement.simulators.devices  # simulators are bound to devices by the environment of their processes
+    binds = bound != "cpu" if bound is not None else placement.preset is not None
+    problems = [_INLINE] * (inline and binds)
+    kind_of_error: type[ConfigError] = ConfigError if problems else MissingError
+    for kind in kinds:
+        asked = _settings(placement, kind).devices
+        try:
+            if asked is not None:
+                found[kind] = _check_ids(kind, asked, devices)
+            elif placement.preset is not None:
+                found[kind] = divide_devices(placement.preset, devices, row).get(kind, ())
+        except ConfigError as error:
+            problems += error.problems
+            if not isinstance(error, MissingError):
+                kind_of_error = ConfigError
+    if problems:
+        raise kind_of_error(*dict.fromkeys(problems))
+    return found
+
+
+def _check_ids(kind: Kind, asked: str, devices: int) -> tuple[int, ...]:
+    if asked == "cpu":
+        return ()
+    ids = tuple(range(devices)) if asked == "all" else list_device_ids(asked)
+    what = f"placement.{kind}.devices = {asked}"
+    if not devices:
+        raise MissingError(f"{what}: torch sees 0 CUDA devices here; use cpu, or a torch that has CUDA")
+    if max(ids) >= devices:
+        last = f"0-{devices - 1}" if devices > 1 else "0"
+        raise MissingError(f"{what}: torch sees {devices} CUDA devices here; use cpu, or ids of {last}")
+    return ids
+
+
+def divide_devices(preset: str, devices: int, row: int | None = None) -> DeviceIds:
+    """Device ids of each kind under a preset (RL-VLA³, section 4 and A.2), on a machine with devices 0 to n-1.
+
+    colocated: every device simulates, generates and trains. hybrid: a device simulates (three in four) or generates
+    (one in four, at least one); every device trains. disaggregated: one device in four, at least one, only trains;
+    every other one simulates and generates.
+    """
+    least = _least_devices(preset)
+    if devices < least:
+        takes = f"it takes at least {least} CUDA device{'s' * (least > 1)}"
+        if row and row >= least:
+            takes = f"this row takes {row} CUDA device{'s' * (row > 1)} (devices=N scales it to N)"
+        raise MissingError(
+            f"placement.preset = {preset}: {takes} and torch sees {devices} here; write "
+            f"{'placement=colocated, or ' * bool(devices)}placement=null for the CPU"
+        )
+    every = tuple(range(devices))
+    if preset == "colocated":
+        return {"simulators": every, "generators": every, "trainer": every}
+    others = max(1, devices // _DEVICES_PER_OTHER)
+    first, last = every[:-others], every[-others:]
+    if preset == "hybrid":
+        return {"simulators": first, "generators": last, "trainer": every}
+    return {"simulators": first, "generators": first, "trainer": last}
+
+
+def _least_devices(preset: str) -> int:
+    return 1 if preset == "colocated" else 2

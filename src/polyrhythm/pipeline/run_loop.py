@@ -162,16 +162,14 @@ class RunLoop:
             self._pass_reports()
             if self.clock() >= say_at:
                 say_at = math.inf
-                log.info("waiting for %s, %g s at most; another signal stops at once", self._last_work(), seconds)
+                what = "the update under way" if updates.is_complete else "the trainer's state to be saved"
+                trainer = updates.trainer
+                call = self.launcher.hosting.station(trainer).current_call() if trainer else "being started"
+                what += f" (trainer: {call})" if call else ""
+                log.info("waiting for %s, %g s at most; another signal stops at once", what, seconds)
             if asked and isinstance(event, records.Checkpointed) and event.updates >= update:
                 return True
         return False
-
-    def _last_work(self) -> str:
-        updates = self.conductor.updates
-        what = "the update under way" if updates.is_complete else "the trainer's state to be saved"
-        call = self.launcher.hosting.station(updates.trainer).current_call() if updates.trainer else "being started"
-        return f"{what} (trainer: {call})" if call else what
 
     def _run(self, done: Callable[[records.Command], bool], reached: Callable[[], bool] = lambda: False) -> None:
         """Run until a command to the run satisfies `done`, or `reached` is true.

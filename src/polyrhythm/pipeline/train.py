@@ -11,18 +11,17 @@ finished one can be extended.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from polyrhythm.env_warnings import warnings_so_far
 from polyrhythm.errors import HostLost, RunDistrusted, RunHalted
-from polyrhythm.files import atomic_write, trouble
+from polyrhythm.files import trouble, write_json
 from polyrhythm.observe.metrics import MetricsWriter, read_lines
 from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.observe.setbacks import SetbackWatch, setbacks
@@ -31,13 +30,11 @@ from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForward
 from polyrhythm.pipeline.context import Launch, RunContext
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
-from polyrhythm.pipeline.hooks import RunPart, begin_parts, run_hooks
-from polyrhythm.pipeline.observers.alarms import MismatchWarning, SetbackWarning, mismatch_limit
-from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter, limit_of
-from polyrhythm.pipeline.observers.live import LiveDisplay
+from polyrhythm.pipeline.hooks import Display, RunPart, begin_parts, run_hooks
+from polyrhythm.pipeline.observers.alarms import MismatchWarning, mismatch_limit, warn_of_setbacks
+from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter, WeightsTraffic, limit_of
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
-from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity
-from polyrhythm.pipeline.observers.weights import WeightsTraffic
+from polyrhythm.pipeline.observers.totals import StationActivity
 from polyrhythm.pipeline.persistence.checkpoints import (
     POLICY_FILE,
     STATES,
@@ -45,17 +42,14 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     save_policy,
 )
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
-from polyrhythm.pipeline.persistence.resume import refuse_misplaced, remove_if_refused, take_up
+from polyrhythm.pipeline.persistence.resume import prepare_initial_policy, refuse_misplaced, remove_if_refused, take_up
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.persistence.snapshot import read_newest
-from polyrhythm.pipeline.placed import place
+from polyrhythm.pipeline.placed import describe_seats, place
 from polyrhythm.pipeline.run_loop import Interrupted, OrderlyHalt, RunLoop
-from polyrhythm.pipeline.seats import describe_seats
 from polyrhythm.pipeline.signals import Interrupts
 from polyrhythm.pipeline.validation.check import ValidatedRun
-from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
 from polyrhythm.runtime.hosting import dropped_messages
-from polyrhythm.scheduler.samples.groups import SampleLedger
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +60,7 @@ _MANY_DROPPED = 0.05
 def train(
     checked: ValidatedRun,
     folder: Path,
-    live: LiveDisplay | None = None,
+    live: Display | None = None,
     callbacks: Callbacks | None = None,
     launch: Launch | None = None,
 ) -> dict[str, Any]:
@@ -88,9 +82,8 @@ def train(
         saved = take_up(checked, folder, progress)
         with MetricsWriter(folder, receivers=[part.on_metrics for part in parts]) as metrics:
             finished = True
-            session = _Session(checked, folder, saved, progress, interrupts, metrics, parts, callbacks, live, launch)
             try:
-                _phases(session)
+                _Run(checked, folder, saved, progress, interrupts, metrics, callbacks, live).do(launch, parts)
             except Interrupted:
                 finished = False
             except RunHalted:
@@ -102,7 +95,11 @@ def train(
                 raise interrupts.interruption()
             raise callbacks.ended
         summary = _summarise(checked, folder, progress)
-        _finish(folder)
+        for hooks in run_hooks():  # such as the report
+            try:
+                hooks.finish(folder)
+            except Exception:
+                log.exception("%s failed after the run, which is complete", type(hooks).__name__)
     if callbacks.deliver() and not isinstance(callbacks.ended, StopTraining):
         assert callbacks.ended is not None
         raise callbacks.ended
@@ -115,9 +112,9 @@ def _deliver_remaining(callbacks: Callbacks) -> None:
         log.error("a callback failed while the run ended", exc_info=callbacks.ended)
 
 
-@dataclass(frozen=True, slots=True)
-class _Session:
-    """State shared by the phases of one part of a run, from its start or resume to its end or interruption."""
+@dataclass(slots=True)
+class _Run:
+    """One part of a run, from its start or resume to its end or interruption."""
 
     checked: ValidatedRun
     folder: Path
@@ -125,88 +122,73 @@ class _Session:
     progress: PhaseJournal
     interrupts: Interrupts
     metrics: MetricsWriter
-    parts: Sequence[RunPart]
     callbacks: Callbacks
-    live: LiveDisplay | None = None
-    launch: Launch | None = None
+    live: Display | None
+    pipeline: Pipeline = field(init=False)
+    evaluations: EvaluationManager = field(init=False)
 
+    def do(self, launch: Launch | None, parts: Sequence[RunPart]) -> None:
+        """All phases that are not done. Interrupted: the run can be resumed."""
+        config, _, policy = self.checked
+        saved, progress, folder = self.saved, self.progress, self.folder
+        version = saved.version if saved else prepare_initial_policy(self.checked, folder, progress, self.metrics)
+        training = config.training.versions > 0 and progress.result("rl") is None
+        initial = folder / POLICY_FILE if training else policy
+        context = RunContext(config, initial, folder, saved, version, trainer=training, launch=launch)
+        pipeline = self.pipeline = build_pipeline(context, start=False)
+        try:
+            if self.live:
+                self.live.watch(pipeline)
+            pipeline.loop.add_observers(*(one for part in parts for one in part.observers(pipeline)))
+            pipeline.loop.add_observers(MismatchWarning(mismatch_limit(config.algorithm, policy)))
+            pipeline.loop.stop = lambda: self.interrupts.requested() or self.callbacks.deliver()
+            setbacks = SetbackWatch(read_lines(folder))
+            self.evaluations = EvaluationManager(
+                config, folder, progress, self.metrics, pipeline.spec, self.callbacks, setbacks
+            )
+            if saved is None:
+                self._start()
+            if saved is None and progress.result("rl") is None:  # otherwise the weights before training are gone
+                with self.interrupts.defer_first():
+                    self.evaluations.evaluate(pipeline, "before")
+            if training:
+                self._learn(setbacks)
+            if config.training.versions:
+                with self.interrupts.defer_first():
+                    self.evaluations.evaluate(pipeline, "after")
+                progress.commit("best", self.evaluations.best())
+        finally:
+            with self.interrupts.hold():
+                pipeline.close()
 
-def _phases(session: _Session) -> None:
-    config, _, policy = session.checked
-    saved, progress, folder = session.saved, session.progress, session.folder
-    version = saved.version if saved else prepare_initial_policy(session.checked, folder, progress, session.metrics)
-    training = config.training.versions > 0 and progress.result("rl") is None
-    initial = folder / POLICY_FILE if training else policy
-    context = RunContext(config, initial, folder, saved, version, trainer=training, launch=session.launch)
-    pipeline = build_pipeline(context, start=False)
-    try:
-        if session.live:
-            session.live.watch(pipeline)
-        pipeline.loop.add_observers(*(one for part in session.parts for one in part.observers(pipeline)))
-        pipeline.loop.add_observers(MismatchWarning(mismatch_limit(config.algorithm, policy)))
-        run = _Run(session, pipeline)
-        pipeline.loop.stop = lambda: session.interrupts.requested() or session.callbacks.deliver()
-        if saved is None:
-            run.start()
-        if saved is None and progress.result("rl") is None:  # otherwise the weights before training are gone
-            with session.interrupts.defer_first():
-                run.evaluations.evaluate(pipeline, "before")
-        if training:
-            run.learn()
-        if config.training.versions:
-            with session.interrupts.defer_first():
-                run.evaluations.evaluate(pipeline, "after")
-            progress.commit("best", run.evaluations.best())
-    finally:
-        with session.interrupts.hold():
-            pipeline.close()
+    def _start(self) -> None:
+        with self.progress.phase("start"):
+            self.pipeline.loop.start()
 
-
-class _TrainingObservers(NamedTuple):
-    episodes: EpisodeTracker
-    lags: LagHistogram
-    saver: RunCheckpointer
-    traffic: WeightsTraffic
-    evaluator: BackgroundEvaluator
-
-
-class _Run:
-    def __init__(self, session: _Session, pipeline: Pipeline) -> None:
-        self._session, self._pipeline = session, pipeline
-        self._config, self._folder, self._callbacks = session.checked.config, session.folder, session.callbacks
-        self._progress, self._metrics, self._live = session.progress, session.metrics, session.live
-        self._setbacks = SetbackWatch(read_lines(session.folder))
-        self.evaluations = EvaluationManager(
-            self._config, self._folder, self._progress, self._metrics, pipeline.spec, self._callbacks, self._setbacks
-        )
-
-    def start(self) -> None:
-        with self._progress.phase("start"):
-            self._pipeline.loop.start()
-
-    def learn(self) -> None:
+    def _learn(self, setbacks: SetbackWatch) -> None:
         """Train up to the last version. A resumed run's stations are started here, with observers attached.
 
         If the user or the conductor ends it between two events, the run is saved and can be resumed.
         """
-        config, pipeline, session, progress = self._config, self._pipeline, self._session, self._progress
-        loop, launcher, before = pipeline.loop, pipeline.launcher, pipeline.loop.observers
-        whole = False
-        episodes, lags, saver, traffic, evaluator = self._observe()
-        if session.saved is None:
+        config, pipeline, progress = self.checked.config, self.pipeline, self.progress
+        loop, before = pipeline.loop, pipeline.loop.observers
+        updates, whole = config.training.versions * config.freshness.sync_interval, False
+        episodes, lags, saver, traffic, evaluator = self._observe(setbacks)
+        if self.live is None:
+            loop.add_observers(ProgressLogger(updates, episodes, loop.clock()))
+        if self.saved is None:
             saver.save()  # from here on policy.pt changes, so an interrupted run needs a saved run
         else:
-            self.start()
+            self._start()
             saver.start(loop.clock())
         try:
-            with session.interrupts.defer_first(), progress.phase("rl"), self._faults_kept(saver.totals):
-                if self._live is not None:
-                    self._live.train(self._updates, episodes, saver.totals, lags, self.evaluations.after_s())
+            with self.interrupts.defer_first(), progress.phase("rl"):
+                if self.live is not None:
+                    self.live.train(updates, episodes, saver.totals, lags, self.evaluations.after_s())
                 loop.train_until(config.training.versions)
             saver.save()  # an extended run resumes from here
-            totals = saver.summary()
-            totals["weights"] = traffic.summary()
-            with session.interrupts.defer_first():
+            totals = {**saver.summary(), "weights": traffic.summary()}
+            with self.interrupts.defer_first():
                 self.evaluations.finish(evaluator)
             whole = True
         except (Interrupted, OrderlyHalt):
@@ -214,102 +196,76 @@ class _Run:
             saver.save()
             log.info(ended)
             raise
+        except HostLost as lost:  # the run cannot be saved, so the journal keeps its faults
+            saver.totals.note_lost_host(lost.host, lost.stations)
+            progress.keep_faults(saver.totals.faults)
+            raise
         finally:
             loop.remove_observers(*(observer for observer in loop.observers if observer not in before))
-            self._save_published(needed=whole)
+            # They are complete even if an update was interrupted or failed; needed if nothing else has ended the run.
+            read = read_newest(pipeline.weights, POLICY_FILE, needed=whole)
+            if read is not None:
+                save_policy(read[1], config, self.folder / POLICY_FILE, read[0], pipeline.spec)
         lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=saver.totals.undisturbed)
-        ledger = self._balanced()
-        _warn_at_end(ledger, self._setbacks.conclusion())
-        counts = {
-            "lag": lags.summary(),
-            "ledger": ledger.as_dict(),
-            **loop.conductor.summary(),
-            "failed_samples": dict(pipeline.failures.counts),
-            "dropped_messages": dropped_messages(launcher.hosting),
-        }
-        counts["set_aside"] = [{**one, "task": pipeline.spec.tasks[one["task"]].name} for one in counts["set_aside"]]
-        progress.commit("rl", {**totals, **counts})
+        progress.commit("rl", {**totals, "lag": lags.summary(), **self._counts(setbacks.conclusion())})
 
-    @contextmanager
-    def _faults_kept(self, totals: RunTotals) -> Iterator[None]:
-        """Keep the faults in the journal if the loss of a host ends the run, which then cannot be saved."""
-        try:
-            yield
-        except HostLost as lost:
-            totals.note_lost_host(lost.host, lost.stations)
-            self._progress.keep_faults(totals.faults)
-            raise
-
-    def _observe(self) -> _TrainingObservers:
-        """Attach the observers of training, each before those that read it; return those that are read after
-        training."""
-        config, pipeline, loop = self._config, self._pipeline, self._pipeline.loop
-        saved, began, launcher = self._session.saved, loop.clock(), pipeline.launcher
+    def _observe(
+        self, setbacks: SetbackWatch
+    ) -> tuple[EpisodeTracker, LagHistogram, RunCheckpointer, WeightsTraffic, BackgroundEvaluator]:
+        """Attach the observers of training, each before those that read it; return those that are read later."""
+        config, pipeline, loop, saved = self.checked.config, self.pipeline, self.pipeline.loop, self.saved
+        began, launcher, placed = loop.clock(), pipeline.launcher, pipeline.placed
         lags = LagHistogram(saved.counts["lags"] if saved else None)
-        earlier = read_lines(self._folder) if saved else ()
+        earlier = read_lines(self.folder) if saved else ()
         episodes = EpisodeTracker(len(pipeline.spec.tasks), scored=config.scoring is not None, earlier=earlier)
-        states, deadline_s = self._folder / STATES, config.supervision.update_s
+        states, deadline_s = self.folder / STATES, config.supervision.update_s
         saver = RunCheckpointer(states, pipeline, config.checkpoint, lags, saved, began, deadline_s=deadline_s)
-        saver.totals.recall(self._progress.faults)
+        saver.totals.recall(self.progress.faults)
         settings = loop.conductor.settings
         longest = settings.max_wait_s if settings.batching == "dynamic" else math.inf
         idle, passes = IdleMeter(loop.conductor, began), PassMeter(settings.buckets, longest, began)
         stations = StationActivity(launcher, began)
-        placed = pipeline.placed
         traffic = WeightsTraffic(launcher, placed.ends, {name: seat.device for name, seat in placed.seats.items()})
         sources = (loop.conductor.ledger, episodes, saver.totals, stations, (idle, passes))
-        metrics = UpdateMetrics(self._metrics, *sources, began=self._progress.began, now=began)
-        forwarder = UpdateForwarder(metrics, self._callbacks)
+        metrics = UpdateMetrics(self.metrics, *sources, began=self.progress.began, now=began)
+        forwarder = UpdateForwarder(metrics, self.callbacks.on_update, partial(warn_of_setbacks, setbacks))
         evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
         loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, traffic)
-        loop.add_observers(evaluator, saver, SetbackWarning(self._setbacks, metrics))
+        loop.add_observers(evaluator, saver)
         loop.add_observers(*(observer for hooks in run_hooks() for observer in hooks.observers(pipeline)))
-        if self._live is None:
-            loop.add_observers(ProgressLogger(self._updates, episodes, began))
-        return _TrainingObservers(episodes, lags, saver, traffic, evaluator)
+        return episodes, lags, saver, traffic, evaluator
 
-    @property
-    def _updates(self) -> int:
-        return self._config.training.versions * self._config.freshness.sync_interval
-
-    def _balanced(self) -> SampleLedger:
-        """The ledger. RunDistrusted: a sample is missing or counted twice, or a block was never released."""
-        conductor = self._pipeline.loop.conductor
+    def _counts(self, conclusion: str) -> dict[str, Any]:
+        """Counts for the summary, after the last warnings. RunDistrusted: a sample is missing or counted twice, or a
+        block was never released. conclusion: of the training alarms."""
+        pipeline, conductor = self.pipeline, self.pipeline.loop.conductor
         ledger = conductor.ledger
         # A trainer restored from an older state may leave samples that are no longer needed.
         kept = {sample.payload_id for sample in conductor.rollout.samples.values() if sample.payload_id}
-        leaked = sorted(set(self._pipeline.launcher.payloads.in_flight.finished()) - kept)
+        leaked = sorted(set(pipeline.launcher.payloads.in_flight.finished()) - kept)
         if ledger.imbalance or leaked:
             raise RunDistrusted(
                 f"the ledger does not balance: {ledger.as_dict()}, blocks never released: {leaked}; distrust this run, "
                 "and report it with its folder"
             )
-        return ledger
-
-    def _save_published(self, *, needed: bool) -> None:
-        """Save the newest published weights, which are complete even if an update was interrupted or failed.
-
-        needed: nothing else has ended the run.
-        """
-        read = read_newest(self._pipeline.weights, POLICY_FILE, needed=needed)
-        if read is not None:
-            version, weights = read
-            save_policy(weights, self._config, self._folder / POLICY_FILE, version, self._pipeline.spec)
-
-
-def _warn_at_end(ledger: SampleLedger, conclusion: str) -> None:
-    """Log the training alarms' conclusion, and warn if many samples failed: the policy was trained on a biased
-    remainder."""
-    if conclusion:
-        log.warning("%s", conclusion)
-    if ledger.dropped_by_faults > _MANY_DROPPED * ledger.started:
-        log.warning(
-            "%d of %d samples were dropped because they failed (%s), and the policy was trained only on the others; "
-            "the tracebacks are in the run's logs/",
-            ledger.dropped_by_faults,
-            ledger.started,
-            "; ".join(f"{count} x {reason}" for reason, count in ledger.dropped_for_faults().items()),
-        )
+        if conclusion:
+            log.warning("%s", conclusion)
+        if ledger.dropped_by_faults > _MANY_DROPPED * ledger.started:
+            log.warning(
+                "%d of %d samples were dropped because they failed (%s), and the policy was trained only on the "
+                "others; the tracebacks are in the run's logs/",
+                ledger.dropped_by_faults,
+                ledger.started,
+                "; ".join(f"{count} x {reason}" for reason, count in ledger.dropped_for_faults().items()),
+            )
+        counts = conductor.summary()
+        return {
+            "ledger": ledger.as_dict(),
+            **counts,
+            "failed_samples": dict(pipeline.failures.counts),
+            "dropped_messages": dropped_messages(pipeline.launcher.hosting),
+            "set_aside": [{**one, "task": pipeline.spec.tasks[one["task"]].name} for one in counts["set_aside"]],
+        }
 
 
 def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> dict[str, Any]:
@@ -325,23 +281,9 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
     if (limit := limit_of(checked.config, summary, lines)) is not None:
         summary["bottleneck"] = limit
         log.info(limit)
-    _write_json(folder / "ledger.json", rl.get("ledger", {}))
-    _write_json(folder / SUMMARY_FILE, summary)
+    write_json(folder / "ledger.json", rl.get("ledger", {}))
+    write_json(folder / SUMMARY_FILE, summary)
     return summary
-
-
-def _finish(folder: Path) -> None:
-    """Run the plugins' hooks for complete runs, such as the report."""
-    for hooks in run_hooks():
-        try:
-            hooks.finish(folder)
-        except Exception:
-            log.exception("%s failed after the run, which is complete", type(hooks).__name__)
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with atomic_write(path) as unfinished:
-        unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def wind_down(loop: RunLoop, seconds: float) -> str:

@@ -1,10 +1,12 @@
-"""Loads a trained policy for use on a robot, without simulator, stations or the environment's class.
+"""Uses of a trained policy outside of runs: on a robot, without simulator, stations or the environment's class, and as
+one folder of safetensors, in its released layout, as adapters, or by its own names.
 
 The policy file holds the weights and the environment's spec.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,16 +20,21 @@ from torch import Tensor
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.config.explain import explain
 from polyrhythm.config.load import validate
-from polyrhythm.config.registry import NestedRefusal, resolve
-from polyrhythm.errors import ConfigError, RunFolderError, nearest
+from polyrhythm.config.registry import NestedRefusal, known_types, resolve
+from polyrhythm.errors import ConfigError, MissingError, RunFolderError, nearest
+from polyrhythm.files import name_in_errors, new_folder
 from polyrhythm.pipeline.array_specs import blank
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy, read_policy
+from polyrhythm.pipeline.persistence.checkpoints import EXPORTED_MODEL, EXPORTED_SETTINGS, SavedPolicy, read_policy
+from polyrhythm.plugin import import_address
 from polyrhythm.policies.base import Policy, PolicySettings, as_module, as_settings
 from polyrhythm.policies.form import load_published
+from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.memory.tensors import as_array, as_tensors
+from polyrhythm.safetensors_files import write_tensors
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 from polyrhythm.specs.hashing import mix, mix_array
+from polyrhythm.specs.plain import as_plain
 
 
 class StandalonePolicy:
@@ -42,8 +49,11 @@ class StandalonePolicy:
         module = as_module(policy).to(device).eval().requires_grad_(False)
         self.spec, self.chunk, self.action_repeat, self.version = spec, policy.chunk, action_repeat, version
         self._policy, self._device = policy, next(module.parameters()).device
-        read = _used_observations(policy, spec, self._device)
-        self.reads_instruction, self.reads_progress = INSTRUCTION in read, PROGRESS in read
+        obs = _ReadTracker({name: tensor.to(self._device) for name, tensor in blank(spec).items()})
+        greedy = torch.ones(1, dtype=torch.bool, device=self._device)
+        with torch.inference_mode():
+            policy.act(obs, greedy, torch.zeros(1, dtype=torch.int64, device=self._device))
+        self.reads_instruction, self.reads_progress = INSTRUCTION in obs.read, PROGRESS in obs.read
 
     def act(
         self,
@@ -117,14 +127,14 @@ class StandalonePolicy:
         given = [instruction] * rows if isinstance(instruction, str) else list(instruction)
         if len(given) != rows:
             raise ValueError(f"instruction: {len(given)} sentences for {rows} rows; give one, or one for each row")
-        return np.array([self._index(sentence) for sentence in given], np.int64)
-
-    def _index(self, sentence: str) -> int:
-        for index, task in enumerate(self.spec.tasks):
-            if _normalize(sentence) in (_normalize(task.instruction), _normalize(task.name)):
-                return index
-        near = nearest(sentence, [task.instruction for task in self.spec.tasks])
-        raise ValueError(f"instruction = {sentence!r}: the policy was not trained on it; {near}{self._known()}")
+        known = {
+            _normalize(words): i for i, task in reversed([*enumerate(tasks)]) for words in (task.name, task.instruction)
+        }
+        for sentence in given:
+            if _normalize(sentence) not in known:
+                near = nearest(sentence, [task.instruction for task in tasks])
+                raise ValueError(f"instruction = {sentence!r}: the policy was not trained on it; {near}{self._known()}")
+        return np.array([known[_normalize(sentence)] for sentence in given], np.int64)
 
     def _known(self) -> str:
         return f"it knows {', '.join(repr(task.instruction) for task in self.spec.tasks)}"
@@ -136,7 +146,7 @@ def load_standalone(path: Path, device: str = "cpu") -> StandalonePolicy:
     RunFolderError: there is none; ConfigError: its class cannot be found or does not fit its spec.
     """
     saved = read_policy(path)
-    spec = saved.spec or _spec_of_env(saved)
+    spec = saved.spec or env_settings(validate(saved.config, origin=str(saved.file))).spec()
     try:
         seed, action_repeat = int(saved.config["seed"]), int(saved.config["rollout"]["action_repeat"])
         settings = _settings(saved)
@@ -164,10 +174,6 @@ def _settings(saved: SavedPolicy) -> PolicySettings:
         return as_settings(settings)
     except ValueError as error:
         raise ConfigError(str(error), origin=str(saved.file)) from error
-
-
-def _spec_of_env(saved: SavedPolicy) -> EnvSpec:
-    return env_settings(validate(saved.config, origin=str(saved.file))).spec()
 
 
 def _of_dtype(name: str, array: NDArray[Any], spec: ArraySpec) -> NDArray[Any]:
@@ -205,9 +211,45 @@ class _ReadTracker(Mapping[str, Tensor]):
         return len(self._obs)
 
 
-def _used_observations(policy: Policy, spec: EnvSpec, device: torch.device) -> set[str]:
-    obs = _ReadTracker({name: tensor.to(device) for name, tensor in blank(spec).items()})
-    greedy, noise_key = torch.ones(1, dtype=torch.bool, device=device), torch.zeros(1, dtype=torch.int64, device=device)
-    with torch.inference_mode():
-        policy.act(obs, greedy, noise_key)
-    return obs.read
+def export_policy(path: Path, out: Path, base: str | None = None) -> dict[str, Any]:
+    """Write the policy at `path` into the new folder `out`; returns a summary for display.
+
+    base: released folder that the policy was trained from, in place of the one in its settings. ConfigError: the policy
+    has no released layout for that base.
+    """
+    saved = read_policy(path)
+    section = saved.config["policy"]
+    kind, own = section["type"], section.get("checkpoint", "")
+    what = ""
+    if folders := _folder_format(kind):
+        settings = as_settings(resolve("policy", section))
+        base = base or own
+        if base and base == own and not Path(base).expanduser().exists():
+            there = "name where it is now: --base FOLDER"
+            raise MissingError(f"{path}: it was trained on {base}, which is not there; {there}")
+        origin = (saved.spec, saved.config.get("seed"))
+        what = import_address(folders)().export(settings, saved.weights, out, base=base, source=path, env=origin)
+    elif base:
+        have = [name for name in known_types("policy") if _folder_format(name)]
+        raise ConfigError(
+            f"--base = {base}: policy.type = {kind} has no released layout; leave it out (those that have one are "
+            f"{', '.join(have)})"
+        )
+    if not what:
+        spec, env = None if saved.spec is None else as_plain(saved.spec), saved.config.get("env")
+        content = {"policy": section, "version": saved.version, "env": env, "spec": spec, "config": saved.config}
+        with new_folder(out) as unfinished:
+            with name_in_errors(unfinished / EXPORTED_SETTINGS):
+                (unfinished / EXPORTED_SETTINGS).write_text(json.dumps(content, indent=1), encoding="utf-8")
+            # safetensors refuses tensors that share memory.
+            write_tensors({name: tensor.clone() for name, tensor in saved.weights.items()}, unfinished / EXPORTED_MODEL)
+    named = {"base": str(base)} if what and base else {}
+    return {"exported": what or "policy", "version": saved.version, **named, "out": str(out)}
+
+
+def _folder_format(kind: str) -> str:
+    """`SettingsTraits.folders` of a policy type; "" for a type outside the registry or with required settings."""
+    try:
+        return settings_traits(resolve("policy", kind)).folders if kind in known_types("policy") else ""
+    except NestedRefusal:
+        return ""

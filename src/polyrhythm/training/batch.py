@@ -2,6 +2,8 @@
 
 Trajectories of 3 and 2 chunk steps become N = 5 chunk steps with trajectory = (0, 0, 0, 1, 1) and M = 2 final
 observations. Observations are copied once, here; afterwards the trajectories' memory may be reused.
+
+Mini-batches and micro-batches are consecutive chunk steps, limited in chunk steps and tokens.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, chain
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyrhythm.policies.base import Policy, extended
 from polyrhythm.specs import Trajectory
 
 Arrays = dict[str, Tensor]
@@ -55,7 +58,8 @@ def collate(trajectories: Sequence[Trajectory]) -> PackedBatch:
     steps = [t.steps for t in trajectories]
     if not steps or min(steps) == 0:
         raise ValueError(f"an update needs trajectories of at least one chunk step each, got chunk steps {steps}")
-    first = trajectories[0]
+    first, newer = trajectories[0], [t.newer for t in trajectories if t.newer is not None]
+    assert len(newer) in (0, len(steps)), "all samples of a run are streamed, or none"
     return PackedBatch(
         obs={name: _packed([t.obs[name][:-1] for t in trajectories]) for name in first.obs},
         final_obs={name: _packed([t.obs[name][-1:] for t in trajectories]) for name in first.obs},
@@ -69,7 +73,7 @@ def collate(trajectories: Sequence[Trajectory]) -> PackedBatch:
         terminated=torch.tensor([t.terminated for t in trajectories]),
         truncated=torch.tensor([t.truncated for t in trajectories]),
         group=torch.tensor([t.group for t in trajectories], dtype=torch.int64),
-        newer=None if first.newer is None else _packed([_newer(t) for t in trajectories]),
+        newer=_packed(newer) if newer else None,
     )
 
 
@@ -153,11 +157,6 @@ def slices(arrays: Mapping[str, Tensor], rows: slice, device: torch.device) -> A
     return {name: x[rows].to(device, non_blocking=True) for name, x in arrays.items()}
 
 
-def _newer(trajectory: Trajectory) -> NDArray[np.int32]:
-    assert trajectory.newer is not None, "all samples of a run are streamed, or none"
-    return trajectory.newer
-
-
 def _packed(arrays: Sequence[NDArray[np.generic]]) -> Tensor:
     return torch.from_numpy(np.concatenate(arrays))
 
@@ -204,3 +203,97 @@ def _use_on(stream: Any, x: Tensor) -> Tensor:
     if x.is_cuda:
         x.record_stream(stream)
     return x
+
+
+class MicroBatchLimits(NamedTuple):
+    """steps: maximum chunk steps of a micro-batch, 0 for no limit. tokens: maximum tokens, as counted by `policy`, 0
+    for no limit; a longer chunk step is a micro-batch of its own."""
+
+    policy: Policy
+    steps: int
+    tokens: int = 0
+
+    def sizes(self, rows: int, obs: Mapping[str, Tensor], forward_inputs: Mapping[str, Tensor]) -> list[int]:
+        """Chunk steps of each micro-batch of these rows."""
+        if not self.tokens:
+            size = self.steps or max(rows, 1)
+            return [min(size, rows - first) for first in range(0, rows, size)]
+        return _cut(extended(self.policy).row_tokens(obs, forward_inputs).tolist(), self.steps or rows, self.tokens)
+
+
+class MicroBatch(NamedTuple):
+    """last: in its mini-batch. counts: it is not padding."""
+
+    batch: TrainingBatch
+    last: bool
+    counts: bool
+
+
+class MiniBatch(NamedTuple):
+    """This rank's part of the mini-batch of one optimizer step.
+
+    own: its chunk steps. places: their positions in the mini-batch of `chunk_steps` on all ranks. sizes: of its
+    micro-batches. padding: masked micro-batches of one chunk step that bring their number to that of the other ranks;
+    padded: the share of all ranks' micro-batches that are padding.
+    """
+
+    own: TrainingBatch
+    places: Tensor | slice
+    chunk_steps: int
+    sizes: Sequence[int]
+    padding: Sequence[TrainingBatch] = ()
+    padded: float = 0.0
+
+    def micro_batches(self, device: torch.device) -> Iterator[MicroBatch]:
+        """Micro-batches on `device`, equally many on every rank."""
+        counted = len(self.sizes)
+        for number, batch in enumerate(self.own.micro_batches(self.sizes, device, self.padding), 1):
+            yield MicroBatch(batch, last=number == counted + len(self.padding), counts=number <= counted)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's share of an update of N chunk steps and M trajectories, numbered as one rank packs them; here all of it.
+    counts: chunk steps of each of the update's successive mini-batches of samples."""
+
+    chunk_steps: int
+    trajectories: int
+    counts: tuple[int, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this rank has no trajectory, so that it packs another's, masked."""
+        return False
+
+    def collate(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        """Collate the rank's own of these M trajectories; no other is read."""
+        return collate(trajectories)
+
+    def pick(self, index: Tensor) -> tuple[Tensor, Tensor | slice]:
+        """Positions of this rank's chunk steps among its own and in the mini-batch `index` [n]."""
+        return index, slice(None)
+
+    def minibatch(self, batch: TrainingBatch, index: Tensor, limits: MicroBatchLimits) -> MiniBatch:
+        """This rank's part of the mini-batch of chunk steps `index` [n]; batch: all of the rank's own."""
+        own = batch.take(index)
+        return MiniBatch(own, slice(None), len(index), limits.sizes(len(index), own.obs, own.forward_inputs))
+
+
+def sample_counts(steps: Sequence[int], samples: int) -> tuple[int, ...]:
+    """Chunk steps of each mini-batch of `samples` samples (0: all), from those of each sample."""
+    size = samples or len(steps)
+    return tuple(sum(steps[first : first + size]) for first in range(0, len(steps), size))
+
+
+def _cut(costs: Iterable[int], most_rows: int, most: int) -> list[int]:
+    """Numbers of consecutive costs that fit together: [4, 4, 9, 1] with most = 8 is [2, 1, 1]."""
+    sizes: list[int] = []
+    total = 0
+    for cost in costs:
+        if sizes and sizes[-1] < most_rows and total + cost <= most:
+            sizes[-1] += 1
+            total += cost
+        else:
+            sizes.append(1)
+            total = cost
+    return sizes

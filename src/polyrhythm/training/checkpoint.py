@@ -51,21 +51,22 @@ class Saved:
 
 
 class BackgroundSaving:
-    """A state that a thread writes. write: raises OSError if it cannot; copied: see `Saving`."""
+    """A state that a thread writes. write: raises OSError if it cannot; copied: see `Saving`. ended: an event, since an
+    interrupted `Thread.join` may mark a running thread as ended (CPython 3.11)."""
 
     def __init__(self, write: Callable[[], None], copied: Mapping[str, Any] | None = None) -> None:
         self.copied = copied
+        self.ended = threading.Event()
         self._error: Exception | None = None
-        # The thread drops its argument when it ends.
-        self._thread = threading.Thread(target=self._run, args=(write,), name="saving", daemon=True)
-        self._thread.start()
+        # The thread drops its argument when it ends. A daemon, so that a hanging file system does not keep the process.
+        threading.Thread(target=self._run, args=(write,), name="saving", daemon=True).start()
 
     @property
     def over(self) -> bool:
-        return not self._thread.is_alive()
+        return self.ended.is_set()
 
     def wait(self) -> None:
-        self._thread.join()
+        self.ended.wait()
         self.copied = None
         if self._error is not None:
             raise self._error
@@ -75,6 +76,8 @@ class BackgroundSaving:
             write()
         except Exception as error:  # noqa: BLE001 - raised by wait()
             self._error = error
+        finally:
+            self.ended.set()
 
 
 def save_file(state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:

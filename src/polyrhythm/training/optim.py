@@ -171,24 +171,14 @@ class AdamW:
         yield piece
 
 
-def adamw(
-    module: nn.Module,
-    *,
-    lr: float,
-    weight_decay: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    value_lr: float | None = None,
-    groups: Sequence[ParameterGroup] = (),
-    offload: bool = False,
-    ranks: Ranks = ONE_RANK,
-) -> AdamW:
+def adamw(module: nn.Module, settings: OptimizerSettings, ranks: Ranks = ONE_RANK) -> AdamW:
     """AdamW over the trainable parameters, in as few groups as possible; only matrices decay (no biases, norms or
-    scales). groups: other rates by name pattern, the first that matches; value_lr: a last such group for `critic.*`.
-    ValueError: a pattern matches no trainable parameter.
+    scales). settings.groups: other rates by name pattern, the first that matches; value_lr: a last such group for
+    `critic.*`. ValueError: a pattern matches no trainable parameter.
     """
+    lr, weight_decay, value_lr, groups = settings.lr, settings.weight_decay, settings.value_lr, settings.groups
     trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    has_critic = policy_traits(module).critic
-    check_patterns(list(trainable), groups, value_lr, has_critic=has_critic)
+    check_patterns(list(trainable), groups, value_lr, has_critic=policy_traits(module).critic)
     rates = [(lr, weight_decay), (value_lr, weight_decay)]
     rates += [
         (lr if g.lr is None else g.lr, weight_decay if g.weight_decay is None else g.weight_decay) for g in groups
@@ -198,29 +188,11 @@ def adamw(
         own = next((i for i, g in enumerate(groups, 2) if any(fnmatchcase(name, pattern) for pattern in g.match)), None)
         index = own or int(value_lr is not None and fnmatchcase(name, _CRITIC))
         found.setdefault((index, not rates[index][1] or p.dim() < 2), []).append(p)
-    return AdamW(
-        [
-            {"params": found[key], "lr": rates[key[0]][0], "weight_decay": 0.0 if key[1] else rates[key[0]][1]}
-            for key in sorted(found)
-        ],
-        betas=betas,
-        offload=offload,
-        ranks=ranks,
-    )
-
-
-def adamw_of(module: nn.Module, settings: OptimizerSettings, ranks: Ranks = ONE_RANK) -> AdamW:
-    """The optimizer of these settings. ValueError: as from `adamw`."""
-    return adamw(
-        module,
-        lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        betas=settings.betas,
-        value_lr=settings.value_lr,
-        groups=settings.groups,
-        offload=settings.offload,
-        ranks=ranks,
-    )
+    made = [
+        {"params": found[key], "lr": rates[key[0]][0], "weight_decay": 0.0 if key[1] else rates[key[0]][1]}
+        for key in sorted(found)
+    ]
+    return AdamW(made, betas=settings.betas, offload=settings.offload, ranks=ranks)
 
 
 def check_patterns(

@@ -1,8 +1,8 @@
 """The ranks of a trainer: processes that train one policy together. A single rank does not communicate.
 
-Several ranks come from a plugin of kind `ranks`, by `placement.trainer.strategy`: a class with the constructor (rank,
-size, store, device, shard), as described in `open_ranks`, which joins the other ranks. With several ranks all methods
-with an argument are collective: all ranks call them, in the same order and from one thread
+Several ranks come from a plugin of kind `ranks`, by `placement.trainer.strategy`: a subclass of `Ranks` with the
+constructor (rank, size, store, device, shard), as described in `open_ranks`, which joins the other ranks. Then all
+methods with an argument are collective: all ranks call them, in the same order and from one thread
 (docs/design/training-and-objectives.md).
 """
 
@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
 from polyrhythm.plugin import load
 from polyrhythm.specs import Trajectory
-from polyrhythm.training.batch import PackedBatch, collate
+from polyrhythm.training.batch import PackedBatch, Share, collate, sample_counts
 from polyrhythm.training.checkpoint import Saving, save_file
-from polyrhythm.training.micro_batches import Share, sample_counts
 
 if TYPE_CHECKING:
     import torch
@@ -30,45 +29,43 @@ if TYPE_CHECKING:
 Strategy = Literal["replicate", "shard"]
 
 
-class Ranks(Protocol):
-    """Communication of this process, rank 0..size-1, with the other ranks of its trainer."""
+class Ranks:
+    """Communication of this process, rank 0..size-1, with the other ranks of its trainer; here of a single one.
 
-    rank: int
-    size: int
-    divides: bool
-    """Whether no rank has the weights whole, so that publishing and saving them need all ranks."""
+    device: on which this rank computes; None for a single rank, whose policy determines it. divides: no rank has the
+    weights whole, so that publishing and saving them need all ranks.
+    """
 
-    @property
-    def device(self) -> torch.device | None:
-        """Device on which this rank computes; None for a single rank, whose policy determines it."""
-        ...
+    rank, size = 0, 1
+    device: torch.device | None = None
+    divides = False
 
     def total(self, x: Tensor) -> Tensor:
         """The sum of `x` over all ranks, of the same shape and device (host or this rank's);
         `x` itself for one rank."""
-        ...
+        return x
 
     def totals(self, numbers: Sequence[float]) -> Sequence[float]:
         """Each of the numbers summed over all ranks."""
-        ...
+        return numbers
 
     def most(self, count: int) -> int:
         """The largest `count` of all ranks."""
-        ...
+        return count
 
     def gather(self, item: Any) -> list[Any]:
         """The items of all ranks, by rank: JSON-able data."""
-        ...
+        return [item]
 
-    def whole(self, rows: Tensor, places: Tensor | slice, count: int) -> Tensor:
+    def whole(self, rows: Tensor, places: Tensor | slice, count: int) -> Tensor:  # noqa: ARG002
         """Rows [n,...] of every rank at their distinct places [n] in one tensor [count,...], on all ranks. places:
         int64; a slice for a single rank, which has all rows."""
-        ...
+        return rows
 
-    def share(self, groups: Sequence[int], steps: Sequence[int], samples: int = 0) -> Share:
+    def share(self, groups: Sequence[int], steps: Sequence[int], samples: int = 0) -> Share:  # noqa: ARG002
         """This rank's share of the trajectories with these groups and chunk steps. Needs no communication. samples:
         trajectories per mini-batch (0: all in one). Groups stay whole."""
-        ...
+        return Share(sum(steps), len(steps), sample_counts(steps, samples))
 
     def wrap(self, step: nn.Module) -> nn.Module:
         """A module whose forward pass gives a micro-batch's loss and whose backward pass sums gradients over all ranks.
@@ -78,119 +75,54 @@ class Ranks(Protocol):
         that are still to be read (`load_part`): block after block is read, moved to the device and sharded.
         ConfigError: the ranks have different weights, or a tensor cannot be sharded.
         """
-        ...
+        return step
 
     def shard(self, policy: nn.Module) -> None:
         """Shard the parameters of another, untrained policy in place; nothing with another strategy."""
-        ...
 
-    def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> AbstractContextManager[None]:
+    def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> AbstractContextManager[None]:  # noqa: ARG002
         """Context of the forward and backward pass of one micro-step. last: of its optimizer step. counts: a
         single rank would do this micro-step too; otherwise all its entries are masked, and its zero
         gradients count as none."""
-        ...
+        return nullcontext()
 
-    def part(self, x: Tensor, like: Tensor | None = None) -> Tensor:
+    def part(self, x: Tensor, like: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """This rank's part of `x`, on its memory; `x` itself without sharding. Needs no communication. like: sharding
         of a whole `x`; a sharded `x` has its own."""
-        ...
+        return x
 
     def parts(self, tensors: list[Tensor]) -> list[Tensor]:
         """`part` of each tensor; all or none are sharded."""
-        ...
+        return tensors
 
-    def join(self, part: Tensor, like: Tensor) -> Tensor:
+    def join(self, part: Tensor, like: Tensor) -> Tensor:  # noqa: ARG002
         """The tensor of which `part` is this rank's part, sharded like `like`; `part` itself if that is not sharded.
         Needs no communication."""
-        ...
+        return part
 
     def norms(self, each: Tensor) -> Tensor:
         """Norms [P] of the whole gradients from the norms [P] of this rank's parts."""
-        ...
+        return each
 
     def snapshot(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors by name, in order, one at a time: a sharded one is whole only until the next. Every rank must
         iterate over all of them."""
-        ...
+        yield from state.items()
 
     def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:
         """Save a learner's state: in a file written by rank 0, or, if sharded, in a folder written in the background.
         background: write a file in the background too, from a copy. OSError: cannot write."""
-        ...
-
-    def buffers(self) -> list[Tensor]:
-        """Device memory kept between updates: DDP's gradient buckets."""
-        ...
-
-    def close(self) -> None:
-        """Leave the other ranks without waiting; collectives are no longer possible."""
-        ...
-
-
-class WholeTensors:
-    """The methods of `Ranks` that concern sharding, where nothing is sharded."""
-
-    divides = False
-
-    def shard(self, policy: nn.Module) -> None:
-        pass
-
-    def part(self, x: Tensor, like: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        return x
-
-    def parts(self, tensors: list[Tensor]) -> list[Tensor]:
-        return tensors
-
-    def join(self, part: Tensor, like: Tensor) -> Tensor:  # noqa: ARG002
-        return part
-
-    def norms(self, each: Tensor) -> Tensor:
-        return each
-
-    def snapshot(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        yield from state.items()
-
-
-class OneRank(WholeTensors):
-    """A trainer of one process: no communication, no sharding."""
-
-    rank, size, device = 0, 1, None
-
-    def total(self, x: Tensor) -> Tensor:
-        return x
-
-    def totals(self, numbers: Sequence[float]) -> Sequence[float]:
-        return numbers
-
-    def most(self, count: int) -> int:
-        return count
-
-    def gather(self, item: Any) -> list[Any]:
-        return [item]
-
-    def whole(self, rows: Tensor, places: Tensor | slice, count: int) -> Tensor:  # noqa: ARG002
-        return rows
-
-    def share(self, groups: Sequence[int], steps: Sequence[int], samples: int = 0) -> Share:  # noqa: ARG002
-        return Share(sum(steps), len(steps), sample_counts(steps, samples))
-
-    def wrap(self, step: nn.Module) -> nn.Module:
-        return step
-
-    def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> AbstractContextManager[None]:  # noqa: ARG002
-        return nullcontext()
-
-    def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:
         return save_file(state, path, background=background)
 
     def buffers(self) -> list[Tensor]:
+        """Device memory kept between updates: DDP's gradient buckets."""
         return []
 
     def close(self) -> None:
-        pass
+        """Leave the other ranks without waiting; collectives are no longer possible."""
 
 
-ONE_RANK: Ranks = OneRank()
+ONE_RANK = Ranks()
 
 
 def open_ranks(

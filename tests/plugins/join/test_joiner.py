@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.plugins.join.test_hostile_join import START
 from tests.plugins.join.test_reception import INFO, LAYOUT, SPEC
-from tests.runtime.test_hostile_join import START
 
 from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.plugins.join import messages as m
@@ -21,7 +21,7 @@ from polyrhythm.plugins.join.joiner import (
     MakeStation,
     OpenLine,
     SendFrame,
-    StationSaid,
+    StationEvent,
     StationStatus,
     StopStation,
     TimePassed,
@@ -80,12 +80,12 @@ def test_it_greets_the_run_and_says_what_its_station_says() -> None:
     run.do(LineIs("proven"))
     assert run.hear(WELCOME) == [MakeStation(WELCOME)]
     run.sent.clear()
-    run.do(StationSaid(b"event", [memoryview(b"piece")]))
+    run.do(StationEvent(b"event", [memoryview(b"piece")]))
     assert [(said.number, said.event) for said in run.sent] == [(1, b"event")]
-    (hand,) = run.hear(m.Told("session", 1, 1), [wire.encode(START)])
+    (hand,) = run.hear(m.RunMessage("session", 1, 1), [wire.encode(START)])
     assert isinstance(hand, HandOver)
     assert hand.message == START
-    assert run.hear(m.Told("session", 1, 1), [wire.encode(START)]) == [], "it came before"
+    assert run.hear(m.RunMessage("session", 1, 1), [wire.encode(START)]) == [], "it came before"
     assert run.hear(m.Over("session", "the run is over", fault=False)) == [LeaveRun("the run is over")]
 
 
@@ -104,9 +104,9 @@ def test_a_broken_connection_is_replaced_and_what_the_run_lacks_is_sent_again() 
     run = Run()
     run.join()
     for event in (b"1", b"2"):
-        run.do(StationSaid(event))
+        run.do(StationEvent(event))
     assert run.do(LineIs("broken")) == [CloseLine()]
-    run.do(StationSaid(b"3"))
+    run.do(StationEvent(b"3"))
     assert [said.event for said in run.sent] == [b"1", b"2"], "nothing is sent without a connection"
     assert run.passes(0.1) == []
     assert run.passes(0.5) == [OpenLine("tcp://host:77")]
@@ -201,7 +201,7 @@ def test_frames_that_are_not_the_sessions_are_dropped_and_counted() -> None:
     run = Run()
     run.join()
     assert run.hear(m.Alive("another", 0)) == []
-    assert run.hear(m.Told("session", 1, 0), [b"", b""]) == []
+    assert run.hear(m.RunMessage("session", 1, 0), [b"", b""]) == []
     assert run.hear(m.Alive("session", 7)) == [], "it has said nothing that could have come"
     assert run.do(FrameCame(memoryview(b"\xc1"))) == []
     assert run.joiner.drops.counts() == {"unknown_station": 1, "impossible": 2, "undecodable": 1}

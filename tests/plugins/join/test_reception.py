@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.join import messages as m
-from polyrhythm.plugins.join.reception import Reception
-from polyrhythm.plugins.join.terms import Terms, difference, read_token, refusal, write_token
+from polyrhythm.plugins.join.messages import read_token, write_token
+from polyrhythm.plugins.join.reception import Reception, Terms, difference, refusal
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import Departed
 from polyrhythm.runtime.transport import wire
@@ -50,7 +50,7 @@ class Door:
 
     def hear(self, who: bytes, message: m.FromSimulator) -> list[Any]:
         """What is answered to it, with to whom."""
-        self.heard = self.reception.hear(who, m.pack(message), self.now)
+        self.heard = self.reception.receive(who, m.pack(message), self.now)
         return self.out()
 
     def out(self) -> list[Any]:
@@ -155,9 +155,9 @@ def test_the_first_difference_between_specs_is_named(change: dict[str, Any], say
 def test_the_digest_of_messages_knows_every_type_and_field() -> None:
     """It is the same in another process, and other for other fields (msgspec's schema has them all)."""
     assert len(m.protocol_digest()) == 16
-    _, components = msgspec.json.schema_components((*wire.TYPES, m.JoinHello, m.SimulatorSaid))
-    assert {"Ticket", "Grant", "StartRows", "SlotInfo", "SimulatorSaid"} <= components.keys()
-    assert components["SimulatorSaid"]["properties"].keys() == {"type", *m.SimulatorSaid.__struct_fields__}
+    _, components = msgspec.json.schema_components((*wire.TYPES, m.JoinHello, m.SimulatorMessage))
+    assert {"Ticket", "Grant", "StartRows", "SlotInfo", "SimulatorMessage"} <= components.keys()
+    assert components["SimulatorMessage"]["properties"].keys() == {"type", *m.SimulatorMessage.__struct_fields__}
 
 
 # ---------------------------------------------------------------- who is let in
@@ -181,12 +181,12 @@ def test_a_simulator_that_goes_while_it_builds_leaves_the_place_open() -> None:
             door.hear(A, m.Leave(welcome.session, "no display"))
         elif go == "silence":
             door.now += 20
-            door.reception.look(door.now)
+            door.reception.check(door.now)
         else:
             for _ in range(60):
                 door.now += 1
                 door.hear(A, beat(welcome.session, ready=False))
-            door.reception.look(door.now)
+            door.reception.check(door.now)
             ((_, over),) = [said for said in door.out() if isinstance(said[1], m.Over)]
             assert "was not built within 60 s (supervision.start_s)" in over.reason
         assert not door.reception.present
@@ -197,10 +197,10 @@ def test_silence_loses_it_with_blame_and_leaving_without() -> None:
     door = Door()
     door.join()
     door.now += 19.9
-    door.reception.look(door.now)
+    door.reception.check(door.now)
     door.now += 0.2
     with pytest.raises(Departed, match=r"was not heard for 20 s \(join.reconnect_s\)") as raised:
-        door.reception.look(door.now)
+        door.reception.check(door.now)
     assert raised.value.blame
     door = Door()
     session = door.join()
@@ -212,22 +212,22 @@ def test_silence_loses_it_with_blame_and_leaving_without() -> None:
 def test_a_broken_connection_comes_back_and_nothing_is_lost_or_taken_twice() -> None:
     door = Door()
     session = door.join()
-    door.hear(A, m.SimulatorSaid(session, 1, 0, b"one"))
+    door.hear(A, m.SimulatorMessage(session, 1, 0, b"one"))
     assert door.heard is not None
     assert door.heard.event == b"one"
     for content in (b"x", b"y", b"z"):
-        door.reception.tell(content)
+        door.reception.send(content)
     assert len(door.out()) == 3
     door.now += 15  # longer than beats are missed, shorter than it is lost
     resumed, *again = door.hear(B, msgspec.structs.replace(HELLO, session=session, received=1))
     assert resumed == (B, m.Resumed(session, 1))
     assert [(to, told.number) for to, told in again] == [(B, 2), (B, 3)]
-    door.hear(B, m.SimulatorSaid(session, 1, 1, b"one"))
+    door.hear(B, m.SimulatorMessage(session, 1, 1, b"one"))
     assert door.heard is None, "it was taken before"
-    door.hear(B, m.SimulatorSaid(session, 2, 3, b"two"))
+    door.hear(B, m.SimulatorMessage(session, 2, 3, b"two"))
     assert door.heard is not None
     assert door.heard.event == b"two"
-    door.hear(A, m.SimulatorSaid(session, 3, 3, b"three"))
+    door.hear(A, m.SimulatorMessage(session, 3, 3, b"three"))
     assert door.heard is None, "the connection was replaced"
     assert door.drops.counts() == {"earlier_incarnation": 1}
     assert door.reception.reconnects == 1
@@ -239,19 +239,19 @@ def test_who_claims_a_session_that_is_not_his_is_refused_and_counted() -> None:
     session = door.join()
     ((_, refused),) = door.hear(B, msgspec.structs.replace(HELLO, session="guess"))
     assert refused.kind == "session"
-    assert door.hear(B, m.SimulatorSaid("guess", 1, 0, b"")) == []
-    assert door.hear(B, m.SimulatorSaid(session, 1, 0, b"")) == [], "the right name by another connection"
+    assert door.hear(B, m.SimulatorMessage("guess", 1, 0, b"")) == []
+    assert door.hear(B, m.SimulatorMessage(session, 1, 0, b"")) == [], "the right name by another connection"
     assert door.hear(B, msgspec.structs.replace(HELLO, session=session, received=7)) == []
     assert door.drops.counts() == {"refused": 1, "unknown_station": 1, "earlier_incarnation": 1, "impossible": 1}
-    door.hear(A, m.SimulatorSaid(session, 1, 0, b"still here"))
+    door.hear(A, m.SimulatorMessage(session, 1, 0, b"still here"))
     assert door.heard is not None
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        m.SimulatorSaid("0", 2, 0, b"one is missing"),
-        m.SimulatorSaid("0", 1, 9, b"nine were never told"),
+        m.SimulatorMessage("0", 2, 0, b"one is missing"),
+        m.SimulatorMessage("0", 1, 9, b"nine were never told"),
         beat("0", ready=False),
         beat("0", for_s=1e9),
         beat("0", for_s=float("nan")),
@@ -287,7 +287,7 @@ def test_signs_of_life_go_out_twice_a_second_while_the_connection_is_heard() -> 
     sent = 0
     for _ in range(100):
         door.now += 0.1
-        door.reception.look(door.now)
+        door.reception.check(door.now)
         sent += len(door.out())
     assert 5 <= sent <= 7, "for three of ten seconds"
 
@@ -318,7 +318,7 @@ def test_every_message_arrives_once_and_in_order_over_any_breaks(events: list[st
 
     def resume() -> None:
         line.clear()
-        ours.note(theirs.received)
+        ours.acknowledge(theirs.received)
         line.extend((int(content), content) for content in ours.kept())
 
     for event in events:
@@ -332,7 +332,7 @@ def test_every_message_arrives_once_and_in_order_over_any_breaks(events: list[st
         elif event == "break":
             resume()
         elif event == "know":
-            ours.note(theirs.received)
+            ours.acknowledge(theirs.received)
             assert len(ours) == said - theirs.received
     resume()
     while line:
@@ -345,16 +345,16 @@ def test_a_gap_and_an_acknowledgement_of_the_future_are_unfit() -> None:
     with pytest.raises(UnfitMessage):
         numbering.take(2)
     with pytest.raises(UnfitMessage):
-        numbering.note(1)
+        numbering.acknowledge(1)
 
 
 # ---------------------------------------------------------------- frames
 
 
 def test_a_frame_carries_its_pieces() -> None:
-    frame = m.pack(m.SimulatorSaid("s", 1, 0, b"e"), [b"abc", b"", bytes(1000)])
+    frame = m.pack(m.SimulatorMessage("s", 1, 0, b"e"), [b"abc", b"", bytes(1000)])
     message, pieces = m.unpack(frame, "simulator")
-    assert message == m.SimulatorSaid("s", 1, 0, b"e")
+    assert message == m.SimulatorMessage("s", 1, 0, b"e")
     assert [bytes(piece) for piece in pieces] == [b"abc", b"", bytes(1000)]
     assert len(frame) % 64 == 0
 
@@ -364,7 +364,7 @@ def test_a_frame_carries_its_pieces() -> None:
 )
 def test_a_damaged_frame_is_undecodable(spoil: Any) -> None:
     with pytest.raises(UnfitMessage) as raised:
-        m.unpack(spoil(m.pack(m.SimulatorSaid("s", 1, 0, b"e"), [b"abc"])), "simulator")
+        m.unpack(spoil(m.pack(m.SimulatorMessage("s", 1, 0, b"e"), [b"abc"])), "simulator")
     assert raised.value.kind == "undecodable"
 
 

@@ -7,8 +7,7 @@ from tests.process.runs import config
 
 from polyrhythm.config.sections.placement import PlacementSettings
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.placed import SharedSeats, place
-from polyrhythm.pipeline.seats import group_seats
+from polyrhythm.pipeline.placed import SharedSeats, group_seats, place
 from polyrhythm.plugins.lease.seats import HOST, share_seats
 from polyrhythm.runtime.factories import Resources
 

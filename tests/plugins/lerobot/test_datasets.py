@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.pipeline.test_demos import Demonstrable
+from tests.plugins.demonstrations.test_recording import Demonstrable
 
 from polyrhythm.config.sections.learning import DatasetSettings, DemonstrationSettings
 from polyrhythm.envs.base import RowsFailed
 from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, RunFolderError, RunHalted
 from polyrhythm.imports import same_imports
-from polyrhythm.pipeline.warm_start.demos import demonstrate
-from polyrhythm.pipeline.warm_start.episodes import expert_of, plan_episode
+from polyrhythm.plugins.demonstrations.episodes import expert_of, plan_episode
+from polyrhythm.plugins.demonstrations.recording import demonstrate
 from polyrhythm.plugins.lerobot import layout
 from polyrhythm.plugins.lerobot.checking import check_dataset
 from polyrhythm.plugins.lerobot.reading import read_demonstrations

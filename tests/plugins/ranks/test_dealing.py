@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.training.toy import ToyPolicy, collect
 
-from polyrhythm.plugins.ranks.dealing import deal, share_of
-from polyrhythm.training.batch import minibatches
-from polyrhythm.training.micro_batches import MicroBatchLimits
+from polyrhythm.plugins.ranks.collectives import deal, share_of
+from polyrhythm.training.batch import MicroBatchLimits, minibatches
 from polyrhythm.training.ranks import ONE_RANK, take_share
 
 SAMPLES = st.lists(st.tuples(st.integers(-3, 9), st.integers(1, 30)), min_size=1, max_size=20)

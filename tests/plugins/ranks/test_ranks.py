@@ -42,8 +42,8 @@ from polyrhythm.errors import RunFolderError
 from polyrhythm.policies.form import published_state
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.checkpoint import load
+from polyrhythm.training.learner import STEPS
 from polyrhythm.training.ranks import ONE_RANK
-from polyrhythm.training.update import STEPS
 
 CASES = "tests.plugins.ranks.cases:"
 SWEEP = [pytest.mark.slow, long(600, "every objective, advantage and level on several ranks")]

@@ -15,8 +15,8 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.persistence.resume import save_settings
-from polyrhythm.pipeline.sft import validate_imitation
 from polyrhythm.pipeline.validation.check import examine, validate_run
+from polyrhythm.plugins.demonstrations.warm_start import validate_imitation
 from polyrhythm.plugins.trial.environment import try_env
 
 HERE = r"\(.*judged.py, line \d+\)"

@@ -98,8 +98,8 @@ def warm_start(recipe: str | Path, folder: Path) -> tuple[str, ...]:
 @contextmanager
 def imitator(recipe: str, folder: str) -> Iterator[Answer]:
     """Makes the warm start when it is asked."""
-    from polyrhythm.pipeline.sft import imitate
     from polyrhythm.pipeline.validation.check import validate_run
+    from polyrhythm.plugins.demonstrations.warm_start import imitate
 
     def answer() -> None:
         imitate(validate_run(load_config(recipe), trainer=False), Path(folder), None)

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
-from polyrhythm.plugins.ranks.dealing import share_of
+from polyrhythm.plugins.ranks.collectives import share_of
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.batch import minibatches

@@ -23,10 +23,10 @@ from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE, STATES
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
+from polyrhythm.pipeline.persistence.resume import prepare_initial_policy
 from polyrhythm.pipeline.persistence.saver import RunCheckpointer
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.pipeline.validation.check import ValidatedRun
-from polyrhythm.pipeline.warm_start.initial_policy import prepare_initial_policy
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm_bench.chaos.fault_injector import FaultInjector
 from polyrhythm_bench.chaos.faults import NODE_RECOVERY_S, RECOVERY_S, plan, totals

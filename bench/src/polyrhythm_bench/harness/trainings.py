@@ -31,8 +31,8 @@ from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.metrics import LagHistogram
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
-from polyrhythm.pipeline.sft import imitate
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.demonstrations.warm_start import imitate
 from polyrhythm_bench.harness.curves import EpisodeOutcomes
 from polyrhythm_bench.harness.worker import Answer, Worker
 

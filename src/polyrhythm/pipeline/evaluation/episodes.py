@@ -37,11 +37,14 @@ def held_out(
     episodes take each once. swap: show each task the next one's instruction; a policy that follows instructions then
     fails. shown: number of first states whose first sample records its conversation.
     """
+    seeds = [split_seed(mix(seed, _DOMAIN, index), held_out=True) for index in range(count)]
+    if initial_states:
+        seeds = [seed_in_state(own, index // tasks, initial_states) for index, own in enumerate(seeds)]
     return [
         Episode(
             task=index % tasks,
             instruction=(index + swap) % tasks,
-            seed=_beginning_in(mix(seed, _DOMAIN, index), index // tasks, initial_states),
+            seed=seeds[index],
             greedy=greedy,
             shown=index < shown and sample == 0,
             sample=sample,
@@ -49,12 +52,6 @@ def held_out(
         for index in range(count)
         for sample in range(samples)
     ]
-
-
-def _beginning_in(seed: int, state: int, initial_states: int) -> int:
-    """A held-out seed; with fixed initial states, one that selects state `state` modulo their number."""
-    held_out = split_seed(seed, held_out=True)
-    return seed_in_state(held_out, state, initial_states) if initial_states else held_out
 
 
 def tally(results: Iterable[SampleEvaluated], tasks: Sequence[Task], requested: int = 0) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.observe.setbacks import SetbackWatch
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult
-from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
-from polyrhythm.pipeline.evaluation.best import BestCheckpoints
+from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator, BestCheckpoints
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, tally
 from polyrhythm.pipeline.hooks import run_hooks
 from polyrhythm.pipeline.observers.alarms import warn_of_setbacks
@@ -66,7 +65,13 @@ class EvaluationManager:
             results = pipeline.evaluate(name, self._episodes(settings.episodes, modes))
         tallies = self._record(modes, results, settings.episodes)
         if name == "after" and settings.every:
-            self._list_trained(results[0].version, tallies)
+            version = results[0].version
+            try:
+                with atomic_write(self._best.path(version)) as unfinished:
+                    shutil.copyfile(self._folder / POLICY_FILE, unfinished)
+            except OSError as error:
+                log.error("the weights of version %d cannot be saved (%s); make room", version, error.strerror)
+            self._list(version, modes, tallies)
         progress.commit(f"evaluation_{name}", tallies)
 
     def background(self, pipeline: Pipeline, resumed: int | None) -> BackgroundEvaluator:
@@ -75,7 +80,7 @@ class EvaluationManager:
         episodes = self._episodes(evaluation.episodes_beside, self._modes("during"))
         if self._best.listed or (evaluation.every and resumed is not None):
             self._best.rewind(resumed or 0)
-        evaluator = BackgroundEvaluator(self._config, pipeline, self._best, episodes, self._during)
+        evaluator = BackgroundEvaluator(self._config, pipeline, self._best, episodes, self._on_results)
         if evaluation.every:
             template = "evaluation of %s every %s, weights: %s (%s)"
             every = counted(evaluation.every, "version")
@@ -99,17 +104,9 @@ class EvaluationManager:
         found = self._best.best()
         return {} if found is None else {"best": found}
 
-    def _during(self, version: int, results: Sequence[SampleEvaluated]) -> None:
+    def _on_results(self, version: int, results: Sequence[SampleEvaluated]) -> None:
         modes = self._modes("during")
         self._list(version, modes, self._record(modes, results, self._config.evaluation.episodes_beside))
-
-    def _list_trained(self, version: int, tallies: Mapping[str, dict[str, Any]]) -> None:
-        try:
-            with atomic_write(self._best.path(version)) as unfinished:
-                shutil.copyfile(self._folder / POLICY_FILE, unfinished)
-        except OSError as error:
-            log.error("the weights of version %d cannot be saved (%s); make room", version, error.strerror)
-        self._list(version, self._modes("after"), tallies)
 
     def _list(self, version: int, modes: Mapping[str, Mode], tallies: Mapping[str, dict[str, Any]]) -> None:
         """Add to the candidates for the best; a write error is logged and does not end the run."""

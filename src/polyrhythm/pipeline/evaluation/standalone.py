@@ -1,4 +1,8 @@
-"""Evaluates a trained policy with the stations of a run, without training."""
+"""Evaluates a trained policy with the stations of a run, without training.
+
+Settings that it may override: the environment's, the locations of released folders, the engine that generates tokens,
+and the sampling settings. None of them changes the policy's weights.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +13,27 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+from polyrhythm.config.load import merge, parse_override, validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.config.sections.running import JoinSettings
-from polyrhythm.errors import RunFolderError, RunHalted
+from polyrhythm.envs.base import FullEnvSettings, Variant, traits_of
+from polyrhythm.errors import ConfigError, RunFolderError, RunHalted, nearest
 from polyrhythm.observe.intervals import wilson
 from polyrhythm.observe.run_folder import take_file
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, per_episode, tally, tally_all
-from polyrhythm.pipeline.evaluation.overrides import (
-    acts_greedily,
-    changed_env,
-    sampling_of,
-    with_overrides,
-    with_variants,
-)
-from polyrhythm.pipeline.observers.live import LiveDisplay
+from polyrhythm.pipeline.hooks import Display
 from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, load_policy
-from polyrhythm.pipeline.persistence.resume_rules import refuse_missing_folders
+from polyrhythm.pipeline.persistence.resume_rules import MOVABLE, movable, refuse_missing_folders
 from polyrhythm.pipeline.validation.check import refuse_swapping, validate_run
 from polyrhythm.plugin import load
 from polyrhythm.policies.base import as_module
 from polyrhythm.policies.form import load_published
+from polyrhythm.policies.traits import SAMPLING, settings_traits
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
 from polyrhythm.specs import EnvSpec
 
@@ -74,7 +75,7 @@ def evaluate(
     seed: int | None = None,
     greedy: bool | None = None,
     conditions: Conditions | None = None,
-    live: LiveDisplay | None = None,
+    live: Display | None = None,
     video: Video | None = None,
     overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -101,9 +102,9 @@ def evaluate(
         load("pipeline", "video").check_format(video.file)
         for name in (None, *varied):
             take_file(video.of_variant(name).file)
-    seed = config.evaluation.seed if seed is None else seed
-    count = episodes or config.evaluation.episodes or EPISODES
-    if path.name == BEST_FILE and seed == config.evaluation.seed:
+    own = config.evaluation
+    seed, count = own.seed if seed is None else seed, episodes or own.episodes or EPISODES
+    if path.name == BEST_FILE and seed == own.seed:
         log.warning(
             "%s was chosen by its success in these episodes (seed %d), so the result is biased upward; for an unbiased "
             "one give another --seed",
@@ -111,7 +112,7 @@ def evaluate(
             seed,
         )
 
-    said = config.evaluation.conversations if shown is None else shown
+    said = own.conversations if shown is None else shown
 
     def choose(spec: EnvSpec) -> list[Episode]:
         if swap:
@@ -137,13 +138,18 @@ def evaluate(
         result, results = measure(changed, name)
         by_kind.setdefault(variant.kind, []).append(results)
         found.setdefault("variants", {})[name] = {"kind": variant.kind, "what": variant.what, **result}
-    several = {kind: parts for kind, parts in by_kind.items() if len(parts) > 1}
-    if several:
-        found["kinds"] = {kind: _tally_kind(parts) for kind, parts in several.items()}
-    told: dict[str, Any] = {"instructions": "exchanged"} if swap else {}
-    sampling = sampling_of(config, greedy=acts)
-    told |= changed_env(overrides)
-    return {**found, **told, "greedy": acts, **sampling, "seed": seed, "version": version}
+    if kinds := {kind: _tally_kind(parts) for kind, parts in by_kind.items() if len(parts) > 1}:
+        found["kinds"] = kinds
+    told: dict[str, Any] = {
+        "instructions": "exchanged" * swap,
+        "env": [text.strip() for text in overrides if text.strip().startswith("env.")],
+        "greedy": acts,
+        "sampling": {
+            name: getattr(config.policy, name) for name in settings_traits(config.policy).sampling if not acts
+        },
+    }
+    found |= {name: value for name, value in told.items() if value or name == "greedy"}
+    return {**found, "seed": seed, "version": version}
 
 
 def _tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:
@@ -171,7 +177,7 @@ def _measure(
     weights: Mapping[str, Any],
     path: Path,
     choose: Callable[[EnvSpec], list[Episode]],
-    live: LiveDisplay | None,
+    live: Display | None,
     video: Video | None,
 ) -> tuple[dict[str, Any], list[SampleEvaluated]]:
     config = without_joining(config)
@@ -214,3 +220,102 @@ def _log_folder() -> Iterator[Path]:
     finally:
         if not named:
             rmtree(folder)
+
+
+_ENGINE = "policy.engine"
+#: Settings by which a language model's tokens are drawn.
+_SAMPLING = tuple(f"policy.{name}" for name in SAMPLING)
+
+
+def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """A saved run's settings with these overrides.
+
+    ConfigError: an override of another setting, or an engine that cannot load the run's weights or serve its batches.
+    """
+    if not overrides:
+        return config
+    saved = config.model_dump(mode="json")
+    changes: dict[str, Any] = {}
+    for text in overrides:  # merged first: an engine's type replaces the run's section, but not other overrides
+        changes = merge(changes, parse_override(text))
+    tree = merge(saved, changes)
+    allowed = movable(saved["policy"], tree["policy"]) if isinstance(tree["policy"], dict) else frozenset()
+    allowed |= {f"policy.{name}" for name in settings_traits(config.policy).sampling}
+    named = {text.partition("=")[0].strip(): text for text in overrides}
+    engine = [name for name in named if f"{name}.".startswith(f"{_ENGINE}.") and "engine" in saved["policy"]]
+    for name, text in named.items():
+        if name not in allowed and name not in engine and (not name.startswith("env.") or name == "env.type"):
+            may = " and ".join(sorted(MOVABLE))
+            raise ConfigError(
+                f"{text}: the run has its own {name}; only env.SETTING may differ, {may} where they name folders, and "
+                f"of a language model {', '.join((_ENGINE, *_SAMPLING))}"
+            )
+    found = validate(tree)
+    return _with_engine(config, found, named[engine[0]]) if engine else found
+
+
+def acts_greedily(greedy: bool | None, overrides: Sequence[str], samples: int | None) -> bool:
+    """Whether the policy acts without noise.
+
+    greedy: the caller's choice; None: greedy, unless a sampling setting or several samples are given. ConfigError: a
+    given setting has no effect in the chosen mode.
+    """
+    given = [text for text in overrides if text.partition("=")[0].strip() in _SAMPLING]
+    if samples is not None and samples > 1:
+        if greedy:
+            raise ConfigError(f"samples = {samples}: greedily all are equal; leave it out, or leave out greedy")
+        greedy = False
+    if greedy and given:
+        raise ConfigError(
+            f"{given[0]}: greedily the likeliest token is taken, whatever this says; leave it out, or sample "
+            "(--sampled, greedy=False)"
+        )
+    return not given if greedy is None else greedy
+
+
+def _with_engine(run: RunConfig, found: RunConfig, text: str) -> RunConfig:
+    """Adapt the settings to the engine: a server serves one generator, and the evaluations of training are disabled."""
+    engine = settings_traits(found.policy).engine
+    if engine.fixed_weights and not settings_traits(run.policy).engine.fixed_weights:
+        raise ConfigError(
+            f"{text}: {engine.fixed_weights}, so the server cannot get the run's weights, and another policy would be "
+            "evaluated; name the path of its server where it loads weights"
+        )
+    if engine.streams_only and not isinstance(found.batching, StreamsBatching):
+        raise ConfigError(
+            f"{text}: this engine answers streams, and the run has batching.type = {found.batching.type}; leave it out"
+        )
+    evaluation = found.evaluation.model_copy(update={"every": 0})
+    rollout = found.rollout
+    if engine.single:
+        rollout = rollout.model_copy(update={"generators": 1})
+    return found.model_copy(update={"evaluation": evaluation, "rollout": rollout})
+
+
+#: Name that selects every variant.
+ALL = "all"
+
+
+def with_variants(config: RunConfig, names: Sequence[str]) -> dict[str, tuple[Variant, RunConfig]]:
+    """The named variants, or all for `all`, each with the run's settings changed by it, in the order of `names`.
+
+    ConfigError: the environment has no variants, or lacks a named one.
+    """
+    if not names:
+        return {}
+    kind, declares = config.env_type, traits_of(config.env).variants
+    known: Mapping[str, Variant] = cast(FullEnvSettings, config.env).variants() if declares else {}
+    if not known:
+        raise ConfigError(
+            f"--variants {','.join(names)}: env.type = {kind} has no variants with these settings; leave --variants out"
+        )
+    if unknown := next((name for name in names if name not in known and name != ALL), None):
+        raise ConfigError(
+            f"--variants {unknown}: env.type = {kind} has no such variant with these settings; "
+            f"{nearest(unknown, known)}it has {', '.join(known)}, and {ALL} for all of them"
+        )
+    chosen = known if ALL in names else {name: known[name] for name in names}
+    saved = config.model_dump(mode="json")
+    return {
+        name: (variant, validate(merge(saved, {"env": dict(variant.settings)}))) for name, variant in chosen.items()
+    }

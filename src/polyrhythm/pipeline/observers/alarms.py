@@ -13,7 +13,6 @@ from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.observe.intervals import counted, is_told, times_so_far
 from polyrhythm.observe.setbacks import SetbackWatch
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.metrics import UpdateMetrics
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.messages import Report
 from polyrhythm.runtime.processes.supervisor import find_log
@@ -49,17 +48,24 @@ class SampleFailureLog(Observer):
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
         if isinstance(event, records.SampleFailed) and event.reason not in _NO_FAILURES:
-            self._note(event.what, event.detail, event.simulator, event.incarnation)
+            self._count(event.what, event.detail, event.simulator, event.incarnation)
         elif isinstance(event, records.ScoringFailed):
-            self._note(event.error, event.detail, event.scorer, event.incarnation)
+            self._count(event.error, event.detail, event.scorer, event.incarnation)
         for command in commands:
             if isinstance(command, records.EpisodeSetAside):
                 if isinstance(event, records.SampleFailed) and event.reason is records.DropReason.EPISODE_REFUSED:
-                    self._note_refused(event)
-                else:
-                    self._tell_set_aside(command)
+                    self._refused += 1
+                    if is_told(self._refused):
+                        log.warning("an episode is set aside%s: %s", times_so_far(self._refused), event.what)
+                    continue
+                self._set_aside += 1
+                if self._set_aside <= _FIRST_SET_ASIDE or is_told(self._set_aside):
+                    name = self._tasks[command.task] if self._tasks else command.task
+                    said = "task %s, seed %d is set aside after %s%s (rollout.quarantine_after), the last one: %s"
+                    times = times_so_far(self._set_aside) if self._set_aside > _FIRST_SET_ASIDE else ""
+                    log.warning(said, name, command.seed, counted(command.failures, "failure"), times, command.reason)
 
-    def _note(self, said: str, detail: str, station: str, incarnation: int) -> None:
+    def _count(self, said: str, detail: str, station: str, incarnation: int) -> None:
         kind = ": ".join(said.split(": ")[:2])
         if kind not in self.counts and len(self.counts) >= _KINDS:
             kind = "others"
@@ -71,19 +77,6 @@ class SampleFailureLog(Observer):
             file = find_log(self._logs, station, incarnation) if self._logs and known is None else None
             where = f"; the traceback: {file}" if file else ""
             log.warning("%s: a sample failed%s: %s%s", station, times_so_far(self.counts[kind]), self.last, where)
-
-    def _note_refused(self, event: records.SampleFailed) -> None:
-        self._refused += 1
-        if is_told(self._refused):
-            log.warning("an episode is set aside%s: %s", times_so_far(self._refused), event.what)
-
-    def _tell_set_aside(self, command: records.EpisodeSetAside) -> None:
-        name = self._tasks[command.task] if self._tasks else command.task
-        self._set_aside += 1
-        if self._set_aside <= _FIRST_SET_ASIDE or is_told(self._set_aside):
-            said = "task %s, seed %d is set aside after %s%s (rollout.quarantine_after), the last one: %s"
-            times = times_so_far(self._set_aside) if self._set_aside > _FIRST_SET_ASIDE else ""
-            log.warning(said, name, command.seed, counted(command.failures, "failure"), times, command.reason)
 
     def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
         if skipped := int(report.values.get(_SKIPPED, 0)):
@@ -139,13 +132,3 @@ def warn_of_setbacks(watch: SetbackWatch, line: Mapping[str, Any]) -> None:
     """Log the alarms that a line of metrics raises."""
     for sentence in watch.take(line):
         log.warning("%s", sentence)
-
-
-class SetbackWarning(Observer):
-    """Logs the alarms of each update's metrics; attach it after `metrics`."""
-
-    def __init__(self, watch: SetbackWatch, metrics: UpdateMetrics) -> None:
-        self._watch, self._metrics = watch, metrics
-
-    def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
-        warn_of_setbacks(self._watch, self._metrics.latest)

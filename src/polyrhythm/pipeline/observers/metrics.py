@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from polyrhythm.errors import RunDistrusted
-from polyrhythm.observe import live
+from polyrhythm.observe.intervals import episodes_in_words
 from polyrhythm.observe.metrics import MetricsWriter, check_names
 from polyrhythm.pipeline.evaluation.episodes import mean_metrics
 from polyrhythm.pipeline.observers.base import Observer
@@ -67,7 +67,13 @@ class EpisodeTracker(Observer):
         self._unscored: dict[int, tuple[str, _Episode]] = {}  # by ticket, with the sample's payload id
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
-        self._hear(event)
+        match event:
+            case records.SampleFinished():
+                self._finish(event)
+            case records.SampleFailed(ticket=ticket, attempt=attempt):
+                self._running.pop((ticket, attempt), None)
+            case records.StationLost(station=station):
+                self._running = {key: place for key, place in self._running.items() if place[0] != station}
         for command in commands:
             match command:
                 case records.StartRows(simulator=simulator, slot=slot, grants=grants):
@@ -87,15 +93,6 @@ class EpisodeTracker(Observer):
         _, episode = self._unscored.pop(counted.ticket)
         episode.reward += counted.score
         self._end(episode, success=counted.success)
-
-    def _hear(self, event: records.Event) -> None:
-        match event:
-            case records.SampleFinished():
-                self._finish(event)
-            case records.SampleFailed(ticket=ticket, attempt=attempt):
-                self._running.pop((ticket, attempt), None)
-            case records.StationLost(station=station):
-                self._running = {key: place for key, place in self._running.items() if place[0] != station}
 
     def _start(self, place: tuple[str, str, int], grant: records.Grant) -> None:
         ticket = grant.ticket
@@ -270,6 +267,6 @@ class ProgressLogger(Observer):
         lag = report.values["staleness/lag_mean"]
         since = report.values.get("staleness/updates_mean", lag)
         recent = self._episodes.recent
-        went = live.episodes(recent) if recent else "no episode has ended"
+        went = episodes_in_words(recent) if recent else "no episode has ended"
         behind = f"lag {lag:.1f}" if since == lag else f"lag {lag:.1f} ({since:.1f} updates)"
         log.info("update %d of %d: %s, %s", report.step + 1, self._updates, went, behind)

@@ -99,10 +99,12 @@ def read_policy(path: Path) -> SavedPolicy:
     """
     path = find_run(path)
     if (path / RUN_FILE).is_file():
-        return _with_weights(_beside(path), *_saved_policy(path))
+        weights, version = _saved_policy(path)
+        return replace(_policy_of_run(path.resolve().parents[1]), weights=weights, version=version)
     if TrainerStates.holds(path):
-        beside = _beside(path)
-        return _with_weights(beside, *_trainer_policy(path, beside.config))
+        beside = _policy_of_run(path.resolve().parents[1])
+        weights, version = _trainer_policy(path, beside.config)
+        return replace(beside, weights=weights, version=version)
     if (path / EXPORTED_SETTINGS).is_file():
         return _load_export(path)
     if not path.is_dir():
@@ -121,7 +123,8 @@ def read_policy(path: Path) -> SavedPolicy:
                 log.warning("left out: %s", error)
     if not found:
         raise RunFolderError(_no_policy(path))
-    return _with_weights(newest, *max(found, key=lambda policy: policy[1]))
+    weights, version = max(found, key=lambda policy: policy[1])
+    return replace(newest, weights=weights, version=version)
 
 
 def read_policy_settings(path: Path) -> dict[str, Any]:
@@ -149,15 +152,6 @@ def _no_policy(path: Path) -> str:
         f"{path} holds no {POLICY_FILE} and no whole checkpoint: the run did not get that far, or they were removed; "
         "name another"
     )
-
-
-def _with_weights(policy: SavedPolicy, weights: dict[str, Any], version: int) -> SavedPolicy:
-    return replace(policy, weights=weights, version=version)
-
-
-def _beside(path: Path) -> SavedPolicy:
-    """Settings of the run whose checkpoint folder contains `path`."""
-    return _policy_of_run(path.resolve().parents[1])
 
 
 def _policy_of_run(folder: Path) -> SavedPolicy:

@@ -1,4 +1,4 @@
-"""Prepares the folder of a run that resumes.
+"""Prepares the folder of a run, new or resumed, and its first weights: from `init_from`, by its warm start, or its own.
 
 Invariant: refusals come before any change of the run, except that a damaged checkpoint may be renamed.
 """
@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from polyrhythm.config.load import save_config
+from torch import Tensor
+
+from polyrhythm.config.load import save_config, validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError, StartError
 from polyrhythm.observe.intervals import counted
-from polyrhythm.observe.metrics import rewind
+from polyrhythm.observe.metrics import MetricsWriter, rewind
 from polyrhythm.observe.run_folder import CONFIG_FILE, LOCK_FILE, SUMMARY_FILE, note_changes
 from polyrhythm.pipeline.hooks import run_hooks
 from polyrhythm.pipeline.persistence.checkpoints import (
@@ -26,11 +28,16 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     SavedRun,
     load_policy,
     newest_run,
+    read_policy_settings,
+    save_policy,
 )
 from polyrhythm.pipeline.persistence.phases import PhaseJournal, has_begun
-from polyrhythm.pipeline.persistence.resume_rules import differences, saved_config
-from polyrhythm.pipeline.validation.check import ValidatedRun
-from polyrhythm.pipeline.warm_start.initial_policy import give_weights
+from polyrhythm.pipeline.persistence.resume_rules import as_written, differences, saved_config
+from polyrhythm.plugin import load
+from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.form import load_published, published_state
+from polyrhythm.policies.traits import policy_traits
+from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
 
@@ -89,14 +96,14 @@ def _remove_run(folder: Path, *, keep: bool) -> None:
             log.info("removed the run's folder: it had nothing to resume")
 
 
-def take_up(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> SavedRun | None:
+def take_up(checked: tuple[RunConfig, EnvSpec, Policy], folder: Path, progress: PhaseJournal) -> SavedRun | None:
     """Prepare the folder for a new or resumed run; returns the saved run to resume, if any.
 
     Metrics of updates that will be repeated are removed, phases after training are reopened if there are more versions
     to train than before, changed settings are recorded, and the policy gets the saved weights. RunFolderError: the run
     cannot be resumed, or not with these settings.
     """
-    config = checked.config
+    config, spec, policy = checked
     if not (folder / CONFIG_FILE).is_file():
         log.info("the run's folder: %s", folder)
         save_settings(config, folder)
@@ -111,20 +118,22 @@ def take_up(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> Save
             f"training.versions = {config.training.versions}: the run in {folder} has trained "
             f"{counted(version, 'version')} already; set it to {version} to end there, or higher to go on"
         )
-    if saved is not None and saved.counts.get("data", checked.spec.data) != checked.spec.data:
+    if saved is not None and saved.counts.get("data", spec.data) != spec.data:
         raise RunFolderError(
             f"env: the data changed since the run in {folder} was trained; restore them, or begin another run with "
             "init_from"
         )
     if saved is not None:
-        give_weights(checked.policy, saved.policy, saved.trainer.parent)
+        give_weights(policy, saved.policy, saved.trainer.parent)
     elif extended or not trained:
         _refuse_without_state(folder, progress)
     update = saved.updates if saved else version * config.freshness.sync_interval
     if extended:
         progress.reopen("rl", "evaluation_after", "best")
         (folder / SUMMARY_FILE).unlink(missing_ok=True)
-    note_changes(folder, update, _changes(before, config), datetime.now().astimezone())
+    trees = before.model_dump(mode="json"), config.model_dump(mode="json")
+    changes = {path: (left, right) for path, left, right in differences(*trees, free=_NOT_NOTED)}
+    note_changes(folder, update, changes, datetime.now().astimezone())
     save_settings(config, folder)
     if saved is not None:
         log.info("going on in %s after %s", folder, counted(saved.updates, "update"))
@@ -153,6 +162,72 @@ def _refuse_without_state(folder: Path, progress: PhaseJournal) -> None:
         )
 
 
-def _changes(before: RunConfig, after: RunConfig) -> dict[str, tuple[object, object]]:
-    trees = before.model_dump(mode="json"), after.model_dump(mode="json")
-    return {path: (left, right) for path, left, right in differences(*trees, free=_NOT_NOTED)}
+def prepare_initial_policy(
+    checked: tuple[RunConfig, EnvSpec, Policy], folder: Path, progress: PhaseJournal, metrics: MetricsWriter
+) -> int:
+    """Load or learn the policy's initial weights; return their version."""
+    config, spec, policy = checked
+    file = folder / POLICY_FILE
+    if progress.result("warm_start") is not None:
+        _, weights, version = load_policy(file)
+        give_weights(policy, weights, file)
+        return version
+    learned: dict[str, float] = {}
+    if config.init_from:
+        load_init_weights(config, policy)
+        log.info("initial weights: %s", config.init_from)
+    elif config.supervised is not None:
+        learned = load("pipeline", "demonstrations").learn(checked, folder, progress, metrics)
+    save_policy(published_state(as_module(policy)), config, file, 0, spec)
+    progress.commit("warm_start", learned)
+    return 0
+
+
+def give_weights(policy: Policy, weights: Mapping[str, Tensor], origin: Path) -> None:
+    """Load weights of the policy's own run, read from `origin`. RunFolderError: they no longer fit."""
+    try:
+        load_published(as_module(policy), weights)
+    except ValueError as error:
+        raise RunFolderError(
+            f"{origin}: {error}; if you changed the code of the policy, undo that, or start another run"
+        ) from error
+
+
+def check_init_settings(config: RunConfig) -> None:
+    """Raise RunFolderError if the existing weights of `init_from` belong to other settings; reads no weights."""
+    path = Path(config.init_from)
+    _refuse_other_settings(config, validate(read_policy_settings(path), origin=str(path)))
+
+
+def _refuse_other_settings(config: RunConfig, theirs: RunConfig) -> None:
+    saved, current = (section.model_dump(mode="json") for section in (theirs.policy, config.policy))
+    differing = differences(saved, current, "policy.", frozenset())
+    if differing:
+        key, has, own = differing[0]
+        raise RunFolderError(
+            f"init_from = {config.init_from}: {key} is {as_written(own)} here but {as_written(has)} in the policy of "
+            "those weights; make them equal, or name other weights"
+        )
+
+
+def load_init_weights(config: RunConfig, policy: Policy) -> None:
+    """Load the weights of `init_from` into the policy.
+
+    Frozen tensors that the file lacks come from the checkpoint, or from the seed. RunFolderError, with the policy
+    unchanged: there are no weights, or they belong to other settings.
+    """
+    path = Path(config.init_from)
+    if not path.exists():
+        raise RunFolderError(f"init_from = {path}: it does not exist; name the folder of a run or its policy.pt")
+    theirs, weights, _ = load_policy(path)
+    _refuse_other_settings(config, theirs)
+    part = policy_traits(policy).publishes_part and len(weights) < len(policy.state_dict())
+    if part and not getattr(config.policy, "checkpoint", "") and theirs.seed != config.seed:
+        raise RunFolderError(
+            f"init_from = {path}: seed is {config.seed} here but {theirs.seed} there, and that file lacks the frozen "
+            "tensors, which are drawn from the seed; make the seeds equal, or give both runs a policy.checkpoint"
+        )
+    try:
+        load_published(as_module(policy), weights)
+    except ValueError as error:
+        raise RunFolderError(f"init_from = {path}: {error}; name weights of a policy for this environment") from error

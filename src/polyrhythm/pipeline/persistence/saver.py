@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,12 +13,12 @@ from polyrhythm.config.sections.running import CheckpointSettings
 from polyrhythm.files import trouble
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.hosts import HostTotals
 from polyrhythm.pipeline.observers.metrics import LagHistogram
-from polyrhythm.pipeline.observers.totals import RunTotals
+from polyrhythm.pipeline.observers.totals import HostTotals, RunTotals
 from polyrhythm.pipeline.persistence.checkpoints import SavedRun
 from polyrhythm.pipeline.persistence.snapshot import RunSnapshot, take_snapshot, write_snapshot
 from polyrhythm.scheduler import records
+from polyrhythm.training.checkpoint import BackgroundSaving
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class RunCheckpointer(Observer):
     def on_tick(self, now: float) -> None:
         self._hosts.advance(now, self._pipeline.launcher.hosting.statistics())
         writing = self._under_way()
-        if writing is not None and not writing.late and writing.lasted_s > self._deadline_s:
+        if writing is not None and not writing.late and time.monotonic() - writing.began > self._deadline_s:
             writing.late = True
             said = "%s is still being written after %g s; the run goes on, but is not saved again until that ends"
             log.warning(said, writing.part, self._deadline_s)
@@ -96,17 +96,17 @@ class RunCheckpointer(Observer):
         if writing is None or writing.given_up:
             return
         writing.given_up = True  # an interrupted wait is not repeated
-        writing.wait(self._deadline_s)
+        writing.saving.ended.wait(self._deadline_s)
         if self._under_way() is not None:
             said = "%s is not written after %g s and is given up; the saved run before it stays"
-            log.error(said, writing.part, writing.lasted_s)
+            log.error(said, writing.part, time.monotonic() - writing.began)
 
     def _under_way(self) -> _Writing | None:
         """The current save; None once it is done. Raises an unexpected exception of its thread."""
         writing = self._writing
-        if writing is not None and writing.over:
+        if writing is not None and writing.saving.over:
             self._writing = None
-            writing.raise_bug()
+            writing.saving.wait()
         return self._writing
 
     def _begin(self, statistics: Mapping[str, Mapping[str, float]], level: int) -> None:
@@ -119,8 +119,15 @@ class RunCheckpointer(Observer):
             )
         except OSError as error:
             _warn_not_saved(self._folder, error)
-        else:
-            self._writing = _Writing(lambda: self._write(snapshot, states.keep), snapshot.part, level)
+            return
+
+        def write() -> None:
+            try:
+                log.log(level, "saved the run: %s", self._write(snapshot, states.keep))
+            except OSError as error:
+                _warn_not_saved(snapshot.part.parent, error)
+
+        self._writing = _Writing(BackgroundSaving(write), snapshot.part, time.monotonic())
 
     def _counts(self, statistics: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         before = self._before
@@ -155,48 +162,16 @@ class RunCheckpointer(Observer):
         }
 
 
+@dataclass(slots=True)
 class _Writing:
-    """A thread that writes one snapshot to the folder `part`.
+    """A snapshot that is being written to the folder `part`. late: a warning was logged; given_up: not waited for
+    again."""
 
-    late: a warning was logged; given_up: not waited for again. Its end is signalled by an event: an interrupted
-    `Thread.join` may mark a running thread as ended (CPython 3.11).
-    """
-
-    def __init__(self, write: Callable[[], Path], part: Path, level: int) -> None:
-        self.part, self.late, self.given_up = part, False, False
-        self._write, self._level = write, level
-        self._bug: Exception | None = None
-        self._over = threading.Event()
-        self._began = time.monotonic()
-        # A daemon, so that a hanging file system does not keep the process alive.
-        threading.Thread(target=self._run, name="run-checkpointer", daemon=True).start()
-
-    def _run(self) -> None:
-        """Consumes: the snapshot. Waits for: the disk. Unblocked by: completion or an error. Produces: a saved run, or
-        a warning."""
-        try:
-            log.log(self._level, "saved the run: %s", self._write())
-        except OSError as error:
-            _warn_not_saved(self.part.parent, error)
-        except Exception as error:  # noqa: BLE001 - raised again by `raise_bug`
-            self._bug = error
-        finally:
-            self._over.set()
-
-    @property
-    def lasted_s(self) -> float:
-        return time.monotonic() - self._began
-
-    def wait(self, seconds: float) -> None:
-        self._over.wait(seconds)
-
-    @property
-    def over(self) -> bool:
-        return self._over.is_set()
-
-    def raise_bug(self) -> None:
-        if self._bug is not None:
-            raise self._bug
+    saving: BackgroundSaving
+    part: Path
+    began: float
+    late: bool = False
+    given_up: bool = False
 
 
 def _warn_not_saved(folder: Path, error: OSError) -> None:

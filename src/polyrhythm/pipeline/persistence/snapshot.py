@@ -7,14 +7,15 @@ its final name after its content has reached the disk, so a saved run is whole o
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
 import shutil
 import threading
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     next_run,
     saved_runs,
 )
-from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.memory.payloads import Payloads
+from polyrhythm.runtime.launcher import ArenaPayloads, Launcher
 from polyrhythm.runtime.memory.tensors import State
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import AnyConductor
@@ -57,7 +57,7 @@ class SampleHandover:
     failed read.
     """
 
-    def __init__(self, payloads: Payloads, payload_ids: Sequence[str]) -> None:
+    def __init__(self, payloads: ArenaPayloads, payload_ids: Sequence[str]) -> None:
         self._payloads, self._payload_ids = payloads, tuple(payload_ids)
         self._pending = {int(payload_id) for payload_id in payload_ids}
         self._copies: dict[int, Trajectory] = {}
@@ -93,22 +93,11 @@ class SampleHandover:
     def _copy(self, block: int) -> None:
         if block in self._pending:
             try:
-                self._copies[block] = _copy_of(self._payloads.read(str(block)))
+                self._copies[block] = copy.deepcopy(self._payloads.read(str(block)))
                 self._pending.remove(block)
             except OSError as error:
                 self._pending.clear()
                 self._failure = error
-
-
-def _copy_of(sample: Trajectory) -> Trajectory:
-    own: dict[str, Any] = {}
-    for field in fields(sample):
-        value = getattr(sample, field.name)
-        if isinstance(value, dict):
-            own[field.name] = {name: array.copy() for name, array in value.items()}
-        elif hasattr(value, "copy"):
-            own[field.name] = value.copy()
-    return replace(sample, **own)
 
 
 log = logging.getLogger(__name__)
@@ -171,7 +160,7 @@ class RunSnapshot:
 def take_snapshot(
     folder: Path,
     conductor: AnyConductor,
-    payloads: Payloads,
+    payloads: ArenaPayloads,
     weights: Weights,
     states: TrainerStates,
     counts: dict[str, Any],
@@ -226,7 +215,11 @@ def write_snapshot(snapshot: RunSnapshot, keep: int) -> Path:
 
 def _write_files(snapshot: RunSnapshot) -> None:
     part = snapshot.part
-    _write_samples(part / SAMPLES_FILE, snapshot.samples)
+    with zipfile.ZipFile(part / SAMPLES_FILE, "w") as archive:  # as `numpy.savez`, with one sample in memory at a time
+        for payload_id, sample in snapshot.samples.samples():
+            for name, array in _flat(payload_id, sample).items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
     if snapshot.published is not None:
         save_state({"policy": snapshot.published()}, part / PUBLISHED_FILE)
     content = {"conductor": snapshot.conductor, "counts": snapshot.counts, "version": snapshot.version}
@@ -234,15 +227,6 @@ def _write_files(snapshot: RunSnapshot) -> None:
     (part / RUN_FILE).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
     for path in part.rglob("*"):
         _sync(path)
-
-
-def _write_samples(path: Path, samples: SampleHandover) -> None:
-    """`numpy.savez` with only one sample in memory at a time."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for payload_id, sample in samples.samples():
-            for name, array in _flat(payload_id, sample).items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
 
 
 def _flat(payload_id: str, trajectory: Trajectory) -> dict[str, NDArray[Any]]:
@@ -281,7 +265,9 @@ def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher
     conductor.detach()
     rollout = conductor.rollout
     rollout.admission.target = min(rollout.admission.target, versions)
-    blocks = _assign_blocks(saved.samples, launcher.payloads.arena.layout.blocks)
+    # The samples keep their blocks, or get the first ones if the arena has become smaller.
+    smaller = any(int(payload_id) >= launcher.payloads.arena.layout.blocks for payload_id in saved.samples)
+    blocks = {old: str(block) if smaller else old for block, old in enumerate(saved.samples)}
     try:
         for sample in rollout.samples.values():
             sample.payload_id = blocks[sample.payload_id] if sample.payload_id else ""
@@ -295,11 +281,3 @@ def restore_run(saved: SavedRun, settings: SchedulerSettings, launcher: Launcher
     launcher.payloads.in_flight.restore(tuple(blocks.values()))
     saved.samples.clear()  # they are in the arena now
     return conductor
-
-
-def _assign_blocks(payload_ids: Iterable[str], blocks: int) -> dict[str, str]:
-    """Arena block of each saved sample: its old one, or the first blocks if the arena has become smaller."""
-    own = list(payload_ids)
-    if all(int(payload_id) < blocks for payload_id in own):
-        return {payload_id: payload_id for payload_id in own}
-    return {payload_id: str(block) for block, payload_id in enumerate(own)}

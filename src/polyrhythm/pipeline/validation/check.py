@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import torch
 
 from polyrhythm.checks import (
@@ -29,7 +28,6 @@ from polyrhythm.checks import (
 from polyrhythm.config.catalog import check_installed
 from polyrhythm.config.presets import describe_objective
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.env_warnings import forget_warnings
@@ -37,19 +35,16 @@ from polyrhythm.envs.base import EnvSettings, traits_of
 from polyrhythm.envs.mujoco import set_simulator_count
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.run_folder import find_run
-from polyrhythm.pipeline.array_specs import arena_layout
+from polyrhythm.pipeline.array_specs import arena_layout, env_batch_infos
 from polyrhythm.pipeline.build import env_settings, policy_settings
-from polyrhythm.pipeline.env_batches import env_batch_infos
-from polyrhythm.pipeline.placed import place, station_names
-from polyrhythm.pipeline.seats import group_seats
+from polyrhythm.pipeline.persistence.resume import load_init_weights
+from polyrhythm.pipeline.placed import group_seats, place, station_names
 from polyrhythm.pipeline.validation.fit import (
     check_learning,
     check_ranks,
     check_rollout,
     check_weights_change,
 )
-from polyrhythm.pipeline.warm_start.demos import check_expert, dataset_format, has_expert
-from polyrhythm.pipeline.warm_start.init_from import load_init_weights
 from polyrhythm.plugin import load
 from polyrhythm.policies.base import Policy, PolicySettings, as_module, extended_settings
 from polyrhythm.policies.engine import streaming
@@ -89,8 +84,6 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
     context = CheckContext(config, trainer=trainer, simulates=_simulates_here(config), begun=begun)
     if config.prometheus.port is not None:
         load("observer", "prometheus")  # an error if the plugin is not there
-    free = free_memory()  # before the policy is built here; it is freed when the stations run
-    context.free = lambda device: free if device == "cpu" else free_memory(device)
     require_all(with_added(CHECKS, context.depth), context)
     return ValidatedRun(config, context.spec, context.policy)
 
@@ -107,35 +100,6 @@ def read_spec(context: CheckContext) -> EnvSpec:
         with errors_of(f"env.type = {context.config.env_type}", "spec"):
             context.spec = env_settings(context.config).spec()
     return context.spec
-
-
-def free_memory(device: str = "cpu", *, now: bool = False) -> int:
-    """Bytes of host memory that this process may still use, or the total bytes of a CUDA device.
-
-    now: currently free bytes of a CUDA device instead; the query itself allocates a CUDA context.
-    """
-    if device != "cpu" and now:
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device != "cpu":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    free, limit = psutil.virtual_memory().available, container_limit()
-    return min(free, limit) if limit is not None else free
-
-
-def container_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes left within the control group's limit, not counting page cache as used; None without a limit."""
-    for folder, most, used, cached in (
-        (root, "memory.max", "memory.current", "inactive_file"),
-        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            limit = (folder / most).read_text(encoding="ascii").strip()
-            if limit.isdecimal() and int(limit) < 1 << 60:
-                parts = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
-                return int(limit) - int((folder / used).read_text(encoding="ascii")) + int(parts.get(cached, 0))
-        except OSError:
-            continue
-    return None
 
 
 def _simulates_here(config: RunConfig) -> bool:
@@ -237,14 +201,6 @@ def check_form(config: RunConfig, spec: EnvSpec, settings: PolicySettings | None
             "return a PolicyForm (polyrhythm.policies.form.describe makes one)"
         )
     return form
-
-
-def check_demonstrations(config: RunConfig, dataset: DatasetSettings, spec: EnvSpec) -> str:
-    """Compare the dataset with the environment by its small files; returns its description. A resumed run needs
-    none."""
-    if config.resume != "never":
-        return ""
-    return str(dataset_format(dataset).check_dataset(dataset, spec, config.rollout.action_repeat))
 
 
 def shared_sizes(config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool = True) -> dict[str, int]:
@@ -356,18 +312,10 @@ def check_memory(context: CheckContext) -> None:
 def check_start(context: CheckContext, policy: Policy | None = None) -> None:
     """Check the source of the first weights, and whether instructions can be swapped. policy: else the context's."""
     config, spec = context.config, context.spec
-    demonstrations = config.demonstrations if context.trainer and not config.init_from else None
     if context.trainer and config.init_from and config.resume == "never":  # a resumed run has its own weights
         load_init_weights(config, policy or context.policy)
-    elif demonstrations is not None and demonstrations.dataset is not None:
-        check_demonstrations(config, demonstrations.dataset, spec)
-    elif demonstrations is not None:
-        if not has_expert(env_settings(config)):
-            raise ConfigError(
-                "demonstrations = set: this environment has no scripted expert; set demonstrations and supervised to "
-                "null"
-            )
-        check_expert(env_settings(config), demonstrations)
+    elif context.trainer and config.demonstrations is not None and not config.init_from:
+        load("pipeline", "demonstrations").check_source(config, spec)
     if config.evaluation.swapped:
         refuse_swapping(spec)
 

@@ -13,17 +13,16 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
 from polyrhythm.conformance import raised
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.array_specs import blank, bucket_sizes
+from polyrhythm.pipeline.array_specs import blank, bucket_sizes, env_batch_infos
 from polyrhythm.pipeline.build import scheduler_settings
-from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import policy_traits, settings_traits
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.settings import load_function
 from polyrhythm.specs import EnvSpec
-from polyrhythm.stations.simulator.env_host import refuse_segments
-from polyrhythm.training.optim import adamw_of
+from polyrhythm.stations.simulator.slot import StepSettings
+from polyrhythm.training.optim import adamw
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
     bucket_sizes(config, infos)  # raises if they do not fit
     _check_slots(config, infos)
     with errors_of(f"rollout.segment_steps = {config.rollout.segment_steps}"):
-        refuse_segments(spec, config.rollout.segment_steps)
+        StepSettings(1, segment_steps=config.rollout.segment_steps).check(spec)
     if spec.chunk and config.rollout.action_repeat > 1:
         raise ConfigError(
             f"rollout.action_repeat = {config.rollout.action_repeat}: a step of this environment takes a whole chunk, "
@@ -177,7 +176,7 @@ def check_learning(context: CheckContext, policy: Policy) -> None:
         _check_has_value(config, policy)
         check_trainable(config, context.spec, context.tried[0] if context.tried else policy)
         with errors_of("training.optimizer"):
-            adamw_of(as_module(policy), config.training.optimizer)
+            adamw(as_module(policy), config.training.optimizer)
         require_added(context, "custom objective")
 
 

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.envs.base import EnvSettings
     from polyrhythm.errors import ConfigError
     from polyrhythm.plugins.join.joining import JoinClient
-    from polyrhythm.plugins.join.terms import read_token
+    from polyrhythm.plugins.join.messages import read_token
 
     settings = load_env(arguments.env, arguments.overrides)
     if not isinstance(settings, EnvSettings):

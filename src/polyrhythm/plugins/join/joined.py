@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 from polyrhythm.plugins.join import messages as m
 from polyrhythm.plugins.join.joined_samples import JoinedSamples
-from polyrhythm.plugins.join.reception import Heard, Reception
-from polyrhythm.plugins.join.terms import Terms
+from polyrhythm.plugins.join.reception import ReceivedEvent, Reception, Terms
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight
@@ -100,7 +99,9 @@ class JoinedSimulator:
         self._samples = JoinedSamples(arena, plan.spec, plan.step)
         self._reception = Reception(
             Terms(plan.polyrhythm, plan.spec),
-            self._welcome,
+            lambda session: m.Welcome(
+                session, plan.name, incarnation, address, plan.info, plan.step, arena.layout, plan.reconnect_s
+            ),
             self._drops,
             reconnect_s=plan.reconnect_s,
             start_s=plan.start_s,
@@ -114,19 +115,6 @@ class JoinedSimulator:
         except BaseException:
             self._sockets.close()
             raise
-
-    def _welcome(self, session: str) -> m.Welcome:
-        plan = self._plan
-        return m.Welcome(
-            session,
-            self.name,
-            self.incarnation,
-            self._address,
-            plan.info,
-            plan.step,
-            self._arena.layout,
-            plan.reconnect_s,
-        )
 
     def joined(self) -> records.SimulatorJoined:
         return records.SimulatorJoined(self.name, self.incarnation, (self._plan.info,))
@@ -164,34 +152,34 @@ class JoinedSimulator:
             found = self._end.receive(seconds)
             if found is not None:
                 who, parts = found
-                heard = self._reception.hear(who, parts[0] if len(parts) == 1 else b"", self._clock())
-                if heard is not None:
-                    self._take(heard)
-            self._reception.look(self._clock())
+                received = self._reception.receive(who, parts[0] if len(parts) == 1 else b"", self._clock())
+                if received is not None:
+                    self._take(received)
+            self._reception.check(self._clock())
         finally:
             self._flush()
         return found is not None
 
-    def _take(self, heard: Heard) -> None:
+    def _take(self, received: ReceivedEvent) -> None:
         """Handle one event of the simulator; reject the simulator if the event contradicts the run."""
         try:
-            event = wire.decode(heard.event)
+            event = wire.decode(received.event)
             if isinstance(event, wire.Refused):
                 raise UnfitMessage("impossible", f"it refuses a command: {event.why[:200]}")
             self._in_flight.accept(event)
             match event:
                 case records.RequestArrived():
-                    self._samples.request(event, heard.pieces)
+                    self._samples.request(event, received.pieces)
                 case records.SampleFinished():
-                    self._samples.finish(event, heard.pieces)
+                    self._samples.finish(event, received.pieces)
                 case records.SampleFailed():
                     self._samples.fail(event)
         except (UnfitMessage, ValueError) as error:
             self._drops.drop("impossible", str(error))
-            self._reception.send_away(str(error)[:300])
+            self._reception.reject(str(error)[:300])
             return
         self._units += 1
-        self._bytes += sum(map(len, heard.pieces))
+        self._bytes += sum(map(len, received.pieces))
         self._emit(event)  # type: ignore[arg-type]
 
     def _flush(self) -> None:
@@ -213,7 +201,7 @@ class JoinedSimulator:
                 pass
             case _:
                 raise UnfitMessage("misdirected", f"{type(command).__name__} is not for a simulator that joins")
-        self._reception.tell(wire.encode(command))
+        self._reception.send(wire.encode(command))
         self._flush()
 
     def deliver(self, reply: Reply) -> None:
@@ -223,7 +211,7 @@ class JoinedSimulator:
         if len(reply.answers):
             self._in_flight.on_version(newest_version(reply.answers))
         self._samples.answer(reply)
-        self._reception.tell(wire.encode_reply(reply))
+        self._reception.send(wire.encode_reply(reply))
         self._flush()
 
     # ------------------------------------------------------------ reports

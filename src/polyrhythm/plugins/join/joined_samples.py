@@ -152,7 +152,10 @@ class JoinedSamples:
 
             def check(arrays: dict[str, NDArray[Any]]) -> None:
                 _check_finite(arrays)
-                _check_return(event.episode_return, arrays["reward"])
+                rewards, size = arrays["reward"], float(np.abs(arrays["reward"]).sum(dtype=np.float64))
+                total = float(rewards.sum(dtype=np.float64))
+                if abs(event.episode_return - total) > _ROUNDING * (size + 1.0):
+                    raise ValueError(f"a return of {event.episode_return:g}; its rewards sum up to {total:g}")
 
             write_rest(self._arena, attempt.block, event.chunk_steps, pieces, check)
             self._arena.finish(
@@ -192,13 +195,6 @@ class JoinedSamples:
             raise ValueError(f"metrics {[name[:40] for name in names[:3]]}; declared are {[*self._spec.metrics]}")
         if not all(map(math.isfinite, (event.episode_return, *(value for _, value in event.metrics)))):
             raise ValueError("its return or a metric is not finite")
-
-
-def _check_return(given: float, rewards: NDArray[Any]) -> None:
-    """ValueError: `given` differs from the sum of the rewards."""
-    total, size = float(rewards.sum(dtype=np.float64)), float(np.abs(rewards).sum(dtype=np.float64))
-    if abs(given - total) > _ROUNDING * (size + 1.0):
-        raise ValueError(f"a return of {given:g}; its rewards sum up to {total:g}")
 
 
 def _check_finite(arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -74,7 +74,7 @@ class FrameCame(NamedTuple):
     frame: memoryview
 
 
-class StationSaid(NamedTuple):
+class StationEvent(NamedTuple):
     """An event of the station, encoded by `wire`, with its arrays."""
 
     event: bytes
@@ -117,7 +117,7 @@ class LeaveRun(NamedTuple):
     reason: str
 
 
-JoinEvent = TimePassed | LineIs | FrameCame | StationSaid
+JoinEvent = TimePassed | LineIs | FrameCame | StationEvent
 JoinAction = OpenLine | CloseLine | SendFrame | MakeStation | HandOver | StopStation | LeaveRun
 
 
@@ -178,8 +178,8 @@ class Joiner:
         match event:
             case FrameCame(frame):
                 self._on_frame(frame, now)
-            case StationSaid() if self._member is not None:
-                self._on_said(self._member, event)
+            case StationEvent() if self._member is not None:
+                self._on_event(self._member, event)
             case LineIs(state):
                 self._on_line(state, now)
             case TimePassed():
@@ -294,25 +294,22 @@ class Joiner:
             self._heard = now
             match message:
                 case m.Welcome() if self._member is None:
-                    self._on_welcome(message)
+                    answers = message.layout.answer_dtype
+                    self._member = _Membership(message.session, message.station, answers, message.reconnect_s)
+                    self.attached, self._beat_at = True, 0.0
+                    self._full_since, self._said_full = float("inf"), False
+                    self._actions.append(MakeStation(message))
+                    log.info("joined %s as %s; building the environment", self._address, message.station)
                 case m.JoinRefused():
                     self._on_refused(message, now)
                 case m.Over() if self._member is not None and message.session == self._member.session:
                     if message.fault:
                         raise RunHalted(f"the run sends this simulator away: {message.reason}")
                     self._actions.append(LeaveRun(message.reason))
-                case m.Resumed() | m.Told() | m.Alive() if self._member is not None:
+                case m.Resumed() | m.RunMessage() | m.Alive() if self._member is not None:
                     self._go_on(self._member, message, pieces)
         except UnfitMessage as unfit:
             self.drops.drop(unfit.kind, str(unfit))
-
-    def _on_welcome(self, welcome: m.Welcome) -> None:
-        answers = welcome.layout.answer_dtype
-        self._member = _Membership(welcome.session, welcome.station, answers, welcome.reconnect_s)
-        self.attached, self._beat_at = True, 0.0
-        self._full_since, self._said_full = float("inf"), False
-        self._actions.append(MakeStation(welcome))
-        log.info("joined %s as %s; building the environment", self._address, welcome.station)
 
     def _on_refused(self, refused: m.JoinRefused, now: float) -> None:
         """StartError: the refusal is permanent."""
@@ -336,20 +333,22 @@ class Joiner:
         else:
             raise StartError(f"the run does not let this simulator in: {refused.reason}")
 
-    def _go_on(self, member: _Membership, message: m.Resumed | m.Told | m.Alive, pieces: list[memoryview]) -> None:
+    def _go_on(
+        self, member: _Membership, message: m.Resumed | m.RunMessage | m.Alive, pieces: list[memoryview]
+    ) -> None:
         if message.session != member.session:
             raise UnfitMessage("unknown_station", "a frame of another session")
         decoded: object = None
-        if isinstance(message, m.Told):
+        if isinstance(message, m.RunMessage):
             if len(pieces) != 1:
                 raise UnfitMessage("impossible", f"a message in {len(pieces)} pieces")
-            decoded = wire.decode(pieces[0], member.answers, m.LARGEST_TOLD)
-        member.numbering.note(message.received)
+            decoded = wire.decode(pieces[0], member.answers, m.LARGEST_MESSAGE)
+        member.numbering.acknowledge(message.received)
         if isinstance(message, m.Resumed):  # messages that the run lacks are sent again
             self._actions += [SendFrame(frame) for frame in member.numbering.kept()]
             self.attached = True
             log.info("%s: the session goes on", member.station)
-        elif isinstance(message, m.Told) and member.numbering.take(message.number):
+        elif isinstance(message, m.RunMessage) and member.numbering.take(message.number):
             self._actions.append(HandOver(decoded, pieces[0]))
 
     def _give_up_session(self, now: float) -> None:
@@ -360,9 +359,10 @@ class Joiner:
 
     # ------------------------------------------------------------ events of the station
 
-    def _on_said(self, member: _Membership, said: StationSaid) -> None:
+    def _on_event(self, member: _Membership, event: StationEvent) -> None:
         numbering = member.numbering
-        frame = m.pack(m.SimulatorSaid(member.session, numbering.next(), numbering.received, said.event), said.pieces)
+        message = m.SimulatorMessage(member.session, numbering.next(), numbering.received, event.event)
+        frame = m.pack(message, event.pieces)
         numbering.keep(frame)
         if self.attached:
             self._actions.append(SendFrame(frame))

@@ -37,6 +37,7 @@ from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.sockets import wait_for
 from polyrhythm.scheduler import records
 from polyrhythm.specs import EnvSpec
+from polyrhythm.stations.simulator.slot import SlotIdentity
 from polyrhythm.stations.simulator.station import Simulator, refuse_other
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class JoinClient:
         spec = settings.spec()
         words = " ".join(filter(None, (getattr(settings, "type", ""), getattr(settings, "id", ""))))
         self.joiner = j.Joiner(address, spec, words, version, time.monotonic(), **limits)
-        self._lines = Lines(keys, m.LARGEST_TOLD)
+        self._lines = Lines(keys, m.LARGEST_MESSAGE)
         self._woken, self._waking = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._waking, False)
@@ -121,15 +122,15 @@ class JoinClient:
         with suppress(BlockingIOError):
             os.read(self._woken, 4096)
         if line is not None:
-            state = line.note()
+            state = line.update()
             if state == "proven":
                 self._handle(j.LineIs(state))
             while self._line is line and not self._outcome and (frame := line.receive()) is not None:
                 self._handle(j.FrameCame(frame))
             if self._line is line and not self._outcome and state in ("refused", "broken"):
                 self._handle(j.LineIs(state))
-        while self._station is not None and self._station.said:
-            self._handle(self._station.said.popleft())
+        while self._station is not None and self._station.events:
+            self._handle(self._station.events.popleft())
 
     def _handle(self, event: j.JoinEvent) -> None:
         self._do(self.joiner.handle(event, time.monotonic()))
@@ -160,14 +161,14 @@ class JoinedStation:
     """The station of the session that `welcome` begins.
 
     env: makes the environment for a number of rows, in the thread that calls `part.run`; wake: called by that thread
-    when an event is queued or it has ended. part: the running station; said: its queued events. StartError: the run's
+    when an event is queued or it has ended. part: the running station; events: queued ones. StartError: the run's
     samples do not fit into this machine's memory.
     """
 
     def __init__(
         self, welcome: m.Welcome, env: Callable[[int], EnvBatch], wake: Callable[[], None], drops: DropCounter
     ) -> None:
-        self.said = deque[j.StationSaid]()
+        self.events = deque[j.StationEvent]()
         self._turn = threading.Lock()
         self._welcome, self._wake, self._drops = welcome, wake, drops
         self._over = False
@@ -180,10 +181,8 @@ class JoinedStation:
 
         def make() -> Station:
             rows = sum(slot.rows for slot in welcome.info.slots)
-            batch = [(welcome.info, env(rows))]
-            return Simulator(
-                welcome.station, welcome.incarnation, batch, welcome.step, self._arena, self.say, welcome.address
-            )
+            source = SlotIdentity(welcome.station, welcome.incarnation, welcome.address, self.emit)
+            return Simulator(source, welcome.info, env(rows), welcome.step, self._arena)
 
         self.part = StationThread(welcome.address, make, self._queue, drops, layout, self)
 
@@ -226,12 +225,12 @@ class JoinedStation:
 
     # ------------------------------------------------------------ events of the station
 
-    def say(self, event: records.Event | wire.Refused) -> None:
+    def emit(self, event: records.Event | wire.Refused) -> None:
         """Queue an event with copies of its arrays, as the station goes on to overwrite them."""
         with self._turn:
             if not self._over:
                 event, pieces = self._with_pieces(event)
-                self.said.append(j.StationSaid(wire.encode(event), [memoryview(_bytes_of(one)) for one in pieces]))
+                self.events.append(j.StationEvent(wire.encode(event), [memoryview(_bytes_of(one)) for one in pieces]))
 
     def _with_pieces(self, event: records.Event | wire.Refused) -> tuple[records.Event | wire.Refused, list[Sent]]:
         arena, count = self._arena, self._arena.layout.blocks
@@ -266,11 +265,11 @@ class JoinedStation:
         """Nothing: the connection's thread sends the queued events."""
 
     def flush(self) -> None:
-        if self.said:
+        if self.events:
             self._wake()
 
     def refuse(self, command: bytes, why: str) -> None:
-        self.say(wire.Refused(self._welcome.station, self._welcome.incarnation, command, why[:_REASON_CHARS]))
+        self.emit(wire.Refused(self._welcome.station, self._welcome.incarnation, command, why[:_REASON_CHARS]))
 
     def notify(self) -> None:
         self._wake()

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
 
+from polyrhythm.errors import StartError
 from polyrhythm.plugins.cluster import parcels
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.transport import wire
+from polyrhythm.runtime.transport.authentication import KeyPair, RunKeys
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import EnvBatchInfo
 from polyrhythm.specs import EnvSpec
@@ -53,7 +58,7 @@ class Beat(msgspec.Struct, frozen=True, tag=1):
     statistics: Mapping[str, float]
 
 
-class SimulatorSaid(msgspec.Struct, frozen=True, tag=2):
+class SimulatorMessage(msgspec.Struct, frozen=True, tag=2):
     """Message `number` of a simulator: an event encoded by `wire`. Pieces of a request: its entries, noise keys, greedy
     flags and observations; of a finished sample: the arrays that its requests did not contain."""
 
@@ -100,7 +105,7 @@ class JoinRefused(msgspec.Struct, frozen=True, tag=6):
     ports: tuple[int, ...] = ()
 
 
-class Told(msgspec.Struct, frozen=True, tag=7):
+class RunMessage(msgspec.Struct, frozen=True, tag=7):
     """Message `number` of the run. Its piece: a command or a reply, encoded by `wire`."""
 
     session: str
@@ -124,12 +129,12 @@ class Over(msgspec.Struct, frozen=True, tag=9):
 
 
 #: Messages of a simulator, and of the run.
-FromSimulator = JoinHello | Beat | SimulatorSaid | Leave
-FromRun = Welcome | Resumed | JoinRefused | Told | Alive | Over
+FromSimulator = JoinHello | Beat | SimulatorMessage | Leave
+FromRun = Welcome | Resumed | JoinRefused | RunMessage | Alive | Over
 Message = FromSimulator | FromRun
 
 #: Maximum bytes of a head with the fields beside the arrays; of a message to a simulator (a reply, or the layout).
-HEAD_BYTES, LARGEST_TOLD = 2**16, 64 * 2**20
+HEAD_BYTES, LARGEST_MESSAGE = 2**16, 64 * 2**20
 #: Maximum bytes of a spec; its head has some more.
 LARGEST_SPEC = HEAD_BYTES - 4096
 _decoders: dict[str, Any] = {
@@ -169,7 +174,7 @@ class Numbering:
         self.sent += 1
         self._kept.append((self.sent, content))
 
-    def note(self, received: int) -> None:
+    def acknowledge(self, received: int) -> None:
         """The other end has received all messages up to this one. UnfitMessage: it was never sent."""
         if not 0 <= received <= self.sent:
             raise UnfitMessage("impossible", f"message {received} is said to have come; {self.sent} were sent")
@@ -190,3 +195,41 @@ class Numbering:
 
     def __len__(self) -> int:
         return len(self._kept)
+
+
+#: The run's token: `polyrhythm-join-1 PUBLIC_KEY_OF_THE_RUN PUBLIC_KEY SECRET_KEY`, CURVE keys in Z85 that are made for
+#: the run and give access to its join ports and nothing else.
+_KIND = "polyrhythm-join-1"
+#: Characters of a key in Z85; bytes of a file that can be a token.
+_KEY, _LARGEST = 40, 4096
+
+
+def write_token(path: Path, keys: RunKeys) -> None:
+    """Write the token with mode 0600, replacing an existing file."""
+    words = (_KIND, *(key.decode() for key in (keys.inbox.public, keys.outbox.public, keys.outbox.secret)))
+    unfinished = path.with_name(f".{path.name}.part")
+    unfinished.unlink(missing_ok=True)
+    file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(file, "w", encoding="ascii") as out:
+        out.write(" ".join(words) + "\n")
+    unfinished.replace(path)
+
+
+def read_token(path: Path) -> RunKeys:
+    """The keys for joining, without the run's secret key. StartError: the file is not a token,
+    or others can read it."""
+    try:
+        mode = path.stat().st_mode
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise StartError(f"--token-file = {path}: {error.strerror}; copy the file that the run names") from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise StartError(
+            f"--token-file = {path}: others can read it (mode {stat.S_IMODE(mode):o}); run: chmod 600 {path}"
+        )
+    kind, *keys = content.split() or [b""]
+    if kind != _KIND.encode() or len(keys) != 3 or any(len(key) != _KEY for key in keys):
+        raise StartError(f"--token-file = {path}: not a token of a run; copy the file that the run names, as it is")
+    run, public, secret = keys
+    return RunKeys(KeyPair(run, b""), KeyPair(public, secret))

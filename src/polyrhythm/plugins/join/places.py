@@ -17,7 +17,7 @@ from polyrhythm.pipeline.context import AddedStations, StationPlan
 from polyrhythm.pipeline.placed import joined_names
 from polyrhythm.plugins.cluster.hosts.memory import start_cleaner
 from polyrhythm.plugins.join.joined import JoinedSimulatorFactory
-from polyrhythm.plugins.join.terms import write_token
+from polyrhythm.plugins.join.messages import write_token
 from polyrhythm.runtime.factories import Joining
 from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
 

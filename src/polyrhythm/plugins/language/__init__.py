@@ -14,7 +14,7 @@ def check_calls(context: CheckContext) -> tuple[()]:
     config, sandbox = context.config, getattr(context.config.env, "sandbox", None)
     if sandbox is None or getattr(config.env, "tool", "python") != "python":
         return ()
-    from polyrhythm.pipeline.env_batches import env_batch_infos
+    from polyrhythm.pipeline.array_specs import env_batch_infos
 
     infos = env_batch_infos(config, context.spec)
     rows = max((sum(slot.rows for info in own for slot in info.slots) for own in infos), default=0)

@@ -61,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _machine(arguments: argparse.Namespace) -> Machine:
     from polyrhythm.errors import ConfigError
-    from polyrhythm.pipeline.validation.check import free_memory
     from polyrhythm.plugins.memory_estimate.plan import Machine
+    from polyrhythm.plugins.memory_estimate.room import free_memory
     from polyrhythm.runtime.memory.tensors import count_devices
 
     given = {"cpu": arguments.host_memory, "cuda": arguments.device_memory}

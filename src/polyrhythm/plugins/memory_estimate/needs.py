@@ -20,11 +20,11 @@ from polyrhythm.pipeline.array_specs import (
     answer_specs,
     arena_layout,
     bucket_sizes,
+    env_batch_infos,
     largest_batch,
     shown,
     step_settings,
 )
-from polyrhythm.pipeline.env_batches import env_batch_infos
 from polyrhythm.pipeline.placed import TRAINER, Placed, evaluator_name, generator_names, place
 from polyrhythm.plugins.memory_estimate.activations import Activations
 from polyrhythm.policies.form import PolicyForm

@@ -14,7 +14,7 @@ from typing import Any
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
 from polyrhythm.errors import ConfigError, PolyrhythmError
-from polyrhythm.pipeline.env_batches import env_batch_infos
+from polyrhythm.pipeline.array_specs import env_batch_infos
 from polyrhythm.pipeline.placed import trainer_ranks
 from polyrhythm.pipeline.validation.fit import check_ranks
 from polyrhythm.plugins.memory_estimate.needs import (

@@ -22,7 +22,7 @@ PLUGIN = Plugin(
             "prometheus": "polyrhythm.plugins.prometheus:CHECKS",
         },
         "observer": {
-            "prometheus": "polyrhythm.plugins.prometheus.run_part:HOOKS",
+            "prometheus": "polyrhythm.plugins.prometheus.endpoint:HOOKS",
         },
     },
 )

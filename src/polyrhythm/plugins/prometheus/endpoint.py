@@ -1,4 +1,4 @@
-"""Serves a run's current numbers to Prometheus over HTTP.
+"""Serves a run's numbers to Prometheus over HTTP: each line of metrics, and once a second those of the stations.
 
 A name is `polyrhythm_` and the metric's name (docs/metrics.md) with `_` between its parts. Parts that vary between
 runs, such as a station, a task or a reason, are labels. Only the newest numbers are kept; Prometheus polls and stores
@@ -8,23 +8,34 @@ them.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import re
 import ssl
 import threading
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.running import PrometheusSettings
 from polyrhythm.errors import MissingError, StartError, install_command
+from polyrhythm.observe.activity import Activity
+from polyrhythm.pipeline.build import Pipeline
+from polyrhythm.pipeline.hooks import RunHooks, RunPart
+from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.observers.totals import StationHosts
+from polyrhythm.runtime.launcher import Launcher
+from polyrhythm.scheduler import records
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+
 #: Seconds that the end of a run waits for a running response.
 _CLOSE_S = 5.0
-#: Maximum number of connections, and seconds that each may be silent.
-_CONNECTIONS, _ASK_S = 32, 5.0
+#: Maximum number of connections.
+_CONNECTIONS = 32
 _PREFIX = "polyrhythm"
 _STATION = ("station", "host")
 _OTHER = re.compile(r"[^a-zA-Z0-9_]")
@@ -90,11 +101,11 @@ class PrometheusEndpoint:
     """`http://ADDRESS:PORT/metrics`, from its construction to `close`.
 
     tls: files of the certificate, the key and the clients' authority; then https, only for clients with a certificate
-    of that authority. MissingError: prometheus_client is not installed; StartError: the address or the files cannot be
-    used.
+    of that authority. ask_s: seconds that a connection may be silent. MissingError: prometheus_client is not
+    installed; StartError: the address or the files cannot be used.
     """
 
-    def __init__(self, address: str, port: int, tls: tuple[str, str, str] | None = None) -> None:
+    def __init__(self, address: str, port: int, tls: tuple[str, str, str] | None = None, ask_s: float = 5.0) -> None:
         check_installed()
         from prometheus_client import CollectorRegistry, start_http_server
 
@@ -109,9 +120,12 @@ class PrometheusEndpoint:
             if tls is not None:
                 _check_files(*tls)
             self._server, self._thread = start_http_server(port, address, registry, **secured)
-            _bound_connections(self._server)
+            _bound_connections(self._server, ask_s)
         except OSError as error:
-            raise unusable(address, port, error) from error
+            raise StartError(
+                f"prometheus.port = {port}: {address}:{port} cannot be opened ({error.strerror or error}); choose "
+                "another port, or end what has it"
+            ) from error
         self.port = int(self._server.server_port)
 
     def take(self, step: int, values: Mapping[str, float]) -> None:
@@ -177,16 +191,16 @@ def check_installed() -> None:
         raise MissingError(f"prometheus.port: prometheus_client is not installed; install it: {command}") from error
 
 
-def _bound_connections(server: Any) -> None:
+def _bound_connections(server: Any, ask_s: float) -> None:
     """Limit a server of prometheus_client, which has a thread per connection: connections beyond `_CONNECTIONS` are
-    closed, and so are those silent for `_ASK_S`."""
+    closed, and so are those silent for `ask_s`."""
     places, finish = threading.BoundedSemaphore(_CONNECTIONS), server.finish_request
     if isinstance(server.socket, ssl.SSLSocket):
         # Otherwise a silent connection blocks all others.
         server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
 
     def may_come(request: Any, _address: Any) -> bool:
-        request.settimeout(_ASK_S)
+        request.settimeout(ask_s)
         return places.acquire(blocking=False)
 
     def answer(request: Any, address: Any) -> None:
@@ -206,8 +220,72 @@ def _check_files(certificate: str, key: str, client_ca: str) -> None:
     context.load_verify_locations(client_ca)
 
 
-def unusable(address: str, port: int, error: OSError) -> StartError:
-    return StartError(
-        f"prometheus.port = {port}: {address}:{port} cannot be opened ({error.strerror or error}); choose another "
-        "port, or end what has it"
-    )
+log = logging.getLogger(__name__)
+
+#: Seconds between two readings of the stations' counters: Prometheus scrapes every 15 s by default.
+_SCRAPE_S = 1.0
+#: Counters that are exported; summary.json has all of them.
+_COUNTERS = ("busy_s", "env_s", "env_steps", "chunk_steps", "passes", "rows", "tokens", "updates", "scored")
+
+
+class StationsNow(Observer):
+    """Passes each station's host, utilisation, counters and faults to the Prometheus endpoint once a second."""
+
+    hears: ClassVar[tuple[type, ...]] = (records.StationLost,)
+    tick_s: ClassVar[float] = _SCRAPE_S
+
+    def __init__(self, endpoint: PrometheusEndpoint, launcher: Launcher, hosts: StationHosts) -> None:
+        self._endpoint, self._launcher, self._hosts = endpoint, launcher, hosts
+        self._activity, self._faults = Activity(), Counter[str]()
+
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
+        if isinstance(event, records.StationLost) and not event.moves:
+            self._faults[event.station] += 1
+
+    def on_tick(self, now: float) -> None:
+        counters = self._launcher.hosting.statistics()
+        self._activity.take(now, counters)
+        shares = self._activity.utilisation()
+        names = sorted({*counters, *self._faults})
+        self._endpoint.take_stations(
+            StationSample(
+                name,
+                self._hosts.of(name),
+                shares.get(name),
+                {
+                    **{each: counters[name][each] for each in _COUNTERS if each in counters.get(name, {})},
+                    "faults": float(self._faults[name]),
+                },
+            )
+            for name in names
+        )
+
+
+class EndpointPart(RunPart):
+    """An open endpoint."""
+
+    def __init__(self, endpoint: PrometheusEndpoint) -> None:
+        self._endpoint = endpoint
+
+    def on_metrics(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._endpoint.take(step, numbers)
+
+    def observers(self, pipeline: Pipeline) -> Sequence[Observer]:
+        return [StationsNow(self._endpoint, pipeline.launcher, pipeline.hosts)]
+
+    def close(self) -> None:
+        self._endpoint.close()
+
+
+class EndpointHooks(RunHooks):
+    def begin(self, config: RunConfig) -> RunPart | None:
+        settings = config.prometheus
+        if settings.port is None:
+            return None
+        endpoint = PrometheusEndpoint(settings.address, settings.port, settings.tls)
+        scheme = "https" if settings.tls else "http"
+        log.info("metrics for Prometheus: %s://%s:%d/metrics", scheme, settings.address, endpoint.port)
+        return EndpointPart(endpoint)
+
+
+HOOKS = EndpointHooks()

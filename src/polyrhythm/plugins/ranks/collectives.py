@@ -1,11 +1,15 @@
-"""Ranks in separate processes, over torch.distributed: rendezvous and sums."""
+"""Ranks in separate processes, over torch.distributed: rendezvous and sums, and each rank's share of an update.
+
+An update's trajectories and a rank's part of each mini-batch are assigned deterministically on every rank.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +21,22 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.ranks.dealing import share_of
 from polyrhythm.plugins.ranks.shards import is_sharded
-from polyrhythm.training.micro_batches import Share
+from polyrhythm.specs import Trajectory
+from polyrhythm.training.batch import (
+    MicroBatchLimits,
+    MiniBatch,
+    PackedBatch,
+    Share,
+    TrainingBatch,
+    collate,
+    sample_counts,
+)
+from polyrhythm.training.ranks import Ranks
 
 if TYPE_CHECKING:
     from polyrhythm.config.sections.placement import ShardSettings
+
 
 #: Timeout of a collective; supervision ends a rank that waits too long much earlier.
 _DEADLINE = timedelta(days=7)
@@ -30,13 +44,15 @@ _DEADLINE = timedelta(days=7)
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-class ProcessRanks:
+class ProcessRanks(Ranks):
     """Common part of both strategies (`training.ranks`).
 
     Host tensors go over gloo by the loopback interface, device tensors over NCCL if every rank has a GPU of its own,
     else over gloo. background: process group of the saving thread. host_mesh: of the ranks, for gathers in host memory;
     None if they are on devices of their own.
     """
+
+    device: torch.device
 
     def __init__(self, rank: int, size: int, store: Path, device: str, shard: ShardSettings | None) -> None:
         self.rank, self.size, self.device, self.settings = rank, size, torch.device(device), shard
@@ -108,13 +124,9 @@ def add_bit_sums(policy: nn.Module, part: nn.Module, sums: dict[str, int]) -> di
     own = {id(p) for p in part.parameters()}
     for name, p in policy.named_parameters():
         if id(p) in own and not is_sharded(p):
-            sums[name] = _bit_sum(p.detach())
+            size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[p.element_size()]
+            sums[name] = int(p.detach().contiguous().view(size).sum(dtype=torch.int64))
     return sums
-
-
-def _bit_sum(x: Tensor) -> int:
-    bits = x.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
-    return int(bits.sum(dtype=torch.int64))
 
 
 def _backend(store: FileStore, rank: int, size: int, device: torch.device) -> str:
@@ -136,3 +148,101 @@ def _loopback() -> Iterator[None]:
     finally:
         for name in added:
             del os.environ[name]
+
+
+def deal(groups: Sequence[int], steps: Sequence[int], ranks: int) -> list[list[int]]:
+    """Indices of the trajectories of each rank, ascending: [ranks] lists.
+
+    groups, steps: of each trajectory. Whole groups are assigned, the longest first, to the rank with the fewest chunk
+    steps; ties go to the first. Example: groups (7, 7, 8, 9), steps (2, 3, 4, 1), 2 ranks → [[0, 1], [2, 3]].
+    """
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    length = {group: sum(steps[i] for i in own) for group, own in members.items()}
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for group in sorted(members, key=lambda group: -length[group]):
+        rank = loads.index(min(loads))
+        dealt[rank] += members[group]
+        loads[rank] += length[group]
+    return [sorted(own) for own in dealt]
+
+
+@dataclass(frozen=True, slots=True)
+class DealtShare(Share):
+    """One rank's share.
+
+    own: its trajectories. borrowed: the trajectory whose chunk step it uses as padding if it has none; else None. owner
+    [N]: rank of each chunk step; place [N]: index among those of its rank. totals: sums each number over the ranks.
+    """
+
+    rank: int
+    ranks: int
+    own: tuple[int, ...]
+    borrowed: int | None
+    owner: Tensor
+    place: Tensor
+    totals: Callable[[Sequence[float]], Sequence[float]]
+
+    @property
+    def is_empty(self) -> bool:
+        return self.borrowed is not None
+
+    def collate(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        if self.borrowed is None:
+            return collate([trajectories[i] for i in self.own])
+        packed = collate([trajectories[self.borrowed]])
+        return replace(packed, valid=torch.zeros_like(packed.valid))
+
+    def pick(self, index: Tensor) -> tuple[Tensor, Tensor | slice]:
+        at = (self.owner[index] == self.rank).nonzero().squeeze(1)
+        return self.place[index[at]], at
+
+    def minibatch(self, batch: TrainingBatch, index: Tensor, limits: MicroBatchLimits) -> MiniBatch:
+        rows, places = self.pick(index)
+        own = batch.take(rows)
+        sizes = limits.sizes(len(rows), own.obs, own.forward_inputs)
+        if limits.tokens:  # known only to each rank
+            own_count = [len(sizes) * (rank == self.rank) for rank in range(self.ranks)]
+            counts = [int(count) for count in self.totals(own_count)]
+        else:
+            counts = self.micro_steps(index, limits.steps)
+        missing = [max(counts) - count for count in counts]
+        lacking = missing[self.rank]
+        padding = [batch.take(torch.tensor([0])).masked()] * lacking if lacking else ()
+        return MiniBatch(own, places, len(index), sizes, padding, sum(missing) / (max(counts) * len(counts)))
+
+    def micro_steps(self, index: Tensor, size: int) -> list[int]:
+        """Each rank's number of micro-batches of at most `size` chunk steps (0: one) in a mini-batch."""
+        counts = torch.bincount(self.owner[index], minlength=self.ranks).tolist()
+        return [-(-count // size) if size else min(count, 1) for count in counts]
+
+
+def share_of(
+    groups: Sequence[int],
+    steps: Sequence[int],
+    rank: int,
+    ranks: int,
+    samples: int = 0,
+    totals: Callable[[Sequence[float]], Sequence[float]] = tuple,
+) -> DealtShare:
+    """The share of `rank` of `ranks`, assigned mini-batch by mini-batch. samples: trajectories of a
+    mini-batch; 0 for all in one."""
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    for first in range(0, len(steps), samples or len(steps)):
+        cut = slice(first, first + (samples or len(steps)))
+        for of_rank, more in zip(dealt, deal(groups[cut], steps[cut], ranks), strict=True):
+            of_rank += [first + index for index in more]
+    of_trajectory = torch.empty(len(steps), dtype=torch.int64)
+    for number, dealt_to in enumerate(dealt):
+        of_trajectory[dealt_to] = number
+    owner = of_trajectory.repeat_interleave(torch.tensor(steps))
+    place = torch.empty_like(owner)
+    for number in range(ranks):
+        mine = owner == number
+        place[mine] = torch.arange(int(mine.sum()))
+    own = tuple(dealt[rank])
+    borrowed = None if own else min(range(len(steps)), key=steps.__getitem__)
+    counts = sample_counts(steps, samples)
+    return DealtShare(len(owner), len(steps), counts, rank, ranks, own, borrowed, owner, place, totals)

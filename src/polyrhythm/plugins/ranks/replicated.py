@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from polyrhythm.plugins.ranks.collectives import ProcessRanks, add_bit_sums
 from polyrhythm.training.checkpoint import Saved, Saving, save_file
-from polyrhythm.training.ranks import WholeTensors
 
 #: DDP's option that disables buffer synchronisation, renamed in torch 2.13.
 _SYNCS_BUFFERS = "forward_sync_buffers"
@@ -30,7 +29,7 @@ if _SYNCS_BUFFERS not in signature(DistributedDataParallel).parameters:
     _SYNCS_BUFFERS = "broadcast_buffers"
 
 
-class ReplicatedRanks(WholeTensors, ProcessRanks):
+class ReplicatedRanks(ProcessRanks):
     """See `training.ranks.Ranks`; nothing is sharded."""
 
     _step: ReplicatedStep | None = None

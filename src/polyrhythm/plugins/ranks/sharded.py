@@ -104,9 +104,6 @@ class ShardedRanks(ProcessRanks):
     def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:  # noqa: ARG002
         return save_folder(state, path, self.rank, self.background)
 
-    def buffers(self) -> list[Tensor]:
-        return []
-
 
 def shard_policy(
     policy: nn.Module,

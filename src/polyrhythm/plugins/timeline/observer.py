@@ -192,23 +192,17 @@ class TraceObserver(Observer):
         if self._left <= 0 or span.begin < self._began:
             return
         process, name = _PROCESSES.get(span.kind, "slots"), span.kind
+        # Publishing is concurrent with the update, so in a separate lane: viewers drop bars that overlap.
+        lane = f"{span.lane} publishes" if span.kind == kinds.PUBLISH else span.lane
         if span.kind in (kinds.TAKE, kinds.YIELD):
-            self._bar_of_switch(span)
-            return
-        if span.kind == kinds.PASS:
+            name = f"{span.lane} {'takes it' if span.kind == kinds.TAKE else 'leaves it'}"
+            process, lane = "devices", f"device {span.number}" if span.number >= 0 else "host"
+        elif span.kind == kinds.PASS:
             name = f"{span.number} requests"
         elif process != "slots":
             name = f"{span.kind} {span.number}"
-        # Concurrent with the update, so in a separate lane: viewers drop bars that overlap.
-        lane = f"{span.lane} publishes" if span.kind == kinds.PUBLISH else span.lane
         arguments = {"slots": span.slots} if span.slots > 1 else None
         self._writer.complete(process, lane, name, span.begin - self._began, span.end - self._began, arguments)
-        self._left -= 1
-
-    def _bar_of_switch(self, span: Span) -> None:
-        lane = f"device {span.number}" if span.number >= 0 else "host"
-        name = f"{span.lane} {'takes it' if span.kind == kinds.TAKE else 'leaves it'}"
-        self._writer.complete("devices", lane, name, span.begin - self._began, span.end - self._began)
         self._left -= 1
 
     def _mark(self, process: str, lane: str, name: str, now: float, arguments: dict[str, str] | None = None) -> None:

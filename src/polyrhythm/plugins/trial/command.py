@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _seats(config: RunConfig) -> dict[str, dict[str, str | int]] | None:
-    from polyrhythm.pipeline.placed import place
-    from polyrhythm.pipeline.seats import describe_seats
+    from polyrhythm.pipeline.placed import describe_seats, place
 
     try:
         return describe_seats(place(config).seats)

@@ -27,10 +27,10 @@ from polyrhythm.config.presets import describe_objective
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
 from polyrhythm.errors import MissingError, PolyrhythmError
 from polyrhythm.pipeline.build import env_settings, policy_settings
+from polyrhythm.pipeline.persistence.resume import check_init_settings
 from polyrhythm.pipeline.placed import list_seat_warnings
 from polyrhythm.pipeline.validation.check import (
     check_build,
-    check_demonstrations,
     check_env_installed,
     check_form,
     check_processes,
@@ -39,8 +39,7 @@ from polyrhythm.pipeline.validation.check import (
     shared_sizes,
 )
 from polyrhythm.pipeline.validation.fit import check_learning, check_tokens, check_trainable, check_value
-from polyrhythm.pipeline.warm_start.demos import check_expert
-from polyrhythm.pipeline.warm_start.init_from import check_init_settings
+from polyrhythm.plugin import load
 from polyrhythm.plugins.trial.advice import batching_findings, scale_findings, staleness_findings, update_findings
 from polyrhythm.plugins.trial.environment import declared_rows, try_contract, try_env, try_spec
 from polyrhythm.plugins.trial.objective import as_shown, dry_run_objective, try_on
@@ -167,10 +166,8 @@ def check_first_weights(context: CheckContext) -> str:
     if not config.init_from:
         if config.demonstrations is None:
             return ""
-        if (dataset := config.demonstrations.dataset) is not None:
-            return check_demonstrations(config, dataset, spec)
-        check_expert(env_settings(config), config.demonstrations)  # the expert of a text environment writes messages
-        return ""
+        # Not by building it: the expert of a text environment writes messages.
+        return str(load("pipeline", "demonstrations").check_source(config, spec, builds=False))
     if not Path(config.init_from).exists():
         raise MissingError(
             f"init_from = {config.init_from}: it does not exist; name the folder of a run or its policy.pt"

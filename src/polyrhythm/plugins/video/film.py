@@ -98,10 +98,13 @@ def _clips(played: Sequence[PlayedEpisode], tasks: Sequence[Task], *, measured: 
 def write_video(path: Path, clips: Sequence[Clip]) -> None:
     """Write the clips side by side, in the format of the suffix."""
     with atomic_write(path) as unfinished:
-        if path.suffix == ".gif":
-            _write_gif(unfinished, clips)
-        else:
+        if path.suffix == ".mp4":
             _write_mp4(unfinished, clips)
+            return
+        first, *rest = (grid.quantize(255, dither=Image.Dither.NONE) for grid in grids(clips))
+        pause = 1000 // _rate(clips)
+        durations = [pause] * len(rest) + [pause + round(1000 * _HOLD_S)]
+        first.save(unfinished, "GIF", save_all=True, append_images=rest, duration=durations, loop=0)
 
 
 def grids(clips: Sequence[Clip]) -> Iterator[Image.Image]:
@@ -149,13 +152,6 @@ def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, widt
     while text and font.getlength(f"{text}...") > width:
         text = text[:-1]
     return f"{text.rstrip()}..."
-
-
-def _write_gif(path: Path, clips: Sequence[Clip]) -> None:
-    first, *rest = (grid.quantize(255, dither=Image.Dither.NONE) for grid in grids(clips))
-    pause = 1000 // _rate(clips)
-    durations = [pause] * len(rest) + [pause + round(1000 * _HOLD_S)]
-    first.save(path, "GIF", save_all=True, append_images=rest, duration=durations, loop=0)
 
 
 def _write_mp4(path: Path, clips: Sequence[Clip]) -> None:
