@@ -83,7 +83,11 @@ class Checkpoint:
         prefix = _PREFIX if inner and all(name.startswith(_PREFIX) for name in inner) else ""
         places = {name.removeprefix(prefix): stored[name] for name in inner}
         tensors = {name: files[place.file].tensors[place.stored] for name, place in places.items()}
-        side = _side_tensors(folder)
+        side = {
+            f"{module}.{stored.removeprefix(_DDP)}": (spec, TensorSource(file, stored))
+            for module, file in folder_files.side_files(folder).items()
+            for stored, spec in stored_specs(file).items()
+        }
         ours, config = folder / folder_files.OURS, folder / folder_files.CONFIG
         return cls(
             folder=folder,
@@ -111,6 +115,16 @@ class Checkpoint:
             if any(re.search(sign, tensor) for tensor in self.tensors):
                 return name
         return ""
+
+    def number(self, key: str, default: int) -> int:
+        """An entry of config.json, or the default. ConfigError: it is not a number."""
+        found = self.config.get(key) or default
+        if not isinstance(found, int):
+            raise ConfigError(
+                f"checkpoint = {self.folder}: config.json has {key} = {found!r}, which is not a number; copy it again "
+                "from its release"
+            )
+        return found
 
     def require(self, kind: str) -> None:
         """ConfigError unless the folder has this policy type's architecture."""
@@ -166,14 +180,6 @@ def _header(file: Path, expected: list[str] | None) -> Header:
             "download both again from one release"
         )
     return header
-
-
-def _side_tensors(folder: Path) -> dict[str, tuple[WeightSpec, TensorSource]]:
-    found = {}
-    for module, file in folder_files.side_files(folder).items():
-        for stored, spec in stored_specs(file).items():
-            found[f"{module}.{stored.removeprefix(_DDP)}"] = (spec, TensorSource(file, stored))
-    return found
 
 
 def _torch_file(file: Path, device: str) -> dict[str, Tensor]:

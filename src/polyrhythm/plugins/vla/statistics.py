@@ -55,13 +55,7 @@ def folder_inputs(source: Checkpoint | None) -> FolderInputs:
         return FolderInputs("lerobot", cleans=False, relative=bool(steps.get(_RELATIVE, {}).get("enabled")))
     if not steps and (source.extra or "resize_imgs_with_padding" in config):
         return FolderInputs("lerobot_0.3", cleans=False)
-    entries = config.get("max_state_dim", _STATE_DIM)
-    if not isinstance(entries, int):
-        raise ConfigError(
-            f"checkpoint = {source.folder}: config.json has max_state_dim = {entries!r}, which is not a number; copy "
-            "it again from its release"
-        )
-    return FolderInputs("lerobot_0.4", entries, cleans=False)
+    return FolderInputs("lerobot_0.4", source.number("max_state_dim", _STATE_DIM), cleans=False)
 
 
 def camera_names(opened: Checkpoint) -> tuple[str, ...]:

@@ -92,15 +92,6 @@ def token_distribution(
     return TokenDistribution(distributions.log_probs(scaled), kept)
 
 
-def soft_labels(actions: Tensor, bins: int, sigma: float) -> Tensor:
-    """Target probabilities of supervised training: actions in -1..1 [...] -> [...,bins]. sigma: their width in units
-    of half the range; 0 puts all probability on the action's row, as published."""
-    if sigma == 0.0:
-        return functional.one_hot(rows_of(actions, bins), bins).float()
-    distance = centres(bins).to(actions.device) - actions.clamp(-1.0, 1.0).unsqueeze(-1)
-    return (-0.5 * (distance / sigma).square()).softmax(-1)
-
-
 _HIDDEN = (512, 128)
 
 
@@ -205,7 +196,8 @@ class OpenVlaOftPolicy(AdaptedPolicy):
         log_p = token_distribution(self._scores(hidden), 1.0).log_p
         if self.settings.label_sigma == 0.0:
             return functional.nll_loss(log_p.flatten(0, -2), rows_of(wanted, log_p.shape[-1]).flatten())
-        return -(soft_labels(wanted, log_p.shape[-1], self.settings.label_sigma) * log_p).sum(-1).mean()
+        distance = (self.centres - wanted.clamp(-1.0, 1.0).unsqueeze(-1)) / self.settings.label_sigma
+        return -((-0.5 * distance.square()).softmax(-1) * log_p).sum(-1).mean()
 
     @torch.no_grad()
     def precompute(self, obs: Observations) -> dict[str, Tensor]:
