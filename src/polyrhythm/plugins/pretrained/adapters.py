@@ -139,10 +139,8 @@ def _init(config: Mapping[str, Any]) -> Any:
 
 def merge_into(network: nn.Module, adapters: Adapters) -> list[list[str]]:
     """Add the adapters to the network's tensors with peft; return the groups of names that shared a tensor before.
-
     Afterwards each name has its own tensor, because an adapter changes only one of the tied layers. MissingError: peft
-    is not installed. ConfigError: the adapters are of another network.
-    """
+    is not installed. ConfigError: the adapters are of another network."""
     try:
         from peft import LoraConfig, PeftModel, set_peft_model_state_dict
     except ImportError as error:

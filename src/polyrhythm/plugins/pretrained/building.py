@@ -47,11 +47,9 @@ def load_network(
     seed: int = 0,
     size: Any = None,
 ) -> nn.Module:
-    """The checkpoint's network on `device`. ConfigError: tensors are missing, unexpected or of another shape.
-
-    Dtypes are those of the network after `prepare`, or the file's without it. size: by default `released_size`. seed:
-    for tensors that are `optional` in the architecture and missing in the folder.
-    """
+    """The checkpoint's network on `device`. ConfigError: tensors are missing, unexpected or of another shape. Dtypes
+    are those of the network after `prepare`, or the file's without it. size: by default `released_size`. seed: for
+    tensors that are `optional` in the architecture and missing in the folder."""
     network, found = unfilled_network(of, checkpoint, device=device, prepare=prepare, seed=seed, size=size)
     load_into(network, checkpoint, found, device=device, as_stored=prepare is None)
     _finish(network, device)

@@ -126,11 +126,9 @@ class InputPlan:
 
 
 def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, source: Checkpoint | None) -> InputPlan:
-    """Plan all inputs and outputs that are known before the start.
-
-    ConfigError, with both values: cameras, state, actions, statistics, robot, tokenizer or prompts do not match;
-    ValueError: the environment's actions are not continuous.
-    """
+    """Plan all inputs and outputs that are known before the start. ConfigError, with both values: cameras, state,
+    actions, statistics, robot, tokenizer or prompts do not match; ValueError: the environment's actions are not
+    continuous."""
     choices: Mapping[str, Any] = source.config.get(CHOICES) or {} if source is not None else {}
     statistics = None
     robot = settings.robot or choices.get("robot", "")

@@ -79,11 +79,9 @@ class TokenDistribution(NamedTuple):
 def token_distribution(
     logits: Tensor, temperature: float, top_k: int = 0, kept: Tensor | None = None
 ) -> TokenDistribution:
-    """The float32 distribution for sampling tokens and evaluating them: logits [...,bins].
-
-    top_k: sample only from the k likeliest rows, 0 for all. kept: those rows at sampling time; the distribution is then
-    over them, so a token keeps a log-prob even if the likeliest rows have changed.
-    """
+    """The float32 distribution for sampling tokens and evaluating them: logits [...,bins]. top_k: sample only from the
+    k likeliest rows, 0 for all. kept: those rows at sampling time; the distribution is then over them, so a token keeps
+    a log-prob even if the likeliest rows have changed."""
     scaled = logits.float() / temperature
     if kept is None and 0 < top_k < logits.shape[-1]:
         kept = scaled.detach().topk(top_k, dim=-1).indices.to(torch.uint8)
