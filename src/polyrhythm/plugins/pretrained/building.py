@@ -299,7 +299,7 @@ def _write_safetensors(
     header = checkpoint.files.get(file) or read_header(file)
     with name_in_errors(here), file.open("rb") as source, here.open("wb") as stream:
         stream.write(source.read(header.data))
-        for stored, old in read_stored(file, {stored: stored for stored in header.tensors}):
+        for stored, old in read_stored(file):
             tensor = new(places[stored]) if stored in places else None
             stream.seek(header.begins[stored])
             kept = old if tensor is None else as_stored(tensor, old)

@@ -152,7 +152,7 @@ class Checkpoint:
 
     def read_ours(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors of polyrhythm.safetensors by the policy's names; none without the file."""
-        return read_stored(self.folder / folder_files.OURS, {name: name for name in self.ours})
+        return read_stored(self.folder / folder_files.OURS, None if self.ours else {})
 
 
 def stored_specs(file: Path) -> Mapping[str, WeightSpec]:
@@ -160,15 +160,13 @@ def stored_specs(file: Path) -> Mapping[str, WeightSpec]:
     return weight_specs(_torch_file(file, "meta")) if file.suffix in _TORCH else read_header(file).tensors
 
 
-def read_stored(file: Path, stored: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of one file, by name -> stored name."""
-    if not stored:
-        return
+def read_stored(file: Path, stored: Mapping[str, str] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of one file, by name -> stored name; by default all by their stored names."""
     if file.suffix in _TORCH:
         found = _torch_file(file, "cpu")
-        yield from ((name, found[inner]) for name, inner in stored.items())
-        return
-    yield from read_tensors(file, stored)
+        yield from found.items() if stored is None else ((name, found[inner]) for name, inner in stored.items())
+    elif stored is None or stored:
+        yield from read_tensors(file, {name: name for name in read_header(file).tensors} if stored is None else stored)
 
 
 def _header(file: Path, expected: list[str] | None) -> Header:

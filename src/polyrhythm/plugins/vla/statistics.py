@@ -259,8 +259,5 @@ def _lerobot_scaling(stats: Mapping[str, np.ndarray], mode: str, origin: str) ->
 
 
 def _read(path: Path, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    from polyrhythm.safetensors_files import read_header
-
-    names = [name] if name else [*read_header(path).tensors]
-    for stored, tensor in read_stored(path, {one: one for one in names}):
+    for stored, tensor in read_stored(path, {name: name} if name else None):
         yield stored, tensor.double().flatten().numpy()
