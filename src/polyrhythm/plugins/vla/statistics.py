@@ -99,13 +99,13 @@ _OPENPI = "assets/ID/norm_stats.json, or lerobot's policy_preprocessor files"
 
 @dataclass(frozen=True, slots=True)
 class RobotStatistics:
-    """Normalisation of one robot's state and actions; None if the folder has none. origin: the file; parts: of a
-    state in another form (GR00T)."""
+    """Normalisation of one robot's state and actions; None if the folder has none. origin: the file, "" where none is
+    asked for; parts: of a state in another form (GR00T)."""
 
-    key: str
-    origin: str
-    state: Scaling | None
-    actions: Scaling | None
+    key: str = ""
+    origin: str = ""
+    state: Scaling | None = None
+    actions: Scaling | None = None
     parts: tuple[StatePart, ...] = ()
 
 
