@@ -47,11 +47,9 @@ def load_network(
     seed: int = 0,
     size: Any = None,
 ) -> nn.Module:
-    """The checkpoint's network on `device`. ConfigError: tensors are missing, unexpected or of another shape.
-
-    Dtypes are those of the network after `prepare`, or the file's without it. size: by default `released_size`. seed:
-    for tensors that are `optional` in the architecture and missing in the folder.
-    """
+    """The checkpoint's network on `device`. ConfigError: tensors are missing, unexpected or of another shape. Dtypes
+    are those of the network after `prepare`, or the file's without it. size: by default `released_size`. seed: for
+    tensors that are `optional` in the architecture and missing in the folder."""
     network, found = unfilled_network(of, checkpoint, device=device, prepare=prepare, seed=seed, size=size)
     load_into(network, checkpoint, found, device=device, as_stored=prepare is None)
     _finish(network, device)
@@ -301,7 +299,7 @@ def _write_safetensors(
     header = checkpoint.files.get(file) or read_header(file)
     with name_in_errors(here), file.open("rb") as source, here.open("wb") as stream:
         stream.write(source.read(header.data))
-        for stored, old in read_stored(file, {stored: stored for stored in header.tensors}):
+        for stored, old in read_stored(file):
             tensor = new(places[stored]) if stored in places else None
             stream.seek(header.begins[stored])
             kept = old if tensor is None else as_stored(tensor, old)
