@@ -19,7 +19,6 @@ from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import ConfigError, MissingError, RunFolderError
 from polyrhythm.files import inner_path, parse_json
 from polyrhythm.plugins.lerobot import layout
-from polyrhythm.plugins.lerobot.video import check_size, require_video
 from polyrhythm.plugins.lerobot.writing import Journal
 from polyrhythm.specs import EnvSpec
 
@@ -282,7 +281,7 @@ def _check_arrays(folder: Path, features: Mapping[str, Feature], keys: Mapping[s
                 "demonstrations.dataset.keys"
             )
         if feature.dtype == "video":
-            require_video(folder)
+            layout.require_video(folder)
     action = features[layout.ACTION].size if layout.ACTION in features else None
     if action != [spec.action.dim]:
         raise ConfigError(
@@ -332,4 +331,4 @@ def _check_files(info: DatasetInfo, episodes: list[Episode]) -> None:
         )
     for key, part in episodes[0].videos.items():
         height, width, _ = info.features[key].size
-        check_size(part.file, (height, width))
+        layout.check_size(part.file, (height, width))

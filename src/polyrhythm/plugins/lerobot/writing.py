@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from polyrhythm.files import atomic_write
 from polyrhythm.plugins.demonstrations.episodes import DemoEpisode
 from polyrhythm.plugins.lerobot import layout
-from polyrhythm.plugins.lerobot.video import as_images, decoded, png
 from polyrhythm.specs import EnvSpec
 
 #: Most images, evenly spread over the frames, of which a camera's statistics are made.
@@ -116,7 +115,7 @@ class DatasetWriter:
                 for file in files:
                     column = pq.read_table(file, columns=[key])[key]
                     spread = range(-first % every, len(column), every)
-                    images += [decoded(column[i].as_py()["bytes"]) for i in spread]
+                    images += [layout.decoded(column[i].as_py()["bytes"]) for i in spread]
                     first += len(column)
                 found[key] = image_statistics(np.stack(images))
             else:
@@ -141,8 +140,8 @@ class DatasetWriter:
         for name, key in self._keys.items():
             seen = np.stack([observation[name] for observation in episode.obs])
             if self._features[key]["dtype"] == "image":
-                images = as_images(seen, tuple(self._features[key]["shape"]))
-                columns[key] = [{"bytes": png(image), "path": None} for image in images]
+                images = layout.as_images(seen, tuple(self._features[key]["shape"]))
+                columns[key] = [{"bytes": layout.png(image), "path": None} for image in images]
                 found[key] = image_statistics(images[:: 1 + length // _IMAGES])
             else:
                 arrays[key] = seen.reshape(length, -1)
