@@ -1,5 +1,5 @@
-"""The LeRobotDataset v3.0 layout: paths, features, the names of an environment's arrays, and their images, as PNG or JPEG
-in a parquet column or as video frames by time, decoded with PyAV (extra `video`).
+"""The LeRobotDataset v3.0 layout: paths, features, the names of an environment's arrays, and their images: PNG or JPEG
+in a parquet column, or video frames by time, decoded with PyAV (extra `video`).
 
     meta/info.json                                version, totals, fps, features, path patterns
     meta/stats.json                               statistics by feature
