@@ -214,8 +214,7 @@ _WARM_UP = 2
 
 
 class GraphCapture:
-    """Captures CUDA graphs on `device`. The graphs share one memory pool, as only one runs at a time. Capturing the
-    largest first keeps the pool small."""
+    """Captures CUDA graphs, which share one memory pool: one runs at a time. The largest first keeps the pool small."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
