@@ -285,7 +285,7 @@ class Supervisor:
             self._connect(station)
 
     def _connect(self, station: SupervisedStation) -> None:
-        """Know a ready station's parts, and let generators know where the slots of simulators are."""
+        """Register a ready station's parts, and send generators the addresses of the slots of simulators."""
         first = station.processes_by_rank[0]
         if self._tracing:
             first.send_all(wire.MeasureSpans(True))  # before its first command
@@ -367,7 +367,7 @@ class Supervisor:
     def _lose(
         self, station: SupervisedStation, now: float, emit: Callable[[records.StationLost], None]
     ) -> RunHalted | None:
-        """Report a lost station; the end of the run, if that is what follows."""
+        """Report a lost station; returns the error that ends the run, if one follows."""
         name, incarnation = station.name, station.incarnation
         reason, departed, leaves = incarnation.reason, incarnation.departed, incarnation.leaves
         outcome = self._restart_or_halt(station, now)
