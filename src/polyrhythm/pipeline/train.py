@@ -22,7 +22,7 @@ from polyrhythm.env_warnings import warnings_so_far
 from polyrhythm.errors import HostLost, RunDistrusted, RunHalted
 from polyrhythm.files import trouble, write_json
 from polyrhythm.observe.metrics import MetricsWriter, read_lines
-from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
+from polyrhythm.observe.run_folder import LEDGER_FILE, SUMMARY_FILE, lock_run_folder
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForwarder
 from polyrhythm.pipeline.context import Launch, RunContext
@@ -274,7 +274,7 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
     if (limit := limit_of(checked.config, summary, lines)) is not None:
         summary["bottleneck"] = limit
         log.info(limit)
-    write_json(folder / "ledger.json", rl.get("ledger", {}))
+    write_json(folder / LEDGER_FILE, rl.get("ledger", {}))
     write_json(folder / SUMMARY_FILE, summary)
     return summary
 
