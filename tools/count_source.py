@@ -57,13 +57,51 @@ def cycles(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
     return sorted({tuple(other for other in inside if other in below[one] and one in below[other]) for one in inside})
 
 
+#: What begins with an underscore and is documented all the same: of named tuples, and `os._exit`.
+_DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace"}
+
+
+def private_reads(tree: ast.AST) -> int:
+    """Private attributes that are reached in something else than `self` or `cls`."""
+    return sum(
+        isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and node.attr not in _DOCUMENTED
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        for node in ast.walk(tree)
+    )
+
+
+def patches(tree: ast.AST) -> Iterator[bool]:
+    """For each name that a test replaces, whether it is ours: neither of the standard library nor of a package."""
+    foreign = {name.asname or name.name.partition(".")[0] for one in ast.walk(tree) for name in _foreign(one)}
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+            continue
+        how, target = node.func.attr, node.args[0]
+        if how not in ("setattr", "delattr", "setitem", "delitem") and ast.unparse(node.func) != "mock.patch":
+            continue
+        if isinstance(target, ast.Constant):
+            yield str(target.value).startswith("polyrhythm")
+        else:
+            yield ast.unparse(target).partition(".")[0] not in foreign
+
+
+def _foreign(node: ast.AST) -> list[ast.alias]:
+    """What an import of another's module brings."""
+    names = node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
+    module = node.module or "" if isinstance(node, ast.ImportFrom) else names[0].name if names else ""
+    return [] if module.startswith(("polyrhythm", "tests")) else names
+
+
 def main() -> None:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1])
     package = root / "src" / "polyrhythm"
     lines: dict[str, int] = {}
     owners: dict[str, set[str]] = defaultdict(set)
     uses: dict[str, int] = defaultdict(int)
-    longest, where, private = 0, "", 0
+    longest, where = 0, ""
     trees: dict[str, ast.AST] = {}
     for path in sorted(package.rglob("*.py")):
         text, name = path.read_text(encoding="utf-8"), path.relative_to(package).as_posix()
@@ -78,10 +116,9 @@ def main() -> None:
                 owners[node.name].add(name)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and parameters(node) > longest:
                 longest, where = parameters(node), f"{name}:{node.name}"
-    for path in [*(root / "tests").rglob("*.py"), *(root / "bench" / "tests").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            reached = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
-            private += reached and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    folders = (root / "tests", root / "bench" / "tests")
+    tests = [ast.parse(path.read_text(encoding="utf-8")) for folder in folders for path in folder.rglob("*.py")]
+    patched = [ours for tree in tests for ours in patches(tree)]
     core = {name: count for name, count in lines.items() if not name.startswith("plugins/")}
     several = sorted(name for name, files in owners.items() if len(files) > 1)
     print("lines in all:", sum(lines.values()), "core:", sum(core.values()))
@@ -92,7 +129,8 @@ def main() -> None:
     print("import cycles:", len(circles), "; ".join(f"{one[0]} and {len(one) - 1} more" for one in circles))
     print("longest parameter list:", longest, where)
     print("class names with several owners:", len(several), ", ".join(several))
-    print("private attributes reached from tests:", private)
+    print("private attributes reached from tests:", sum(map(private_reads, tests)))
+    print("names patched in tests:", len(patched), "of ours:", sum(patched))
 
 
 if __name__ == "__main__":

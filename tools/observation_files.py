@@ -45,7 +45,7 @@ ROLES = {
 LEFT_OUT = (
     *("config/", "envs/", "observe/", "pipeline/callbacks", "pipeline/observers", "pipeline/signals"),
     *("pipeline/train.py", "plugins/", "policies/", "runtime/spans.py", "scheduler/codec.py", "scheduler/settings.py"),
-    *("scheduler/versions.py", "stations/simulator/lanes.py"),
+    *("scheduler/versions.py", "stations/simulator/waits.py"),
 )
 
 

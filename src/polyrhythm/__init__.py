@@ -60,9 +60,11 @@ __all__ = [
 _MOVED = {
     "polyrhythm.training.sft": "polyrhythm.plugins.demonstrations.imitation",
     "polyrhythm.envs.conformance": "polyrhythm.plugins.trial.env_contract",
+    "polyrhythm.envs.variants": "polyrhythm.envs.base",
     "polyrhythm.policies.conformance": "polyrhythm.plugins.trial.policy_contract",
     "polyrhythm.envs.text": "polyrhythm.plugins.language.text",
     "polyrhythm.policies.vla": "polyrhythm.plugins.vla",
+    "polyrhythm.runtime.memory.payloads": "polyrhythm.runtime.launcher",
     "polyrhythm.workflow": "polyrhythm.plugins.workflow",
 }
 

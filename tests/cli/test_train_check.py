@@ -18,8 +18,8 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config, save_config
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.validation import check
 from polyrhythm.pipeline.validation.check import check_form
+from polyrhythm.plugins.memory_estimate import room
 from polyrhythm.plugins.memory_estimate.room import check_room
 from polyrhythm.plugins.vla.released import architecture
 from polyrhythm.policies.form import weights_on_meta
@@ -219,7 +219,7 @@ def test_first_weights_of_another_policy_are_told_without_building_it(
         ]
     # So much memory that nothing needs to be estimated, which takes long at this size.
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**13, total=10**13))
-    monkeypatch.setattr(check, "container_limit", lambda: None)
+    monkeypatch.setattr(room, "container_limit", lambda: None)
     large = ["policy.size=released"]
     config = load_config(words[0], [*words[1:2], *large])
     save_config(config, tmp_path / "config.yaml")

@@ -109,13 +109,11 @@ def test_what_draws_one_after_another_is_chosen_for_one_simulator_and_not_for_se
 
 @pytest.mark.parametrize("kind", ["refuses", "blank", "crashes", "hangs"])
 def test_a_backend_with_which_a_process_fails_draws_nothing(
-    kind: str, waiting: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: str, waiting: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("polyrhythm.envs.mujoco._LIMIT_S", 3.0)
     began = time.monotonic()
-    assert frames_per_s(kind, 2) == 0
+    assert frames_per_s(kind, 2, limit_s=3.0) == 0
     assert time.monotonic() - began < 20
-    monkeypatch.setattr("polyrhythm.envs.mujoco._LIMIT_S", 60.0)
     if kind == "refuses":
         with caplog.at_level("INFO"), set_simulator_count(1):
             assert fastest((kind, "parallel")) == "parallel"

@@ -67,6 +67,7 @@ def read_event(plain: Plain) -> Event:
 
 def outcome(conductor: AnyConductor) -> dict[str, Plain]:
     """What a run reads of the conductor at its end."""
-    found = {"ledger": conductor.ledger.as_dict(), "summary": conductor.summary(), "refused": conductor.refused}
+    refused = conductor.stations.refused
+    found = {"ledger": conductor.ledger.as_dict(), "summary": conductor.summary(), "refused": refused}
     plain: dict[str, Plain] = json.loads(json.dumps(found))
     return plain

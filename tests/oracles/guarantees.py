@@ -103,7 +103,7 @@ class GuaranteeChecker:
         self._cluster = cluster
         self._conductor = conductor
         self._settings = cluster.settings.scheduler
-        self._refused = conductor.refused
+        self._refused = conductor.stations.refused
         self._latest: dict[str, RequestArrived] = {}
         self._answered: dict[str, tuple[str, Request]] = {}
         self._waiting: dict[str, QueuedRequest] = {}
@@ -125,7 +125,7 @@ class GuaranteeChecker:
         cluster.driver.observer = self.observe
 
     def observe(self, now: float, event: Event, commands: list[Command]) -> None:
-        refused, self._refused = self._refused, self._conductor.refused
+        refused, self._refused = self._refused, self._conductor.stations.refused
         if refused != self._refused:  # of an earlier incarnation
             return
         self._hear(now, event)

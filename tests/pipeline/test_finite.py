@@ -178,14 +178,12 @@ def test_a_run_that_too_many_failures_ended_goes_on_as_one_that_was_never_ended(
     assert all(torch.equal(found[name], x) for name, x in weights.items())
 
 
-def test_a_gradient_that_is_not_finite_halts_behind_its_update_and_is_never_met_again(
-    tmp_path, capsys, caplog, monkeypatch
-):
+def test_a_gradient_that_is_not_finite_halts_behind_its_update_and_is_never_met_again(tmp_path, capsys, caplog):
     """Halted and resumed, the run learns to the bit what one learns that skips."""
     loss = {"loss": {"type": f"{HERE}:infinite_once"}}
     results = []
     for setting in ("skip", "halt"):
-        monkeypatch.setattr(Once, "left", 7)
+        Once.left = 7
         training = {"on_nonfinite_gradient": setting}
         recipe = Recipe(tmp_path / setting, algorithm=loss, training=training)
         assert recipe.train("shutdown_s=60") == (2 if setting == "halt" else 0)

@@ -39,7 +39,7 @@ from polyrhythm.scheduler.records import (
     TrainUntil,
     Wake,
 )
-from polyrhythm.scheduler.rollout.sharding import shard
+from polyrhythm.scheduler.rollout.rows import shard
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.stations import one_pass
@@ -153,7 +153,7 @@ def flaky(period, **changes):
 def test_an_environment_that_raises_costs_attempts_and_no_sample(changes, caplog):
     settings = flaky(37, **changes)
     pipeline = build_pipeline(RunContext(settings), record=True)
-    with caplog.at_level(logging.CRITICAL, "polyrhythm.stations.simulator.env_host"):
+    with caplog.at_level(logging.CRITICAL, "polyrhythm.stations.simulator.station"):
         pipeline.loop.train_until(2)
     failed = [d.event for d in pipeline.loop.trace if isinstance(d.event, SampleFailed)]
     assert failed
@@ -166,7 +166,7 @@ def test_an_environment_that_raises_costs_attempts_and_no_sample(changes, caplog
 
 def test_an_environment_that_always_raises_ends_the_run_with_the_reason(caplog):
     pipeline = build_pipeline(RunContext(flaky(1, rollout={"max_dropped": 5})))
-    quiet = caplog.at_level(logging.CRITICAL, "polyrhythm.stations.simulator.env_host")
+    quiet = caplog.at_level(logging.CRITICAL, "polyrhythm.stations.simulator.station")
     with quiet, pytest.raises(RunHalted, match="fell over"):
         pipeline.loop.train_until(1)
 

@@ -6,7 +6,7 @@ import json
 import logging
 
 from tests.pipeline.runs import config
-from tests.pipeline.test_language import SINGLE, SMALL
+from tests.plugins.language.test_language_runs import SINGLE, SMALL
 
 from polyrhythm.config.load import load_config
 from polyrhythm.pipeline.build import _own_factories, env_settings

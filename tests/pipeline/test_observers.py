@@ -50,7 +50,7 @@ from polyrhythm.scheduler.records import (
     Wake,
     WeightsOffered,
 )
-from polyrhythm.scheduler.rollout.sharding import shard
+from polyrhythm.scheduler.rollout.rows import shard
 from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.specs import WeightsLayout

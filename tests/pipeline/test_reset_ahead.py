@@ -93,11 +93,21 @@ def test_environments_that_cannot_are_refused() -> None:
         env_batch_infos(settings, settings.env.spec())
 
 
-def test_an_environment_that_does_not_say_so_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GymnasiumSettings, "traits", EnvTraits(leaves_device=True))
-    assert "leaves its device for others" in refusal()
-    monkeypatch.setattr(GymnasiumSettings, "traits", EnvTraits())
-    assert "declare the trait resets_ahead in its settings" in refusal()
+class Leaving(GymnasiumSettings):
+    type: Literal["tests.pipeline.test_reset_ahead:Leaving"]  # type: ignore[assignment]
+    traits: ClassVar = EnvTraits(leaves_device=True)
+
+
+class Undeclared(GymnasiumSettings):
+    type: Literal["tests.pipeline.test_reset_ahead:Undeclared"]  # type: ignore[assignment]
+    traits: ClassVar = EnvTraits()
+
+
+def test_an_environment_that_does_not_say_so_is_refused() -> None:
+    here = {"id": "CartPole-v1", "max_steps": 40}
+    assert "leaves its device for others" in refusal({"type": "tests.pipeline.test_reset_ahead:Leaving", **here})
+    found = refusal({"type": "tests.pipeline.test_reset_ahead:Undeclared", **here})
+    assert "declare the trait resets_ahead in its settings" in found
 
 
 def test_more_spares_than_rows_are_refused() -> None:

@@ -164,8 +164,8 @@ class Interrupted(GymnasiumBatch):
 class Recipe:
     """A lock-step run of `versions` that is interrupted `at` some env steps."""
 
-    def __init__(self, folder, monkeypatch, at=(), versions=50):
-        monkeypatch.setattr(Interrupted, "steps", 0)
+    def __init__(self, folder, at=(), versions=50):
+        Interrupted.steps = 0
         env = {"type": "tests.pipeline.test_run:InterruptedSettings", "id": "CartPole-v1", "max_steps": 40, "at": at}
         training = {**LOCKSTEP["training"], "versions": versions}
         self.path, self.folder = folder / "recipe.yaml", folder / "run"
@@ -186,8 +186,8 @@ class Recipe:
 
 
 @pytest.mark.parametrize(("at", "versions"), [(20, {0}), (400, set(range(1, 40)))], ids=["at-first", "later"])
-def test_an_interrupted_run_leaves_the_newest_whole_weights(at, versions, tmp_path, monkeypatch, capsys):
-    recipe = Recipe(tmp_path, monkeypatch, (at, at))
+def test_an_interrupted_run_leaves_the_newest_whole_weights(at, versions, tmp_path, capsys):
+    recipe = Recipe(tmp_path, (at, at))
     assert recipe.train() == 130
     assert f"to resume: polyrhythm resume {recipe.folder}\n" in capsys.readouterr().err
     assert not (recipe.folder / "summary.json").exists()
@@ -196,14 +196,14 @@ def test_an_interrupted_run_leaves_the_newest_whole_weights(at, versions, tmp_pa
 
 
 @pytest.mark.parametrize("at", [(150,), (150, 260), (150, 150)], ids=["once", "twice", "at once"])
-def test_a_run_that_was_cut_and_goes_on_learns_what_a_whole_one_does(at, tmp_path, monkeypatch):
+def test_a_run_that_was_cut_and_goes_on_learns_what_a_whole_one_does(at, tmp_path):
     """Two signals at once end it without a farewell, so it has to go back to what was saved before.
 
     Weights are equal but for rounding: the rest of a batch that was cut is computed in smaller passes.
     """
-    whole = Recipe(tmp_path / "whole", monkeypatch, (), 12)
+    whole = Recipe(tmp_path / "whole", (), 12)
     assert whole.train() == 0
-    cut = Recipe(tmp_path / "cut", monkeypatch, at, 12)
+    cut = Recipe(tmp_path / "cut", at, 12)
     assert cut.train("shutdown_s=60") == 130
     parts = 1
     while not (cut.folder / "summary.json").exists():
@@ -220,8 +220,8 @@ def test_a_run_that_was_cut_and_goes_on_learns_what_a_whole_one_does(at, tmp_pat
     assert len(list(cut.folder.glob("trace*.json"))) == parts
 
 
-def test_a_run_whose_samples_were_too_old_ends_in_an_error(tmp_path, monkeypatch, capsys):
-    recipe = Recipe(tmp_path, monkeypatch, (150,), 12)
+def test_a_run_whose_samples_were_too_old_ends_in_an_error(tmp_path, capsys):
+    recipe = Recipe(tmp_path, (150,), 12)
     assert recipe.train("shutdown_s=60") == 130
     saved = max((recipe.folder / "checkpoints").glob("run-*/run.json"))
     content = json.loads(saved.read_text())

@@ -14,7 +14,7 @@ from polyrhythm.policies.flow_matching import FlowMethod, FlowNoise, FlowSde, Od
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.tiny_vla.heads import FlowMatchingSettings
 from polyrhythm.policies.tiny_vla.policy import TinyVla, TinyVlaSettings
-from polyrhythm.policies.tiny_vla.trunk import Trunk, TrunkSize, word_table
+from polyrhythm.policies.tiny_vla.trunk import Trunk, word_table
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
 TASKS = (Task("push", "push the red block"), Task("close", "close the door"))
@@ -44,7 +44,7 @@ def observations(n: int) -> dict[str, Tensor]:
 def test_a_seed_draws_the_bins_head_last() -> None:
     """A run of an older version begins with the same parameters: the numbers are drawn in the same order."""
     with seeded(7):
-        size = TrunkSize(width=64, layers=2, heads=4, expansion=3, tokens=8, vocabulary=256)
+        size = TinyVlaSettings()
         trunk = Trunk((16, 16), 4, word_table(TASKS, 8, 256), queries=5, size=size)
         bins = nn.Linear(64, 32)
         critic = nn.Sequential(nn.Linear(65, 64), nn.Tanh(), nn.Linear(64, 1))

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from polyrhythm.runtime.memory.process_memory import keep_freed_memory
+from polyrhythm.imports import keep_freed_memory
 
 PROGRAM = """
 import resource, sys, threading
-from polyrhythm.runtime.memory.process_memory import keep_freed_memory
+from polyrhythm.imports import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
@@ -57,7 +57,7 @@ def faults(word: str, where: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is about glibc")
-@pytest.mark.parametrize("where", ["main", "thread"])
+@pytest.mark.parametrize("where", ["main", pytest.param("thread", marks=pytest.mark.slow)])
 def test_training_steps_reuse_the_memory_of_those_before(where: str) -> None:
     assert faults("keep", where) < 0.75 * faults("leave", "main")
 

@@ -237,9 +237,9 @@ class Listening:
         self._handles: dict[str, str] = {}
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        refused = self.conductor.refused
+        refused = self.conductor.stations.refused
         commands = self.conductor.handle(event, now)
-        if self.conductor.refused == refused:
+        if self.conductor.stations.refused == refused:
             self._hear(event)
         for command in commands:
             if isinstance(command, StartRows):

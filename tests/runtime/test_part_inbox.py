@@ -28,7 +28,6 @@ class Process:
             queues = [PartQueue() for _ in range(parts)]
             self.parts = [*queues]
             self.thread = InboxThread(reader, queues, lambda: None)
-            self.thread.start()
         self.sender: Outbox = self._sockets.outbox(inbox.endpoint)
 
     def close(self) -> None:

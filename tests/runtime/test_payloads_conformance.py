@@ -15,9 +15,9 @@ from tests.training.toy import ToyPolicy, collect
 
 from polyrhythm.plugins.cluster.hosts.directory import HostedPayloads
 from polyrhythm.plugins.cluster.hosts.memory import OtherHosts
+from polyrhythm.runtime.launcher import ArenaPayloads
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.in_flight import InFlight
-from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, open_segment
 from polyrhythm.scheduler import records as r
 from polyrhythm.specs import Trajectory
@@ -27,7 +27,7 @@ LAYOUT = layout_like(SAMPLE, blocks=4, steps=5)
 
 
 @pytest.fixture(params=["in memory", "shared", "another host"])
-def both(request: Any, tmp_path: Path) -> Iterator[tuple[Payloads, Arena]]:
+def both(request: Any, tmp_path: Path) -> Iterator[tuple[ArenaPayloads, Arena]]:
     """Payloads, and the arena as a station of the same host, or of another, has it."""
     if request.param == "in memory":
         payloads = ArenaPayloads.in_memory(LAYOUT)
@@ -61,7 +61,7 @@ def start(count: int, first: int = 0) -> r.StartRows:
     return r.StartRows("s", "slot", tuple(r.Grant(row, ticket(first + row, 9)) for row in range(count)))
 
 
-def blocks_of(payloads: Payloads, command: r.StartRows) -> list[int]:
+def blocks_of(payloads: ArenaPayloads, command: r.StartRows) -> list[int]:
     """The blocks that the command's grants get, in order."""
     return [grant.block for grant in payloads.assign(command).grants]
 
@@ -70,14 +70,14 @@ def finished(number: int, block: int) -> r.SampleFinished:
     return r.SampleFinished("s", 0, number, 1, str(block), r.SampleEnd.TERMINATED, 3, 3, 0, 0, True, 1.0)
 
 
-def read_at(station: Arena, payloads: Payloads, payload_id: str) -> Trajectory:
+def read_at(station: Arena, payloads: ArenaPayloads, payload_id: str) -> Trajectory:
     """As a trainer that was told of the sample reads it."""
     (name,) = payloads.locate([payload_id])
     assert station.holds(name, SAMPLE.ticket)
     return station.read(name)
 
 
-def test_a_sample_is_read_where_it_was_written(both: tuple[Payloads, Arena]) -> None:
+def test_a_sample_is_read_where_it_was_written(both: tuple[ArenaPayloads, Arena]) -> None:
     payloads, station = both
     payloads.put("2", SAMPLE)
     for read in (payloads.read("2"), read_at(station, payloads, "2")):
@@ -91,7 +91,7 @@ def test_a_sample_is_read_where_it_was_written(both: tuple[Payloads, Arena]) -> 
         assert np.shares_memory(read.rewards, arena.rewards), "read in place, not copied"
 
 
-def test_a_block_has_one_owner_until_it_is_released(both: tuple[Payloads, Arena]) -> None:
+def test_a_block_has_one_owner_until_it_is_released(both: tuple[ArenaPayloads, Arena]) -> None:
     payloads, _ = both
     first = blocks_of(payloads, start(3))
     assert len(set(first)) == 3
@@ -105,7 +105,7 @@ def test_a_block_has_one_owner_until_it_is_released(both: tuple[Payloads, Arena]
         payloads.release([str(first[0])])
 
 
-def test_blocks_of_a_lost_station_are_free_and_its_finished_samples_stay(both: tuple[Payloads, Arena]) -> None:
+def test_blocks_of_a_lost_station_are_free_and_its_finished_samples_stay(both: tuple[ArenaPayloads, Arena]) -> None:
     payloads, _ = both
     blocks = blocks_of(payloads, start(4))
     payloads.on_event(finished(0, blocks[0]))
@@ -119,7 +119,7 @@ def test_blocks_of_a_lost_station_are_free_and_its_finished_samples_stay(both: t
     [("node-7/1", "lies on host node-7, which this process cannot read"), ("4", "no such block"), ("", "no such")],
 )
 def test_a_sample_that_is_not_here_is_an_error_that_says_where(
-    payload_id: str, words: str, both: tuple[Payloads, Arena]
+    payload_id: str, words: str, both: tuple[ArenaPayloads, Arena]
 ) -> None:
     for holder in both:
         with pytest.raises(LookupError, match=words):

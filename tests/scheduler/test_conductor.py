@@ -332,9 +332,9 @@ def test_lost_simulator_gives_its_tickets_to_its_successor_and_old_messages_are_
     assert script.conductor.ledger.reissuing == 2
     script.join_simulator(2, 1, incarnation=1)
     assert [g.ticket.attempt for c in script.of(r.StartRows) for g in c.grants] == [2, 2]
-    before = script.conductor.refused
+    before = script.conductor.stations.refused
     assert script.ask("s0", incarnation=0) == []
-    assert script.conductor.refused == before + 1
+    assert script.conductor.stations.refused == before + 1
 
 
 def test_lost_trainer_gives_back_what_was_lent() -> None:
@@ -426,7 +426,7 @@ def test_a_checkpoint_of_an_earlier_trainer_is_none_of_the_present_ones() -> Non
     assert script.conductor.updates.undoable
     script.say(r.Checkpointed("trainer", 0, 1))
     assert script.conductor.updates.undoable
-    assert script.conductor.refused == 1
+    assert script.conductor.stations.refused == 1
 
 
 def test_too_many_dropped_samples_halt_the_run() -> None:

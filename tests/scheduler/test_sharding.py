@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from polyrhythm.scheduler.rollout.sharding import EnvBatchShape, shard
+from polyrhythm.scheduler.rollout.rows import EnvBatchShape, shard
 
 
 def by_half(batch: EnvBatchShape, generators: Sequence[str]) -> list[tuple[int, str | None]]:

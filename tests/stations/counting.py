@@ -13,9 +13,9 @@ from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE, VERSION, Reply
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.rollout.sharding import shard
+from polyrhythm.scheduler.rollout.rows import shard
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, Aggregate, ArraySpec, EnvSpec, Task, Trajectory
-from polyrhythm.stations.simulator.slot import StepSettings
+from polyrhythm.stations.simulator.slot import SlotIdentity, StepSettings
 from polyrhythm.stations.simulator.station import Simulator
 
 MAX_STEPS = 12
@@ -138,7 +138,7 @@ class Bench:
             slots={slot.slot: slot.rows for slot in info.slots},
         )
         self.arena, self.pool = in_memory(layout), InFlight(layout)
-        self.simulator = Simulator("s", 0, [(info, self.env)], settings, self.arena, self._emit, "s.0.0")
+        self.simulator = Simulator(SlotIdentity("s", 0, "s.0.0", self._emit), info, self.env, settings, self.arena)
 
     def _emit(self, event: records.Event) -> None:
         self.events.append(event)

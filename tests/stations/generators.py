@@ -14,8 +14,7 @@ from polyrhythm.runtime.messages import Channels
 from polyrhythm.scheduler.records import ApplyWeights, Batch, BatchDone, Request, Serve
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, WeightsLayout
 from polyrhythm.specs.weights import weight_specs
-from polyrhythm.stations.copies import PolicyCopies
-from polyrhythm.stations.generator import Generator, GeneratorContext
+from polyrhythm.stations.generator import Generator, GeneratorContext, PolicyCopies
 from polyrhythm.stations.one_pass import OnePassEngine
 
 SPEC = EnvSpec({"x": ArraySpec((3,), "float32")}, ActionSpec("discrete", 1, choices=4), (Task("t", "t"),), 10)
@@ -32,7 +31,7 @@ def inline_weights(module):
 
 def generator_of(served, arena, weights, channels, engine=OnePassEngine, incarnation=0, **options):
     """A generator of one copy of the policy, with an engine of these options."""
-    copies = PolicyCopies("g", served, None, weights)
+    copies = PolicyCopies(served, None, weights)
     context = GeneratorContext("g", incarnation, copies, arena, channels, f"policy {type(served).__name__}")
     return Generator(context, engine(context, **options))
 

@@ -114,7 +114,7 @@ def test_calls_of_all_slots_have_begun_before_the_first_is_waited_for() -> None:
 
 def test_a_slot_is_stepped_when_its_own_calls_have_ended() -> None:
     bench, env, asked = bench_of(3, rows=2)
-    number = bench.simulator.wait_beside()
+    number = bench.simulator.traits.wait_beside()
     for slot in ("e/2", "e/0"):
         bench.answer(asked[slot])
     assert bench.run() == []
@@ -163,13 +163,13 @@ def test_what_slots_take_grows_with_their_number_and_not_with_its_square(waits_b
     def lines(slots: int) -> int:
         bench, env, asked = bench_of(slots)
         if waits_beside:
-            bench.simulator.wait_beside()
+            bench.simulator.traits.wait_beside()
         for event in asked.values():
             bench.answer(event)
         if waits_beside:
             assert bench.run() == []
         env.end(*range(slots))
-        found = lines_of(bench.run, "env_host.py")
+        found = lines_of(bench.run, "simulator/station.py")
         assert len(env.steps) == slots
         bench.simulator.close()
         return found
@@ -179,7 +179,7 @@ def test_what_slots_take_grows_with_their_number_and_not_with_its_square(waits_b
 
 def test_slots_that_step_together_wait_for_each_others_calls() -> None:
     bench, env, asked = bench_of(2, join=True)
-    bench.simulator.wait_beside()
+    bench.simulator.traits.wait_beside()
     for event in asked.values():
         bench.answer(event)
     env.end()
@@ -194,7 +194,7 @@ def test_slots_that_step_together_wait_for_each_others_calls() -> None:
 
 def test_a_call_that_ends_before_another_slot_is_answered_wakes_once() -> None:
     bench, env, asked = bench_of(2, join=True)
-    number = bench.simulator.wait_beside()
+    number = bench.simulator.traits.wait_beside()
     bench.answer(asked["e/0"])
     assert bench.run() == []
     env.end(0)
@@ -210,7 +210,7 @@ def test_a_call_that_ends_before_another_slot_is_answered_wakes_once() -> None:
 
 def test_a_cancelled_row_is_not_waited_for() -> None:
     bench, env, asked = bench_of(2)
-    number = bench.simulator.wait_beside()
+    number = bench.simulator.traits.wait_beside()
     for event in asked.values():
         bench.answer(event)
     assert bench.run() == []
@@ -237,7 +237,7 @@ def test_a_cancelled_row_is_not_waited_for() -> None:
 def test_only_a_step_that_was_begun_is_dropped(waits_beside: bool) -> None:
     bench, env, asked = bench_of(3, rows=2)
     if waits_beside:
-        bench.simulator.wait_beside()
+        bench.simulator.traits.wait_beside()
         bench.answer(asked["e/2"])
         assert bench.run() == []
     for row in (5, 0, 5):
@@ -248,7 +248,7 @@ def test_only_a_step_that_was_begun_is_dropped(waits_beside: bool) -> None:
 
 def test_a_step_that_cannot_begin_fails_its_samples() -> None:
     bench, env, asked = bench_of(2)
-    bench.simulator.wait_beside()
+    bench.simulator.traits.wait_beside()
     env.refused = {0}
     bench.answer(asked["e/0"])
     (failed,) = bench.run()
@@ -265,7 +265,7 @@ def test_a_step_that_cannot_begin_fails_its_samples() -> None:
 
 def test_a_slot_whose_step_cannot_begin_is_not_waited_for_by_others() -> None:
     bench, env, asked = bench_of(2, rows=2, join=True)
-    bench.simulator.wait_beside()
+    bench.simulator.traits.wait_beside()
     env.refused, env.instant = {3}, {0, 1}
     bench.answer(asked["e/0"])
     assert bench.run() == []
@@ -288,7 +288,7 @@ def test_calls_of_rows_that_have_changed_places_with_spares_overlap() -> None:
     for slot, one in enumerate(coming):
         bench.start((slot, one), slot=f"e/{slot}")
     asked = bench.run()
-    number = bench.simulator.wait_beside()
+    number = bench.simulator.traits.wait_beside()
     for event in asked:
         bench.answer(event)
     assert bench.run() == []
@@ -334,7 +334,7 @@ def test_spare_rows_begin_no_steps_that_the_environment_does_not_begin() -> None
 def test_slots_of_a_simulator_that_joined_are_put_off_too() -> None:
     env, settings = Calling(2), StepSettings(1, whole=True)
     bench = Bench(2, sharding="even:2", settings=settings, env=env)
-    layout, info = bench.arena.layout, bench.simulator.hosts[0].info
+    layout, info = bench.arena.layout, bench.simulator.info
     spoken = threading.Semaphore(0)
     thread = EnvThread(SimpleNamespace(build=lambda _: env), env.spec)  # type: ignore[arg-type]
     welcome = m.Welcome("0", "s", 0, "s.0.0", info, settings, layout, 20.0)
@@ -367,7 +367,7 @@ def test_slots_of_a_simulator_that_joined_are_put_off_too() -> None:
 
 
 def test_environments_that_wait_for_nothing_have_nothing_to_wait_beside() -> None:
-    assert Bench(2).simulator.wait_beside() is None
+    assert Bench(2).simulator.traits.wait_beside() is None
 
 
 @pytest.fixture(autouse=True)

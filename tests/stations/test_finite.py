@@ -182,7 +182,7 @@ def test_whatever_is_not_finite_no_sample_holds_it_and_every_ticket_ends_once(da
     bench.env.spoils = {
         lengths[n] + 100 * n: data.draw(st.integers(1, 5)) for n in data.draw(st.sets(st.integers(0, 3)))
     }
-    slots = list(bench.simulator.hosts[0].slots)
+    slots = list(bench.simulator.slots)
     for number in range(4):
         slot = slots[number * len(slots) // 4]
         bench.start((number, ticket(number, lengths[number])), slot=slot)

@@ -450,7 +450,7 @@ def test_cancelling_looks_again_at_other_slots_only_if_they_step_together(join: 
     bench.start((0, ticket(0, 4)), slot="e/0")
     bench.run()
     bench.simulator.handle(CancelRow("s", "e/0", 0, 1))
-    assert len(bench.simulator.hosts[0]._todo) == queued
+    assert len(bench.simulator._todo) == queued
 
 
 def test_cancelling_before_the_row_has_begun():

@@ -8,31 +8,27 @@ with `train --check`, something is missing on this machine and nothing is wrong;
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
+import inspect
 import os
 import select
 import signal
 import sys
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Protocol, cast
+from typing import Protocol
 
 from polyrhythm import __version__
 from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError, nearest, pip_install
 from polyrhythm.files import trouble
+from polyrhythm.imports import keep_freed_memory
 from polyrhythm.pipeline.signals import Interrupts, SignalInterrupt, exit_status
-from polyrhythm.plugin import load, plugins
+from polyrhythm.plugin import import_address, load, plugins
 from polyrhythm.readable import set_up_logging, visible
-from polyrhythm.runtime.memory.process_memory import keep_freed_memory
 
 #: Command of the core → its purpose. Its module is polyrhythm.cli.<command>; plugins add more commands.
 CORE = {
     "train": "train a policy with a recipe",
     "resume": "resume a run, or extend a finished one",
-    "new": "copy an example into a new folder",
-    "recipes": "list the recipes",
-    "settings": "list the settings of a recipe, their defaults and meaning",
     "eval": "evaluate a trained policy on held-out seeds",
     "export": "write a run's policy as a folder of safetensors",
     "envs": "list the environments, and what each needs",
@@ -47,7 +43,7 @@ _BENCH = {
 
 
 class CommandModule(Protocol):
-    """Interface of a command's module."""
+    """Interface of a command: a module, or a class; its docstring is the help."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -129,10 +125,10 @@ def _dispatch(words: Sequence[str]) -> int:
             _top_parser().error(f"no such command: {command}; {nearest(command, known)}commands are {listed}")
         _top_parser().parse_args(words or ["--help"])
         raise AssertionError("argparse accepts no unknown command")
-    module = cast(CommandModule, _module_of(command))
+    module = _load(command)
     parser = argparse.ArgumentParser(
         prog=f"polyrhythm {command}",
-        description=(module.__doc__ or "").strip(),
+        description=inspect.getdoc(module),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
@@ -151,10 +147,19 @@ def commands() -> dict[str, str]:
     return {**CORE, **added, **{name: purpose for name, (_, purpose) in _BENCH.items()}}
 
 
-def _module_of(command: str) -> ModuleType:
+def _load(command: str) -> CommandModule:
+    """Import a command. ConfigError: it is one of polyrhythm-bench, which is not installed."""
+    if command in _BENCH and importlib.util.find_spec("polyrhythm_bench") is None:
+        raise ConfigError(
+            f"polyrhythm {command}: the distribution polyrhythm-bench is not installed; in a checkout of Polyrhythm "
+            f"run: {pip_install('-e bench')}"
+        )
+    found: CommandModule
     if command in CORE:
-        return importlib.import_module(f"polyrhythm.cli.{'evaluate' if command == 'eval' else command}")
-    return _bench_module(command) if command in _BENCH else cast(ModuleType, load("command", command))
+        found = import_address(f"polyrhythm.cli.{'evaluate' if command == 'eval' else command}")
+    else:
+        found = import_address(_BENCH[command][0]) if command in _BENCH else load("command", command)
+    return found
 
 
 def _settings_hint(option: str) -> str:
@@ -167,16 +172,6 @@ def _settings_hint(option: str) -> str:
     paths = [path for path in paths_to(parts[-1], RunConfig) if path.endswith(key)]
     meant = f"; did you mean {' or '.join(f'{path}=VALUE' for path in paths[:3])}?" if paths else ""
     return f"{meant or ';'} settings are written section.key=value"
-
-
-def _bench_module(command: str) -> ModuleType:
-    """ConfigError: polyrhythm-bench is not installed."""
-    if importlib.util.find_spec("polyrhythm_bench") is None:
-        raise ConfigError(
-            f"polyrhythm {command}: the distribution polyrhythm-bench is not installed; in a checkout of Polyrhythm "
-            f"run: {pip_install('-e bench')}"
-        )
-    return importlib.import_module(_BENCH[command][0])
 
 
 def _top_parser() -> argparse.ArgumentParser:

@@ -182,9 +182,7 @@ class GymnasiumSettings(GymnasiumFields):
         return EnvSpec(
             observation=spaces[0][0],
             action=action_spec(envs[0].action_space, self.where(0)),
-            tasks=tuple(
-                Task(name, task.instruction or task.id) for name, task in zip(names, self.task_list, strict=True)
-            ),
+            tasks=tuple(map(Task, names, [task.instruction or task.id for task in self.task_list])),
             max_steps=max(self.limit(task) for task in range(len(envs))),
             metrics=dict(self.metrics),
         )
@@ -210,7 +208,6 @@ class GymnasiumBatch:
         self._where = [settings.where(task) for task in range(len(firsts))]
         self._seen = settings.observations(firsts[0].observation_space, self._where[0], rows)
         self._limits = [settings.limit(task) for task in range(len(firsts))]
-        self._limit = [self._limits[0]] * rows
         self._steps = [0] * rows
         self._task = [0] * rows
         self._info = InfoReader(settings.success, settings.metrics)
@@ -220,17 +217,17 @@ class GymnasiumBatch:
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         failed: dict[int, Exception] = {}
-        for row, task, seed in zip(rows, tasks, seeds, strict=True):
+        for row, task, seed in zip(map(int, rows), map(int, tasks), seeds, strict=True):
+            self._steps[row], self._task[row] = 0, task
             try:
-                env = self.envs[row] = self._env(int(row), int(task))
+                env = self.envs[row] = self._env(row, task)
                 observation, _ = env.reset(seed=library_seed(int(seed)))
                 self._seen.keep(row, observation, self._where[task])
                 data = self._mujoco[row] = mujoco_data(env.unwrapped)
                 self._unstable[row] = 0 if data is None else instabilities(data)
             except Exception as error:  # noqa: BLE001 - an environment may raise anything
-                failed[int(row)] = error
-                self._discard(int(row), int(task))
-            self._steps[row], self._limit[row], self._task[row] = 0, self._limits[task], int(task)
+                failed[row] = error
+                self.discard(row)
         if failed:
             raise RowsFailed(failed)
 
@@ -250,20 +247,15 @@ class GymnasiumBatch:
                 self.discard(int(row))
                 continue
             self._steps[row] += 1
-            truncated[i] = not terminated[i] and (cut or self._steps[row] >= self._limit[row])
+            truncated[i] = not terminated[i] and (cut or self._steps[row] >= self._limits[self._task[row]])
             if info:
                 success[i], own = self._info.read(info)
                 for name, number in own.items():
                     metrics[name][i] = number
             if terminated[i] or truncated[i]:
                 self._info.end_episode()
-        result = StepResult(
-            np.array(rewards, np.float32),
-            np.array(terminated, np.bool_),
-            np.array(truncated, np.bool_),
-            np.array(success, np.int8),
-            metrics,
-        )
+        ends = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        result = StepResult(np.array(rewards, np.float32), *ends, np.array(success, np.int8), metrics)
         if failed:
             raise RowsFailed(failed, result)
         return result
@@ -283,20 +275,16 @@ class GymnasiumBatch:
 
     def discard(self, row: int) -> None:
         """Drop the row's instance; its next reset makes another."""
-        self._discard(row, self._task[row])
+        env = self.made.pop((row, self._task[row]), None)
+        if env is not None:
+            with suppress(Exception):
+                env.close()
 
     def close(self) -> None:
         for env in self.made.values():
             env.close()
 
     def _env(self, row: int, task: int) -> gymnasium.Env[Any, Any]:
-        found = self.made.get((row, task))
-        if found is None:
-            found = self.made[row, task] = self._settings.make(task)
-        return found
-
-    def _discard(self, row: int, task: int) -> None:
-        env = self.made.pop((row, task), None)
-        if env is not None:
-            with suppress(Exception):
-                env.close()
+        if (row, task) not in self.made:
+            self.made[row, task] = self._settings.make(task)
+        return self.made[row, task]

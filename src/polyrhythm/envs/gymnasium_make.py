@@ -150,12 +150,9 @@ class CheckedForms(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
         if not (isinstance(found, tuple | list) and len(found) == 5 and _is_info(found[4])):
             raise self._unlike("step", found, "(observation, reward, terminated, truncated, info)")
         observation, reward, terminated, truncated, info = found
-        if type(reward) is not float:
-            reward = self._one("reward", reward, "biuf")
-        if type(terminated) is not bool:
-            terminated = self._flag("terminated", terminated)
-        if type(truncated) is not bool:
-            truncated = self._flag("truncated", truncated)
+        reward = self._one("reward", reward, "biuf") if type(reward) is not float else reward
+        terminated = self._flag("terminated", terminated) if type(terminated) is not bool else terminated
+        truncated = self._flag("truncated", truncated) if type(truncated) is not bool else truncated
         if self._observations is not None:
             observation = self._observations.declared(observation)
         return observation, reward, terminated, truncated, info or {}

@@ -7,7 +7,7 @@ dot. `where` is the environment's setting, which begins every error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -81,16 +81,15 @@ class ObservedArray:
             out[:] = values
             return
         chosen = values.reshape(len(values), -1) - self.start
-        if ((chosen < 0) | (chosen >= self.counts)).any():
-            odd = values.reshape(len(values), -1)[(chosen < 0) | (chosen >= self.counts)][0]
-            raise self._unlike(where, f"has the value {odd}", self._values())
+        beyond = (chosen < 0) | (chosen >= self.counts)
+        if beyond.any():
+            odd = values.reshape(len(values), -1)[beyond][0]
+            counts, start = self.counts.tolist(), self.start.tolist()
+            values_from = f"{start[0]} to {start[0] + counts[0] - 1}"
+            declared = values_from if len(counts) == 1 else f"{counts} values from {start} on"
+            raise self._unlike(where, f"has the value {odd}", declared)
         out[:] = False
         out[np.arange(len(values))[:, None], chosen + np.cumsum(self.counts) - self.counts] = True
-
-    def _values(self) -> str:
-        if len(self.counts) == 1:
-            return f"{self.start[0]} to {self.start[0] + self.counts[0] - 1}"
-        return f"{self.counts.tolist()} values from {self.start.tolist()} on"
 
     def _unlike(self, where: str, found: str, declared: str = "") -> ConfigError:
         declared = declared or f"{self.dtype} {list(self.shape)}"
@@ -118,8 +117,7 @@ class Observations:
         self._arrays: list[ObservedArray] = []
         self._root = self._node(space, ())
         self._only = self._root if isinstance(self._root, ObservedArray) else None
-        self._refuse_drop(drop)
-        self._names = self._renamed(rename or {})
+        self._names = self._names_of(drop, rename or {})
         self.spec = {name: array.spec for name, array in zip(self._names, self._arrays, strict=True)}
         self._kept = [np.zeros((rows, *array.shape), array.dtype) for array in self._arrays]
 
@@ -139,11 +137,11 @@ class Observations:
 
     def declared(self, observation: Any) -> Any:
         """The observation of one row, in the dtypes of the space. ConfigError: it does not match the space."""
-        if self._only is not None:
-            return self._only.check(observation, self._only.shape, self._where).astype(self._only.dtype, copy=False)
-        pairs = zip(self._arrays, self._leaves(observation, self._where), strict=True)
-        arrays = (a.check(x, a.shape, self._where).astype(a.dtype, copy=False) for a, x in pairs)
-        return _nested(self._root, observation, arrays)
+
+        def as_declared(array: ObservedArray, value: Any) -> NDArray[Any]:
+            return array.check(value, array.shape, self._where).astype(array.dtype, copy=False)
+
+        return _walk(self._root, observation, "", self._where, as_declared)
 
     def write(self, rows: RowNumbers, out: Mapping[str, NDArray[Any]]) -> None:
         """Write the stored observations of these rows, in the form for policies, into `out[name][:n]`. ConfigError: a
@@ -171,24 +169,19 @@ class Observations:
         self._arrays.append(array)
         return array
 
-    def _refuse_drop(self, drop: Sequence[str]) -> None:
-        """ConfigError: a name to drop does not exist, or no array is left."""
+    def _names_of(self, drop: Sequence[str], rename: Mapping[str, str]) -> list[str]:
+        """Names of the arrays for policies. ConfigError: a name to drop or rename does not exist, no array is left, or
+        two have one name."""
         names = [array.name for array in self._arrays]
+        known = f"no such observation, there are {', '.join(names)}"
         if self._drop:
-            raise ConfigError(
-                f"env.drop = {min(self._drop)}: no such observation, there are {', '.join(names)}; name one of them"
-            )
+            raise ConfigError(f"env.drop = {min(self._drop)}: {known}; name one of them")
         if not names:
             where = f"env.drop = {list(drop)}" if drop else self._where
             raise ConfigError(f"{where}: no observation is left; policies need one")
-
-    def _renamed(self, rename: Mapping[str, str]) -> list[str]:
-        names = [array.name for array in self._arrays]
         for old in rename:
             if old not in names:
-                raise ConfigError(
-                    f"env.rename.{old} = {rename[old]}: no such observation, there are {', '.join(names)}"
-                )
+                raise ConfigError(f"env.rename.{old} = {rename[old]}: {known}")
         renamed = [rename.get(name, name) for name in names]
         for new in renamed:
             if not new or renamed.count(new) > 1:
@@ -199,41 +192,29 @@ class Observations:
 
     def _leaves(self, observation: Any, where: str) -> list[Any]:
         found: list[Any] = []
-        _collect(self._root, observation, "", where, found)
+        _walk(self._root, observation, "", where, lambda _, value: found.append(value))
         return found
 
 
-def _collect(node: Any, value: Any, path: str, where: str, found: list[Any]) -> None:
-    """Append the values of all arrays below a node. ConfigError: the value has another structure."""
+def _walk(node: Any, value: Any, path: str, where: str, visit: Callable[[ObservedArray, Any], Any]) -> Any:
+    """The observation below a node, with the results of `visit` in place of its arrays. ConfigError: it has another
+    structure."""
     if node is None:
-        return
+        return value
     if isinstance(node, ObservedArray):
-        found.append(value)
-        return
+        return visit(node, value)
     what = f"observation {path}" if path else "the observation"
+    below = f"{path}." if path else ""
     if isinstance(node, dict):
         if not isinstance(value, Mapping):
             raise _other_parts(where, f"{what} is {type(value).__name__}", f"a Dict of {', '.join(node)}")
         if value.keys() != node.keys():
             raise _other_parts(where, f"{what} has the keys {', '.join(map(str, value))}", ", ".join(node))
-        parts = list(node.items())
-    else:
-        if not isinstance(value, tuple | list) or len(value) != len(node):
-            size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
-            raise _other_parts(where, f"{what} is {type(value).__name__}{size}", f"a Tuple of {len(node)}")
-        parts = list(enumerate(node))
-    for key, part in parts:
-        _collect(part, value[key], f"{path}.{key}" if path else str(key), where, found)
-
-
-def _nested(node: Any, value: Any, arrays: Iterator[NDArray[Any]]) -> Any:
-    if node is None:
-        return value
-    if isinstance(node, ObservedArray):
-        return next(arrays)
-    if isinstance(node, dict):
-        return {key: _nested(part, value[key], arrays) for key, part in node.items()}
-    return tuple(_nested(part, value[place], arrays) for place, part in enumerate(node))
+        return {key: _walk(part, value[key], f"{below}{key}", where, visit) for key, part in node.items()}
+    if not isinstance(value, tuple | list) or len(value) != len(node):
+        size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+        raise _other_parts(where, f"{what} is {type(value).__name__}{size}", f"a Tuple of {len(node)}")
+    return tuple(_walk(part, value[place], f"{below}{place}", where, visit) for place, part in enumerate(node))
 
 
 def _other_parts(where: str, found: str, declared: str) -> ConfigError:

@@ -149,9 +149,7 @@ class GymnasiumVectorSettings(GymnasiumFields):
 
     def spec_of(self, env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> EnvSpec:
         """Spec of a vector environment from `made`."""
-        limit = self.max_steps
-        if not limit and env.spec is not None:
-            limit = env.spec.max_episode_steps or 0
+        limit = self.max_steps or (env.spec and env.spec.max_episode_steps)
         if not limit:
             raise ConfigError(f"env.max_steps = 0: {self.id or self.make} has no time limit; set max_steps above 0")
         name = self.id or self.make.rpartition(":")[2]
@@ -182,11 +180,9 @@ class GymnasiumVectorBatch:
         self._begun = False  # whether all rows were reset once, which the first reset must do
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:  # noqa: ARG002 - one task
-        chosen = np.zeros(self.rows, np.bool_)
-        chosen[np.asarray(rows)] = True
-        given: list[int | None] = [None] * self.rows
-        for row, seed in zip(rows, seeds, strict=True):
-            given[row] = library_seed(int(seed))
+        seed_of = {int(row): library_seed(int(seed)) for row, seed in zip(rows, seeds, strict=True)}
+        given = [seed_of.get(row) for row in range(self.rows)]
+        chosen = np.isin(np.arange(self.rows), list(seed_of))
         whole = chosen.all() or not self._begun
         with _lost_with_its_processes():
             found = self._env.reset(seed=given, options=None if whole else {"reset_mask": chosen.copy()})
@@ -220,13 +216,7 @@ class GymnasiumVectorBatch:
         success, metrics = self._info.read_rows(info, done)
         if ((done | late) & live).any():
             self._info.end_episode()
-        return StepResult(
-            reward.astype(np.float32),
-            terminated,
-            (truncated | late) & ~terminated,
-            success,
-            metrics,
-        )
+        return StepResult(reward.astype(np.float32), terminated, (truncated | late) & ~terminated, success, metrics)
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         self._seen.write(rows, out)

@@ -49,10 +49,7 @@ _LIBRARIES = {"osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"), "e
 _DRAWING = frozenset({"osmesa", "egl", "glfw", "glx", "cgl", "wgl", "enable", "enabled", "on", "true", "1"})
 #: GL backends that need no screen, in order of preference.
 BACKENDS = tuple(_LIBRARIES)
-_INSTALL = {
-    "osmesa": "apt-get install -y libosmesa6",
-    "egl": "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri",
-}
+_INSTALL = {"osmesa": "apt-get install -y libosmesa6", "egl": "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri"}
 
 
 class RenderingUnavailable(StartError):
@@ -214,12 +211,12 @@ _SHAPES, _SIZE = 150, 128
 _READY = b"ready\n"
 
 
-def frames_per_s(backend: str, processes: int) -> float:
+def frames_per_s(backend: str, processes: int, limit_s: float = _LIMIT_S) -> float:
     """Total frames per second of concurrent processes, from the first one's start to the last one's end.
 
-    0 if one of them cannot start or draw, crashes, or exceeds the time limit.
+    0 if one of them cannot start or draw, crashes, or takes longer than `limit_s`.
     """
-    until = time.monotonic() + _LIMIT_S
+    until = time.monotonic() + limit_s
     drawers: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(processes):  # if one cannot start, the earlier ones are ended below

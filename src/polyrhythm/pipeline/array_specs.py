@@ -21,7 +21,7 @@ from polyrhythm.runtime.memory.in_flight import blocks_needed
 from polyrhythm.runtime.messages import ACTIONS, FORWARD_INPUTS, LOGPROB, VALUE
 from polyrhythm.scheduler.inference.batching import powers
 from polyrhythm.scheduler.records import EnvBatchInfo
-from polyrhythm.scheduler.rollout.sharding import StrategyFailure, shard
+from polyrhythm.scheduler.rollout.rows import StrategyFailure, shard
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 from polyrhythm.stations.simulator.slot import StepSettings
 

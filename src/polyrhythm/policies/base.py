@@ -8,13 +8,13 @@ the policy's form (`policies.form`) without building it, and builds an `nn.Modul
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from torch import Tensor
 
 from polyrhythm.policies.form import PolicyForm, Role
@@ -29,9 +29,7 @@ SETTINGS = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=Fa
 
 class Act(NamedTuple):
     """Result of `act`: actions [B,C,A] in env units, logprob [B,C,A] float32, value [B] or [B,C] float32.
-
-    forward_inputs: name → [B,...], inputs of `evaluate` that are not in obs, such as sampled tokens.
-    """
+    forward_inputs: name → [B,...], inputs of `evaluate` that are not in obs, such as sampled tokens."""
 
     actions: Tensor
     logprob: Tensor
@@ -86,9 +84,7 @@ class OptionalMethods(Policy, Protocol):
 
     def published(self) -> dict[str, Tensor]:
         """Live tensors of the state_dict that training may change: generators receive them, and weight files hold them.
-
-        All other tensors are equal in all modules that `build` makes.
-        """
+        All other tensors are equal in all modules that `build` makes."""
         ...
 
     def reference_state(self) -> dict[str, Tensor]:
@@ -111,10 +107,8 @@ class OptionalMethods(Policy, Protocol):
         ...
 
     def row_tokens(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
-        """Number of tokens that `evaluate` computes for each row, [B] int64, if rows differ in length.
-
-        The form declares `row_tokens`, and `training.micro_batch_tokens` bounds the passes.
-        """
+        """Number of tokens that `evaluate` computes for each row, [B] int64, if rows differ in length. The form
+        declares `row_tokens`, and `training.micro_batch_tokens` bounds the passes."""
         ...
 
     def evaluate_longest(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
@@ -162,10 +156,8 @@ class OptionalSettings(PolicySettings, Protocol):
         ...
 
     def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> Policy:
-        """The policy of `build` on the host, for ranks that shard it without any rank holding the whole.
-
-        If it has `load_part`, some tensors are read later.
-        """
+        """The policy of `build` on the host, for ranks that shard it without any rank holding the whole. If it has
+        `load_part`, some tensors are read later."""
         ...
 
     def miniature(self) -> PolicySettings:
@@ -248,17 +240,6 @@ def as_settings(section: object) -> PolicySettings:
 def named(value: Any) -> Any:
     """Expand a type's name into the section {"type": name} with default settings."""
     return {"type": value} if isinstance(value, str) else value
-
-
-def type_or(default: str) -> Callable[[Any], Any]:
-    """A discriminator for a union of sections: the section's `type`, or `default` if it has none."""
-
-    def type_of(value: Any) -> Any:
-        if isinstance(value, BaseModel):
-            return getattr(value, "type", None)
-        return value.get("type", default) if isinstance(value, dict) else default
-
-    return type_of
 
 
 def as_module(policy: Policy) -> torch.nn.Module:

@@ -29,11 +29,8 @@ class CategoricalSettings(MlpSettings):
 
 
 class CategoricalPolicy(MlpPolicy):
-    """An MLP policy whose C·A entries are drawn independently from softmax(logits(obs)).
-
-    Each entry has logits for the largest number of choices of any entry; the surplus ones are masked. forward_inputs =
-    {"tokens": int64 [B,C,A]}.
-    """
+    """An MLP policy whose C·A entries are drawn independently from softmax(logits(obs)). Each entry has logits for the
+    largest number of choices of any entry; the surplus ones are masked. forward_inputs = {"tokens": int64 [B,C,A]}."""
 
     def __init__(self, settings: CategoricalSettings, env_spec: EnvSpec) -> None:
         action = env_spec.action

@@ -33,10 +33,8 @@ class Generated(NamedTuple):
 
 
 class EngineRequest(NamedTuple):
-    """A prompt [P] int32, to be continued by 1 to `max_new_tokens` tokens, including those of the prefix.
-
-    prefix: tokens generated before the request was aborted; they are kept unchanged.
-    """
+    """A prompt [P] int32, to be continued by 1 to `max_new_tokens` tokens, including those of the prefix. prefix:
+    tokens generated before the request was aborted; they are kept unchanged."""
 
     request_id: int
     prompt: NDArray[np.int32]
@@ -106,10 +104,8 @@ class Engine(Protocol):
         ...
 
     def weights_changed(self, version: int) -> None:
-        """Called between two steps, after the policy's weights were written in place.
-
-        Later tokens carry this version; caches of the old weights may be kept or rebuilt (`Streams.make_engine`).
-        """
+        """Called between two steps, after the policy's weights were written in place. Later tokens carry this version;
+        caches of the old weights may be kept or rebuilt (`Streams.make_engine`)."""
         ...
 
     def statistics(self) -> dict[str, int | float]:
@@ -134,11 +130,8 @@ class Streams(Protocol):
         ...
 
     def act_of(self, obs: Observations, generated: Generated) -> Act:
-        """The result of `act` for this row (arrays [1, ...]) had it sampled these tokens.
-
-        Each step of the action has the version of its token; if there are more tokens than steps, the last step has the
-        last token's.
-        """
+        """The result of `act` for this row (arrays [1, ...]) had it sampled these tokens. Each step of the action has
+        the version of its token; if there are more tokens than steps, the last step has the last token's."""
         ...
 
     def ask_server(self) -> None:

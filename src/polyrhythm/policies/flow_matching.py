@@ -115,9 +115,7 @@ def start_noise(shape: tuple[int, int], key: Tensor) -> Tensor:
 
 class Method(Protocol):
     """A sampling method. A sample's log-prob is computed by `evaluate` from the kept tensors, so both are bit-equal.
-
-    steps: K.
-    """
+    steps: K."""
 
     def answers(self, steps: int, shape: tuple[int, int]) -> dict[str, ArraySpec]:
         """forward_inputs of one row, for actions of this shape (C, A)."""
@@ -206,10 +204,8 @@ class FlowCps(FlowSde):
 
 
 class FlowNoise(BaseModel):
-    """Noise in every step, its strength learned. kept = {"chain": x_1 … x_0 [B,K+1,C,A]}.
-
-    The start's term counts although it has no gradient, so with the mean a ratio is the (K+1)-th root of the product.
-    """
+    """Noise in every step, its strength learned. kept = {"chain": x_1 … x_0 [B,K+1,C,A]}. The start's term counts
+    although it has no gradient, so with the mean a ratio is the (K+1)-th root of the product."""
 
     model_config = SETTINGS
 

@@ -107,11 +107,8 @@ def outlined(make: Callable[[], T]) -> T:
 def describe(
     make: Callable[[Role], nn.Module], answers: Mapping[str, ArraySpec], value: ValueKind = "chunk"
 ) -> PolicyForm:
-    """Form of the modules that `make` builds for each role.
-
-    `make` runs in `outlined`. The form publishes `published_state` of the acting module. ValueError: `make` needs the
-    values of a large tensor.
-    """
+    """Form of the modules that `make` builds for each role. `make` runs in `outlined`. The form publishes
+    `published_state` of the acting module. ValueError: `make` needs the values of a large tensor."""
     try:
         acting, training = outlined(lambda: make("act")), outlined(lambda: make("train"))
     except (NotImplementedError, RuntimeError, TypeError) as error:

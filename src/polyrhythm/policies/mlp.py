@@ -62,11 +62,8 @@ def _flat(array: Tensor, scale: float | None) -> Tensor:
 
 
 class Mlp(nn.Module):
-    """An MLP with `layers` hidden layers of `hidden` units: [B,inputs] -> [B,outputs].
-
-    Weights are orthogonal, with gain √2 in hidden layers and `output_gain` in the last (small for a policy, so that it
-    starts nearly uniform).
-    """
+    """An MLP with `layers` hidden layers of `hidden` units: [B,inputs] -> [B,outputs]. Weights are orthogonal, with
+    gain √2 in hidden layers and `output_gain` in the last (small for a policy, so that it starts nearly uniform)."""
 
     def __init__(
         self, inputs: int, outputs: int, hidden: int, layers: int, activation: Activation, output_gain: float

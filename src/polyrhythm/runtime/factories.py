@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from polyrhythm.runtime.memory.weights import Weights
 
 
-Announcement = Joined
-
-
 @dataclass(frozen=True, slots=True)
 class Resources:
     """What a process gets: device (cpu or cuda:N), threads per operation, environment variables.
@@ -86,12 +83,10 @@ class StationFactory(Protocol):
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         """The station's parts, each as its address and a function that makes it. In a process of its own, each part is
         made in its own thread and works there."""
-        ...
 
-    def announcements(self, incarnation: int) -> Sequence[Announcement]:
+    def announcements(self, incarnation: int) -> Sequence[Joined]:
         """What the parts will announce, without making them: a station that leases its devices is made when it first
         is on them."""
-        ...
 
 
 #: The stations of a run: the factory of each, and the resources of each of its ranks, one at least.
@@ -111,12 +106,10 @@ def make_parts(
 
 
 def pack(factory: StationFactory) -> tuple[str, bytes]:
-    """The factory's class and content."""
     kind = type(factory)
     return f"{kind.__module__}:{kind.__qualname__}", msgspec.msgpack.encode(factory)
 
 
 def unpack(kind: str, content: bytes) -> StationFactory:
-    """The factory that `pack` described."""
     factory: StationFactory = msgspec.msgpack.decode(content, type=import_address(kind))
     return factory

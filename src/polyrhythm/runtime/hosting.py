@@ -17,35 +17,25 @@ from polyrhythm.runtime.transport.drops import DROPPED
 
 
 class StationView(Protocol):
-    """A station as it is at the moment of each question; it may be asked by other threads."""
+    """A station as it is at the moment of each question; it may be asked by other threads. reachable: a command sent
+    now would reach it, as it is not being replaced; host: where it works, "" if the run has one host; clock: the offset
+    by which its last spans were shifted, if its host is another; processes: the id of each of its processes on this
+    machine, by `rank_name`, empty if it has none of its own."""
 
     @property
-    def reachable(self) -> bool:
-        """Whether a command sent now would reach the station: it is not being replaced."""
-        ...
-
+    def reachable(self) -> bool: ...
     @property
-    def host(self) -> str:
-        """The host where it works; "" if the run has one host."""
-        ...
-
+    def host(self) -> str: ...
     @property
-    def clock(self) -> ClockOffset | None:
-        """The offset by which its last spans were shifted, if its host is another."""
-        ...
-
+    def clock(self) -> ClockOffset | None: ...
     @property
-    def processes(self) -> Mapping[str, int]:
-        """The id of each of its processes on this machine, by `rank_name`; empty if it has none of its own."""
-        ...
+    def processes(self) -> Mapping[str, int]: ...
 
     def current_call(self) -> str:
         """The call under way and its duration, in words; "" between two units of work."""
-        ...
 
     def pending_work(self) -> Sequence[str]:
         """Unfinished work in words, as of the last `statistics` with it."""
-        ...
 
 
 class Hosting(Protocol):
@@ -60,51 +50,41 @@ class Hosting(Protocol):
 
     @property
     def names(self) -> Sequence[str]: ...
-
     @property
     def work_done(self) -> int: ...
-
     @property
     def drops(self) -> Mapping[str, int]: ...
 
     def start(self) -> list[Joined]:
         """Start all stations and wait until each is ready; their announcements, in order. RunHalted: one cannot be."""
-        ...
 
     def station(self, name: str) -> StationView: ...
 
     def send(self, station: str, command: Order, slot: str = "") -> None:
         """Send a command to the station, or to its part that has the slot. Nothing is sent to a station that is being
         replaced: its work comes back with its `StationLost`."""
-        ...
 
     def receive(self, timeout: float) -> Event | None:
         """The next event, or None after `timeout` seconds; with 0, None only if nothing that has come is an event.
 
         Never waits for a station that is being ended. RunHalted: failures of stations end the run.
         """
-        ...
 
     def reports(self) -> list[Report]:
         """The reports since the last call, oldest first."""
-        ...
 
     def set_tracing(self, on: bool) -> None:
         """Whether stations, later ones included, measure spans."""
-        ...
 
     def spans(self) -> list[Spans]:
         """The spans measured since the last call; all until now after a fresh `statistics`."""
-        ...
 
     def statistics(self, *, fresh: bool = False, pending_work: bool = False) -> dict[str, dict[str, float]]:
         """Each station's counters with `busy_s`, over all its incarnations, as last heard. fresh: asks all stations for
         them, and for their pending work if that is wanted, and waits for the answers, for a few seconds at most."""
-        ...
 
     def close(self) -> None:
         """End all stations; nothing of them is left. A second call does nothing."""
-        ...
 
 
 def process_ids(hosting: Hosting) -> dict[str, int]:

@@ -75,27 +75,22 @@ class Hosts(Protocol):
 
     def view(self, station: str) -> HostView:
         """What a process of the station that starts now knows of the hosts."""
-        ...
 
     def host_of(self, station: str) -> str: ...
 
     def offset_of(self, host: str) -> ClockOffset | None:
         """How far a host's monotonic clock is ahead of main's; None while nothing is known of it."""
-        ...
 
     @property
     def waiting(self) -> Sequence[str]:
         """The stations that no node has room for."""
-        ...
 
-    def seek(self, station: str, now: float) -> None:
+    def on_station_ended(self, station: str, now: float) -> None:
         """A station has ended; `advance` says when it may start again."""
-        ...
 
     def advance(self, now: float, heard: Collection[str], *, starting: bool = False) -> Changes:
         """The changes since the last call. heard: the stations whose heartbeats come; starting: one is not ready
         yet."""
-        ...
 
 
 class SpanAlignment:

@@ -35,6 +35,7 @@ from polyrhythm.runtime.messages import (
     Report,
     Spans,
     Station,
+    add_counts,
     merge_joined,
 )
 from polyrhythm.runtime.spans import SpanLog
@@ -73,8 +74,7 @@ class InlineHosting:
         self.drops: Mapping[str, int] = {}  # nothing is sent here; stations that are joined count their own
         self._parts: list[_Part] = []
         self._by_name: dict[str, Station] = {}
-        self._by_slot: dict[str, Station] = {}
-        self._deliver_by_slot: dict[str, Callable[[Reply], None]] = {}
+        self._by_slot: dict[str, tuple[Station, Callable[[Reply], None] | None]] = {}  # with its `deliver`
         self._turns: deque[_Part] = deque()
         self._events: deque[Event] = deque()
         self._reports: list[Report] = []
@@ -82,7 +82,6 @@ class InlineHosting:
         self._measuring = self._closed = False
 
     def start(self) -> list[Joined]:
-        """Make all stations; their announcements, in the order of the stations."""
         joined: list[Joined] = []
         for factory, *seats in self._stations:
             assert len(seats) == 1, f"{factory.name}: in one process there is one rank"
@@ -100,7 +99,6 @@ class InlineHosting:
         return joined
 
     def _make(self, factory: StationFactory, seat: Resources, incarnation: int) -> Iterator[Station]:
-        """Makes the parts of an incarnation of a station, one after another."""
         context = StationContext(self._arena, lambda: self._weights, self._channels, seat.device)
         return (make() for _, make in make_parts(factory, context, incarnation, seat))
 
@@ -121,28 +119,23 @@ class InlineHosting:
         """Who had joined is gone: the station is lost, and its next incarnation is open."""
         name, incarnation = part.name, part.incarnation
         log.warning("the simulator that had joined as %s %s; its place is open again", name, departed)
-        _add(self._past.setdefault(name, {}), part.statistics())
+        add_counts(self._past.setdefault(name, {}), part.statistics())
         part.station.close()
         self._parts.remove(part)
         self._attended.remove(part)
         self._turns.remove(part)
-        for slot in [slot for slot, station in self._by_slot.items() if station is part.station]:
-            del self._by_slot[slot]
-            self._deliver_by_slot.pop(slot, None)
+        self._by_slot = {slot: found for slot, found in self._by_slot.items() if found[0] is not part.station}
         self._events.append(records.StationLost(name, incarnation, str(departed), departed.blame))
         factory, seat = next((factory, seats[0]) for factory, *seats in self._stations if factory.name == name)
         self._awaiting[name] = _Part(name, next(self._make(factory, seat, incarnation + 1)))
 
     def _wait(self, seconds: float) -> None:
-        """Sleep; shorter if something comes to a station that is joined."""
         sockets = [part.station.traits.socket for part in (*self._attended, *self._awaiting.values())]
         self.work_done += len(self._attended) < self._joining.needed
         if sockets:
             wait_for(sockets, seconds)
         else:
             time.sleep(seconds)
-
-    # ------------------------------------------------------------ stations
 
     def _host(self, part: _Part) -> Joined:
         """Add the part after those that are here: turns follow the order of the stations. Its announcement."""
@@ -152,15 +145,13 @@ class InlineHosting:
         self._turns.append(part)
         self._by_name[part.name] = part.station
         if isinstance(joined, records.SimulatorJoined):
-            slots, deliver = [slot.slot for info in joined.batches for slot in info.slots], part.station.traits.deliver
-            self._by_slot |= dict.fromkeys(slots, part.station)
-            if deliver is not None:
-                self._deliver_by_slot |= dict.fromkeys(slots, deliver)
+            slots = [slot.slot for info in joined.batches for slot in info.slots]
+            self._by_slot |= dict.fromkeys(slots, (part.station, part.station.traits.deliver))
         return joined
 
     def _deliver(self, replies: Sequence[Reply]) -> None:
         for reply in replies:
-            deliver = self._deliver_by_slot.get(reply.slot)
+            _, deliver = self._by_slot.get(reply.slot, (None, None))
             if deliver is not None:  # else who had joined is gone
                 deliver(reply)
 
@@ -186,7 +177,7 @@ class InlineHosting:
                 if part.name == station:
                     part.station.handle(command)
             return
-        (self._by_slot[slot] if slot else self._by_name[station]).handle(command)
+        (self._by_slot[slot][0] if slot else self._by_name[station]).handle(command)
 
     def receive(self, timeout: float) -> Event | None:
         """The next event, or None after `timeout` seconds.
@@ -194,13 +185,11 @@ class InlineHosting:
         Consumes: station turns, one unit of work each, round robin. Waits for: an event.
         Unblocked by: a unit that emits one, or the timeout. Produces: that event.
         """
-        events = self._events
-        if not events:
+        if not self._events:
             self._work(self._clock() + timeout)
-        return self._tell(events.popleft()) if events else None
-
-    def _tell(self, event: Event) -> Event:
-        """Note what is about to be known of a station that is joined."""
+        if not self._events:
+            return None
+        event = self._events.popleft()
         if isinstance(event, records.SimulatorJoined):
             self._known[event.simulator] = event.incarnation
         elif isinstance(event, records.StationLost) and self._known.get(event.station) == event.incarnation:
@@ -208,7 +197,6 @@ class InlineHosting:
         return event
 
     def _work(self, until: float) -> None:
-        """Give turns until there is an event, or until the time is over."""
         idle, events, turns, clock = 0, self._events, self._turns, self._clock
         now = clock()
         if self._awaiting:
@@ -232,7 +220,6 @@ class InlineHosting:
             self._wait(rest)
 
     def _work_of(self, part: _Part) -> bool:
-        """A unit of work of this part."""
         try:
             return part.station.work()
         except Departed as departed:
@@ -240,35 +227,29 @@ class InlineHosting:
             return True
 
     def reports(self) -> list[Report]:
-        """The reports since the last call, oldest first."""
         reports = list(self._reports)
         self._reports.clear()
         return reports
 
     def set_tracing(self, on: bool) -> None:
-        """Whether stations, later ones included, measure spans."""
         self._measuring = on
         for part in self._parts:
             part.spans.on = on
 
     def spans(self) -> list[Spans]:
-        """The spans measured since the last call."""
         taken = [(part.name, *part.spans.take()) for part in self._parts]
         return [Spans(name, 0, tuple(spans), lost) for name, spans, lost in taken if spans or lost]
 
     def pending_work_of(self, name: str) -> list[str]:
-        """Unfinished work of a station, in words."""
         return [line for part in self._parts if part.name == name for line in part.station.pending_work()]
 
     def statistics(self, *, fresh: bool = False, pending_work: bool = False) -> dict[str, dict[str, float]]:  # noqa: ARG002
-        """Each station's own counters over its parts, with `busy_s`."""
         found = {name: dict(past) for name, past in self._past.items()}
         for part in (*self._parts, *self._awaiting.values()):
-            _add(found.setdefault(part.name, {"busy_s": 0.0}), part.statistics())
+            add_counts(found.setdefault(part.name, {"busy_s": 0.0}), part.statistics())
         return found
 
     def close(self) -> None:
-        """Close all stations, those after one that raises too; a second call does nothing."""
         closed, self._closed = self._closed, True
         with ExitStack() as stack:
             for part in reversed([*self._parts, *self._awaiting.values()] if not closed else []):
@@ -279,13 +260,10 @@ class _InlineStation:
     """A station in this thread. Whoever asks has the thread, so it has no call under way."""
 
     host, clock = "", None
+    processes: Mapping[str, int] = {}
 
     def __init__(self, hosting: InlineHosting, name: str) -> None:
         self._hosting, self._name = hosting, name
-
-    @property
-    def processes(self) -> Mapping[str, int]:
-        return {}
 
     @property
     def reachable(self) -> bool:
@@ -299,22 +277,13 @@ class _InlineStation:
 
 
 class _Part:
-    """A part of a station, how long it was busy, and with what, while that is measured."""
-
     def __init__(self, name: str, station: Station) -> None:
         self.name, self.station, self.busy_s = name, station, 0.0
         self.spans = SpanLog()
 
     @property
     def incarnation(self) -> int:
-        """Of its station."""
         return self.station.joined().incarnation
 
     def statistics(self) -> dict[str, float]:
-        """Its own counters, with `busy_s`."""
         return {"busy_s": self.busy_s, **self.station.statistics()}
-
-
-def _add(counts: dict[str, float], more: Mapping[str, float]) -> None:
-    for name, value in more.items():
-        counts[name] = counts.get(name, 0.0) + value

@@ -1,6 +1,12 @@
 """Carries the conductor's commands to stations and their events back, and puts the blocks of samples into grants.
 
-A launcher joins a `Hosting` (where stations live), `Payloads` (where their samples live) and a weights channel.
+A launcher joins a `Hosting` (where stations live), `ArenaPayloads` (where their samples live) and a weights channel.
+A sample lies in a block for each attempt, named by a payload id, until it is released:
+
+    put, or written by a simulator  →  read in place, by anybody who shares the memory  →  released
+
+A payload id is `block` for a block of this host, or `host/block`. `ArenaPayloads` knows one host and refuses to read
+others' blocks; `plugins.cluster.hosts.directory.HostedPayloads` fetches them.
 
 Invariant: no block is given out while a station that may write to it lives. A station's blocks are freed by its
 `StationLost`, which the hosting returns only when nothing of the station is left.
@@ -9,7 +15,7 @@ Invariant: no block is given out while a station that may write to it lives. A s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,19 +25,62 @@ from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosting import Hosting
 from polyrhythm.runtime.inline import InlineHosting
 from polyrhythm.runtime.local import LocalHosting, RunMemory, RunSockets
-from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight
-from polyrhythm.runtime.memory.payloads import ArenaPayloads, Payloads
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.messages import WorkerJoined
 from polyrhythm.runtime.processes.incarnation import SupervisionLimits
 from polyrhythm.runtime.processes.template import Template
 from polyrhythm.runtime.transport.sockets import Transport
 from polyrhythm.scheduler import records
-from polyrhythm.specs import WeightsLayout
+from polyrhythm.specs import Trajectory, WeightsLayout
 
 if TYPE_CHECKING:
     from polyrhythm.runtime.memory.weights import Weights
+
+
+class ArenaPayloads:
+    """The samples of one run as the main process sees them: in the blocks of one arena in `memory`, which every station
+    of this host shares. in_flight: the owner of each block.
+
+    Invariant: a block that was assigned or that holds a finished sample is not assigned again before it is free.
+    """
+
+    def __init__(self, in_flight: InFlight, memory: memoryview | bytearray) -> None:
+        self.layout, self.in_flight, self.arena = in_flight.layout, in_flight, Arena(in_flight.layout, memory)
+
+    @classmethod
+    def in_memory(cls, layout: ArenaLayout) -> ArenaPayloads:
+        return cls(InFlight(layout), bytearray(layout.nbytes))
+
+    def assign(self, command: records.StartRows) -> records.StartRows:
+        """The command with a block in each grant."""
+        return self.in_flight.assign(command)
+
+    def on_event(self, event: records.Event) -> None:
+        """An event is passed on to the conductor: a sample is finished or failed, or a station that wrote is gone."""
+        self.in_flight.on_event(event)
+
+    def release(self, payload_ids: Iterable[str]) -> None:
+        """These samples are not needed any more; KeyError if one is not finished."""
+        self.in_flight.release(payload_ids)
+
+    def take_lost(self) -> records.PayloadsLost | None:
+        """Finished samples that nobody can read any more, which the conductor does not know of yet; asked before every
+        event."""
+        return None
+
+    def locate(self, payload_ids: Sequence[str]) -> tuple[str, ...]:
+        """The same payloads by the names that stations of any host know."""
+        return tuple(payload_ids)
+
+    def put(self, payload_id: str, trajectory: Trajectory) -> None:
+        """Write a finished sample into the block, as it was read from another."""
+        self.arena.store(self.arena.block_of(payload_id), trajectory)
+
+    def read(self, payload_id: str) -> Trajectory:
+        """The finished sample, in place: valid until it is released. LookupError: it does not lie here."""
+        return self.arena.read(payload_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +89,7 @@ class Launcher:
     removed by `close`; undo: closed by it before that."""
 
     hosting: Hosting
-    payloads: Payloads
+    payloads: ArenaPayloads
     weights: Weights
     clock: Callable[[], float] = time.monotonic
     shared: SharedRunFolder | None = None

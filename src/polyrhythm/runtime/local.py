@@ -28,7 +28,7 @@ from pathlib import Path
 
 from polyrhythm.env_warnings import warn_once
 from polyrhythm.errors import RunHalted
-from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, Resources, StationList
+from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
 from polyrhythm.runtime.hosting import StationView
 from polyrhythm.runtime.hosts import Hosts
 from polyrhythm.runtime.memory.in_flight import InFlight
@@ -110,11 +110,6 @@ class LocalHosting:
             self._inbox = self._sockets.inbox("main")
             undo.pop_all()
         spec = ChildSpec(
-            station="",
-            incarnation=0,
-            kind="",
-            content=b"",
-            resources=Resources(),
             layout=memory.in_flight.layout,
             weights=memory.weights,
             folder=folder,
@@ -131,11 +126,8 @@ class LocalHosting:
         self._woken = False
 
     def start(self) -> list[Joined]:
-        """Start all stations and wait until each is ready; their announcements, in the order of the stations.
-
-        Those that are joined are waited for if they are needed. RunHalted: one of the others cannot be started, or a
-        `waker` ended it.
-        """
+        """As in `Hosting`. Stations that are joined are waited for if they are needed. RunHalted: one of the others
+        cannot be started, or a `waker` ended it."""
         self._supervisor.start(time.monotonic())
         while not self._supervisor.complete:
             self._wait(_LOOK_S)
@@ -153,7 +145,6 @@ class LocalHosting:
 
     @property
     def work_done(self) -> int:
-        """Rises while a station does its work or is being started (each such wait has a deadline of its own)."""
         return self._supervisor.progress
 
     @property
@@ -163,10 +154,7 @@ class LocalHosting:
     def station(self, name: str) -> StationView:
         return self._supervisor.stations[name]
 
-    # ------------------------------------------------------------ what goes out
-
     def send(self, station: str, command: Order, slot: str = "") -> None:
-        """Send a command to the station, or to its part that has the slot, if it is reachable."""
         if self._supervisor.stations[station].reachable:
             self._in_flight.on_command(command)
             self._supervisor.send(station, command, slot)
@@ -174,7 +162,7 @@ class LocalHosting:
     # ------------------------------------------------------------ what comes in
 
     def receive(self, timeout: float) -> Event | None:
-        """The next event, or None after `timeout` seconds; with 0, None only if nothing that has come is an event.
+        """As in `Hosting`.
 
         Consumes: messages to main, ends of processes. Waits for: either, or the next deadline of a station.
         Unblocked by: these, or a `waker`, which ends it without an event. Produces: an event. RunHalted: failures end
@@ -187,21 +175,20 @@ class LocalHosting:
             if rest <= 0 and not heard:
                 break
         self._woken = False
-        return self._pass_on(self._events.popleft()) if self._events else None
-
-    def waker(self) -> Callable[[], None]:
-        """What other threads call to end the `receive` or `start` that waits, or the next one that would."""
-        outbox, message = self._sockets.outbox(self._inbox.endpoint), wire.encode(wire.WakeUp())
-        return lambda: outbox.send(message)
-
-    def _pass_on(self, event: Event) -> Event:
-        """The conductor is about to know this of the stations."""
+        if not self._events:
+            return None
+        event = self._events.popleft()  # the conductor is about to know it
         if isinstance(event, records.StationLost):
             self._supervisor.stations[event.station].known = -1
         elif isinstance(event, Joined):
             name, incarnation = sender_of(event) or ("", 0)
             self._supervisor.stations[name].known = incarnation
         return event
+
+    def waker(self) -> Callable[[], None]:
+        """What other threads call to end the `receive` or `start` that waits, or the next one that would."""
+        outbox, message = self._sockets.outbox(self._inbox.endpoint), wire.encode(wire.WakeUp())
+        return lambda: outbox.send(message)
 
     def _wait(self, seconds: float) -> bool:
         """Receive what has come, or wait for it; look after the stations now and then. True if something came.
@@ -233,9 +220,13 @@ class LocalHosting:
         except UnfitMessage as unfit:
             self._drops.drop(unfit.kind, str(unfit))
             return
-        for _, message in messages:
+        for _, encoded in messages:
             try:
-                self._accept(wire.decode(message))
+                message = wire.decode(encoded)
+                if isinstance(message, wire.WakeUp):
+                    self._woken = True
+                else:
+                    self._accept(message)
             except UnfitMessage as unfit:
                 self._drops.drop(unfit.kind, str(unfit))
 
@@ -243,8 +234,7 @@ class LocalHosting:
         """Take one message. UnfitMessage: it cannot be true; then nothing has changed."""
         sender = sender_of(message)
         if sender is None:
-            self._accept_unsigned(message)
-            return
+            raise UnfitMessage("misdirected", f"{type(message).__name__} is not for the main process")
         self._supervisor.check_sender(*sender)
         match message:
             case records.RequestArrived() | records.BatchDone() | records.StreamDone():  # first: the most frequent
@@ -252,8 +242,7 @@ class LocalHosting:
                 self._events.append(message)
             case wire.Heartbeat():
                 self._supervisor.on_heartbeat(message, time.monotonic())
-                self._warn_of_drops(message)
-                self._log_link(message)
+                self._log_changes(message)
             case wire.Hello():
                 self._on_hello(message)
             case wire.Failed(station=station):
@@ -262,28 +251,18 @@ class LocalHosting:
                 self._on_refused(message)
             case wire.Warned(text=text):
                 warn_once(text)
-            case Report() | Spans():
-                self._accept_numbers(message)
+            case Report():
+                self._in_flight.check_report(message)
+                self._reports.append(message)
+            case Spans(station=station):
+                host = self._supervisor.stations[station].processes_by_rank[0].host
+                spans, uncertainty_s = self._supervisor.alignment.align(message, host)
+                self._in_flight.check_spans(spans, time.monotonic(), uncertainty_s)
+                self._spans.append(spans)
             case _:
                 self._in_flight.accept(message)
                 self._supervisor.updates += isinstance(message, records.UpdateDone)
                 self._events.append(message)  # type: ignore[arg-type]
-
-    def _accept_numbers(self, message: Report | Spans) -> None:
-        """Take numbers for the observers. UnfitMessage: they cannot be true."""
-        if isinstance(message, Spans):
-            host = self._supervisor.stations[message.station].processes_by_rank[0].host
-            spans, uncertainty_s = self._supervisor.alignment.align(message, host)
-            self._in_flight.check_spans(spans, time.monotonic(), uncertainty_s)
-            self._spans.append(spans)
-            return
-        self._in_flight.check_report(message)
-        self._reports.append(message)
-
-    def _accept_unsigned(self, message: object) -> None:
-        if not isinstance(message, wire.WakeUp):
-            raise UnfitMessage("misdirected", f"{type(message).__name__} is not for the main process")
-        self._woken = True
 
     def _on_hello(self, hello: wire.Hello) -> None:
         """A rank of a station is ready. UnfitMessage: it was ready already, or its announcement cannot be true."""
@@ -308,14 +287,14 @@ class LocalHosting:
                 log.info("a simulator has joined as %s", hello.station)
 
     def _with_host(self, joined: Joined) -> Joined:
-        """The announcement with where the station works, where there are several hosts."""
         if self._hosts is None or isinstance(joined, records.TrainerJoined | WorkerJoined):
             return joined
         name, _ = sender_of(joined) or ("", 0)
         return replace(joined, host=self._hosts.host_of(name))
 
-    def _warn_of_drops(self, beat: wire.Heartbeat) -> None:
-        """Warn once for each process and kind of message that it drops; its own log has each."""
+    def _log_changes(self, beat: wire.Heartbeat) -> None:
+        """Warn once for each process and kind of message that it drops, its own log has each; and say once that a
+        joined simulator is not heard, and that it is heard again."""
         process = rank_name(beat.station, beat.rank)
         for name in beat.statistics:
             if name.startswith(DROPPED) and (process, name) not in self._warned_drops:
@@ -324,9 +303,6 @@ class LocalHosting:
                 kind = name.removeprefix(DROPPED)
                 what = "somebody who wants to join is refused" if kind == "refused" else f"dropped a message ({kind})"
                 log.warning("%s: %s; its log says why: %s", process, what, file)
-
-    def _log_link(self, beat: wire.Heartbeat) -> None:
-        """Say once that who has joined is not heard, and that it is heard again."""
         broken = beat.doing == RECONNECTING
         if broken == (beat.station in self._broken):
             return
@@ -350,25 +326,18 @@ class LocalHosting:
         rank = self._supervisor.stations[refused.station].incarnation.rank(refused.rank)
         rank.refusal = f"refused {type(command).__name__}: {refused.why}"
 
-    # ------------------------------------------------------------ what is asked
-
     def reports(self) -> list[Report]:
-        """The reports since the last call, oldest first."""
         reports, self._reports = self._reports, []
         return reports
 
     def set_tracing(self, on: bool) -> None:
-        """Whether stations, later ones included, measure spans."""
         self._supervisor.set_tracing(on)
 
     def spans(self) -> list[Spans]:
-        """The spans measured since the last call; all until now after a fresh `statistics`."""
         spans, self._spans = self._spans, []
         return spans
 
     def statistics(self, *, fresh: bool = False, pending_work: bool = False) -> dict[str, dict[str, float]]:
-        """Each station's counters with `busy_s`, over all its incarnations, as last heard. fresh: asks them first, and
-        waits for their answers."""
         if fresh:
             self._supervisor.ask(pending_work=pending_work)
             until = time.monotonic() + _ANSWER_S
@@ -377,7 +346,6 @@ class LocalHosting:
         return {name: station.statistics() for name, station in self._supervisor.stations.items()}
 
     def close(self) -> None:
-        """End all stations and remove what they shared; a second call does nothing."""
         if self._sockets.closed:
             return
         try:

@@ -106,7 +106,6 @@ ORDERS = (
 
 
 def merge_joined(parts: Sequence[Joined]) -> Joined:
-    """One announcement of all parts of a station."""
     first, *others = parts
     if isinstance(first, WorkerJoined):
         assert not others, "a worker in several parts"
@@ -152,37 +151,29 @@ class Station(Protocol):
     def handle(self, command: Order) -> None:
         """Accept a command; cheap, never blocks. UnfitMessage: it cannot be meant for this station as it stands; then
         nothing has changed."""
-        ...
 
     def work(self) -> bool:
         """Do one unit of work; False if there was none. Unobeyable: nor will there be any."""
-        ...
 
     def spans(self, begin: float, end: float) -> Iterable[Span]:
         """What the last unit of work, from begin to end, was for; asked after `work`, and only for a timeline."""
-        ...
 
     def joined(self) -> Joined:
         """The event that announces it."""
-        ...
 
     def current_call(self) -> tuple[str, float]:
         """The call under way (`step`, `pass`, …) and since when by `time.monotonic`; ("", 0) between units of work.
 
         Asked by another thread."""
-        ...
 
     def pending_work(self) -> list[str]:
         """What it has not finished, in words, for a stall report."""
-        ...
 
     def statistics(self) -> dict[str, float]:
         """Counters since the start, for the run's summary."""
-        ...
 
     def close(self) -> None:
         """Free everything; called once."""
-        ...
 
 
 class OffloadStore(Protocol):
@@ -190,15 +181,12 @@ class OffloadStore(Protocol):
 
     def suspend(self, tensors: Iterable[Any]) -> int:
         """Free the memory of these tensors on the device; its bytes. Tensors that are elsewhere stay as they are."""
-        ...
 
     def resume(self) -> None:
         """Give all of them their memory and content back."""
-        ...
 
     def close(self) -> None:
         """Free what it keeps; tensors that are away are lost."""
-        ...
 
 
 class Offloadable(Station, Protocol):
@@ -206,11 +194,9 @@ class Offloadable(Station, Protocol):
 
     def suspend(self, store: OffloadStore) -> int:
         """Drop what it can make again, and bring its other tensors to the store; the bytes freed on its device."""
-        ...
 
     def resume(self, store: OffloadStore) -> None:
         """Bring them back."""
-        ...
 
 
 class StopWork(BaseException):
@@ -246,13 +232,18 @@ class Channels:
     report: Callable[[Report], None]
 
 
+def add_counts(counts: dict[str, float], more: Mapping[str, float]) -> None:
+    """Add counters by name, in place."""
+    for name, value in more.items():
+        counts[name] = counts.get(name, 0) + value
+
+
 def rank_name(station: str, rank: int) -> str:
     """The name of a rank's process: `trainer`, `trainer-rank1`, … Rank 0 has the station's."""
     return f"{station}{_RANK}{rank}" if rank else station
 
 
 def station_of(process: str) -> str:
-    """The station of which a process of this name is a rank."""
     return process.partition(_RANK)[0]
 
 

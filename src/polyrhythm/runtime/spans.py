@@ -49,7 +49,7 @@ class SpanLog:
     def __init__(self, most: int = _MOST) -> None:
         self.on = False
         self._spans: deque[Span] = deque()
-        self._most, self._lost, self._told = most, 0, 0
+        self._most, self._lost, self._reported = most, 0, 0
 
     def add(self, spans: Iterable[Span]) -> None:
         """Add spans; those for which there is no room are counted as lost."""
@@ -62,5 +62,5 @@ class SpanLog:
     def take(self) -> tuple[list[Span], int]:
         """The spans since the last call, oldest first, and how many were lost meanwhile."""
         taken = [self._spans.popleft() for _ in range(len(self._spans))]
-        lost, self._told = self._lost - self._told, self._lost
+        lost, self._reported = self._lost - self._reported, self._lost
         return taken, lost

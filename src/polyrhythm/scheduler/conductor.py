@@ -56,8 +56,7 @@ Serving = BatchScheduler | StreamScheduler
 
 @dataclass(slots=True)
 class StationRegistry:
-    """Present stations; events of an earlier incarnation are refused. incarnations: present station → its incarnation;
-    refused: events refused so far."""
+    """incarnations: present station → its incarnation; refused: number of events of earlier ones, which are refused."""
 
     incarnations: dict[str, int] = field(default_factory=dict)
     refused: int = 0
@@ -88,8 +87,6 @@ class AnyConductor(Protocol):
 
     @property
     def ledger(self) -> SampleLedger: ...
-    @property
-    def refused(self) -> int: ...
     def handle(self, event: Event, now: float) -> list[Command]: ...
     def deadline(self) -> float: ...
     def summary(self) -> dict[str, Any]: ...
@@ -161,11 +158,6 @@ class Conductor:
     def ledger(self) -> SampleLedger:
         return self.rollout.ledger
 
-    @property
-    def refused(self) -> int:
-        """Number of events refused because their station is no longer present."""
-        return self.stations.refused
-
     def summary(self) -> dict[str, Any]:
         """For a run's summary. groups: `RolloutScheduler.summary`; set_aside: the tasks and seeds, with the reason of
         their last failure; batching: the last choice of `auto`, if any."""
@@ -187,8 +179,7 @@ class Conductor:
         return {**{name: encode(getattr(self, name)) for name in _PARTS}, **scored, "announced": self.announced}
 
     def load(self, data: dict[str, Any]) -> None:
-        """Restore the state from `save`, under the same settings. ValueError: another version of
-        this software saved it."""
+        """Restore the state from `save`, under the same settings. ValueError: another version saved it."""
         if missing := [name for name in (*_PARTS, "announced") if name not in data]:
             raise ValueError(f"the saved conductor has no {missing[0]!r}: another version of this software saved it")
         scoring, rollout = self.rollout.scoring, dict(data["rollout"])
@@ -226,8 +217,7 @@ class Conductor:
     # ------------------------------------------------------------ deciding
 
     def _advance(self, now: float, *, weights_changed: bool) -> list[Command]:
-        """All commands that may have become possible, except batches: weights, evaluations,
-        tickets, an update, the end."""
+        """All commands that may have become possible, except batches."""
         rollout, versions, evaluations = self.rollout, self.versions, self.rollout.evaluations
         commands: list[Command] = self._pass_on_live_slots()
         if halts := self.faults.check(rollout.ledger):
@@ -325,7 +315,7 @@ class Conductor:
         commands = self._add_station(event.simulator, event.incarnation, now)
         self.rollout.rows.join(event.simulator, event.batches)
         self.forecast.join(event.simulator, event.batches)
-        self.serving.add_slots(event)
+        self.serving.slots.join(event.simulator, event.batches, event.host)
         return commands
 
     def _on_generator(self, event: records.GeneratorJoined, now: float) -> list[Command]:
@@ -352,12 +342,12 @@ class Conductor:
         assert isinstance(self.serving, BatchScheduler), "a pass of a generator that serves by streams"
         return [
             *self.serving.finish(generator, now),
-            *self.serving.weights.apply_due_to(
-                generator,
+            *self.serving.weights.apply_due(
                 self.serving.generators,
                 self.versions,
                 quiet=not self.rollout.ledger.running,
                 pinned=self.rollout.evaluations.begun,
+                ended=generator,
             ),
         ]
 

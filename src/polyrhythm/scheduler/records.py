@@ -102,12 +102,8 @@ class SlotInfo:
 
 @dataclass(frozen=True, slots=True)
 class EnvBatchInfo:
-    """An env batch as its simulator announces it. reset_rows: rows reset individually, else its episodes begin
-    together.
-
-    reserved: its rows run background evaluations, nothing else. spares: additional rows, in which it resets coming
-    episodes ahead.
-    """
+    """An env batch as its simulator announces it. reset_rows: rows reset individually, else episodes begin together.
+    reserved: only for background evaluations. spares: additional rows, in which it resets coming episodes ahead."""
 
     name: str
     slots: tuple[SlotInfo, ...]
@@ -350,8 +346,7 @@ class SampleScored:
 
 @dataclass(frozen=True, slots=True)
 class ScoringFailed:
-    """A sample could not be scored: the reward function raised or returned no score. error, detail:
-    as in `SampleFailed`."""
+    """The reward function raised or returned no score. error, detail: as in `SampleFailed`."""
 
     scorer: str
     incarnation: int
@@ -686,8 +681,7 @@ class FilterExhausted:
 
 @dataclass(frozen=True, slots=True)
 class BatchingChosen:
-    """Limits chosen by `batching: auto` (`BatchLimits`), in force from now on. reason: the measurement and
-    the forecast, as text."""
+    """Limits chosen by `batching: auto` (`BatchLimits`). reason: the measurement and the forecast, as text."""
 
     max_rows: int
     max_requests: int

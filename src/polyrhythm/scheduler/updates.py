@@ -4,8 +4,7 @@ With `parts` an update begins with the groups that may be lent, and gets the oth
 by the rule for whole updates (`SampleBuffer.choose`): at that moment the deadlines of all unlent samples can be kept.
 As `consumed` counts lent samples, that rule keeps the lag bound of every group, however many parts an update has.
 
-Invariant: at most one update is in training at a time; its groups are either trained or return to the buffer, never
-both.
+Invariant: at most one update is in training; its groups are either trained or return to the buffer, never both.
 """
 
 from __future__ import annotations
@@ -13,16 +12,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import UNSAVED
-from polyrhythm.scheduler.records import (
-    Command,
-    DropReason,
-    Halt,
-    PublishWeights,
-    ReleasePayloads,
-    StartUpdate,
-    UpdateDone,
-)
+from polyrhythm.scheduler.records import Command, DropReason, Halt, PublishWeights, ReleasePayloads, StartUpdate
 from polyrhythm.scheduler.rollout.tickets import RolloutScheduler
 from polyrhythm.scheduler.samples.groups import Group, SampleState
 from polyrhythm.scheduler.settings import SchedulerSettings
@@ -54,10 +46,18 @@ class UpdateScheduler:
         while self.undoable and self.undoable[-1][0] >= updates:
             _, count = self.undoable.pop()
             rollout.ledger.move(SampleState.TRAINED, SampleState.ROLLED_BACK, count)
-        settings = self.settings
-        whole, part = versions.trained * settings.version_samples, versions.in_version * settings.batch_size
-        rollout.admission.consumed = whole + part
-        commands = self._drop_infeasible(rollout, now)
+        settings, admission = self.settings, rollout.admission
+        admission.consumed = versions.trained * settings.version_samples + versions.in_version * settings.batch_size
+        commands: list[Command] = []
+        # Samples that can no longer be lent in time after a jump of the version are dropped, unfinished ones first.
+        while (
+            settings.bound == "sample" and (late := next((v for v, slack in admission.slack() if slack < 0), -1)) >= 0
+        ):
+            group = min(
+                (group for group in admission.groups.values() if group.version <= late and not group.spare),
+                key=lambda group: (group.complete, -group.number),
+            )
+            commands += rollout.drop(group, DropReason.ROLLBACK, now)
         return [*commands, PublishWeights(trainer, versions.trained)] if publish else commands
 
     def leave(self, rollout: RolloutScheduler) -> None:
@@ -109,14 +109,14 @@ class UpdateScheduler:
             )
         ]
 
-    def finish(self, event: UpdateDone, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
+    def finish(self, event: records.UpdateDone, versions: VersionLedger, rollout: RolloutScheduler) -> list[Command]:
         assert self.is_complete, f"update {event.update} is done, but not all of its samples were lent"
         assert event.update == versions.updates, f"update {event.update} is done, {versions.updates} was due"
         payload_ids: list[str] = []
         for group in self.in_training:
             for number in group.members:
                 sample = rollout.samples.pop(number)
-                rollout.selection.add_trained(sample)
+                rollout.selection.trained.add(sample, sample.seconds)
                 payload_ids.append(sample.payload_id)
         count = len(payload_ids)
         rollout.ledger.move(SampleState.IN_TRAINING, SampleState.TRAINED, count)
@@ -133,17 +133,3 @@ class UpdateScheduler:
         """The first `updates` updates are saved and cannot be undone."""
         while self.undoable and self.undoable[0][0] < updates:
             self.undoable.popleft()
-
-    def _drop_infeasible(self, rollout: RolloutScheduler, now: float) -> list[Command]:
-        """Drop samples that can no longer be lent in time after a jump of the version, unfinished ones first."""
-        if self.settings.bound == "mean":
-            return []
-        commands: list[Command] = []
-        admission = rollout.admission
-        while (late := next((version for version, slack in admission.slack() if slack < 0), None)) is not None:
-            group = min(
-                (group for group in admission.groups.values() if group.version <= late and not group.spare),
-                key=lambda group: (group.complete, -group.number),
-            )
-            commands += rollout.drop(group, DropReason.ROLLBACK, now)
-        return commands

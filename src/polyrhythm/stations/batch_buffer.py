@@ -144,16 +144,14 @@ class BatchBuffer:
         """How the policy's output differs in keys, shapes or types from that before the start; "" if equal."""
         given = act_fields(act)
         if given.keys() != self._forms.keys():
-            return f"forward_inputs {sorted(act.forward_inputs)}, but {self._forward_inputs()} before the start"
+            own = sorted(name.removeprefix(FORWARD_INPUTS) for name in self._forms if name.startswith(FORWARD_INPUTS))
+            return f"forward_inputs {sorted(act.forward_inputs)}, but {own} before the start"
         for name, (shape, is_float) in self._forms.items():
             tensor = given[name]
             if tensor.shape != shape or (tensor.is_floating_point() and not is_float):
                 expected = f"{list(shape)} of {'floating-point numbers' if is_float else 'integers'}"
                 return f"{name} {list(tensor.shape)} of {tensor.dtype}, expected {expected}"
         return ""
-
-    def _forward_inputs(self) -> list[str]:
-        return sorted(name.removeprefix(FORWARD_INPUTS) for name in self._forms if name.startswith(FORWARD_INPUTS))
 
     def answer(self, act: Act) -> None:
         """Write the policy's output as records; requires `form_error(act) == ""`."""

@@ -16,15 +16,12 @@ from polyrhythm.runtime.messages import Station
 from polyrhythm.scheduler.records import GeneratorJoined
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.weights import first_misfit, weight_specs
-from polyrhythm.stations.copies import PolicyCopies
-from polyrhythm.stations.generator import Generator, GeneratorContext, GeneratorEngine
+from polyrhythm.stations.generator import Generator, GeneratorContext, GeneratorEngine, PolicyCopies
 from polyrhythm.stations.one_pass import OnePassEngine
 from polyrhythm.stations.streaming import StreamingEngine
 
 #: Whether a generator answers evaluations during training: not, beside training, or nothing else.
 Evaluates = Literal["no", "too", "only"]
-
-HOST = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class PolicyFactory:
         if in_parts and settings_traits(settings).builds_in_parts:
             policy = extended_settings(settings).build_in_parts(self.spec, seed=self.seed, role=role)
         else:
-            policy = settings.build(self.spec, seed=self.seed, device=HOST if in_parts else device, role=role)
+            policy = settings.build(self.spec, seed=self.seed, device="cpu" if in_parts else device, role=role)
         found = weight_specs(as_module(policy).state_dict())
         if name := first_misfit(layout.published, found, convertible=role == "train"):
             raise RunHalted(
@@ -93,7 +90,7 @@ class GeneratorFactory:
         pinned = policy if self.evaluates == "only" else None
         if self.evaluates == "too":
             pinned = self.policy.build(context.device, "act", weights.layout)
-        copies = PolicyCopies(self.name, policy, pinned, weights)
+        copies = PolicyCopies(policy, pinned, weights)
         own = GeneratorContext(self.name, incarnation, copies, context.arena, context.channels, self.policy.label)
         engine: GeneratorEngine = (
             StreamingEngine(own, places=self.places, resumes=self.resumes)

@@ -35,6 +35,9 @@ from polyrhythm.stations.batch_buffer import BatchBuffer, BatchLayout, BatchMemo
 log = logging.getLogger(__name__)
 
 Graphs = Literal["auto", "off"]
+#: Makes a pass, which uses static tensors only, replayable: a function that repeats it. RuntimeError: it cannot be
+#: captured.
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class UnfitAct(Exception):
@@ -48,20 +51,15 @@ class Passes(Protocol):
 
     def warm_up(self, policies: Sequence[Policy], buckets: Sequence[int]) -> None:
         """Run one pass of every policy and bucket on zeros, so that no later pass meets a new shape."""
-        ...
 
     def buffer(self, rows: int) -> BatchBuffer:
         """Buffer for the inputs of the next pass."""
-        ...
 
     def launch(self, policy: Policy, rows: int, version: int) -> None:
         """Launch the pass of the gathered inputs. UnfitAct: its output has another form."""
-        ...
 
     def finish(self) -> BatchBuffer:
-        """Wait for the oldest pass. Its answers are valid until the launch after the next one; on
-        the CPU until the next."""
-        ...
+        """Wait for the oldest pass. Its answers are valid until the launch after the next one; on the CPU, the next."""
 
 
 def passes_on(device: torch.device, layout: BatchLayout, rows: int, graphs: Graphs) -> Passes:
@@ -143,8 +141,7 @@ class DevicePasses:
     def _capture_all(
         self, capture: Capture, policies: Sequence[Policy], buckets: Sequence[int]
     ) -> dict[tuple[Policy, int], Callable[[], None]]:
-        """The captured passes of all policies and buckets, largest first; empty, with a warning, if
-        one cannot be captured."""
+        """The captured passes, largest first; empty, with a warning, if one cannot be captured."""
         captured = {}
         for rows in sorted(buckets, reverse=True):
             for policy in policies:
@@ -216,14 +213,6 @@ def _copy(into: Tensor, source: Tensor, size: int) -> None:
 _WARM_UP = 2
 
 
-class Capture(Protocol):
-    """Makes a pass replayable."""
-
-    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
-        """A function that repeats `run`, which uses static tensors only. RuntimeError: it cannot be captured."""
-        ...
-
-
 class GraphCapture:
     """Captures CUDA graphs on `device`. The graphs share one memory pool, as only one runs at a time. Capturing the
     largest first keeps the pool small."""
@@ -262,14 +251,10 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream:
 def _refuse_waiting() -> Iterator[None]:
     """RuntimeError for operations in the context that make the host wait for the device, such as `.item()`."""
     before = torch.cuda.get_sync_debug_mode()
-    _set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that not every such operation is detected
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
-        _set_sync_debug_mode(before)
-
-
-def _set_sync_debug_mode(mode: str | int) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that not every such operation is detected
-        torch.cuda.set_sync_debug_mode(mode)
+        torch.cuda.set_sync_debug_mode(before)

@@ -115,8 +115,6 @@ class StreamingEngine:
     def patience(self, todo: Todo) -> float:  # noqa: ARG002 - the contract of engines
         return 0.0
 
-    # ------------------------------------------------------------ streams
-
     def _start(self, stream: Stream) -> None:
         request = stream.request
         buffer = self._gathered.buffer(request.rows)
@@ -199,30 +197,22 @@ class StreamingEngine:
         np.maximum(run.answers[NEWER] - run.oldest, 0, out=run.answers[NEWER])  # zero behind an answer's end
         return Reply(request.reply_to, request.slot, request.sequence, run.answers)
 
-    # ------------------------------------------------------------ weights
-
     def change_weights(self, command: ApplyWeights) -> int:
         """Overwrite in place; streams continue, or are cut before and resumed from their tokens."""
         engine = self._engines[command.pinned]
         cut: list[tuple[_Running, EngineRequest]] = []
         if self._resumes:
             for run in self._streams.values():
-                if run.stream.pinned == command.pinned:
-                    cut += [(run, self._shorten(engine, asked)) for asked in run.requests.values()]
+                for asked in run.requests.values() if run.stream.pinned == command.pinned else ():
+                    generated = engine.abort(asked.request_id)
+                    cut.append((run, asked._replace(prefix=generated if len(generated.tokens) else None)))
+        self._cut += len(cut)
         version = self._copies.apply(command)
         engine.weights_changed(version)
         for run, asked in cut:
             run.requests[asked.request_id] = asked
             self._add(run.stream, asked)
         return version
-
-    def _shorten(self, engine: Engine, asked: EngineRequest) -> EngineRequest:
-        """Remove the request from the engine; returns it with its generated tokens as prefix."""
-        generated = engine.abort(asked.request_id)
-        self._cut += 1
-        return asked._replace(prefix=generated if len(generated.tokens) else None)
-
-    # ------------------------------------------------------------ the station
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
         """Spans of merged decode steps and of ended requests. A span of decode steps carries the most requests in one

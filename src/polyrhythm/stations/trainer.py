@@ -28,15 +28,8 @@ from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Channels, OffloadStore, Order, Report, StationTraits, Unobeyable
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import (
-    Checkpointed,
-    Published,
-    PublishWeights,
-    SaveTrainer,
-    StartUpdate,
-    TrainerJoined,
-    UpdateDone,
-)
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.records import Checkpointed, PublishWeights, SaveTrainer, StartUpdate, TrainerJoined
 from polyrhythm.specs.scores import with_score
 from polyrhythm.specs.trajectory import Trajectory
 from polyrhythm.stations.simulator.guard import IDLE
@@ -159,11 +152,10 @@ class Trainer:
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
         """Spans of the last unit of work, and of the last publication once it has ended."""
-        match self._done:
-            case StartUpdate(update=update):
-                yield Span(self.name, UPDATE, begin, end, update)
-            case SaveTrainer():
-                yield Span(self.name, SAVE, begin, end, self._learner.updates)
+        if isinstance(self._done, StartUpdate):
+            yield Span(self.name, UPDATE, begin, end, self._done.update)
+        elif self._done is not None and not isinstance(self._done, PublishWeights):
+            yield Span(self.name, SAVE, begin, end, self._learner.updates)
         if self._publication_span is not None:
             yield self._publication_span
             self._publication_span = None
@@ -217,7 +209,7 @@ class Trainer:
             self._channels.report(
                 Report(self.name, self.incarnation, "update", command.update, {**metrics, **stop.value})
             )
-            self._channels.emit(UpdateDone(self.name, self.incarnation, command.update, self._learner.halt))
+            self._channels.emit(records.UpdateDone(self.name, self.incarnation, command.update, self._learner.halt))
 
     def _begin_update(self, command: StartUpdate) -> Steps:
         samples, version = self._read(command), command.version
@@ -255,7 +247,7 @@ class Trainer:
         """A state written from a whole copy is written first, and published from that copy."""
         version, policy = publication.version, None
         if self._states is not None and self._states.due(version):
-            last = self._states.is_last(version)
+            last = version == self._states.last
             updates, saving = self._begin_saving(background=self._overlap and not last)
             if saving.copied is not None:
                 policy = saving.copied["policy"]
@@ -266,7 +258,7 @@ class Trainer:
             else:
                 self._saving = updates, saving
         publish_weights(self._weights, version, self._learner, policy)
-        self._channels.emit(Published(self.name, self.incarnation, version))
+        self._channels.emit(records.Published(self.name, self.incarnation, version))
 
     def _begin_saving(self, *, background: bool) -> tuple[int, Saving]:
         """Number of updates in the state, and its saving; only one runs at a time."""

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import Unobeyable
@@ -64,40 +65,34 @@ class PublicationJob:
         self._publish, self.version = publish, version
         self.begun, self.lasted = time.monotonic(), (0.0, 0.0)
         self.read, self.saved = threading.Event(), threading.Event()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="publication", daemon=True) if overlap else None
-        if self._thread is None:
-            self._publish_timed()
+        self._result = Future[None]()
+        if overlap:
+            threading.Thread(target=self._run, name="publication", daemon=True).start()
         else:
-            self._thread.start()
-
-    def _publish_timed(self) -> None:
-        self._publish(self)
-        self.lasted = (self.begun, time.monotonic())
+            self._run()
+            self.wait()
 
     def _run(self) -> None:
         try:
-            self._publish_timed()
+            self._publish(self)
+            self.lasted = (self.begun, time.monotonic())
+            self._result.set_result(None)
         except Exception as error:  # noqa: BLE001 - raised by wait()
-            self._error = error
+            self._result.set_exception(error)
         finally:
             self.read.set()
             self.saved.set()
 
     @property
     def over(self) -> bool:
-        return self._thread is None or not self._thread.is_alive()
+        return self._result.done()
 
     def wait_for(self, stage: threading.Event) -> None:
         """Wait until the event is set; raises the job's error."""
-        if self._thread is not None:
-            stage.wait()
-        if self._error is not None:
-            raise self._error
+        stage.wait()
+        if self.over:
+            self.wait()
 
     def wait(self) -> None:
         """Wait until the job is over; raises its error."""
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
+        self._result.result()

@@ -7,8 +7,9 @@ import weakref
 from pathlib import Path
 
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.client import Connection, DataClient, client_of
+from polyrhythm.plugins.cluster.hosts.client import DataClient, client_of
 from polyrhythm.plugins.cluster.hosts.server import DataServer, HostServer
+from polyrhythm.plugins.cluster.sealed import SealedConnection
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, in_memory
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.transport.authentication import make_keys
@@ -37,9 +38,9 @@ def served(
     thread = threading.Thread(target=serve, name="server", daemon=True)
     thread.start()
     connect = client_of(sockets[1], host, server.endpoint, 10.0, q.PART_BYTES + q.HEAD_BYTES).connect
-    opened: list[Connection] = []
+    opened: list[SealedConnection] = []
 
-    def opening(seconds: float) -> Connection:
+    def opening(seconds: float) -> SealedConnection:
         opened.append(connect(seconds))
         return opened[-1]
 

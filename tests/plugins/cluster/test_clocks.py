@@ -12,8 +12,7 @@ from tests.plugins.cluster.served import blank_arena, served
 from tests.process.runs import wait_until
 
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.client import HostSilent
-from polyrhythm.plugins.cluster.hosts.watch import Estimate, HostWatch, measure
+from polyrhythm.plugins.cluster.hosts.client import Estimate, HostSilent, HostWatch, measure
 from polyrhythm.runtime.hosts import SAME, ClockOffset, SpanAlignment
 from polyrhythm.runtime.messages import Spans
 from polyrhythm.runtime.spans import Span
@@ -95,7 +94,7 @@ def test_a_better_estimate_stays_until_the_clocks_may_have_drifted_further(watch
         (poor._replace(at_ns=now + 11 * SECOND), 6.0),
         (good._replace(at_ns=now + 12 * SECOND), 5.0),
     ):
-        watch.note(found)
+        watch.update(found)
         assert (watch.offset() or SAME).ahead_s == ahead_s
 
 
@@ -145,7 +144,7 @@ def test_wall_clocks_that_are_apart_are_warned_of_once(
 ) -> None:
     caplog.clear()
     for _ in range(2):
-        watch.note(Estimate(0, round(wall_s * SECOND), round(half_s * SECOND), 0))
+        watch.update(Estimate(0, round(wall_s * SECOND), round(half_s * SECOND), 0))
     if not warns:
         assert caplog.messages == [], "a clock that may be near is not accused"
         return

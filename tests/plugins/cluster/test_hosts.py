@@ -22,7 +22,7 @@ from tests.process.runs import wait_until
 from polyrhythm.plugins.cluster.hosts import agent
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, LocalNode
-from polyrhythm.plugins.cluster.hosts.client import Connection, DataClient, HostSilent, client_of
+from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent, client_of
 from polyrhythm.plugins.cluster.hosts.memory import HostMemory, OtherHosts, find_shared, write_identity
 from polyrhythm.plugins.cluster.hosts.pieces import write_part
 from polyrhythm.plugins.cluster.hosts.questions import Known
@@ -162,7 +162,7 @@ def test_a_connection_that_has_ended_meanwhile_is_replaced_and_a_refusal_ends_no
     client = served(tmp_path, filled())
     opened, connect = [], client.connect
 
-    def opening(seconds: float) -> Connection:
+    def opening(seconds: float) -> SealedConnection:
         opened.append(connect(seconds))
         return opened[-1]
 

@@ -12,10 +12,9 @@ from tests.process.runs import wait_until
 from polyrhythm.errors import HostLost, RunHalted, StartError
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import Found, LocalNode
-from polyrhythm.plugins.cluster.hosts.client import HostSilent
+from polyrhythm.plugins.cluster.hosts.client import HostSilent, HostWatch
 from polyrhythm.plugins.cluster.hosts.directory import HostDirectory, Needs
-from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, HostPlace, Sight, Survey
-from polyrhythm.plugins.cluster.hosts.watch import HostWatch
+from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, HostedNode, Sight, Survey
 from polyrhythm.runtime.hosts import Changes, Departure
 
 NOW = 100.0
@@ -56,10 +55,10 @@ class Seen:
 
     def __init__(self, free: dict[str, float], reserved: dict[str, str]) -> None:
         self.sight, self.usable = Sight(free, reserved), frozenset[str]()
-        self.found: list[tuple[HostPlace, str]] = []
+        self.found: list[tuple[HostedNode, str]] = []
         self.withdrawn: list[str] = []
 
-    def take(self) -> list[tuple[HostPlace, str]]:
+    def take(self) -> list[tuple[HostedNode, str]]:
         found, self.found = self.found, []
         return found
 
@@ -67,7 +66,7 @@ class Seen:
         self.withdrawn.append(name)
 
 
-A, B, C = (HostPlace(Node(name), name, f"/{name}") for name in "abc")
+A, B, C = (HostedNode(Node(name), name, f"/{name}") for name in "abc")
 
 
 def directory(survey: Seen | None = None, least: int = 2, **watches: Watched) -> HostDirectory:
@@ -90,7 +89,7 @@ def directory(survey: Seen | None = None, least: int = 2, **watches: Watched) ->
 def advanced(hosts: HostDirectory, *sought: str) -> Changes:
     """What has happened after the end of these stations."""
     for station in sought:
-        hosts.seek(station, NOW)
+        hosts.on_station_ended(station, NOW)
     return hosts.advance(NOW, ())
 
 
@@ -157,7 +156,7 @@ def test_a_station_goes_where_the_cluster_has_reserved_cpus_for_it() -> None:
 
 def test_a_host_with_a_process_that_cannot_be_ended_is_lost_though_it_answers() -> None:
     """What it still writes is read by nobody."""
-    stuck = HostPlace(Node("b"), "b", "/b")
+    stuck = HostedNode(Node("b"), "b", "/b")
     stuck.node.abandoned = True  # type: ignore[misc]
     hosts = HostDirectory({"trainer": A, "t": stuck}, {}, {"main": "m", "a": "x", "b": "y"}, ("a", "main"))
     assert advanced(hosts, "t").placed == ["t"]
@@ -170,7 +169,7 @@ def test_a_node_that_comes_back_is_a_new_host() -> None:
     hosts = directory(seen, least=0, a=Watched(), b=Watched(SILENT_S))
     assert advanced(hosts, "t").leaving.keys() == {"u"}
     assert list(hosts.waiting) == ["t"]
-    seen.found = [(HostPlace(B.node, "host-4", "/again"), "tcp://b")]
+    seen.found = [(HostedNode(B.node, "host-4", "/again"), "tcp://b")]
     assert hosts.advance(NOW, ()) == ([("host-4", "tcp://b")], {}, ["t"])
     assert (hosts.host_of("t"), hosts.view("t").folder) == ("host-4", "/again")
 
@@ -210,8 +209,8 @@ def test_a_survey_opens_each_new_node_once_and_again_after_its_host_was_lost() -
     assert opened == ["new", "broken", "old"], "what failed is tried again, but not at once"
 
 
-def _taken(survey: Survey, count: int) -> list[tuple[HostPlace, str]]:
-    taken: list[tuple[HostPlace, str]] = []
+def _taken(survey: Survey, count: int) -> list[tuple[HostedNode, str]]:
+    taken: list[tuple[HostedNode, str]] = []
 
     def enough() -> bool:
         taken.extend(survey.take())
@@ -225,7 +224,7 @@ def test_one_host_alone_is_not_lost_by_silence_while_its_stations_are_heard() ->
     """Its agent may be slow. A station that has ended waits for it for `heartbeat_s`, the others of the run do not."""
     agent = Watched(59.0)
     hosts = directory(a=Watched(), b=agent)
-    hosts.seek("s", NOW)
+    hosts.on_station_ended("s", NOW)
     assert agent.asked == 1
     assert not any(hosts.advance(NOW, ["trainer", "t"]))
     assert not any(hosts.advance(NOW + 19.0, ["trainer", "t"]))
@@ -248,10 +247,10 @@ def test_a_host_is_lost_with_its_agent_and_main_with_its_own() -> None:
     class Ended(Node):
         agent_failure = "its agent has ended with status -9"  # type: ignore[assignment]
 
-    gone = HostPlace(Ended("b"), "b", "/b")
+    gone = HostedNode(Ended("b"), "b", "/b")
     hosts = HostDirectory({"trainer": A, "t": gone}, {}, {"main": "m", "a": "x", "b": "y"}, ("a", "main"))
     assert hosts.advance(NOW, ["trainer", "t"]).leaving == {"t": Departure("is on host b, which is lost")}
-    own = HostPlace(Ended("main"), "main", "/m")
+    own = HostedNode(Ended("main"), "main", "/m")
     hosts = HostDirectory({"trainer": A}, {}, {"main": "m", "a": "x"}, ("a", "main"), own=own)
     with pytest.raises(RunHalted, match=r"host main is lost \(its agent has ended with status -9\), .* with resume$"):
         hosts.advance(NOW, ["trainer"])
@@ -259,7 +258,7 @@ def test_a_host_is_lost_with_its_agent_and_main_with_its_own() -> None:
 
 def test_a_process_on_the_trainers_host_that_cannot_be_ended_ends_the_run() -> None:
     """It may write into the block of another sample, which the trainer reads."""
-    stuck = HostPlace(Node("a"), "a", "/a")
+    stuck = HostedNode(Node("a"), "a", "/a")
     stuck.node.abandoned = True  # type: ignore[misc]
     hosts = HostDirectory({"trainer": stuck, "s": stuck}, {}, {"main": "m", "a": "x"}, ("a", "main"))
     with pytest.raises(RunHalted, match=r"host a is lost \(a process there cannot be ended\)"):
@@ -298,7 +297,7 @@ def test_a_cluster_that_is_lost_ends_the_run_at_once_and_nobody_waits_for_its_pr
 
     survey = Survey(Lost(), lambda _: Found("host-1", "/f", "t", ""), look_s=0.01)  # type: ignore[arg-type]
     node = Left("a")
-    hosts = HostDirectory({"trainer": HostPlace(node, "a", "/a")}, {}, {"main": "m", "a": "x"}, ("a", "main"), survey)
+    hosts = HostDirectory({"trainer": HostedNode(node, "a", "/a")}, {}, {"main": "m", "a": "x"}, ("a", "main"), survey)
     survey.start()
     try:
         wait_until(lambda: survey.failure)

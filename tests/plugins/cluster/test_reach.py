@@ -49,10 +49,9 @@ def answering(answer: bytes | None) -> Iterator[str]:
         (b"SSH-2.0-OpenSSH_9.2\r\n", "what answers there is no head node"),
     ],
 )
-def test_what_is_no_cluster_is_refused(answer: bytes | None, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "_REACH_S", 0.2 if answer is None else 60.0)
+def test_what_is_no_cluster_is_refused(answer: bytes | None, told: str) -> None:
     with answering(answer) as address, pytest.raises(StartError, match=told):
-        reach.check_reachable(address)
+        reach.check_reachable(address, reach_s=0.2 if answer is None else 60.0)
 
 
 @pytest.mark.parametrize("answer", [bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)), b"", b"\x15\x03\x03\0\2\2P"])
@@ -124,7 +123,6 @@ def test_who_answers_without_end_is_not_listened_to_without_end(
 ) -> None:
     for name in ("RAY_AUTH_MODE", "RAY_auth_mode"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(reach, "_REACH_S", reach_s)
     cut_off = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -144,7 +142,7 @@ def test_who_answers_without_end_is_not_listened_to_without_end(
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        reach.check_reachable(f"127.0.0.1:{server.getsockname()[1]}")
+        reach.check_reachable(f"127.0.0.1:{server.getsockname()[1]}", reach_s)
         thread.join(60)
     assert cut_off.is_set()
 

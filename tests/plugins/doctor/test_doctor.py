@@ -22,7 +22,7 @@ from polyrhythm.errors import MissingError
 from polyrhythm.plugins.doctor import command as doctor
 from polyrhythm.plugins.doctor.command import examine, line
 from polyrhythm.plugins.simulators.libero.env import LiberoSettings
-from polyrhythm.plugins.simulators.metaworld import findings
+from polyrhythm.plugins.simulators.metaworld import env as metaworld
 from polyrhythm.runtime.memory.shared_folder import shared_root
 
 
@@ -52,12 +52,12 @@ def test_a_backend_that_cannot_draw_is_missing_with_one_command(
     """A window backend without a screen: a real failure, in the process that draws."""
     monkeypatch.setenv("MUJOCO_GL", "glfw")
     monkeypatch.delenv("DISPLAY", raising=False)
-    finding = findings.rendering("glfw", needed=True)
+    finding = metaworld.rendering("glfw", needed=True)
     assert finding.state == "missing"
     assert finding.detail.startswith("no frame of door-close-v3: ")
     assert finding.fix == "unset MUJOCO_GL"
-    assert findings.rendering("glfw", needed=False).state == "note"
-    assert next(iter(findings.backends().items())) == ("glfw", True)
+    assert metaworld.rendering("glfw", needed=False).state == "note"
+    assert next(iter(metaworld.backends().items())) == ("glfw", True)
 
 
 def test_what_dead_runs_left_is_removed() -> None:
@@ -180,7 +180,7 @@ def test_the_doctor_tries_maniskill(maniskill: None, capsys: pytest.CaptureFixtu
 
 def test_setup_installs_what_the_doctor_names() -> None:
     script = Path(__file__).parents[3] / "tools" / "render_libs.sh"
-    assert f'packages="{findings.RENDER_PACKAGES}"' in script.read_text()
+    assert f'packages="{metaworld.RENDER_PACKAGES}"' in script.read_text()
 
 
 def test_one_reason_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

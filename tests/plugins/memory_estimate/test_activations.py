@@ -17,7 +17,7 @@ import torch
 from tests.long import LONG_TESTS, long
 from tests.plugins.memory_estimate.micro_batch import parts
 
-from polyrhythm.plugins.memory_estimate.activations import PROBED_BYTES, Activations, Passes, estimate_activations
+from polyrhythm.plugins.memory_estimate.activations import PROBED_BYTES, Activations, PolicyPasses, estimate_activations
 from polyrhythm.plugins.memory_estimate.meter import FakeMode, Meter, PassProfile, real_meter
 
 ROOT = Path(__file__).parents[3]
@@ -106,7 +106,7 @@ def test_rows_of_tokens_count_as_the_longest_ones() -> None:
     assert form.row_tokens == 36 + 128 - 1
     assert found.acting(8) > 8 * form.row_cache
     made = settings.build(spec, seed=0, device="cpu", role="train")
-    pass_of = Passes(lambda _: made, spec, form, nullcontext, real_meter)
+    pass_of = PolicyPasses(lambda _: made, spec, form, nullcontext, real_meter)
     assert found.training(6) == pytest.approx(pass_of.training(6).peak, rel=0.02)
 
 

@@ -11,10 +11,10 @@ from tests.pipeline.runs import config
 
 from polyrhythm.errors import StartError
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.validation.check import check_form, container_limit, examine, free_memory, validate_run
+from polyrhythm.pipeline.validation.check import check_form, examine, validate_run
 from polyrhythm.plugins.memory_estimate import room
 from polyrhythm.plugins.memory_estimate.plan import Machine, Planner
-from polyrhythm.plugins.memory_estimate.room import check_room, warn_of_room
+from polyrhythm.plugins.memory_estimate.room import check_room, container_limit, free_memory, warn_of_room
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.specs import EnvSpec

@@ -25,7 +25,6 @@ from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.pipeline.observers.totals import StationHosts
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
-from polyrhythm.plugins.prometheus import endpoint as endpoints
 from polyrhythm.plugins.prometheus.endpoint import (
     PrometheusEndpoint,
     StationSample,
@@ -99,9 +98,8 @@ def test_a_scrape_has_the_newest_numbers_and_no_older_ones(endpoint, tmp_path):
     assert not any("trainer" in series for series in found)
 
 
-def test_idle_connections_are_bounded_and_end_in_time(installed, tmp_path, monkeypatch):
-    monkeypatch.setattr(endpoints, "_ASK_S", 0.3)
-    with closing(PrometheusEndpoint("127.0.0.1", 0)) as endpoint, ExitStack() as held:
+def test_idle_connections_are_bounded_and_end_in_time(installed, tmp_path):
+    with closing(PrometheusEndpoint("127.0.0.1", 0, ask_s=0.3)) as endpoint, ExitStack() as held:
         idle = [held.enter_context(socket.create_connection(("127.0.0.1", endpoint.port), 5)) for _ in range(100)]
         assert threading.active_count() < 60
         for connection in idle:

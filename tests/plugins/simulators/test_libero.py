@@ -25,9 +25,16 @@ from polyrhythm.envs.base import RowsFailed
 from polyrhythm.envs.mujoco import RenderingUnavailable, choose_gl_backend
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.simulators.libero import library
-from polyrhythm.plugins.simulators.libero.env import CAMERAS, LiberoSettings
-from polyrhythm.plugins.simulators.libero.library import axis_angle, examine, read_initial_states
-from polyrhythm.plugins.simulators.libero.tasks import INITIAL_STATES, INSTRUCTIONS, STEP_LIMITS, SUITES, TASKS
+from polyrhythm.plugins.simulators.libero.env import CAMERAS, LiberoSettings, examine
+from polyrhythm.plugins.simulators.libero.library import (
+    INITIAL_STATES,
+    INSTRUCTIONS,
+    STEP_LIMITS,
+    SUITES,
+    TASKS,
+    axis_angle,
+    read_initial_states,
+)
 from polyrhythm.plugins.simulators.robosuite.batch import RobosuiteBatch
 from polyrhythm.plugins.trial.env_contract import check_contract
 from polyrhythm.stations.simulator.reset_ahead import ResetAhead

@@ -18,13 +18,13 @@ from tests.plugins.simulators.bridge_assets import BACKGROUND as BRIDGE
 from tests.plugins.simulators.bridge_assets import make_assets
 
 from polyrhythm.config.load import load_config
-from polyrhythm.envs.base import EnvBatch, RowsFailed, batch_traits
+from polyrhythm.envs.base import EnvBatch, RowsFailed, StepResult, batch_traits
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.simulators.maniskill import library
 from polyrhythm.plugins.simulators.maniskill.env import CpuBatch, GpuBatch, ManiSkillSettings
 from polyrhythm.plugins.simulators.maniskill.library import probe
-from polyrhythm.plugins.simulators.maniskill.tasks import INSTRUCTIONS, OTHER_WORDS, instruction_of, read_sentences
-from polyrhythm.plugins.simulators.maniskill.world import StepOutcome, World
+from polyrhythm.plugins.simulators.maniskill.settings import INSTRUCTIONS, OTHER_WORDS, instruction_of, read_sentences
+from polyrhythm.plugins.simulators.maniskill.world import World
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 
 PICK, PUSH, PULL, LIFT = "PickCube-v1", "PushCube-v1", "PullCube-v1", "LiftPegUpright-v1"
@@ -179,10 +179,10 @@ class Line:
         self.calls.append((row, seed, sentence))
         self.at[row] = seed / 10
 
-    def step(self, actions: np.ndarray) -> StepOutcome:
+    def step(self, actions: np.ndarray) -> StepResult:
         self.at = self.at + actions
         done = self.at[:, 0] >= 3
-        return StepOutcome(self.at[:, 0].copy(), done, done, {})
+        return StepResult(self.at[:, 0].copy(), done, np.zeros_like(done), done)
 
     def observe(self) -> dict[str, Any]:
         self.drawn += 1

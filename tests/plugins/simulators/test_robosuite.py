@@ -18,8 +18,7 @@ from polyrhythm.envs.mujoco import RenderingUnavailable, choose_gl_backend
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.simulators.robosuite.batch import RobosuiteBatch
 from polyrhythm.plugins.simulators.robosuite.env import RobosuiteSettings
-from polyrhythm.plugins.simulators.robosuite.library import seeded
-from polyrhythm.plugins.simulators.robosuite.tasks import INSTRUCTIONS, KNOWN, words_of
+from polyrhythm.plugins.simulators.robosuite.library import INSTRUCTIONS, KNOWN, seeded, words_of
 from polyrhythm.plugins.trial.env_contract import check_contract
 from polyrhythm.stations.simulator.reset_ahead import ResetAhead
 

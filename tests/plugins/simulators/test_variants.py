@@ -13,13 +13,13 @@ from tests.long import long
 
 from polyrhythm.envs.base import traits_of
 from polyrhythm.plugins.simulators.libero.env import LiberoSettings
-from polyrhythm.plugins.simulators.libero.tasks import INSTRUCTIONS as LIBERO
-from polyrhythm.plugins.simulators.libero.tasks import in_other_words
+from polyrhythm.plugins.simulators.libero.library import INSTRUCTIONS as LIBERO
+from polyrhythm.plugins.simulators.libero.library import in_other_words
 from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
 from polyrhythm.plugins.simulators.metaworld.scene import INSTRUCTIONS, OTHER_WORDS
 from polyrhythm.plugins.simulators.robosuite.env import RobosuiteSettings
-from polyrhythm.plugins.simulators.robosuite.tasks import INSTRUCTIONS as ROBOSUITE
-from polyrhythm.plugins.simulators.robosuite.tasks import KNOWN
+from polyrhythm.plugins.simulators.robosuite.library import INSTRUCTIONS as ROBOSUITE
+from polyrhythm.plugins.simulators.robosuite.library import KNOWN
 from polyrhythm.plugins.simulators.separate.settings import SeparateSettings
 from polyrhythm.plugins.simulators.variation import Appearance, AppearanceSettings
 

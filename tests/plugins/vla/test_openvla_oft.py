@@ -152,7 +152,7 @@ def test_log_probs_are_of_the_scaled_scores_of_the_action_rows_alone() -> None:
 def test_top_k_draws_from_the_likeliest_and_judges_by_the_same_rows() -> None:
     policy, obs = built(small(top_k=4), SPEC), observations()
     act = sample(policy, obs)
-    with torch.no_grad():
+    with torch.no_grad(), seeded(0):
         likeliest = scores_of(policy, obs).topk(4).indices
         assert (likeliest == act.forward_inputs["tokens"].unsqueeze(-1)).any(-1).all()
         assert torch.equal(policy.evaluate(obs, act.forward_inputs).logprob, act.logprob)

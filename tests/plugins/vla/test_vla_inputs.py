@@ -20,8 +20,8 @@ from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.vla import images
 from polyrhythm.plugins.vla.input_plan import InputForm, plan_inputs
 from polyrhythm.plugins.vla.inputs import VlaInputs
+from polyrhythm.plugins.vla.prompts import folder_tokenizer
 from polyrhythm.plugins.vla.settings import VlaSettings
-from polyrhythm.plugins.vla.tokenizers import folder_tokenizer
 from polyrhythm.policies.form import describe
 from polyrhythm.specs import INSTRUCTION, ActionSpec, ArraySpec, EnvSpec, Task
 

@@ -12,8 +12,14 @@ from tests.plugins.pretrained.small_tokenizer import IMAGE_ID, VOCABULARY, write
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.vla import prompts
-from polyrhythm.plugins.vla.prompts import StatePrompt, state_bins
-from polyrhythm.plugins.vla.tokenizers import FolderPromptTokenizer, PromptTokenizer, WordTokenizer, folder_tokenizer
+from polyrhythm.plugins.vla.prompts import (
+    FolderPromptTokenizer,
+    PromptTokenizer,
+    StatePrompt,
+    WordTokenizer,
+    folder_tokenizer,
+    state_bins,
+)
 from polyrhythm.specs import Task
 
 TASKS = (Task("push", "push the red block"), Task("close", "close the_door\n"), Task("wipe", "wipe the table, slowly"))
@@ -93,7 +99,7 @@ def test_short_prompts_are_filled_up(side: str, expected: list[int]) -> None:
     found = table([[2, 3], [2, 4, 5, 6]], side=side)
     assert found.ids.tolist() == [expected, [2, 4, 5, 6]]
     assert found.present.tolist() == [[x != 9 for x in expected], [True] * 4]
-    assert table([[2, 3]], length=6).length == 6
+    assert table([[2, 3]], length=6).ids.shape[1] == 6
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from polyrhythm.runtime.memory.process_memory import keep_freed_memory
+from polyrhythm.imports import keep_freed_memory
 from polyrhythm_bench.cases import memory
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.worker import Answer, Worker

@@ -10,9 +10,9 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost, parse_cost
+from polyrhythm.plugins.virtual.clustersim.hardware import VirtualClock
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.inference.batching import powers
 from polyrhythm.scheduler.records import BatchingChosen, Command, Event, TrainUntil

@@ -16,8 +16,8 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.plugins.pretrained.building import save_new
 from polyrhythm.plugins.vla.pi0.network import PI0, Pi0Network, Pi0Size
 from polyrhythm.plugins.vla.pi0.settings import PROMPT_LENGTH, Pi0SizeSettings
+from polyrhythm.plugins.vla.prompts import WORDS
 from polyrhythm.plugins.vla.statistics import BOUNDS
-from polyrhythm.plugins.vla.tokenizers import WORDS
 from polyrhythm.policies.form import PolicyForm
 
 #: Cameras that show the one image that the environment draws, executed actions, denoise steps, passes over an update.

@@ -38,8 +38,7 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     next_run,
     saved_runs,
 )
-from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.memory.payloads import Payloads
+from polyrhythm.runtime.launcher import ArenaPayloads, Launcher
 from polyrhythm.runtime.memory.tensors import State
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.scheduler.conductor import AnyConductor
@@ -58,7 +57,7 @@ class SampleHandover:
     failed read.
     """
 
-    def __init__(self, payloads: Payloads, payload_ids: Sequence[str]) -> None:
+    def __init__(self, payloads: ArenaPayloads, payload_ids: Sequence[str]) -> None:
         self._payloads, self._payload_ids = payloads, tuple(payload_ids)
         self._pending = {int(payload_id) for payload_id in payload_ids}
         self._copies: dict[int, Trajectory] = {}
@@ -161,7 +160,7 @@ class RunSnapshot:
 def take_snapshot(
     folder: Path,
     conductor: AnyConductor,
-    payloads: Payloads,
+    payloads: ArenaPayloads,
     weights: Weights,
     states: TrainerStates,
     counts: dict[str, Any],

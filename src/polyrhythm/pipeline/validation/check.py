@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import torch
 
 from polyrhythm.checks import (
@@ -85,8 +84,6 @@ def validate_run(config: RunConfig, *, trainer: bool = True, begun: bool = False
     context = CheckContext(config, trainer=trainer, simulates=_simulates_here(config), begun=begun)
     if config.prometheus.port is not None:
         load("observer", "prometheus")  # an error if the plugin is not there
-    free = free_memory()  # before the policy is built here; it is freed when the stations run
-    context.free = lambda device: free if device == "cpu" else free_memory(device)
     require_all(with_added(CHECKS, context.depth), context)
     return ValidatedRun(config, context.spec, context.policy)
 
@@ -103,35 +100,6 @@ def read_spec(context: CheckContext) -> EnvSpec:
         with errors_of(f"env.type = {context.config.env_type}", "spec"):
             context.spec = env_settings(context.config).spec()
     return context.spec
-
-
-def free_memory(device: str = "cpu", *, now: bool = False) -> int:
-    """Bytes of host memory that this process may still use, or the total bytes of a CUDA device.
-
-    now: currently free bytes of a CUDA device instead; the query itself allocates a CUDA context.
-    """
-    if device != "cpu" and now:
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device != "cpu":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    free, limit = psutil.virtual_memory().available, container_limit()
-    return min(free, limit) if limit is not None else free
-
-
-def container_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes left within the control group's limit, not counting page cache as used; None without a limit."""
-    for folder, most, used, cached in (
-        (root, "memory.max", "memory.current", "inactive_file"),
-        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            limit = (folder / most).read_text(encoding="ascii").strip()
-            if limit.isdecimal() and int(limit) < 1 << 60:
-                parts = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
-                return int(limit) - int((folder / used).read_text(encoding="ascii")) + int(parts.get(cached, 0))
-        except OSError:
-            continue
-    return None
 
 
 def _simulates_here(config: RunConfig) -> bool:

@@ -4,8 +4,7 @@ The slots repeat their measured absences, in order, and a pass takes the time of
 assumed, and long tails, slow env batches and resets are included. A forecast starts from `snapshot_loop`, runs in
 slices, and is plain data, so that a saved run continues in the middle of one.
 
-Invariant: every slot is in exactly one place: it is away (in `returns`), waits (in `waiting`), or is in a pass (in a
-batch of `passes`).
+Invariant: every slot is in exactly one place: away (in `returns`), waiting, or in a pass (in a batch of `passes`).
 """
 
 from __future__ import annotations

@@ -18,14 +18,8 @@ PLUGIN = Plugin(
     "cluster",
     needs=("report",),
     adds={
-        "check": {
-            "launcher": "polyrhythm.plugins.cluster:CHECKS",
-        },
-        "report": {
-            "hosts": "polyrhythm.plugins.cluster.report_section:SECTION",
-        },
-        "launcher": {
-            "ray": "polyrhythm.plugins.cluster.launching:launch_on_ray",
-        },
+        "check": {"launcher": "polyrhythm.plugins.cluster:CHECKS"},
+        "report": {"hosts": "polyrhythm.plugins.cluster.report_section:SECTION"},
+        "launcher": {"ray": "polyrhythm.plugins.cluster.launching:launch_on_ray"},
     },
 )

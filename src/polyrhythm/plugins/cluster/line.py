@@ -29,8 +29,8 @@ State = Literal["opening", "proven", "refused", "broken"]
 
 
 class JoinLine:
-    """A connection to `address`; state: how far it has come, as of the last `note`. largest: bytes of a message that is
-    read."""
+    """A connection to `address`. state: how far it has come, as of the last `update`; largest: bytes of a message that
+    is read."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, keys: RunKeys, largest: int) -> None:
         self.address, self.state = address, "opening"
@@ -47,7 +47,7 @@ class JoinLine:
         self.monitor: Any = socket.get_monitor_socket(_EVENTS)
         socket.connect(address)
 
-    def note(self) -> State:
+    def update(self) -> State:
         """Take what has become known of the connection."""
         while self.monitor.get(zmq.EVENTS) & zmq.POLLIN:
             event = cast(int, recv_monitor_message(self.monitor)["event"])

@@ -28,12 +28,13 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.cluster.hosts import questions as q
+from polyrhythm.plugins.cluster.hosts.client import DataClient
 from polyrhythm.runtime.transport.drops import UnfitMessage
 
 Piece = bytes | memoryview
@@ -83,27 +84,8 @@ PARCELS = "parcels"
 _NAME = re.compile(r"(?P<owner>[A-Za-z0-9_.-]{1,150})-(?P<number>[0-9]{1,20})(?P<copy>@[0-9]{1,9})?")
 
 
-class Parcels(Protocol):
-    """Where this process keeps parcels for others, and takes theirs. host: the name of this process's host."""
-
-    @property
-    def host(self) -> str: ...
-
-    def keep(self, parts: Sequence[Piece], copies: int = 1) -> list[str]:
-        """Keep these bytes for `copies` receivers; the name for each. StartError: there is too little memory."""
-        ...
-
-    def take(self, host: str, name: str, nbytes: int) -> memoryview:
-        """The bytes of a parcel that a process of this host keeps, to read and to write. LookupError: it is gone."""
-        ...
-
-    def drop(self, name: str) -> None:
-        """Nobody will take this parcel of this process."""
-        ...
-
-
 class KeptParcels:
-    """Parcels of one process."""
+    """Parcels of one process; methods as in `SharedParcels`."""
 
     host = ""
 
@@ -125,26 +107,20 @@ class KeptParcels:
     def drop(self, name: str) -> None:
         self._kept.pop(name, None)
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
-
-class Asking(Protocol):
-    """A connection to another host's server (`plugins.cluster.hosts.client.DataClient`)."""
-
-    def ask(self, question: q.Question) -> list[memoryview]: ...
-
 
 class SharedParcels:
-    """Parcels in the run's folder in shared memory. owner: of this process, for names; clients: of the servers of the
-    run's other hosts."""
+    """Where this process keeps parcels for others and takes theirs: the run's folder in shared memory. owner: of this
+    process, for names; host: the name of this process's host; clients: of the servers of the run's other hosts."""
 
-    def __init__(self, folder: Path, owner: str, host: str = "", clients: Mapping[str, Asking] | None = None) -> None:
+    def __init__(
+        self, folder: Path, owner: str, host: str = "", clients: Mapping[str, DataClient] | None = None
+    ) -> None:
         self.host, self._folder, self._owner = host, folder / PARCELS, owner
         self._clients = clients or {}
         self._numbers = itertools.count()
 
     def keep(self, parts: Sequence[Piece], copies: int = 1) -> list[str]:
+        """Keep these bytes for `copies` receivers; the name for each. StartError: there is too little memory."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         name = f"{self._owner}-{next(self._numbers)}"
         names = [name] if copies == 1 else [f"{name}@{copy}" for copy in range(copies)]
@@ -159,7 +135,9 @@ class SharedParcels:
         try:
             with path.open("wb", buffering=0) as file:
                 for part in parts:
-                    _write_all(file.fileno(), part)
+                    left = memoryview(part)
+                    while left:
+                        left = left[os.write(file.fileno(), left) :]
         except BaseException as error:
             path.unlink(missing_ok=True)
             if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
@@ -172,6 +150,7 @@ class SharedParcels:
             ) from error
 
     def take(self, host: str, name: str, nbytes: int) -> memoryview:
+        """The bytes of a parcel that a process of this host keeps, to read and to write. LookupError: it is gone."""
         known = _NAME.fullmatch(name)
         if known is None:
             raise LookupError(f"{name!r} names no parcel")
@@ -210,7 +189,6 @@ class SharedParcels:
         return found
 
     def _pieces(self, host: str, name: str, nbytes: int) -> Iterator[tuple[int, memoryview]]:
-        """A parcel of another host, from the beginning."""
         for begin in range(0, nbytes, q.PART_BYTES):
             (piece,) = self._clients[host].ask(q.ParcelPart(name, begin, min(q.PART_BYTES, nbytes - begin), False))
             yield begin, piece
@@ -220,7 +198,11 @@ class SharedParcels:
         self._clients[host].ask(q.ParcelPart(name, nbytes - 1, 1, True))
 
     def drop(self, name: str) -> None:
+        """Nobody will take this parcel of this process."""
         (self._folder / name).unlink(missing_ok=True)
+
+
+Parcels = KeptParcels | SharedParcels
 
 
 def read_part(folder: Path, question: q.ParcelPart) -> bytes:
@@ -245,9 +227,3 @@ def _map(path: Path) -> memoryview:
     """The file's memory; what is written to it is this process's own."""
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-
-
-def _write_all(file: int, part: Piece) -> None:
-    view = memoryview(part)
-    while view:
-        view = view[os.write(file, view) :]

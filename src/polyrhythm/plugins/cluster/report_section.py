@@ -43,7 +43,6 @@ def hosts(run: Run) -> Figure | None:
 
 
 def host_table(run: Run) -> str:
-    """A line for each host; empty if the run has one."""
     rows = [
         [name, ", ".join(own["stations"]) or "–", f"{100 * own['utilisation']:.0f}%", str(own["faults"])]
         for name, own in by_host(run).items()
@@ -64,14 +63,13 @@ def by_host(run: Run) -> Mapping[str, Mapping[str, Any]]:
         for name in line
         if name.startswith(prefix)
     )
-    return {name: _so_far(run, name) for name in names}
-
-
-def _so_far(run: Run, host: str) -> dict[str, Any]:
-    shares = [share for line in run.updates if (share := line.get(_UTILISATION + host)) is not None]
-    faults = [count for line in run.updates if (count := line.get(_FAULTS + host)) is not None]
-    mean = sum(shares) / len(shares) if shares else 0.0
-    return {"utilisation": mean, "faults": int(faults[-1]) if faults else 0, "stations": []}
+    so_far: dict[str, dict[str, Any]] = {}
+    for name in names:
+        shares = [share for line in run.updates if (share := line.get(_UTILISATION + name)) is not None]
+        faults = [count for line in run.updates if (count := line.get(_FAULTS + name)) is not None]
+        mean = sum(shares) / len(shares) if shares else 0.0
+        so_far[name] = {"utilisation": mean, "faults": int(faults[-1]) if faults else 0, "stations": []}
+    return so_far
 
 
 SECTION = ReportSection("Utilisation", draw)

@@ -79,7 +79,6 @@ class ConnectionTicket:
 
 
 def new_ticket(port: int) -> ConnectionTicket:
-    """A ticket that there was never before."""
     return ConnectionTicket(port, secrets.token_bytes(NAME), secrets.token_bytes(_KEY), secrets.token_bytes(_KEY))
 
 
@@ -216,7 +215,6 @@ class _Outgoing(_Sealing):
         self._cipher.encrypt_into(self._nonce(), content, header, self._buffer[begin : self._filled])
 
     def flush(self) -> None:
-        """Send what was sealed."""
         self._socket.sendall(self._buffer[: self._filled])
         self._filled = 0
 
@@ -252,7 +250,6 @@ class _Incoming(_Sealing):
             return self.is_filled or self._receive(1)
 
     def _gather(self, count: int, by: float) -> None:
-        """Have so many bytes from `_begin` on."""
         while (missing := self._begin + count - self._end) > 0:
             if self._begin and self._begin + count > _BUFFER:
                 have = self._end - self._begin

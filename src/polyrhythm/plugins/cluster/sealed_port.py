@@ -81,7 +81,6 @@ class SealedPort:
             raise RuntimeError("the thread that accepts connections has ended")
 
     def close(self) -> None:
-        """End all connections and their threads."""
         self._over.set()
         self._wake.close()
         self._thread.join()
@@ -102,23 +101,19 @@ class SealedPort:
             for each in (self._listening, self._woken):
                 selector.register(each, selectors.EVENT_READ)
             while not self._over.is_set():
-                for key, _ in selector.select(self._wait_s()):
+                first, _ = next(iter(self._strangers.values()), (math.inf, b""))
+                by = min(first, self._pause_ends)  # when something is to be done that nobody asks for
+                for key, _ in selector.select(None if by == math.inf else max(0.0, by - time.monotonic())):
                     if key.fileobj is self._listening:
                         self._accept(selector)
                     elif key.fileobj in self._strangers:
-                        self._hear(key.fileobj, selector)
+                        self._receive_ticket(key.fileobj, selector)
                 self._refuse_late(selector)
                 if time.monotonic() >= self._pause_ends:
                     self._pause_ends = math.inf
                     selector.register(self._listening, selectors.EVENT_READ)
             for connection in self._strangers:
                 connection.close()
-
-    def _wait_s(self) -> float | None:
-        """Seconds until something is to be done that nobody asks for; None for ever."""
-        first, _ = next(iter(self._strangers.values()), (math.inf, b""))
-        by = min(first, self._pause_ends)
-        return None if by == math.inf else max(0.0, by - time.monotonic())
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
@@ -139,8 +134,7 @@ class SealedPort:
         self._strangers[connection] = time.monotonic() + self._limits.ticket_s, b""
         selector.register(connection, selectors.EVENT_READ)
 
-    def _hear(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
-        """Part of a ticket has come."""
+    def _receive_ticket(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
         by, brought = self._strangers[connection]
         try:
             more = connection.recv(NAME - len(brought))

@@ -163,7 +163,7 @@ def _cores(_: object = None) -> Finding:
 
 
 def _memory(_: object = None) -> Finding:
-    from polyrhythm.pipeline.validation.check import free_memory
+    from polyrhythm.plugins.memory_estimate.room import free_memory
 
     free = free_memory()
     detail = f"{_gigabytes(free)} free, the quickstart takes about {_gigabytes(MEMORY_BYTES)}"

@@ -37,6 +37,7 @@ from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.sockets import wait_for
 from polyrhythm.scheduler import records
 from polyrhythm.specs import EnvSpec
+from polyrhythm.stations.simulator.slot import SlotIdentity
 from polyrhythm.stations.simulator.station import Simulator, refuse_other
 
 log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class JoinClient:
         with suppress(BlockingIOError):
             os.read(self._woken, 4096)
         if line is not None:
-            state = line.note()
+            state = line.update()
             if state == "proven":
                 self._handle(j.LineIs(state))
             while self._line is line and not self._outcome and (frame := line.receive()) is not None:
@@ -180,10 +181,8 @@ class JoinedStation:
 
         def make() -> Station:
             rows = sum(slot.rows for slot in welcome.info.slots)
-            batch = [(welcome.info, env(rows))]
-            return Simulator(
-                welcome.station, welcome.incarnation, batch, welcome.step, self._arena, self.emit, welcome.address
-            )
+            source = SlotIdentity(welcome.station, welcome.incarnation, welcome.address, self.emit)
+            return Simulator(source, welcome.info, env(rows), welcome.step, self._arena)
 
         self.part = StationThread(welcome.address, make, self._queue, drops, layout, self)
 

@@ -1,5 +1,4 @@
-"""A conductor around another one for stations that take turns on devices: a command waits until its station holds all
-of its devices.
+"""A conductor around another one, for leased devices: a command waits until its station holds all of its devices.
 
 To the inner conductor a lease is only a delay between a command and its station, which every decision allows for; so
 leases change timing, but no guarantee. Two refinements keep the delay small. Batches are formed for generators that are
@@ -62,10 +61,6 @@ class LeasedConductor:
     @property
     def ledger(self) -> SampleLedger:
         return self.inner.ledger
-
-    @property
-    def refused(self) -> int:
-        return self.inner.refused
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """As `Conductor.handle`: the decided commands that are sent now, and the device switches."""
@@ -186,8 +181,6 @@ class CommandDelivery:
     def create(cls, rules: LeaseSettings) -> CommandDelivery:
         return cls(rules, DeviceLeases(rules))
 
-    # ------------------------------------------------------------ stations
-
     def join(self, name: str, flow: int) -> None:
         """Add a station, off the devices that it leases."""
         self.leases.join(name, flow, interruptible=flow == SIMULATOR)
@@ -210,8 +203,6 @@ class CommandDelivery:
         changes = [(name, self.leases.present[name].open) for name in self.changed]
         self.changed.clear()
         return changes
-
-    # ------------------------------------------------------------ events
 
     def on_event(self, event: Event, now: float) -> None:
         """Track ends of units of work, and stations that came onto or left a device."""
@@ -244,8 +235,6 @@ class CommandDelivery:
             wants = wants or state.under_way > 0
         if wants != state.wants:
             self.leases.set_wants(state, wants, now)
-
-    # ------------------------------------------------------------ commands
 
     def preempt(self, now: float) -> None:
         """Give no new work to stations that must leave their devices for others."""
@@ -280,8 +269,7 @@ class CommandDelivery:
         return self._release(state, now)
 
     def keep(self, now: float) -> list[Command] | None:
-        """Cancel yields that are no longer needed; returns the commands that they held back, or
-        None if there were none."""
+        """Cancel yields that are not needed any more; returns the commands that they held back, None without any."""
         kept = self.leases.keep()
         if not kept:
             return None

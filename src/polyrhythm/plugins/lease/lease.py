@@ -86,8 +86,6 @@ class DeviceLeases:
     waiting: dict[str, None] = field(default_factory=dict)
     going: dict[str, None] = field(default_factory=dict)
 
-    # ------------------------------------------------------------ stations
-
     def join(self, name: str, flow: int, *, interruptible: bool = False) -> None:
         """Add a station, off its devices; nothing if it leases none."""
         devices = self.rules.devices.get(name)
@@ -113,8 +111,6 @@ class DeviceLeases:
         else:
             self.waiting.pop(state.name, None)
 
-    # ------------------------------------------------------------ events
-
     def on_taken(self, event: DeviceTaken, now: float) -> None:
         state = self.present[event.station]
         assert event.device in state.taking, f"{event} was not due"
@@ -133,8 +129,6 @@ class DeviceLeases:
         if not state.yielding:
             state.leaving, state.waits_since, state.passed = False, now, 0
         self._update_waiting(state)
-
-    # ------------------------------------------------------------ deciding
 
     def preempt(self, now: float) -> list[LeaseState]:
         """Stations that get no new work from now on: their minimum time on devices that others wait for is over."""
@@ -176,7 +170,9 @@ class DeviceLeases:
         commands: list[TakeDevice | YieldDevice] = []
         for name in tuple(self.waiting):
             holder = self._holder_before(self.present[name])
-            if holder is not None and self._must_yield(holder):
+            if holder is None or holder.taking or holder.yielding:
+                continue
+            if holder.idle or (holder.leaving and (holder.interruptible or not holder.under_way)):
                 holder.yielding = list(holder.held)
                 self.going.pop(holder.name, None)
                 commands += [YieldDevice(holder.name, device) for device in holder.held]
@@ -193,12 +189,6 @@ class DeviceLeases:
         name = self.holders.get(self._next(waiter))
         return None if name is None else self.present[name]
 
-    @staticmethod
-    def _must_yield(holder: LeaseState) -> bool:
-        if holder.taking or holder.yielding:
-            return False
-        return holder.idle or (holder.leaving and (holder.interruptible or not holder.under_way))
-
     def _give(self, device: int) -> TakeDevice:
         """Assign a free device to the first station in its waiting order."""
         waiters = [state for name in self.waiting if self._next(state := self.present[name]) == device]
@@ -212,7 +202,7 @@ class DeviceLeases:
         return TakeDevice(chosen.name, device)
 
     def _place(self, state: LeaseState, device: int) -> tuple[bool, bool, int, float, str]:
-        late = state.passed >= self.rules.sharers(device)
+        late = state.passed >= sum(device in own for own in self.rules.devices.values())
         by_flow = self.rules.switch_order == "data_flow" and not late
         return (
             self.last.get(device) == state.name,

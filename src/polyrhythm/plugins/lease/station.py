@@ -18,8 +18,17 @@ from functools import partial
 from typing import cast
 
 from polyrhythm.plugins.lease.offload import open_store
-from polyrhythm.runtime.factories import Announcement, Resources, StationContext, StationFactory
-from polyrhythm.runtime.messages import Offloadable, OffloadStore, Order, Reply, Station, StationTraits, sender_of
+from polyrhythm.runtime.factories import Resources, StationContext, StationFactory
+from polyrhythm.runtime.messages import (
+    Joined,
+    Offloadable,
+    OffloadStore,
+    Order,
+    Reply,
+    Station,
+    StationTraits,
+    sender_of,
+)
 from polyrhythm.runtime.spans import TAKE, YIELD, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import DeviceCommand, DeviceTaken, DeviceYielded, Event, TakeDevice
@@ -73,7 +82,7 @@ class LeasedStation:
 
     def __init__(
         self,
-        joined: Announcement,
+        joined: Joined,
         make: Callable[[], Offloadable],
         devices: Sequence[int],
         report: SwitchReport,
@@ -89,7 +98,7 @@ class LeasedStation:
         self._last: DeviceCommand | None = None  # the last unit of work, if that was a switch
         self._switched, self._switch_s, self._freed = 0, 0.0, 0
 
-    def joined(self) -> Announcement:
+    def joined(self) -> Joined:
         return self._joined
 
     def handle(self, command: Order) -> None:

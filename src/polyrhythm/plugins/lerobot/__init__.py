@@ -6,14 +6,8 @@ PLUGIN = Plugin(
     "lerobot",
     needs=("demonstrations",),
     adds={
-        "demonstrations": {
-            "lerobot": "polyrhythm.plugins.lerobot.reading",
-        },
-        "command": {
-            "demos": "polyrhythm.plugins.lerobot.demos",
-        },
+        "demonstrations": {"lerobot": "polyrhythm.plugins.lerobot.reading"},
+        "command": {"demos": "polyrhythm.plugins.lerobot.demos"},
     },
-    purposes={
-        "demos": "record demonstrations of the environment's expert",
-    },
+    purposes={"demos": "record demonstrations of the environment's expert"},
 )

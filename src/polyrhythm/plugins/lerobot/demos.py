@@ -42,29 +42,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
 
-    episodes = arguments.episodes_per_task
+    episodes, out, policy = arguments.episodes_per_task, arguments.out, arguments.policy
     overrides = [f"demonstrations.episodes_per_task={episodes}"] if episodes else []
     config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides, *overrides])
-    if arguments.out.suffix == ".npz":
+    to_file = out.suffix == ".npz"
+    if to_file:
         from polyrhythm.errors import ConfigError
         from polyrhythm.observe.run_folder import take_file
 
-        if arguments.policy:
-            raise ConfigError(f"--policy = {arguments.policy}: a policy is recorded in a folder; name one with --out")
-        take_file(arguments.out)
+        if policy:
+            raise ConfigError(f"--policy = {policy}: a policy is recorded in a folder; name one with --out")
+        take_file(out)
     from polyrhythm.pipeline.hooks import open_display
 
     with open_display(sys.stderr) as live:
         if live:
             live.phase("demonstrations", time.monotonic())
-        to_file = arguments.out.suffix == ".npz"
         on_progress = live.count_episodes if live is not None else lambda *_: None
-        result = _to_file(config, arguments.out, on_progress) if to_file else _to_folder(config, arguments, on_progress)
+        if to_file:
+            result = _record_file(config, out, on_progress)
+        else:
+            from polyrhythm.plugins.lerobot.recording import record_folder
+
+            try:
+                result = {"folder": str(out), **record_folder(config, out, policy, arguments.fps, on_progress)}
+            except KeyboardInterrupt as interrupt:
+                interrupt.add_note(f"{out} keeps what is complete; the same command goes on")
+                raise
     print(json.dumps(result, indent=2) if arguments.json else show.lines(show.flat(result)))
     return 0
 
 
-def _to_file(config: RunConfig, file: Path, on_progress: OnProgress) -> dict[str, Any]:
+def _record_file(config: RunConfig, file: Path, on_progress: OnProgress) -> dict[str, Any]:
     from polyrhythm.plugins.demonstrations.recording import record
     from polyrhythm.plugins.demonstrations.warm_start import refuse_without_expert, validate_imitation
 
@@ -74,14 +83,3 @@ def _to_file(config: RunConfig, file: Path, on_progress: OnProgress) -> dict[str
     recorded = record(config, config.demonstrations, policy.chunk, on_progress)
     recorded.demonstrations.save(file)
     return {"file": str(file), **recorded.summary()}
-
-
-def _to_folder(config: RunConfig, arguments: argparse.Namespace, on_progress: OnProgress) -> dict[str, Any]:
-    from polyrhythm.plugins.lerobot.demonstrators import record_folder
-
-    try:
-        result = record_folder(config, arguments.out, arguments.policy, arguments.fps, on_progress)
-    except KeyboardInterrupt as interrupt:
-        interrupt.add_note(f"{arguments.out} keeps what is complete; the same command goes on")
-        raise
-    return {"folder": str(arguments.out), **result}

@@ -23,8 +23,7 @@ from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.files import inner_path
 from polyrhythm.plugins.demonstrations.imitation import Demonstrations
 from polyrhythm.plugins.lerobot import layout
-from polyrhythm.plugins.lerobot.checking import CheckedDataset, check_dataset
-from polyrhythm.plugins.lerobot.metadata import Episode
+from polyrhythm.plugins.lerobot.checking import CheckedDataset, Episode, check_dataset, read_table
 from polyrhythm.plugins.lerobot.video import VideoFrames, as_array, decoded
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 from polyrhythm.specs.finite import first_not_finite
@@ -61,10 +60,11 @@ def read_demonstrations(settings: DatasetSettings, spec: EnvSpec, chunk: int, ac
                 for name, key in dataset.keys.items()
             }
             obs[INSTRUCTION] = tasks
-            done = np.minimum(begins * action_repeat / spec.max_steps, 1.0)
-            obs[PROGRESS] = done.astype(np.float32)
+            obs[PROGRESS] = np.minimum(begins * action_repeat / spec.max_steps, 1.0).astype(np.float32)
             actions = _exactly(columns[layout.ACTION], spec.action.dtype, f"{where}: an action")
-            parts.append((obs, _chunks(actions, begins, chunk)))
+            # After the end the last action is repeated: [n,C,A].
+            steps = np.minimum(begins[:, None] + np.arange(chunk), len(actions) - 1)
+            parts.append((obs, np.asarray(actions[steps])))
             _check_values(where, parts[-1], spec)
     if not parts:
         raise ConfigError(
@@ -92,9 +92,6 @@ def _episodes(
     dataset: CheckedDataset, settings: DatasetSettings, taken: dict[int, int]
 ) -> Iterator[tuple[Episode, dict[str, Any]]]:
     """Each episode with its columns in frame order; reads file by file until all tasks have enough."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     features = dataset.info.features
     names = [layout.ACTION, *layout.INDICES, *(k for k in dataset.keys.values() if features[k].dtype != "video")]
     if settings.only_success:
@@ -102,13 +99,8 @@ def _episodes(
     for file, episodes in groupby(dataset.episodes, lambda episode: episode.file):
         if settings.max_episodes and all(taken[task] >= settings.max_episodes for task in dataset.tasks.values()):
             return
-        try:
-            table = pq.ParquetFile(file).read(columns=names)
-            lacking = set(names) - set(table.column_names)
-        except (pa.ArrowException, OSError) as error:
-            words = str(error).splitlines()[0]
-            raise RunFolderError(f"{file} cannot be read as parquet ({words}); copy it again") from error
-        if lacking:
+        table = read_table(file, names.__contains__)
+        if lacking := set(names) - set(table.column_names):
             raise RunFolderError(f"{file} has no column {min(lacking)}; copy it again")
         numbers = _numbers(table["episode_index"], 1, f"{file}: episode_index")
         for episode in episodes:
@@ -248,11 +240,6 @@ def _exactly(values: NDArray[Any], dtype: str, what: str) -> NDArray[Any]:
         odd = values[found != values][0]
         raise RunFolderError(f"{what} has {odd}, which {dtype} does not hold; name a dataset of this environment")
     return found
-
-
-def _chunks(actions: NDArray[Any], begins: NDArray[np.intp], chunk: int) -> NDArray[Any]:
-    """Action chunks [n,C,A]; the last action is repeated after the end."""
-    return np.asarray(actions[np.minimum(begins[:, None] + np.arange(chunk), len(actions) - 1)])
 
 
 def _check_values(where: str, part: tuple[Mapping[str, NDArray[Any]], NDArray[Any]], spec: EnvSpec) -> None:

@@ -1,4 +1,6 @@
-"""Records demonstrations to a dataset folder, one turn of the env batch at a time; a stopped recording can be resumed.
+"""Records the environment's expert, or a run's policy, into a dataset folder: `polyrhythm demos --out FOLDER`.
+
+One turn of the env batch is recorded at a time; a stopped recording can be resumed.
 
 The settings determine all episodes with their initial states and noise, so a resumed recording plays only the missing
 ones. Expert episodes are kept if they would be imitated (successful, or with noise); a policy's if they are finite,
@@ -8,22 +10,40 @@ with `next.success`. An episode whose row fails is dropped and not repeated, sin
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
+from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.learning import DemonstrationSettings
 from polyrhythm.envs.base import EnvBatch
-from polyrhythm.errors import RunFolderError, RunHalted
+from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
 from polyrhythm.observe.intervals import success_rate
 from polyrhythm.observe.run_folder import LOCK_FILE, lock_run_folder
-from polyrhythm.plugins.demonstrations.episodes import Actor, DemoEpisode, describe_dropped, plan_episode, play_episodes
+from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.persistence.checkpoints import load_policy
+from polyrhythm.plugins.demonstrations.episodes import (
+    Actor,
+    DemoEpisode,
+    describe_dropped,
+    expert_of,
+    plan_episode,
+    play_episodes,
+)
 from polyrhythm.plugins.demonstrations.recording import OnProgress
+from polyrhythm.plugins.demonstrations.warm_start import refuse_without_expert, validate_imitation
 from polyrhythm.plugins.lerobot import layout
-from polyrhythm.plugins.lerobot.writing import DatasetWriter, Frames, Journal
-from polyrhythm.specs import EnvSpec
+from polyrhythm.plugins.lerobot.writing import DatasetWriter, Journal
+from polyrhythm.policies.base import Policy, as_module
+from polyrhythm.policies.form import load_published
+from polyrhythm.runtime.memory.tensors import as_array, as_tensors
+from polyrhythm.specs.hashing import mix, mix_array
 from polyrhythm.stations.simulator.slot import StepSettings
 
 log = logging.getLogger(__name__)
@@ -40,6 +60,41 @@ class Source:
     keep_failed: bool
 
 
+def record_folder(config: RunConfig, folder: Path, run: Path | None, fps: int, watch: OnProgress) -> dict[str, Any]:
+    """Record in the recipe's environment; return the summary. run: folder of the policy's run, None for the expert.
+
+    Before the first episode: ConfigError or RunFolderError, also as from `open_recording`.
+    """
+    layout.require_pyarrow()
+    assert config.demonstrations is not None
+    if env_settings(config).spec().chunk:
+        raise ConfigError(
+            f"--out = {folder}: a step of this environment takes a whole message, which no dataset of frames can hold; "
+            "leave demos out, a run records such demonstrations itself"
+        )
+    settings = config.demonstrations
+    actor: Actor | None = None
+    who = "expert"
+    if run is not None:
+        found, weights, version = load_policy(run)
+        policy = validate_imitation(config.model_copy(update={"policy": found.policy})).policy
+        try:
+            load_published(as_module(policy), weights)
+        except ValueError as error:
+            why = "this policy belongs to another environment, name another run"
+            raise RunFolderError(f"{run}: {error}; {why}") from error
+        actor, who = PolicyActor(policy, greedy=True), f"policy {run.resolve().name} version {version}"
+        settings = settings.model_copy(update={"noise_std": 0.0})
+    else:
+        refuse_without_expert(config)
+    repeat = config.rollout.action_repeat
+    what = recorded_form(config.env.model_dump(mode="json"), settings, repeat, fps) | {"demonstrator": who}
+    open_recording(folder, what)
+    with closing(env_settings(config).build(config.rollout.rows)) as env:
+        source = Source(what, actor or expert_of(env), settings.noise_std, keep_failed=actor is not None)
+        return record_dataset(folder, env, source, settings, StepSettings(1, repeat), watch)
+
+
 def recorded_form(env: dict[str, Any], settings: DemonstrationSettings, action_repeat: int, fps: int) -> dict[str, Any]:
     """Settings that must be equal to resume a recording, besides the demonstrator. env: the environment's settings."""
     noise = settings.model_dump(include={"noise_std", "noise_every", "seed"}, mode="json")
@@ -54,7 +109,8 @@ def open_recording(folder: Path, recorded: dict[str, Any]) -> Journal:
         content = [path.name for path in folder.iterdir() if path.name != LOCK_FILE]
     except OSError as error:
         raise RunFolderError(f"folder {folder} cannot be made ({error.strerror}); name another") from error
-    if not content or (content == ["meta"] and not (folder / layout.OURS).exists() and _only_begun(folder)):
+    unfinished = all(path.name.endswith(".part") for path in (folder / "meta").rglob("*") if path.is_file())
+    if not content or (content == ["meta"] and unfinished):
         return Journal(recorded)
     if not (folder / layout.OURS).is_file():
         raise RunFolderError(f"folder {folder} is not empty and no recording of polyrhythm; name another")
@@ -71,11 +127,6 @@ def open_recording(folder: Path, recorded: dict[str, Any]) -> Journal:
     return journal
 
 
-def _only_begun(folder: Path) -> bool:
-    """Whether meta/ contains only unfinished files."""
-    return all(path.name.endswith(".part") for path in (folder / "meta").rglob("*") if path.is_file())
-
-
 def record_dataset(
     folder: Path,
     env: EnvBatch,
@@ -84,7 +135,7 @@ def record_dataset(
     step: StepSettings,
     on_progress: OnProgress,
 ) -> dict[str, Any]:
-    """Play and write the missing episodes; return the summary: episodes, frames, resumed, tasks.
+    """Play and write the missing episodes; return the summary: episodes, frames, resumed, success rates by task.
 
     step: with chunks of one action. RunFolderError: another process records to the folder, or it has other content;
     RunHalted: no episode was kept.
@@ -107,7 +158,13 @@ def record_dataset(
             turn = missing[first : first + env.rows]
             (folder / layout.STATS).unlink(missing_ok=True)  # it would cover fewer episodes
             play_episodes(env, turn, source.noise_std, step, source.actor)
-            _add(writer, turn, env.spec, source)
+            for task in range(len(env.spec.tasks)):
+                if dropped := describe_dropped([episode for episode in turn if episode.task == task], env.spec):
+                    log.warning("demonstrations: %s", dropped)
+            writer.add(turn, [not e.lost and bool(e.labels) and (source.keep_failed or e.kept) for e in turn])
+            for episode in turn:
+                episode.obs.clear()
+                episode.labels.clear()
             finished = len(planned) - len(missing) + first + len(turn)
             on_progress(finished, len(planned))
             log.info("demonstrations: %d of %d episodes", finished, len(planned))
@@ -118,41 +175,14 @@ def record_dataset(
             )
         if not (folder / layout.STATS).is_file():
             writer.write_statistics()
-        return {
-            "episodes": journal.episodes,
-            "frames": journal.frames,
-            "resumed": len(done),
-            "tasks": _successes(journal, env.spec),
-        }
-
-
-def _add(writer: DatasetWriter, turn: list[DemoEpisode], spec: EnvSpec, source: Source) -> None:
-    keeps = [not e.lost and bool(e.labels) and (source.keep_failed or e.kept) for e in turn]
-    for task in range(len(spec.tasks)):
-        if dropped := describe_dropped([episode for episode in turn if episode.task == task], spec):
-            log.warning("demonstrations: %s", dropped)
-    outcomes = [(e.task, e.index, e.success, kept) for e, kept in zip(turn, keeps, strict=True)]
-    writer.add([_frames(episode, spec) for episode, kept in zip(turn, keeps, strict=True) if kept], outcomes)
-    for episode in turn:
-        episode.obs.clear()
-        episode.labels.clear()
-
-
-def _frames(episode: DemoEpisode, spec: EnvSpec) -> Frames:
-    obs = {name: np.stack([seen[name] for seen in episode.obs]) for name in spec.observation}
-    actions = np.stack(episode.labels)[:, 0].astype(spec.action.dtype)
-    noisy = episode.noise is not None
-    return Frames(episode.task, episode.index, episode.seed, noisy, obs, actions, episode.success_at)
-
-
-def _successes(journal: Journal, spec: EnvSpec) -> dict[str, dict[str, Any]]:
-    """`success_rate` of all played episodes, by task name."""
-    found = {}
-    for number, task in enumerate(spec.tasks):
-        outcomes = [None if success < 0 else bool(success) for of, _, success, _ in journal.outcomes if of == number]
-        if outcomes:
-            found[task.name] = success_rate(outcomes)
-    return found
+        rates = {}
+        for number, named in enumerate(env.spec.tasks):
+            outcomes = [
+                None if success < 0 else bool(success) for of, _, success, _ in journal.outcomes if of == number
+            ]
+            if outcomes:
+                rates[named.name] = success_rate(outcomes)
+        return {"episodes": journal.episodes, "frames": journal.frames, "resumed": len(done), "tasks": rates}
 
 
 def _remove_unlisted(folder: Path, journal: Journal) -> None:
@@ -164,3 +194,33 @@ def _remove_unlisted(folder: Path, journal: Journal) -> None:
         for path in root.glob("chunk-*/*"):
             if path not in listed and path.parent.resolve() == home / path.parent.relative_to(folder):
                 path.unlink()
+
+
+#: Hash domain of a demonstrator's own noise, within its episode's seed.
+_NOISE = 2
+
+
+class PolicyActor:
+    """Acts in running episodes; requests a new chunk when the previous one is used up. greedy: act without noise."""
+
+    def __init__(self, policy: Policy, *, greedy: bool) -> None:
+        self._policy, self._greedy = policy, greedy
+        self._chunks: dict[tuple[int, int], NDArray[Any]] = {}
+
+    def __call__(self, _rows: NDArray[np.intp], episodes: Sequence[DemoEpisode]) -> NDArray[Any]:
+        """Actions [n,A]."""
+        begun = [e for e in episodes if len(e.labels) % self._policy.chunk == 0]
+        if begun:
+            cpu = torch.device("cpu")
+            obs = {name: np.stack([e.obs[-1][name] for e in begun]) for name in begun[0].obs[-1]}
+            streams = np.array([mix(e.seed, _NOISE) for e in begun], np.int64)
+            steps = np.array([len(e.labels) // self._policy.chunk for e in begun], np.int64)
+            keys = {"greedy": np.full(len(begun), self._greedy), "noise_key": mix_array(streams, steps)}
+            given = as_tensors(keys, cpu)
+            with torch.inference_mode():
+                found = self._policy.act(as_tensors(obs, cpu), given["greedy"], given["noise_key"])
+            for episode, chunk in zip(begun, as_array(found.actions), strict=True):
+                self._chunks[episode.task, episode.index] = np.array(chunk)
+        for key in self._chunks.keys() - {(e.task, e.index) for e in episodes}:
+            del self._chunks[key]
+        return np.stack([self._chunks[e.task, e.index][len(e.labels) % self._policy.chunk] for e in episodes])

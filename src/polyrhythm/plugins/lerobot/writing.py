@@ -8,8 +8,8 @@ of whose files exist.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.files import atomic_write
+from polyrhythm.plugins.demonstrations.episodes import DemoEpisode
 from polyrhythm.plugins.lerobot import layout
 from polyrhythm.plugins.lerobot.video import as_images, decoded, png
 from polyrhythm.specs import EnvSpec
 
 #: Most images, evenly spread over the frames, of which a camera's statistics are made.
 _IMAGES = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Frames:
-    """One episode to write. obs: name -> [T,...]; actions [T,A]; success_at: frame of the first success, -1 for
-    none."""
-
-    task: int
-    index: int
-    seed: int
-    noisy: bool
-    obs: Mapping[str, NDArray[Any]]
-    actions: NDArray[Any]
-    success_at: int
 
 
 @dataclass(slots=True)
@@ -52,7 +39,7 @@ class Journal:
     files: int = 0
 
     def save(self, folder: Path) -> None:
-        write_json(folder / layout.OURS, {name: getattr(self, name) for name in self.__slots__})
+        write_json(folder / layout.OURS, asdict(self))
 
     @classmethod
     def load(cls, folder: Path) -> Journal:
@@ -73,26 +60,27 @@ class DatasetWriter:
         self._features = layout.features_of(spec)
         self.journal = journal
 
-    def add(self, turn: Sequence[Frames], outcomes: Sequence[tuple[int, int, bool | None, bool]]) -> None:
-        """Write the kept episodes of a turn. outcomes: (task, index, success, kept) of all its episodes."""
-        first, place = self.journal.episodes, layout.file_place(self.journal.files)
-        if turn:
-            tables, rows, start = [], [], self.journal.frames
-            for number, frames in enumerate(turn, first):
-                columns, statistics = self._columns(frames, number, start)
+    def add(self, turn: Sequence[DemoEpisode], keeps: Sequence[bool]) -> None:
+        """Write the episodes of a turn that are kept, and list the outcomes of all."""
+        first, start, place = self.journal.episodes, self.journal.frames, layout.file_place(self.journal.files)
+        kept = [episode for episode, keep in zip(turn, keeps, strict=True) if keep]
+        if kept:
+            tables, rows = [], []
+            for number, episode in enumerate(kept, first):
+                columns, statistics = self._columns(episode, number, start)
                 tables.append(columns)
-                rows.append(self._row(frames, number, start, place) | statistics)
-                start += len(frames.actions)
+                rows.append(self._row(episode, number, start, place) | statistics)
+                start += len(episode.labels)
             joined = {key: [x for columns in tables for x in columns[key]] for key in tables[0]}
             self._write(layout.DATA, place, joined, typed=True)
             self._write(layout.EPISODES, place, {key: [row[key] for row in rows] for key in rows[0]}, typed=False)
             self.journal.frames = start
             self.journal.files += 1
-            self.journal.episodes += len(turn)
-        numbers = iter(range(first, first + len(turn)))
-        for task, index, success, kept in outcomes:
-            succeeded = -1 if success is None else int(success)
-            self.journal.outcomes.append([task, index, succeeded, next(numbers) if kept else -1])
+            self.journal.episodes += len(kept)
+        numbers = iter(range(first, first + len(kept)))
+        for episode, keep in zip(turn, keeps, strict=True):
+            success = -1 if episode.success is None else int(episode.success)
+            self.journal.outcomes.append([episode.task, episode.index, success, next(numbers) if keep else -1])
         self.write_meta()
         self.journal.save(self._folder)
 
@@ -117,88 +105,85 @@ class DatasetWriter:
 
     def write_statistics(self) -> None:
         """Write stats.json over all frames; for a camera over at most 200 evenly spaced images."""
-        write_json(self._folder / layout.STATS, folder_statistics(self._folder, self._features, self.journal))
+        import pyarrow.parquet as pq
 
-    def _columns(self, frames: Frames, number: int, start: int) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-        length = len(frames.actions)
+        files = [self._folder / layout.DATA.format(**layout.file_place(number)) for number in range(self.journal.files)]
+        found: dict[str, Any] = {}
+        every = 1 + self.journal.frames // _IMAGES
+        for key, feature in self._features.items():
+            if feature["dtype"] == "image":
+                images, first = [], 0
+                for file in files:
+                    column = pq.read_table(file, columns=[key])[key]
+                    spread = range(-first % every, len(column), every)
+                    images += [decoded(column[i].as_py()["bytes"]) for i in spread]
+                    first += len(column)
+                found[key] = image_statistics(np.stack(images))
+            else:
+                parts = [np.array(pq.read_table(file, columns=[key])[key].to_pylist()) for file in files]
+                found[key] = array_statistics(np.concatenate(parts))
+        write_json(self._folder / layout.STATS, found)
+
+    def _columns(self, episode: DemoEpisode, number: int, start: int) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+        length = len(episode.labels)
         steps = np.arange(length)
         arrays: dict[str, NDArray[Any]] = {
-            layout.ACTION: frames.actions,
+            layout.ACTION: np.stack(episode.labels)[:, 0].astype(self._spec.action.dtype),
             layout.DONE: steps == length - 1,
-            layout.SUCCESS: (steps >= frames.success_at) & (frames.success_at >= 0),
+            layout.SUCCESS: (steps >= episode.success_at) & (episode.success_at >= 0),
             "timestamp": (steps / self._fps).astype(np.float32),
             "frame_index": steps,
             "episode_index": np.full(length, number),
             "index": steps + start,
-            "task_index": np.full(length, frames.task),
+            "task_index": np.full(length, episode.task),
         }
         columns, found = {}, {}
         for name, key in self._keys.items():
+            seen = np.stack([observation[name] for observation in episode.obs])
             if self._features[key]["dtype"] == "image":
-                images = as_images(frames.obs[name], tuple(self._features[key]["shape"]))
+                images = as_images(seen, tuple(self._features[key]["shape"]))
                 columns[key] = [{"bytes": png(image), "path": None} for image in images]
                 found[key] = image_statistics(images[:: 1 + length // _IMAGES])
             else:
-                arrays[key] = frames.obs[name].reshape(length, -1)
+                arrays[key] = seen.reshape(length, -1)
         for key, array in arrays.items():
             single = self._features[key]["shape"] == [1]
             columns[key] = (array.reshape(length) if single else array).tolist()
             found[key] = array_statistics(array)
         return columns, {f"stats/{key}/{stat}": x for key, stats in found.items() for stat, x in stats.items()}
 
-    def _row(self, frames: Frames, number: int, start: int, place: Mapping[str, int]) -> dict[str, Any]:
+    def _row(self, episode: DemoEpisode, number: int, start: int, place: Mapping[str, int]) -> dict[str, Any]:
         """The episode's row in meta/episodes, without statistics."""
-        length = len(frames.actions)
+        length = len(episode.labels)
         places = {f"{of}/{name}": n for of in ("data", "meta/episodes") for name, n in place.items()}
         return {
             "episode_index": number,
-            "tasks": [layout.sentences_of(self._spec)[frames.task]],
+            "tasks": [layout.sentences_of(self._spec)[episode.task]],
             "length": length,
             "dataset_from_index": start,
             "dataset_to_index": start + length,
             **places,
-            "seed": frames.seed,
-            "noisy": frames.noisy,
-            "success": frames.success_at >= 0,
+            "seed": episode.seed,
+            "noisy": episode.noise is not None,
+            "success": episode.success_at >= 0,
         }
 
     def _write(self, pattern: str, place: Mapping[str, int], columns: Mapping[str, Any], *, typed: bool) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        types = {key: _arrow_type(feature) for key, feature in self._features.items()} if typed else {}
+        types = {}
+        for key, feature in self._features.items() if typed else ():
+            if feature["dtype"] == "image":
+                types[key] = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+                continue
+            kind = pa.from_numpy_dtype(np.dtype(feature["dtype"]))
+            types[key] = kind if list(feature["shape"]) == [1] else pa.list_(kind, feature["shape"][0])
         arrays = {key: pa.array(values, types.get(key)) for key, values in columns.items()}
         path = self._folder / pattern.format(**place)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as unfinished:
             pq.write_table(pa.table(arrays), unfinished)
-
-
-def folder_statistics(folder: Path, features: Mapping[str, Any], journal: Journal) -> dict[str, Any]:
-    """Statistics of all features of a dataset that was recorded here."""
-    import pyarrow.parquet as pq
-
-    files = [folder / layout.DATA.format(**layout.file_place(number)) for number in range(journal.files)]
-    found: dict[str, Any] = {}
-    every = 1 + journal.frames // _IMAGES
-    for key, feature in features.items():
-        if feature["dtype"] == "image":
-            found[key] = image_statistics(np.stack(list(_spread(files, key, every))))
-        else:
-            parts = [np.array(pq.read_table(file, columns=[key])[key].to_pylist()) for file in files]
-            found[key] = array_statistics(np.concatenate(parts))
-    return found
-
-
-def _spread(files: Sequence[Path], key: str, every: int) -> Iterator[NDArray[np.uint8]]:
-    import pyarrow.parquet as pq
-
-    first = 0
-    for file in files:
-        column = pq.read_table(file, columns=[key])[key]
-        for i in range(-first % every, len(column), every):
-            yield decoded(column[i].as_py()["bytes"])
-        first += len(column)
 
 
 def write_tasks(path: Path, sentences: Sequence[str]) -> None:
@@ -225,15 +210,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as unfinished:
         unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _arrow_type(feature: Mapping[str, Any]) -> Any:
-    import pyarrow as pa
-
-    if feature["dtype"] == "image":
-        return pa.struct({"bytes": pa.binary(), "path": pa.string()})
-    kind = pa.from_numpy_dtype(np.dtype(feature["dtype"]))
-    return kind if list(feature["shape"]) == [1] else pa.list_(kind, feature["shape"][0])
 
 
 #: Linearly interpolated (`numpy.quantile`). Of an array statistics are over all frames, entry by entry; of an image by

@@ -6,8 +6,11 @@ from polyrhythm.plugin import Plugin
 
 def _certain(context: CheckContext) -> None:
     """Check that the certain memory of stations fits, before the policy is built."""
-    from polyrhythm.plugins.memory_estimate.room import check_room
+    from polyrhythm.plugins.memory_estimate.room import check_room, free_memory
 
+    if context.depth == "trial":  # before the policy is built here; it is freed when the stations run
+        free = free_memory()
+        context.free = lambda device: free if device == "cpu" else free_memory(device)
     check_room(context.config, context.spec, context.form, trainer=context.trainer)
 
 

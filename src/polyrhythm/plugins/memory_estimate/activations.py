@@ -50,7 +50,7 @@ class Activations:
     """
 
     how: str
-    passes: Passes
+    passes: PolicyPasses
     acts_like: Activations | None = None
     _found: dict[str, PassProfile] = field(default_factory=dict)
 
@@ -80,7 +80,7 @@ class Activations:
         return self._found[name]
 
 
-class Passes:
+class PolicyPasses:
     """Runs the passes of a policy. make: builds it by role; metered: the counting context around a pass."""
 
     def __init__(
@@ -181,7 +181,7 @@ def _probed(settings: PolicySettings, spec: EnvSpec, form: PolicyForm) -> Activa
         with _random_state_kept(), nothing_kept(), real_meter(given) as meter:
             yield meter
 
-    return Activations("probed on the CPU", Passes(make, spec, form, nullcontext, metered))
+    return Activations("probed on the CPU", PolicyPasses(make, spec, form, nullcontext, metered))
 
 
 @contextmanager
@@ -213,4 +213,4 @@ def _traced(settings: OptionalSettings, spec: EnvSpec, form: PolicyForm) -> Acti
         with nothing_kept(), mode.meter(given) as meter:
             yield meter
 
-    return Activations("traced without memory", Passes(make, spec, form, inside, metered))
+    return Activations("traced without memory", PolicyPasses(make, spec, form, inside, metered))

@@ -61,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _machine(arguments: argparse.Namespace) -> Machine:
     from polyrhythm.errors import ConfigError
-    from polyrhythm.pipeline.validation.check import free_memory
     from polyrhythm.plugins.memory_estimate.plan import Machine
+    from polyrhythm.plugins.memory_estimate.room import free_memory
     from polyrhythm.runtime.memory.tensors import count_devices
 
     given = {"cpu": arguments.host_memory, "cuda": arguments.device_memory}
@@ -84,8 +84,7 @@ def _machine(arguments: argparse.Namespace) -> Machine:
 
 
 def _with_stand_in(config: RunConfig) -> tuple[RunConfig, str]:
-    """The configuration, and a sentence if its checkpoint or tokenizer is missing here and a released size replaces
-    it."""
+    """The configuration, and a sentence if a released size replaces a checkpoint that is missing here."""
     from polyrhythm.errors import MissingError
     from polyrhythm.pipeline.build import env_settings, policy_settings
     from polyrhythm.policies.traits import settings_traits

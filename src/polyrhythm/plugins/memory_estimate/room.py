@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import torch
 
 from polyrhythm.checks import CheckContext, size_of
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import MissingError, PolyrhythmError, StartError
-from polyrhythm.pipeline.validation.check import free_memory
 from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, memory_by_station
 from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, Machine, Planner
 from polyrhythm.plugins.memory_estimate.remedies import find_remedies
@@ -26,6 +29,35 @@ _NEGLIGIBLE = 0.02
 _TOLD = 3
 
 
+def free_memory(device: str = "cpu", *, now: bool = False) -> int:
+    """Bytes of host memory that this process may still use, or the total bytes of a CUDA device.
+
+    now: currently free bytes of a CUDA device instead; the query itself allocates a CUDA context.
+    """
+    if device != "cpu" and now:
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device != "cpu":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    free, limit = psutil.virtual_memory().available, container_limit()
+    return min(free, limit) if limit is not None else free
+
+
+def container_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes left within the control group's limit, not counting page cache as used; None without a limit."""
+    for folder, most, used, cached in (
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            limit = (folder / most).read_text(encoding="ascii").strip()
+            if limit.isdecimal() and int(limit) < 1 << 60:
+                parts = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+                return int(limit) - int((folder / used).read_text(encoding="ascii")) + int(parts.get(cached, 0))
+        except OSError:
+            continue
+    return None
+
+
 def check_room(
     config: RunConfig,
     spec: EnvSpec,
@@ -34,8 +66,7 @@ def check_room(
     trainer: bool = True,
     free: Callable[[str], int] = free_memory,
 ) -> None:
-    """StartError: the certain memory of stations (weights, gradients, optimizer) exceeds the available memory.
-    Shared memory is checked separately."""
+    """StartError: certain memory (weights, gradients, optimizer), besides what is shared, exceeds the available."""
     planner = _planner(config, spec, form, trainer=trainer, free=free)
     for device in planner.plan(config, certain=True).devices:
         own = device.without(SHARED)
@@ -86,8 +117,7 @@ def memory_found(context: CheckContext) -> Iterator[Finding]:
 
 
 def shortage_found(context: CheckContext) -> Iterator[Finding]:
-    """A finding if the run's estimated memory exceeds the available memory. Errors of the plan are reported
-    elsewhere."""
+    """A finding if estimated memory exceeds the available memory. Errors of the plan are reported elsewhere."""
     if not context.sized:
         return
     config, spec, form, free = context.config, context.spec, context.form, context.free or free_memory

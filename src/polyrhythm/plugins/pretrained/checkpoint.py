@@ -128,10 +128,8 @@ class Checkpoint:
             )
 
     def read(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """These tensors (default all) in their stored dtypes, file by file, memory-mapped on the CPU.
-
-        Copy a tensor before its file may change. KeyError: unknown name.
-        """
+        """These tensors (default all) in their stored dtypes, file by file, memory-mapped on the CPU. Copy a tensor
+        before its file may change. KeyError: unknown name."""
         by_file: dict[Path, list[str]] = {}
         for name in self.tensors if names is None else names:
             by_file.setdefault(self.places[name].file, []).append(name)

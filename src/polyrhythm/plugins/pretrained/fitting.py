@@ -83,10 +83,7 @@ def fit(checkpoint: Checkpoint, wanted: Mapping[str, WeightSpec], of: Architectu
 
 def check_fit(of: Architecture, checkpoint: Checkpoint, network: nn.Module) -> Fit:
     """Compare the folder with a network. ConfigError unless the folder has exactly the network's tensors in their
-    shapes.
-
-    The network may be on meta: `form` calls this, so that a wrong folder is reported before anything starts.
-    """
+    shapes. The network may be on meta: `form` calls this, so that a wrong folder is reported before anything starts."""
     checkpoint.require(of.name)
     found = fit(checkpoint, weight_specs(network.state_dict()), of)
     if not found.is_whole:
@@ -159,10 +156,8 @@ COUNT = -1
 
 
 def told(config: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a size that config.json tells: field -> value, without those that it lacks.
-
-    keys: field -> key, `.` between a section and its key, `|` between alternatives, of which the first there counts.
-    """
+    """The fields of a size that config.json tells: field -> value, without those that it lacks. keys: field -> key, `.`
+    between a section and its key, `|` between alternatives, of which the first there counts."""
     found: dict[str, Any] = {}
     for name, alternatives in keys.items():
         for key in alternatives.split("|"):

@@ -61,10 +61,8 @@ def check_is_folder(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> dict[str, list[str] | None]:
-    """Files of tensors -> names that the index expects in each, or None without an index.
-
-    ConfigError: no safetensors; MissingError: a shard of the index is missing.
-    """
+    """Files of tensors -> names that the index expects in each, or None without an index. ConfigError: no safetensors;
+    MissingError: a shard of the index is missing."""
     if (folder / INDEX).is_file():
         return _shards(folder)
     for name in SINGLE:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 #: Seconds that the end of a run waits for a running response.
 _CLOSE_S = 5.0
-#: Maximum number of connections, and seconds that each may be silent.
-_CONNECTIONS, _ASK_S = 32, 5.0
+#: Maximum number of connections.
+_CONNECTIONS = 32
 _PREFIX = "polyrhythm"
 _STATION = ("station", "host")
 _OTHER = re.compile(r"[^a-zA-Z0-9_]")
@@ -101,11 +101,11 @@ class PrometheusEndpoint:
     """`http://ADDRESS:PORT/metrics`, from its construction to `close`.
 
     tls: files of the certificate, the key and the clients' authority; then https, only for clients with a certificate
-    of that authority. MissingError: prometheus_client is not installed; StartError: the address or the files cannot be
-    used.
+    of that authority. ask_s: seconds that a connection may be silent. MissingError: prometheus_client is not
+    installed; StartError: the address or the files cannot be used.
     """
 
-    def __init__(self, address: str, port: int, tls: tuple[str, str, str] | None = None) -> None:
+    def __init__(self, address: str, port: int, tls: tuple[str, str, str] | None = None, ask_s: float = 5.0) -> None:
         check_installed()
         from prometheus_client import CollectorRegistry, start_http_server
 
@@ -120,7 +120,7 @@ class PrometheusEndpoint:
             if tls is not None:
                 _check_files(*tls)
             self._server, self._thread = start_http_server(port, address, registry, **secured)
-            _bound_connections(self._server)
+            _bound_connections(self._server, ask_s)
         except OSError as error:
             raise StartError(
                 f"prometheus.port = {port}: {address}:{port} cannot be opened ({error.strerror or error}); choose "
@@ -195,16 +195,16 @@ def check_installed() -> None:
         raise MissingError(f"prometheus.port: prometheus_client is not installed; install it: {command}") from error
 
 
-def _bound_connections(server: Any) -> None:
+def _bound_connections(server: Any, ask_s: float) -> None:
     """Limit a server of prometheus_client, which has a thread per connection: connections beyond `_CONNECTIONS` are
-    closed, and so are those silent for `_ASK_S`."""
+    closed, and so are those silent for `ask_s`."""
     places, finish = threading.BoundedSemaphore(_CONNECTIONS), server.finish_request
     if isinstance(server.socket, ssl.SSLSocket):
         # Otherwise a silent connection blocks all others.
         server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
 
     def may_come(request: Any, _address: Any) -> bool:
-        request.settimeout(_ASK_S)
+        request.settimeout(ask_s)
         return places.acquire(blocking=False)
 
     def answer(request: Any, address: Any) -> None:

@@ -1,19 +1,24 @@
 """Checks of the run's reward function before the start: that it exists, or that it scores an episode of the run's text
-environment."""
+environment. The doctor imports this module where packages are missing, so it imports none."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from polyrhythm.checks import Check, CheckContext
 from polyrhythm.conformance import raised, remedy
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.scoring.reward_function import WrongScore, as_score, load_reward, view_of
-from polyrhythm.plugins.trial.process import SEED, WAY_OUT, TriedEpisode
+
+if TYPE_CHECKING:
+    from polyrhythm.plugins.trial.process import TriedEpisode
 
 
 def _function(context: CheckContext) -> tuple[()]:
     """Check that the reward function exists, if no episode is played on which to try it."""
     scoring = context.config.scoring
-    if scoring is not None and not (context.depth == "trial" and context.simulates):
+    if scoring is not None and (context.depth in ("settings", "machine") or not context.simulates):
+        from polyrhythm.plugins.scoring.reward_function import load_reward
+
         load_reward(scoring.function, scoring.options)
     return ()
 
@@ -23,6 +28,9 @@ def _on_episode(episode: TriedEpisode) -> tuple[()]:
     function is invalid. ContractViolation: the environment is."""
     if not episode.trial.function:
         return ()
+    from polyrhythm.plugins.scoring.reward_function import WrongScore, as_score, load_reward, view_of
+    from polyrhythm.plugins.trial.process import SEED, WAY_OUT
+
     episode.about_to("load")
     reward = load_reward(episode.trial.function, episode.trial.options)
     if not episode.trial.score or (played := episode.play()) is None:

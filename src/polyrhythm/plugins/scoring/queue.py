@@ -21,16 +21,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from polyrhythm.scheduler.records import (
-    Command,
-    DropReason,
-    ReleasePayloads,
-    SampleScored,
-    ScoreCounted,
-    ScorerJoined,
-    ScoreSample,
-    ScoringFailed,
-)
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.records import Command, DropReason, ReleasePayloads, SampleScored, ScoreCounted, ScorerJoined
 from polyrhythm.scheduler.rollout.tickets import RolloutScheduler, SampleScoring
 from polyrhythm.scheduler.samples.groups import Sample, SampleState
 
@@ -72,14 +64,11 @@ class ScoringQueue(SampleScoring):
     scorers: dict[str, ScorerState] = field(default_factory=dict)
     begun: int = 0
 
-    # ------------------------------------------------------------ the queue
-
     def add(self, ticket: int) -> None:
         self.waiting.append(ScoringTry(ticket))
 
     def begin(self) -> list[tuple[str, ScoringTry]]:
-        """Assign waiting samples to scorers with free places, the least busy first; returns each
-        new try with its scorer."""
+        """Assign waiting samples to scorers with free places, least busy first; returns the new tries."""
         started: list[tuple[str, ScoringTry]] = []
         while self.waiting:
             first = self.waiting[0]
@@ -101,8 +90,6 @@ class ScoringQueue(SampleScoring):
         """Queue the sample first. blame: the ended try counts as failed."""
         self.waiting.appendleft(replace(ended, number=-1, failed=ended.failed + blame, alone=ended.alone or alone))
 
-    # ------------------------------------------------------------ samples
-
     def finish(self, rollout: RolloutScheduler, sample: Sample, now: float) -> list[Command]:  # noqa: ARG002
         rollout.move(sample, SampleState.SCORING)
         self.add(sample.ticket.number)
@@ -112,9 +99,8 @@ class ScoringQueue(SampleScoring):
         commands: list[Command] = []
         for scorer, begun in self.begin():
             sample = rollout.samples[begun.ticket]
-            ticket, payload = sample.ticket, sample.payload_id
-            start = ticket.task, ticket.seed
-            commands.append(ScoreSample(scorer, begun.number, ticket.number, payload, *start, bool(ticket.evaluation)))
+            number, start, evaluated = begun.number, sample.ticket.start, bool(sample.ticket.evaluation)
+            commands.append(records.ScoreSample(scorer, number, begun.ticket, sample.payload_id, *start, evaluated))
         return commands
 
     def is_full(self, rollout: RolloutScheduler) -> bool:
@@ -134,8 +120,6 @@ class ScoringQueue(SampleScoring):
 
     def scores(self, samples: Sequence[Sample]) -> tuple[float, ...]:
         return tuple(sample.score for sample in samples)
-
-    # ------------------------------------------------------------ scorers
 
     def has(self, station: str) -> bool:
         return station in self.scorers
@@ -167,7 +151,7 @@ class ScoringQueue(SampleScoring):
         counted: list[Command] = [ScoreCounted(ended.ticket, event.score, sample.success)]
         return [*([] if sample.ticket.evaluation else counted), *rollout.complete(sample, now)]
 
-    def on_failure(self, rollout: RolloutScheduler, event: ScoringFailed, now: float) -> list[Command]:
+    def on_failure(self, rollout: RolloutScheduler, event: records.ScoringFailed, now: float) -> list[Command]:
         """The reward function failed: retry, or drop the sample."""
         ended = self.end(event.scorer, event.number)
         return self._fail(rollout, ended, DropReason.SCORING_FAILED, now)
@@ -188,8 +172,6 @@ class ScoringQueue(SampleScoring):
             return rollout.drop_sample(sample, reason, now)
         rollout.end_evaluated(sample).dropped += 1
         return [ReleasePayloads((sample.payload_id,))]
-
-    # ------------------------------------------------------------ the run
 
     def pending(self) -> list[str]:
         scorers = ", ".join(f"{name} ({len(state.under_way)} samples)" for name, state in self.scorers.items())

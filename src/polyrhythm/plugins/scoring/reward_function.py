@@ -29,8 +29,7 @@ class WrongScore(Exception):
 
 
 class RewardFunction:
-    """A callable on a `SampleView`. label: the setting that names it; place: ` (file, line 12)` of
-    its source, if known."""
+    """A callable on a `SampleView`. label: the setting that names it; place: ` (file, line 12)`, if known."""
 
     def __init__(self, label: str, function: Callable[[SampleView], object], place: str = "") -> None:
         self.label, self._function, self.place = label, function, place

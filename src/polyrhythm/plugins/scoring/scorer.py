@@ -133,8 +133,6 @@ class Scorer:
             trajectory = replace(self._arena.read(command.payload_id), task=command.task)
         return view_of(self._env, self._spec, trajectory, seed=command.seed, evaluation=command.evaluation)
 
-    # ------------------------------------------------------------ the station
-
     def spans(self, begin: float, end: float) -> Iterator[Span]:
         """Span of the scored sample; none with threads, since a lane shows one activity at a time."""
         yield Span(self.name, SCORE, begin, end, self._last)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _rendering(_: object) -> Iterator[Finding]:
-    from polyrhythm.plugins.simulators.metaworld.findings import findings
+    from polyrhythm.plugins.simulators.metaworld.env import findings
 
     return findings()
 
@@ -22,9 +22,7 @@ CHECKS = (Check("rendering", "machine", "machine", _rendering, after="doctor"),)
 PLUGIN = Plugin(
     "simulators",
     adds={
-        "check": {
-            "rendering": "polyrhythm.plugins.simulators:CHECKS",
-        },
+        "check": {"rendering": "polyrhythm.plugins.simulators:CHECKS"},
         "command": {"envs setup": "polyrhythm.plugins.simulators.setup"},
         "env_key": {"python": "polyrhythm.plugins.simulators.separate.settings:SeparateSettings"},
         "env": {

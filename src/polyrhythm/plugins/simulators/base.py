@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,25 +76,12 @@ class SimulatorSettings(BaseModel):
         raise NotImplementedError
 
 
-class RowSimulator(Protocol):
-    """The simulator of a row."""
-
-    def reset(self, seed: int) -> None:
-        """Begin an episode whose initial state depends only on the seed."""
-        ...
-
-    def step(self, action: NDArray[Any]) -> tuple[float, bool, bool]:
-        """Run one control step; return the dense reward, the simulator's own end of the episode, and success.
-
-        UnstableSimulationError: MuJoCo had to reset the state.
-        """
-        ...
-
-
 class RowsBatch:
     """Base of batches whose rows each run any task. Used by one thread, but another one may build it and reset rows.
 
-    action_dtype: of the clipped actions that simulators get.
+    action_dtype: of the clipped actions that simulators get. A row's simulator has `reset(seed)`, after which the state
+    depends only on the seed, and `step(action)`, which returns the dense reward, its own end of the episode, and
+    success, or raises UnstableSimulationError.
     """
 
     action_dtype: ClassVar[type[np.floating]] = np.float64
@@ -108,11 +95,11 @@ class RowsBatch:
         self._steps, self._succeeded = [0] * rows, [False] * rows
         self._low, self._high = np.array(self.spec.action.low), np.array(self.spec.action.high)
 
-    def _simulator(self, row: int) -> RowSimulator:
+    def _simulator(self, row: int) -> Any:
         """The row's simulator of its current task."""
         raise NotImplementedError
 
-    def _simulator_for(self, row: int, task: int) -> RowSimulator:
+    def _simulator_for(self, row: int, task: int) -> Any:
         """The row's simulator from now on, for this task."""
         raise NotImplementedError
 

@@ -51,7 +51,8 @@ def refuse_without(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.name:
         raise ConfigError("envs setup: for which environment? polyrhythm envs setup NAME")
-    made = set_up(arguments.name, envs_folder(), arguments.interpreter or default_python(), arguments.more)
+    default = getattr(sys, "_base_executable", "") or sys.executable  # from which this one's environment was made
+    made = set_up(arguments.name, envs_folder(), arguments.interpreter or default, arguments.more)
     print(f"ready: {made}\nuse it by env.python={arguments.name}")
     return 0
 
@@ -74,7 +75,12 @@ def set_up(name: str, folder: Path, python: str, more: Sequence[str]) -> Path:
     try:
         _run([python, "-m", "venv", str(place)], "a virtual environment cannot be made")
         _run([*pip, *wanted], "pip cannot install these")
-        _run([*pip, "--no-deps", *_itself()], "polyrhythm cannot be installed")
+        origin = metadata.distribution(_PACKAGE).read_text("direct_url.json")
+        direct = json.loads(origin) if origin else {}  # a development checkout, or where this version came from
+        itself = [direct.get("url", f"{_PACKAGE}=={metadata.version(_PACKAGE)}")]
+        if direct.get("dir_info", {}).get("editable"):
+            itself = ["-e", direct["url"].removeprefix("file://")]
+        _run([*pip, "--no-deps", *itself], "polyrhythm cannot be installed")
         _run([str(interpreter), "-c", "import polyrhythm.plugins.simulators.separate.server"], "it does not start")
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
@@ -101,15 +107,6 @@ def requirements(name: str, more: Sequence[str] = ()) -> list[str]:
     return [*found, *more]
 
 
-def _itself() -> list[str]:
-    """This package as a pip requirement: its sources in a development checkout, else this version."""
-    origin = metadata.distribution(_PACKAGE).read_text("direct_url.json")
-    direct = json.loads(origin) if origin else {}
-    if direct.get("dir_info", {}).get("editable"):
-        return ["-e", direct["url"].removeprefix("file://")]
-    return [direct["url"] if "url" in direct else f"{_PACKAGE}=={metadata.version(_PACKAGE)}"]
-
-
 def _run(command: Sequence[str], problem: str) -> None:
     """Run a step without stdin. StartError: it failed; the message quotes the end of its output."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
@@ -128,8 +125,3 @@ def _run(command: Sequence[str], problem: str) -> None:
     if done.returncode:
         last = " | ".join(line for line in done.stdout.strip().splitlines() if line.startswith("ERROR")) or done.stdout
         raise StartError(f"{problem}: {' '.join(command)}: {last[-_LAST_CHARS:]}")
-
-
-def default_python() -> str:
-    """The interpreter from which this one's environment was created, or this one."""
-    return getattr(sys, "_base_executable", "") or sys.executable

@@ -102,7 +102,12 @@ class Appearance:
                 light.ambient[:] *= self.brightness
                 light.diffuse[:] *= self.brightness
         if self.share:
-            self._paint(scene, background)
+            import mujoco
+
+            kind = int(mujoco.mjtObj.mjOBJ_GEOM)
+            for geom in scene.geoms[: scene.ngeom]:
+                if geom.objtype == kind and geom.objid in background:
+                    geom.rgba[:3] = (1 - self.share) * geom.rgba[:3] + self.share * np.array(self.colour)
 
     def turn(self, camera: Any) -> None:
         """Move a camera on its sphere, in place: arrays [3] `pos`, `forward` and `up`."""
@@ -112,14 +117,6 @@ class Appearance:
         turn = _rotation(across, self.shift)
         camera.pos[:] = centre - _AHEAD * (turn @ forward)
         camera.forward[:], camera.up[:] = turn @ forward, turn @ up
-
-    def _paint(self, scene: mujoco.MjvScene, background: frozenset[int]) -> None:
-        import mujoco
-
-        kind = int(mujoco.mjtObj.mjOBJ_GEOM)
-        for geom in scene.geoms[: scene.ngeom]:
-            if geom.objtype == kind and geom.objid in background:
-                geom.rgba[:3] = (1 - self.share) * geom.rgba[:3] + self.share * np.array(self.colour)
 
 
 def background_of(model: mujoco.MjModel) -> frozenset[int]:

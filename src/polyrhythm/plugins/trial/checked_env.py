@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -38,30 +39,22 @@ class CheckedEnv:
     """The env batch of `settings`, with `rows` rows. about_to: called with the name of each call before it begins."""
 
     def __init__(self, settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> None:
-        self._about_to = about_to
+        self._call = partial(_call, about_to)
         self.settings, self.declared = settings, traits_of(settings)
         self.spec = read_spec(settings, about_to)
         self.inner: FullEnvBatch = self._call("build", settings.build, rows)
         self.rows = rows
-        self._check_built()
-        self.traits = batch_traits(self.inner)
-
-    def _check_built(self) -> None:
-        missing = [name for name in REQUIRED if not hasattr(self.inner, name)]
-        if missing:
-            raise ContractViolation(
-                f"build({self.rows}) returned a {type(self.inner).__name__} without {', '.join(missing)}",
-                "return an EnvBatch",
-            )
-        if self.inner.rows != self.rows:
-            raise ContractViolation(
-                f"build({self.rows}) returned rows = {self.inner.rows}", f"it must have {self.rows} rows"
-            )
+        if missing := [name for name in REQUIRED if not hasattr(self.inner, name)]:
+            what = f"a {type(self.inner).__name__} without {', '.join(missing)}"
+            raise ContractViolation(f"build({rows}) returned {what}", "return an EnvBatch")
+        if self.inner.rows != rows:
+            raise ContractViolation(f"build({rows}) returned rows = {self.inner.rows}", f"it must have {rows} rows")
         for name, actual, expected in self.inner.spec.differing(self.spec):
             raise ContractViolation(
-                f"the spec of build({self.rows}) has {name} = {actual}, that of the settings {expected}",
+                f"the spec of build({rows}) has {name} = {actual}, that of the settings {expected}",
                 "return the same spec from both",
             )
+        self.traits = batch_traits(self.inner)
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin episodes; for refused ones (`EpisodeRefused`) the next seeds are tried."""
@@ -90,9 +83,13 @@ class CheckedEnv:
 
     def observe(self, rows: RowNumbers) -> Arrays:
         """Observe the rows. ContractViolation: entries are not finite or unwritten, or `out` is rebound."""
-        first, second = (self._observe_over(rows, fill) for fill in (0, 1))
+        shapes = {name: ((len(rows), *array.shape), array.dtype) for name, array in self.spec.observation.items()}
+        first, second = ({name: _filled(*shape, turn) for name, shape in shapes.items()} for turn in (0, 1))
+        for out in (first, second):
+            self._call("observe", self.inner.observe, rows, MappingProxyType(out))
         for name, array in first.items():
-            if bool((_is_fill(array, 0) & _is_fill(second[name], 1)).any()):
+            unwritten = [seen == _filled(*shapes[name], turn) for turn, seen in enumerate((array, second[name]))]
+            if np.logical_and(*unwritten).any():
                 raise ContractViolation(
                     f"observe leaves entries of out[{name!r}] unwritten", f"write all of them: out[{name!r}][i] = …"
                 )
@@ -133,19 +130,8 @@ class CheckedEnv:
         if errors:
             raise ContractViolation(f"reset in a thread raised {errors[0]!r}", "leave the trait resets_ahead out")
 
-    def _observe_over(self, rows: RowNumbers, turn: int) -> Arrays:
-        out = {
-            name: np.full((len(rows), *array.shape), _fill(np.dtype(array.dtype), turn), array.dtype)
-            for name, array in self.spec.observation.items()
-        }
-        self._call("observe", self.inner.observe, rows, MappingProxyType(out))
-        return out
-
     def close(self) -> None:
         self._call("close", self.inner.close)
-
-    def _call(self, call: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        return _call(self._about_to, call, function, *arguments)
 
 
 def read_spec(settings: EnvSettings, about_to: Callable[[str], None]) -> EnvSpec:
@@ -175,13 +161,9 @@ def _call(about_to: Callable[[str], None], call: str, function: Callable[..., An
         raise violation from error
 
 
-def _fill(dtype: np.dtype[Any], turn: int) -> Any:
-    """A fill value that is unlikely as an observation and differs by turn."""
-    if dtype.kind == "f":
-        return -1.2345e4 * (turn + 1)
-    return bool(turn) if dtype.kind == "b" else (85, 42)[turn]
-
-
-def _is_fill(array: NDArray[Any], turn: int) -> NDArray[np.bool_]:
-    filled: NDArray[np.bool_] = array == np.asarray(_fill(array.dtype, turn), array.dtype)
-    return filled
+def _filled(shape: tuple[int, ...], dtype: str, turn: int) -> NDArray[Any]:
+    """An array of a value that is unlikely as an observation and differs by turn."""
+    kind = np.dtype(dtype).kind
+    return np.full(
+        shape, -1.2345e4 * (turn + 1) if kind == "f" else bool(turn) if kind == "b" else (85, 42)[turn], dtype
+    )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -85,9 +86,13 @@ def find_memory(
     problem = f"equal task and seed gave another {name!r} in a later episode"
     count = 0
     if wrappers:
-        parts = (full.model_copy(update={"wrappers": wrappers[:count]}) for count in range(len(wrappers)))
-        differs = (_remembers(part, env.rows, about_to) for part in parts)
-        count = next((count for count, found in enumerate(differs) if found), len(wrappers))
+        parts = (full.model_copy(update={"wrappers": wrappers[:kept]}) for kept in range(len(wrappers)))
+        count = len(wrappers)
+        for place, part in enumerate(parts):
+            with closing(CheckedEnv(part, env.rows, about_to)) as less:
+                if _remembered(less, _begin(less)):
+                    count = place
+                    break
     if not count:
         fix = "draw the initial state from a generator seeded with the seed at each reset; see polyrhythm check"
         return "", f"{problem}; {fix}"
@@ -95,14 +100,6 @@ def find_memory(
         f"{problem}, as it remembers earlier ones or draws without the seed; leave it out (if it normalises, set "
         "policy.normalize_observations), or have its reset begin anew"
     )
-
-
-def _remembers(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> bool:
-    env = CheckedEnv(settings, rows, about_to)
-    try:
-        return bool(_remembered(env, _begin(env)))
-    finally:
-        env.close()
 
 
 def _remembered(env: CheckedEnv, first: Arrays) -> str:
@@ -144,20 +141,19 @@ def _build(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) ->
 
 def env_checks(env: CheckedEnv) -> dict[str, ContractCheck]:
     """Checks of a batch by name; each begins with a reset."""
-    checks = {
-        "observe": lambda: check_observe(env),
-        "step": lambda: check_step(env),
-        "same seed, same state": lambda: check_seeds(env),
-        "rows in the order asked": lambda: check_order(env),
-        "rows reset alone": lambda: check_reset_rows(env),
-        "rows step alone": lambda: check_step_rows(env),
-        "end of an episode": lambda: check_end(env),
-        "tasks": lambda: check_tasks(env),
+    checks: dict[str, Callable[[CheckedEnv], str]] = {
+        "observe": check_observe,
+        "step": check_step,
+        "same seed, same state": check_seeds,
     }
-    checks["traits"] = lambda: check_traits(env)
-    if env.rows < 2:
-        del checks["rows in the order asked"], checks["rows reset alone"], checks["rows step alone"]
-    return checks
+    if env.rows > 1:
+        checks |= {
+            "rows in the order asked": check_order,
+            "rows reset alone": check_reset_rows,
+            "rows step alone": check_step_rows,
+        }
+    checks |= {"end of an episode": check_end, "tasks": check_tasks, "traits": check_traits}
+    return {name: partial(check, env) for name, check in checks.items()}
 
 
 def check_observe(env: CheckedEnv) -> str:
@@ -226,12 +222,7 @@ def check_reset_rows(env: CheckedEnv) -> str:
     """Check that resetting a row does not change the others."""
     if not env.spec.reset_rows:
         return "the batch resets as a whole"
-    before = _row(_begin(env), 1)
-    env.reset([0], [0], [trial_seed(99)])
-    if name := _differing(before, _row(env.observe(range(env.rows)), 1)):
-        raise ContractViolation(
-            f"reset([0]) changes {name!r} of row 1", "reset only these rows, or set reset_rows False in the spec"
-        )
+    _check_alone(env, "reset", lambda: env.reset([0], [0], [trial_seed(99)]))
     return ""
 
 
@@ -239,13 +230,17 @@ def check_step_rows(env: CheckedEnv) -> str:
     """Check that stepping a row does not change the others."""
     if not env.spec.step_rows:
         return "the batch steps as a whole"
+    _check_alone(env, "step", lambda: env.step([0], _actions(env, 1)))
+    return ""
+
+
+def _check_alone(env: CheckedEnv, call: str, change: Callable[[], object]) -> None:
     before = _row(_begin(env), 1)
-    env.step([0], _actions(env, 1))
+    change()
     if name := _differing(before, _row(env.observe(range(env.rows)), 1)):
         raise ContractViolation(
-            f"step([0]) changes {name!r} of row 1", "step only these rows, or set step_rows False in the spec"
+            f"{call}([0]) changes {name!r} of row 1", f"{call} only these rows, or set {call}_rows False in the spec"
         )
-    return ""
 
 
 def check_end(env: CheckedEnv) -> str:
@@ -265,15 +260,21 @@ def check_end(env: CheckedEnv) -> str:
             return Note(f"{steps} steps took {_EPISODE_S:g} s; the end of an episode was not checked")
     final = _row(env.observe(every), 0)
     _check_stays(env, final)
-    if steps > 1 and not _differing(initial, final) and _moves(env):
-        raise ContractViolation(
-            f"after its end (step {steps}) a row shows its first observation again",
-            "switch autoreset off: a row that ended is unchanged until reset",
-        )
+    if steps > 1 and not _differing(initial, final):
+        before = _row(_begin(env), 0)
+        env.step(every, _actions(env, env.rows))
+        if _differing(before, _row(env.observe(every), 0)):  # a step changes what is observed
+            raise ContractViolation(
+                f"after its end (step {steps}) a row shows its first observation again",
+                "switch autoreset off: a row that ended is unchanged until reset",
+            )
     if not env.spec.step_rows:
         env.step(every, _actions(env, env.rows))  # a row that ended gets no-ops while others run
-    again = _reset_first(env) if env.spec.reset_rows else _begin(env)
-    if name := _differing(initial, _row(again, 0)):
+    if env.spec.reset_rows:
+        env.reset([0], [0], [trial_seed(1)])
+    else:
+        _begin(env)
+    if name := _differing(initial, _row(env.observe(every), 0)):
         raise ContractViolation(f"after an episode the same seed gave another {name!r}", "restore all state in reset")
     return f"{how} after {steps} steps"
 
@@ -291,26 +292,14 @@ def _check_stays(env: CheckedEnv, final: Arrays) -> None:
         )
 
 
-def _reset_first(env: CheckedEnv) -> Arrays:
-    env.reset([0], [0], [trial_seed(1)])
-    return env.observe(range(env.rows))
-
-
-def _moves(env: CheckedEnv) -> bool:
-    before = _row(_begin(env), 0)
-    env.step(range(env.rows), _actions(env, env.rows))
-    return bool(_differing(before, _row(env.observe(range(env.rows)), 0)))
-
-
 def check_tasks(env: CheckedEnv) -> str:
     """Check that every task can be reset and observed."""
     for task in range(len(env.spec.tasks)):
         try:
             _begin(env, task=task)
         except ContractViolation as violation:
-            raise ContractViolation(
-                f"task {env.spec.tasks[task].name!r}: {violation.problem}", violation.fix
-            ) from violation
+            problem = f"task {env.spec.tasks[task].name!r}: {violation.problem}"
+            raise ContractViolation(problem, violation.fix) from violation
     return f"{_count(len(env.spec.tasks), 'task')} reset"
 
 
@@ -389,26 +378,20 @@ def _replay(env: CheckedEnv, row: int) -> list[float]:
 
 
 def _actions(env: CheckedEnv, rows: int, rng: np.random.Generator | None = None) -> NDArray[Any]:
-    rng, action = rng or np.random.default_rng(0), env.spec.action
+    """Random actions: [rows,A], or [rows,C,A] if a step takes a chunk."""
+    rng, action, chunk = rng or np.random.default_rng(0), env.spec.action, env.spec.chunk
+    shape = (rows, chunk, action.dim) if chunk else (rows, action.dim)
     if action.kind == "discrete":
-        return rng.integers(action.counts, size=_shape(env, rows))
+        return rng.integers(action.counts, size=shape)
     low, high = _finite_bounds(env)
-    return rng.uniform(low, high, size=_shape(env, rows)).astype(np.float32)
-
-
-def _shape(env: CheckedEnv, rows: int) -> tuple[int, ...]:
-    """[rows,A], or [rows,C,A] if a step takes a chunk."""
-    chunk, dim = env.spec.chunk, env.spec.action.dim
-    return (rows, chunk, dim) if chunk else (rows, dim)
+    return rng.uniform(low, high, size=shape).astype(np.float32)
 
 
 def _bounding_actions(env: CheckedEnv) -> Iterator[NDArray[Any]]:
-    shape = _shape(env, env.rows)
-    if env.spec.action.kind == "discrete":
-        yield from (np.broadcast_to(last, shape).astype(np.int64) for last in (0, np.array(env.spec.action.counts) - 1))
-    else:
-        yield from (np.broadcast_to(bound, shape).astype(np.float32) for bound in _finite_bounds(env))
-    yield _actions(env, env.rows)
+    between, action = _actions(env, env.rows), env.spec.action
+    bounds = (np.zeros(action.dim), np.array(action.counts) - 1) if action.kind == "discrete" else _finite_bounds(env)
+    yield from (np.broadcast_to(bound, between.shape).astype(between.dtype) for bound in bounds)
+    yield between
 
 
 def _finite_bounds(env: CheckedEnv) -> tuple[NDArray[Any], NDArray[Any]]:

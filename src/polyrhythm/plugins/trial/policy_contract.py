@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from polyrhythm.conformance import ContractCheck, ContractViolation, Note
 from polyrhythm.pipeline.validation.check import check_attributes
-from polyrhythm.plugins.trial.form_contract import check_form, check_traits
 from polyrhythm.plugins.trial.policy_calls import (
     Build,
     act_with,
@@ -23,8 +22,10 @@ from polyrhythm.plugins.trial.policy_calls import (
     called,
     check_bounds,
     check_close,
+    check_form,
     check_numbers,
     check_tensor,
+    check_traits,
     evaluate_act,
     first_unlike,
     in_trial,
@@ -50,11 +51,8 @@ _VALUE_FIX = "compute it from the observation alone, by the same network as in a
 
 
 def try_policy(policy: Policy, obs: Observations, spec: EnvSpec, *, learns: bool = True) -> None:
-    """Run the checks that need only forward passes; raise ContractViolation for the first failure.
-
-    learns: the policy is trained by RL, and so needs `evaluate`. Restores the weights, the module's mode and torch's
-    generator.
-    """
+    """Run the checks that need only forward passes; raise ContractViolation for the first failure. learns: the policy
+    is trained by RL, and so needs `evaluate`. Restores the weights, the module's mode and torch's generator."""
     with in_trial(policy):
         check_attributes(policy, spec)
         check_act(policy, obs, spec)
@@ -70,10 +68,8 @@ def try_policy(policy: Policy, obs: Observations, spec: EnvSpec, *, learns: bool
 def policy_checks(
     settings: PolicySettings, obs: Observations, spec: EnvSpec, *, learns: bool = True, imitates: bool = False
 ) -> dict[str, ContractCheck]:
-    """All checks of the training policy by name; "form" compares both roles with the declared form.
-
-    learns: trained by RL, so log-probs need a gradient; imitates: trained by SFT, so `sft_loss` is needed.
-    """
+    """All checks of the training policy by name; "form" compares both roles with the declared form. learns: trained by
+    RL, so log-probs need a gradient; imitates: trained by SFT, so `sft_loss` is needed."""
 
     def build(seed: int, role: Role = "train") -> Policy:
         return settings.build(spec, seed=seed, device="cpu", role=role)

@@ -137,9 +137,6 @@ def _seconds(value: float) -> str:
     return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
 
 
-# ---------------------------------------------------------------- inputs
-
-
 def _predict(arguments: argparse.Namespace) -> dict[str, Any]:
     """Predictions from the options, and from the measured times of a run where no option is given."""
     measured, max_lag = None, arguments.max_lag

@@ -60,10 +60,16 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"{name} spent", show.shares({state: spent["share"] for state, spent in states.items()})
     served = f"{requests['served']:,} served in {requests['batches']:,} batches of {rows:.1f} rows"
     yield "requests", f"{served}, each after {1000 * requests['wait_s']:.1f} ms"
-    if "links" in summary:
-        yield "links", _links(summary["links"])
-    if "conductor" in summary:
-        yield "conductor", _conductor(summary["conductor"])
+    if links := summary.get("links"):
+        waited = ", ".join(f"{what} {seconds:,.3g} s" for what, seconds in links["waited_s"].items())
+        busiest = f"busiest NIC {100 * links['busiest_share']:.1f}% ({links['busiest']})"
+        mean = f"mean {100 * links['mean_share']:.1f}%"
+        yield "links", f"{links['gb']:,.1f} GB, {busiest}, {mean}; waited for {waited}"
+    if conductor := summary.get("conductor"):
+        heard = f"{100 * conductor['share']:.1f}% of a thread, {conductor['events']:,} events"
+        halves = f"; {conductor['halves']} serving halves, the busiest {100 * conductor['halves_share']:.1f}%"
+        waited = f"each after {1000 * conductor['wait_s']:.2f} ms"
+        yield "conductor", f"{heard}, {waited}" + halves * bool(conductor["halves"])
     yield "lag", show.lag(summary["lag"])
     yield "samples", show.samples(summary["ledger"])
     if summary["stations_lost"]:
@@ -73,21 +79,6 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "evaluation", f"{evaluated} episodes, {summary['evaluations']['dropped']} dropped"
     for name, value in summary["groups"].items():
         yield name.replace("_", " "), json.dumps(value)
-
-
-def _links(links: Mapping[str, Any]) -> str:
-    waited = ", ".join(f"{what} {seconds:,.3g} s" for what, seconds in links["waited_s"].items())
-    busiest = f"busiest NIC {100 * links['busiest_share']:.1f}% ({links['busiest']})"
-    return f"{links['gb']:,.1f} GB, {busiest}, mean {100 * links['mean_share']:.1f}%; waited for {waited}"
-
-
-def _conductor(conductor: Mapping[str, Any]) -> str:
-    heard = f"{100 * conductor['share']:.1f}% of a thread, {conductor['events']:,} events"
-    halves = f"; {conductor['halves']} serving halves, the busiest {100 * conductor['halves_share']:.1f}%"
-    return f"{heard}, each after {1000 * conductor['wait_s']:.2f} ms" + halves * bool(conductor["halves"])
-
-
-# ------------------------------------------------------------ the simulation
 
 
 def load_cluster(path: str | Path) -> ClusterSettings:

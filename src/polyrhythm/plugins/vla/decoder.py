@@ -6,8 +6,10 @@ A decoder has rotary attention with shared keys, a gated MLP, and RMS norms befo
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -17,10 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalisation (Zhang and Sennrich 2019) times a learned scale.
-
-    offset: added to the stored weight; 1 in Gemma, whose weights are deviations from 1, otherwise 0.
-    """
+    """Root-mean-square normalisation (Zhang and Sennrich 2019) times a learned scale. offset: added to the stored
+    weight; 1 in Gemma, whose weights are deviations from 1, otherwise 0."""
 
     def __init__(self, width: int, eps: float = 1e-6, offset: float = 0.0) -> None:
         super().__init__()
@@ -33,10 +33,8 @@ class RMSNorm(nn.Module):
 
 
 class AdaRMSNorm(nn.Module):
-    """RMS normalisation whose scale and shift depend on a condition (pi0.5's action expert).
-
-    It also returns a gate that multiplies the branch after the norm.
-    """
+    """RMS normalisation whose scale and shift depend on a condition (pi0.5's action expert). It also returns a gate
+    that multiplies the branch after the norm."""
 
     def __init__(self, width: int, condition: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -53,6 +51,16 @@ def normalise(x: Tensor, eps: float) -> Tensor:
     """x [...,width] divided by its root mean square over the last axis, in float32."""
     x = x.float()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def gelu_mlp(*widths: int, approximate: str = "none") -> nn.Sequential:
+    """Linear maps fc1, fc2, ... between these widths, and gelu between them: by the exact error function, or "tanh"."""
+    layers: dict[str, nn.Module] = {}
+    for number, (inputs, outputs) in enumerate(pairwise(widths), 1):
+        if number > 1:
+            layers[f"gelu{number}"] = nn.GELU(approximate)
+        layers[f"fc{number}"] = nn.Linear(inputs, outputs)
+    return nn.Sequential(OrderedDict(layers))
 
 
 def draw_unit_variance(module: nn.Module, embedding: float | None = None) -> None:
@@ -225,10 +233,8 @@ class GatedMlp(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One layer. With adaptive norms, each branch is multiplied by its norm's gate before it is added.
-
-    forward_methods: methods other than `forward` that callers use (`plugins.ranks.sharded`).
-    """
+    """One layer. With adaptive norms, each branch is multiplied by its norm's gate before it is added. forward_methods:
+    methods other than `forward` that callers use (`plugins.ranks.sharded`)."""
 
     forward_methods = ("keys_values",)
 
@@ -248,10 +254,8 @@ class DecoderLayer(nn.Module):
         condition: Tensor | None,
         outputs: slice | None = None,
     ) -> tuple[Tensor, KeysValues]:
-        """x [B,T,width], mask over past and own keys -> the layer's output, and its own keys and values.
-
-        outputs: the tokens to compute, by default all; the mask must then be equal for all queries.
-        """
+        """x [B,T,width], mask over past and own keys -> the layer's output, and its own keys and values. outputs: the
+        tokens to compute, by default all; the mask must then be equal for all queries."""
         normed, gate = normed_by(self.input_layernorm, x, condition)
         own = self.self_attn.keys_values(normed, angles)
         if outputs is not None:
@@ -270,10 +274,8 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A stack of layers with a final norm.
-
-    checkpointing: recompute the layers' activations in the backward pass instead of keeping them.
-    """
+    """A stack of layers with a final norm. checkpointing: recompute the layers' activations in the backward pass
+    instead of keeping them."""
 
     def __init__(self, size: DecoderSize) -> None:
         super().__init__()
@@ -300,10 +302,7 @@ class Decoder(nn.Module):
 
     def hidden_of(self, outputs: slice, x: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """The hidden states of the tokens `outputs`, equal to those of `forward`. mask [B,1,1,T]: equal for all
-        queries.
-
-        The last layer computes only these tokens, and no keys and values are kept.
-        """
+        queries. The last layer computes only these tokens, and no keys and values are kept."""
         angles = rotary(positions, self.size.head_dim, self.size.theta)
         *before, last = self.layers
         for layer in before:

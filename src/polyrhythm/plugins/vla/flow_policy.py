@@ -73,9 +73,7 @@ class FlowNetwork(nn.Module):
 
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
         """The pass over images and language, once per chunk step. inputs: the arrays of `VlaInputs`, rows first.
-
-        features: False if no value is needed; the returned features are then [B,0].
-        """
+        features: False if no value is needed; the returned features are then [B,0]."""
         raise NotImplementedError
 
     def velocity(self, prefix: Prefix, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:

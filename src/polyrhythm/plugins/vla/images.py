@@ -40,11 +40,6 @@ IMAGENET: Colours = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF: Colours = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
-def turned(images: Tensor) -> Tensor:
-    """Rotate by 180 degrees: [B,H,W,3]."""
-    return images.flip(1, 2)
-
-
 def pi0_images(images: Tensor, side: int, resizing: Resizing = "openpi") -> Tensor:
     """π0's images: resized with preserved aspect ratio -> float32 [B,3,side,side] in -1..1.
 
@@ -52,7 +47,7 @@ def pi0_images(images: Tensor, side: int, resizing: Resizing = "openpi") -> Tens
     and lerobot 0.4 pads these with -1, which becomes -3. Images that already have this size are the same in all.
     """
     if resizing == "openpi":
-        return signed(resize_with_pad(images, side, side))
+        return resize_with_pad(images, side, side).permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
     return interpolated(images.permute(0, 3, 1, 2).float() / 255.0, side, side, *_PADDING[resizing]) * 2.0 - 1.0
 
 
@@ -86,11 +81,6 @@ def groot_images(images: Tensor, side: int, crop: float = 0.95) -> Tensor:
     return standardised(levels.float() / 255.0, *HALF)
 
 
-def signed(images: Tensor) -> Tensor:
-    """uint8 [B,H,W,3] -> float32 [B,3,H,W] in -1..1."""
-    return images.permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
-
-
 def standardised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """(images − mean) / std per channel: [B,3,H,W]. Computed channel by channel, so that no constant is copied to
     the device."""
@@ -108,9 +98,7 @@ def padded_size(images: Tensor, to_height: int, to_width: int) -> tuple[int, int
 
 def resize_with_pad(images: Tensor, height: int, width: int) -> Tensor:
     """Pillow's bilinear resize with preserved aspect ratio and black padding: uint8 [B,H,W,3] -> [B,height,width,3].
-
-    openpi's client does this before it sends an image.
-    """
+    openpi's client does this before it sends an image."""
     rows, columns, top, left = padded_size(images, height, width)
     small = resample(images, (rows, columns), "bilinear")
     return functional.pad(small, (0, 0, left, width - columns - left, top, height - rows - top))

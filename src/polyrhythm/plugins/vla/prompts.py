@@ -8,13 +8,19 @@
 lerobot's π0 folders use the instruction unchanged, with its line end, and some π0.5 folders a longer state (see
 `folder_inputs`). Instructions are known from the environment's tasks; only π0.5's state bins are computed at every
 step, on the device.
+
+A tokenizer is a local folder's, loaded once per process by transformers, or a hash of each word. Nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,9 +28,76 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.vla.tokenizers import PromptTokenizer
+from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.specs import Task
+from polyrhythm.specs.hashing import mix
+
+#: `policy.tokenizer` that asks for the hash of words even with a checkpoint.
+WORDS = "words"
+#: Beginning of a prompt and the first id of a word, of hashed words.
+_BOS, _FIRST = 2, 4
+
+
+class PromptTokenizer(Protocol):
+    """Text to ids, without special tokens around it. bos: the begin token's id. origin: its name in messages."""
+
+    bos: int
+    origin: str
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+class WordTokenizer:
+    """Ids by a hash of each word, number or line end; needs no vocabulary file. Ids lie in 4..last−1. specials: texts
+    that have an id of their own."""
+
+    def __init__(self, last: int, *, bos: int = _BOS, specials: Mapping[str, int] | None = None) -> None:
+        if last <= _FIRST + 1:
+            raise ConfigError(f"a vocabulary of {last} words is too small for hashed words; give it at least 16")
+        self.bos, self.origin = bos, f"a hash of words into {last} ids"
+        self._last, self._specials = last, dict(specials or {})
+        known = "".join(f"{re.escape(text)}|" for text in self._specials)
+        self._pattern = re.compile(rf"{known}-?\d+|\w+|\n")
+
+    def encode(self, text: str) -> list[int]:
+        words, among = self._pattern.findall(text), self._last - _FIRST
+        return [self._specials.get(word, _FIRST + mix(*word.lower().encode()) % among) for word in words]
+
+
+class FolderPromptTokenizer:
+    """The tokenizer of a local folder. MissingError, ConfigError: it does not exist or cannot be loaded."""
+
+    def __init__(self, folder: str) -> None:
+        path = Path(folder).expanduser()
+        if not path.is_dir():
+            raise MissingError(
+                f"policy.tokenizer = {folder}: there is no such folder; name the folder with tokenizer.json or "
+                "tokenizer.model (nothing is downloaded here)"
+            )
+        try:
+            with torch.device("cpu"):
+                from transformers import AutoTokenizer
+
+                found = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        except ImportError as error:
+            raise MissingError(
+                f"policy.tokenizer = {folder} needs transformers ({error}); run: {install_command('vla')}"
+            ) from error
+        except Exception as error:  # transformers and its readers raise many types
+            line = str(error).strip().splitlines() or [type(error).__name__]
+            raise ConfigError(
+                f"policy.tokenizer = {folder}: transformers cannot load a tokenizer from it ({line[0][:160]}); copy "
+                "tokenizer.json and tokenizer_config.json again from the release"
+            ) from error
+        self.origin, self._tokenizer = f"the tokenizer of {folder}", found
+        self.bos = -1 if found.bos_token_id is None else int(found.bos_token_id)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+folder_tokenizer = lru_cache(maxsize=8)(FolderPromptTokenizer)
+
 
 #: Bins of π0.5's state: 0..255 within −1..1, −1 below.
 BINS = range(-1, 256)
@@ -41,10 +114,6 @@ class PromptTable:
 
     ids: NDArray[np.int64]
     present: NDArray[np.bool_]
-
-    @property
-    def length(self) -> int:
-        return int(self.ids.shape[1])
 
 
 def pi0_ids(tokenizer: PromptTokenizer, instruction: str, *, cleans: bool = True) -> Ids:
@@ -182,7 +251,8 @@ def state_prompts(
         return [tokenizer.bos, *tokenizer.encode(text)]
 
     heads = [head(i) for i in range(len(tasks))]
-    numbers = [_after(heads[0], [tokenizer.bos, *tokenizer.encode(_to_number(tasks[0], b))]) for b in BINS]
+    texts = [state_text(tasks[0].instruction, [b]).removesuffix(";\nAction: ") for b in BINS]
+    numbers = [_after(heads[0], [tokenizer.bos, *tokenizer.encode(text)]) for text in texts]
     tail = _after(heads[0] + (numbers[0] or []), whole(0, [BINS[0]]))
     parts = [row or [0] for row in numbers]
     composed = tail is not None and all(numbers)
@@ -206,10 +276,6 @@ def state_prompts(
     )
 
 
-def _to_number(task: Task, number: int) -> str:
-    return state_text(task.instruction, [number]).removesuffix(";\nAction: ")
-
-
 def _after(front: Ids, row: Ids) -> Ids | None:
     """The ids after the prefix `front`; None if the row does not start with it."""
     return row[len(front) :] if row[: len(front)] == front else None
@@ -227,10 +293,8 @@ def _trials(tasks: int, entries: int) -> list[tuple[int, list[int]]]:
 
 
 def state_bins(state: Tensor) -> Tensor:
-    """The bin of each entry of a normalised state, float64 [...]: 0..255 within −1..1, −1 below, 255 above.
-
-    The 256 edges are −1, −1 + 1/128, ...; an entry on an edge is in the bin above.
-    """
+    """The bin of each entry of a normalised state, float64 [...]: 0..255 within −1..1, −1 below, 255 above. The 256
+    edges are −1, −1 + 1/128, ...; an entry on an edge is in the bin above."""
     edges = torch.arange(256, dtype=torch.float64, device=state.device) / 128.0 - 1.0
     return torch.bucketize(state.double().contiguous(), edges, right=True) - 1
 
@@ -248,15 +312,10 @@ class StatePrompt(nn.Module):
         super().__init__()
         self.length, self.entries, self.whole = prompts.length, prompts.entries, prompts.whole
         self.known: dict[tuple[int, ...], list[int]] = {}
-        tables = {
-            "heads": prompts.heads.ids,
-            "head_present": prompts.heads.present,
-            "numbers": prompts.numbers.ids,
-            "number_present": prompts.numbers.present,
-        }
-        for name, array in tables.items():
-            dtype = torch.bool if name.endswith("present") else torch.int64
-            self.register_buffer(name, torch.tensor(array.tolist(), dtype=dtype), persistent=False)
+        for name, table in (("head", prompts.heads), ("number", prompts.numbers)):
+            ids, present = (torch.tensor(array.tolist()) for array in (table.ids, table.present))
+            self.register_buffer(f"{name}s", ids, persistent=False)
+            self.register_buffer(f"{name}_present", present, persistent=False)
         self.register_buffer("tail", torch.tensor(prompts.tail, dtype=torch.int64), persistent=False)
 
     def forward(self, tasks: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from polyrhythm.plugins.workflow.protocol import (
+    ERRORS,
     Answer,
     ChannelClosed,
     Close,
@@ -17,7 +19,6 @@ from polyrhythm.plugins.workflow.protocol import (
     Put,
     Request,
     WorkflowError,
-    as_error,
 )
 from polyrhythm.plugins.workflow.values import Carrier
 
@@ -25,15 +26,13 @@ from polyrhythm.plugins.workflow.values import Carrier
 PUT_AHEAD = 64
 
 
-class Reply(Protocol):
-    """The future answer to a request."""
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The future answer to a request. is_done: whether it has come; wait: blocks until it comes, and the exchange gives
+    every request a deadline."""
 
-    @property
-    def done(self) -> bool: ...
-
-    def wait(self) -> Answer:
-        """Block until the answer comes; the exchange gives every request a deadline."""
-        ...
+    is_done: Callable[[], bool]
+    wait: Callable[[], Answer]
 
 
 class Pending:
@@ -48,7 +47,7 @@ class Pending:
     @property
     def done(self) -> bool:
         """Whether `wait` returns or raises at once."""
-        return self.waited or self._reply.done
+        return self.waited or self._reply.is_done()
 
     def wait(self) -> Any:
         """The item of a get, None for a put. Raises the errors of `Channel.put` and `Channel.get`."""
@@ -140,7 +139,7 @@ class Channel:
 
     def get_async(self, *, key: Key = None, order: str = "", timeout_s: float | None = None) -> Pending:
         """As `get`, without waiting. The item is assigned to this process as soon as there is one, so wait for it."""
-        request = Get(self.channel_name, key, 1, None, _or_default(self._port, timeout_s), order=order)
+        request = Get(self.channel_name, key, 1, None, or_default(self._port, timeout_s), order=order)
         return begin_get(self._port, request)
 
     def get_batch(
@@ -155,7 +154,7 @@ class Channel:
         """The next `items` items, or the fewest next ones that weigh at least `weight`, whichever are fewer. There are
         fewer only if no more can come: the channel is closed, or full. ChannelClosed: it is closed and empty."""
         heavy = None if weight is None else float(weight)
-        get = Get(self.channel_name, key, items, heavy, _or_default(self._port, timeout_s), order=order)
+        get = Get(self.channel_name, key, items, heavy, or_default(self._port, timeout_s), order=order)
         return receive_items(self._port, get, self._port.begin(get))
 
     def close(self) -> None:
@@ -184,7 +183,7 @@ def begin_put(
 ) -> Pending:
     """Begin to put one item. TypeError: it cannot be sent."""
     (parcel,) = port.carrier.pack(item, "the item")
-    return begin_parcel(port, Put(channel, parcel, key, float(weight), _or_default(port, timeout_s), direct))
+    return begin_parcel(port, Put(channel, parcel, key, float(weight), or_default(port, timeout_s), direct))
 
 
 def begin_parcel(port: Port, put: Put) -> Pending:
@@ -219,9 +218,9 @@ def receive_items(port: Port, get: Get, reply: Reply) -> list[Any]:
 def answered(answer: Answer) -> Answer:
     """The answer; raises its error if it is `Denied`."""
     if isinstance(answer, Denied):
-        raise as_error(answer)
+        raise ERRORS[answer.reason](answer.why)
     return answer
 
 
-def _or_default(port: Port, timeout_s: float | None) -> float:
+def or_default(port: Port, timeout_s: float | None) -> float:
     return port.wait_s if timeout_s is None else float(timeout_s)

@@ -15,7 +15,7 @@ import bisect
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,14 +93,6 @@ class Queue:
     @property
     def full(self) -> bool:
         return len(self._items) >= self.capacity
-
-    @property
-    def weight(self) -> float:
-        return math.fsum(item.entry.weight for item in self._items.values())
-
-    def count(self, key: Key) -> int:
-        """Number of items of this key; of all for None."""
-        return sum(key is None or item.entry.key == key for item in self._items.values())
 
     def put(self, parcel: Parcel, key: Key, weight: float) -> None:
         """Add an item; requires room. If an order function raises, the queue is unchanged."""
@@ -185,8 +177,6 @@ class _Channel:
 
 
 class Exchange:
-    """The channels of one workflow."""
-
     def __init__(self) -> None:
         self._channels: dict[str, _Channel] = {}
         self._over = ""
@@ -241,8 +231,6 @@ class Exchange:
                 return Denied("refused", f"timeout_s = {timeout_s}: not 0 or more seconds")
         return None
 
-    # ------------------------------------------------------------ time and the end
-
     def deadline(self) -> float:
         return min((wait.deadline for _, wait in self._waiting()), default=math.inf)
 
@@ -256,7 +244,13 @@ class Exchange:
                 channel.putting.remove(wait)
             else:
                 channel.getting.remove(wait)
-            answers.append((wait.asker, Denied("timeout", _describe_late(channel, wait.request, others))))
+            request, beside = wait.request, f" (meanwhile {', '.join(others[:_LISTED])})" if others else ""
+            why = (
+                f"{request.timeout_s:g} s were over while it waited {_describe(channel, request)}; look at who should "
+                f"have {'given' if isinstance(request, Get) else 'taken'} something, or allow more time (timeout_s)"
+                f"{beside}"
+            )
+            answers.append((wait.asker, Denied("timeout", why)))
         for channel, _ in late:
             answers += _serve(channel)
         return answers
@@ -267,8 +261,6 @@ class Exchange:
         answers: Answers = [(wait.asker, Denied("over", why)) for _, wait in self._waiting()]
         self._channels.clear()
         return answers
-
-    # ------------------------------------------------------------ descriptions
 
     def sizes(self) -> dict[str, int]:
         return {name: len(channel.queue) for name, channel in self._channels.items()}
@@ -357,11 +349,3 @@ def _describe(channel: _Channel, request: Put | Get) -> str:
 
 def _words(channel: _Channel, wait: _Wait) -> str:
     return f"{wait.asker[0]} waits {_describe(channel, wait.request)}"
-
-
-def _describe_late(channel: _Channel, request: Put | Get, others: Sequence[str]) -> str:
-    beside = f" (meanwhile {', '.join(others[:_LISTED])})" if others else ""
-    return (
-        f"{request.timeout_s:g} s were over while it waited {_describe(channel, request)}; look at who should have "
-        f"{'given' if isinstance(request, Get) else 'taken'} something, or allow more time (timeout_s){beside}"
-    )

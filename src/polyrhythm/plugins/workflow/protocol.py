@@ -176,8 +176,5 @@ class WorkflowOver(WorkflowError):
     """The workflow has ended, for the reason in the message."""
 
 
-_BY_REASON = {"timeout": WaitTimeout, "closed": ChannelClosed, "over": WorkflowOver, "refused": WorkflowError}
-
-
-def as_error(denied: Denied) -> WorkflowError:
-    return _BY_REASON[denied.reason](denied.why)
+#: The error of a `Denied`, by its reason.
+ERRORS = {"timeout": WaitTimeout, "closed": ChannelClosed, "over": WorkflowOver, "refused": WorkflowError}

@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from polyrhythm.errors import PolyrhythmError, RunHalted
 from polyrhythm.plugins.workflow import protocol as p
 from polyrhythm.plugins.workflow.exchange import Answers, Exchange
 from polyrhythm.plugins.workflow.protocol import Parcel, WaitTimeout, WorkerFailed, WorkflowError, WorkflowOver
-from polyrhythm.runtime.hosting import Hosting, process_ids
+from polyrhythm.runtime.hosting import Hosting
 from polyrhythm.runtime.messages import Event, FromWorker, ToWorker
 from polyrhythm.runtime.transport.drops import DropCounter
 from polyrhythm.scheduler.records import StationLost
@@ -58,7 +58,7 @@ class Controller:
     def __init__(self, hosting: Hosting, workers: Mapping[str, tuple[str, int]], clock: SkippableClock) -> None:
         self.exchange, self.clock = Exchange(), clock
         self.failure: PolyrhythmError | None = None
-        self._hosting, self._workers = hosting, workers
+        self.hosting, self._workers = hosting, workers
         self._numbers, self._drops = itertools.count(), DropCounter("the driver")
         self._calls: dict[tuple[str, int], Future[Result]] = {}
         self._requests: dict[int, Future[p.Answer]] = {}
@@ -66,7 +66,7 @@ class Controller:
     def start(self) -> None:
         """Start all workers and wait until they are constructed. WorkerFailed: a constructor failed."""
         try:
-            self._hosting.start()
+            self.hosting.start()
         except RunHalted as halted:
             raise self._as_failed(halted) from halted
 
@@ -77,15 +77,13 @@ class Controller:
         own = halted.reason.removeprefix(f"worker {group} rank {rank}: ")  # the reason repeats the name
         return WorkerFailed(group, rank, own.replace("supervision.", ""))
 
-    # ------------------------------------------------------------ for the driver
-
     def call(self, station: str, method: str, arguments: Parcel) -> Future[Result]:
         number, future = next(self._numbers), Future[Result]()
         if self.failure is not None:
             future.set_exception(self.failure)
             return future
         self._calls[station, number] = future
-        self._tell(station, p.Call(number, method, arguments))
+        self._send(station, p.Call(number, method, arguments))
         return future
 
     def ask(self, request: p.Request) -> Future[p.Answer]:
@@ -95,21 +93,11 @@ class Controller:
         return future
 
     def describe(self) -> str:
-        """Description of what each worker does and what each waiting party waits for."""
         busy: dict[str, None] = {}
         for station, _ in self._calls:
-            call = self._hosting.station(station).current_call()
+            call = self.hosting.station(station).current_call()
             busy |= {f"{station} is {call}" if call else f"{station} is at its call": None}
         return "; ".join([*busy, *self.exchange.waits()]) or "nobody waits"
-
-    def processes(self) -> dict[str, int]:
-        """Process id by worker, of workers with a process of their own on this machine."""
-        return process_ids(self._hosting)
-
-    def statistics(self) -> dict[str, dict[str, float]]:
-        return self._hosting.statistics(fresh=True)
-
-    # ------------------------------------------------------------ events
 
     def step(self, timeout: float) -> bool:
         """Handle one event that arrives within `timeout` seconds; whether there was one.
@@ -117,17 +105,17 @@ class Controller:
         Consumes: messages of workers, ends of their processes, deadlines. Waits for: one of them. Unblocked by: it, the
         timeout, or the hosting's waker. Produces: answers, results.
         """
-        now, worked = self.clock(), self._hosting.work_done
+        now, worked = self.clock(), self.hosting.work_done
         late = self.exchange.expire(now)
         self._answer(late)
         try:
-            event = self._hosting.receive(0.0 if late else min(timeout, max(0.0, self.exchange.deadline() - now)))
+            event = self.hosting.receive(0.0 if late else min(timeout, max(0.0, self.exchange.deadline() - now)))
         except RunHalted as halted:
             self._lose(halted)
             return True
         if event is not None:
             self.on_event(event)
-        return bool(late) or event is not None or self._hosting.work_done != worked
+        return bool(late) or event is not None or self.hosting.work_done != worked
 
     def on_event(self, event: Event) -> None:
         match event:
@@ -137,13 +125,13 @@ class Controller:
                 except (ValueError, RecursionError) as error:
                     self._drops.drop("undecodable", f"a message of {station} cannot be decoded ({error})")
                     return
-                self._hear(station, message)
+                self._on_message(station, message)
             case StationLost(station=station, reason=reason):
                 self.end(WorkerFailed(*self._workers[station], reason.replace("supervision.", "")))
             case _:
                 self._drops.drop("misdirected", f"{type(event).__name__} is not for a workflow")
 
-    def _hear(self, station: str, message: p.From) -> None:
+    def _on_message(self, station: str, message: p.From) -> None:
         if isinstance(message, p.Asked):
             self._answer(self.exchange.ask((station, message.number), message.request, self.clock()))
             return
@@ -161,7 +149,7 @@ class Controller:
     def _lose(self, halted: RunHalted) -> None:
         """A worker is lost: handle its earlier messages, then end the workflow."""
         try:
-            while self.failure is None and (event := self._hosting.receive(0.0)) is not None:
+            while self.failure is None and (event := self.hosting.receive(0.0)) is not None:
                 self.on_event(event)
         except RunHalted:
             pass
@@ -171,14 +159,12 @@ class Controller:
         for (who, number), answer in answers:
             if who != DRIVER:
                 for part in p.in_parts(answer):
-                    self._tell(who, p.Answered(number, part))
+                    self._send(who, p.Answered(number, part))
             elif future := self._requests.pop(number, None):
                 future.set_result(answer)
 
-    def _tell(self, station: str, message: p.To) -> None:
-        self._hosting.send(station, ToWorker(station, p.encode(message)))
-
-    # ------------------------------------------------------------ the end
+    def _send(self, station: str, message: p.To) -> None:
+        self.hosting.send(station, ToWorker(station, p.encode(message)))
 
     def end(self, error: PolyrhythmError) -> None:
         """End the workflow with this error; later errors are ignored."""
@@ -191,9 +177,8 @@ class Controller:
             future.set_exception(error)
 
     def close(self) -> None:
-        """End all workers and free their resources."""
         self.end(WorkflowOver("the workflow was closed"))
-        self._hosting.close()
+        self.hosting.close()
 
 
 T = TypeVar("T")
@@ -202,22 +187,6 @@ T = TypeVar("T")
 _STEP_S = 60.0
 #: Seconds for a round of turns in one process.
 _ROUND_S = 1e-3
-
-
-class Running(Protocol):
-    """Runs a controller, from its start to `close`."""
-
-    def do(self, action: Callable[[], T]) -> T:
-        """Execute `action` in the controller's thread; returns or raises its outcome."""
-        ...
-
-    def wait(self, futures: Collection[Future[Any]], timeout_s: float) -> None:
-        """Wait until all futures are set, or one has an error. WaitTimeout: not within `timeout_s`."""
-        ...
-
-    def close(self) -> None:
-        """End the workers. A second call does nothing."""
-        ...
 
 
 class ControllerThread:
@@ -239,6 +208,7 @@ class ControllerThread:
             raise
 
     def do(self, action: Callable[[], T]) -> T:
+        """Execute `action` in the controller's thread; returns or raises its outcome."""
         future: Future[T] = Future()
         if threading.current_thread() is self._thread:
             raise WorkflowError("the order of a channel cannot use the workflow that calls it")
@@ -250,6 +220,7 @@ class ControllerThread:
         return future.result()
 
     def wait(self, futures: Collection[Future[Any]], timeout_s: float) -> None:
+        """Wait until all futures are set, or one has an error. WaitTimeout: not within `timeout_s`."""
         done, waiting = wait(futures, None if timeout_s == math.inf else timeout_s, "FIRST_EXCEPTION")
         if waiting and not any(future.exception() for future in done):
             raise WaitTimeout(_late(timeout_s, self.do(self._controller.describe)))
@@ -269,7 +240,12 @@ class ControllerThread:
         Produces: results. Ends with the first failure or with `close`, after the workers have ended."""
         controller = self._controller
         try:
-            self._start()
+            try:
+                controller.start()
+                self._started.set_result(None)
+            except BaseException as error:  # noqa: BLE001 - whoever made this object is told
+                self._leaving = True
+                self._started.set_exception(error)
             while not self._leaving and controller.failure is None:
                 while self._actions:
                     action, future = self._actions.popleft()
@@ -282,27 +258,14 @@ class ControllerThread:
         except BaseException as error:  # noqa: BLE001 - whoever waits is told
             controller.end(WorkflowError(f"the controller failed: {type(error).__name__}: {error}"))
         finally:
-            self._end()
+            with self._lock:  # no more actions are accepted; queued ones get an error
+                self._over = True
+                for _, future in self._actions:
+                    future.set_exception(controller.failure or WorkflowOver("the workflow was closed"))
             try:
                 controller.close()
             except PolyrhythmError as error:
                 self._error = error
-
-    def _start(self) -> None:
-        try:
-            self._controller.start()
-        except BaseException as error:  # noqa: BLE001 - whoever made this object is told
-            self._leaving = True
-            self._started.set_exception(error)
-        else:
-            self._started.set_result(None)
-
-    def _end(self) -> None:
-        """Accept no more actions; queued ones get an error."""
-        with self._lock:
-            self._over = True
-            for _, future in self._actions:
-                future.set_exception(self._controller.failure or WorkflowOver("the workflow was closed"))
 
 
 class DriverTurns:
@@ -323,7 +286,9 @@ class DriverTurns:
     def wait(self, futures: Collection[Future[Any]], timeout_s: float) -> None:
         controller = self._controller
         until = controller.clock() + timeout_s
-        while not all(future.done() for future in futures) and not any(map(_has_failed, futures)):
+        while not all(future.done() for future in futures):
+            if any(future.done() and future.exception() is not None for future in futures):
+                return
             if controller.step(_ROUND_S):
                 continue
             due = controller.exchange.deadline()
@@ -337,8 +302,7 @@ class DriverTurns:
             self._controller.close()
 
 
-def _has_failed(future: Future[Any]) -> bool:
-    return future.done() and future.exception() is not None
+Running = ControllerThread | DriverTurns
 
 
 def _late(timeout_s: float, waits: str) -> str:

@@ -13,14 +13,15 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from polyrhythm.plugin import import_address
 from polyrhythm.plugins.cluster.parcels import Parcels, SharedParcels
 from polyrhythm.plugins.workflow import protocol as p
-from polyrhythm.plugins.workflow.channel import Channel
+from polyrhythm.plugins.workflow.channel import Channel, PendingPuts, Reply
 from polyrhythm.plugins.workflow.protocol import Parcel, WorkerFailed, WorkflowError
 from polyrhythm.plugins.workflow.values import Carrier
-from polyrhythm.plugins.workflow.worker import Place, Worker, WorkerPort, is_public
+from polyrhythm.plugins.workflow.worker import Worker, WorkerContext, is_public
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import FromWorker, Order, Station, StationTraits, StopWork, ToWorker, WorkerJoined
 from polyrhythm.runtime.spans import Span
@@ -98,47 +99,26 @@ class WorkerFactory:
         memory = context.memory
         assert memory is not None, "in one process a worker is made by a `WorkerBeside`"
         parcels = SharedParcels(memory.folder, f"{self.name}.{incarnation}", memory.host, memory.clients)
-        return [(f"{self.name}.{incarnation}.0", lambda: WorkerStation(self, context, incarnation, parcels))]
+        return [(f"{self.name}.{incarnation}.0", partial(WorkerStation, self, context, incarnation, parcels))]
 
     def announcements(self, incarnation: int) -> Sequence[WorkerJoined]:
         return [WorkerJoined(self.name, incarnation)]
 
 
-@dataclass(frozen=True)
 class WorkerBeside:
     """Makes a worker in the driver's process; both share `parcels`."""
 
-    factory: WorkerFactory
-    parcels: Parcels
-
-    @property
-    def name(self) -> str:
-        return self.factory.name
+    def __init__(self, factory: WorkerFactory, parcels: Parcels) -> None:
+        self.name, self.announcements = factory.name, factory.announcements
+        self._factory, self._parcels = factory, parcels
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
-        return [
-            (f"{self.name}.{incarnation}.0", lambda: WorkerStation(self.factory, context, incarnation, self.parcels))
-        ]
-
-    def announcements(self, incarnation: int) -> Sequence[WorkerJoined]:
-        return self.factory.announcements(incarnation)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReply:
-    number: int
-    station: WorkerStation
-
-    @property
-    def done(self) -> bool:
-        return self.station.has_answer(self.number)
-
-    def wait(self) -> p.Answer:
-        return self.station.await_answer(self.number)
+        make = partial(WorkerStation, self._factory, context, incarnation, self._parcels)
+        return [(f"{self.name}.{incarnation}.0", make)]
 
 
 class WorkerStation:
-    """One rank of a worker. WorkerFailed: its constructor failed."""
+    """One rank of a worker, and its `Port`. WorkerFailed: its constructor failed."""
 
     def __init__(self, factory: WorkerFactory, context: StationContext, incarnation: int, parcels: Parcels) -> None:
         self.name, self._incarnation, self._emit = factory.name, incarnation, context.channels.emit
@@ -146,39 +126,30 @@ class WorkerStation:
         self._answers: dict[int, p.Answer] = {}
         self._open: set[int] = set()  # requests that have no answer yet
         self._given: list[p.Given] = []  # parts of an answer that have come
-        self._asked = self._said = self._done = 0
+        self._asked = self._sent = self._done = 0
         self._doing = ("", 0.0)
         self._awaited = 0  # inline: the request for whose answer the call has paused, 0 if it has to wait for none
-        self._hear: Callable[[float], None] | None = None
+        self._receive: Callable[[float], None] | None = None
         self._turn: Turn | None = None
-        self._carrier = Carrier(parcels, self._channel, context.device)
-        self._port = WorkerPort(self._carrier, factory.wait_s, self._begin)
-        self._place = Place(factory.group, factory.rank, factory.sizes, context.device, self._port)
-        self._worker = self._make(factory)
-
-    def _make(self, factory: WorkerFactory) -> Worker:
-        positional, named = self._carrier.unpack(factory.arguments)
+        self.carrier = Carrier(parcels, lambda name: Channel(name, self), context.device)
+        self.wait_s, self.puts = factory.wait_s, PendingPuts()
+        self._context = WorkerContext(factory.group, factory.rank, factory.sizes, context.device, self)
+        positional, named = self.carrier.unpack(factory.arguments)
         try:
             kind = import_address(factory.worker)
-            worker: Worker = kind.__new__(kind)
-            worker._place = self._place
-            worker.__init__(*positional, **named)  # type: ignore[misc]
+            self._worker: Worker = kind.__new__(kind)
+            self._worker._context = self._context
+            self._worker.__init__(*positional, **named)
         except Exception as error:
             why = f"{factory.worker} cannot be made: {type(error).__name__}: {error}"
             raise WorkerFailed(factory.group, factory.rank, why) from error
-        return worker
-
-    def _channel(self, name: str) -> Channel:
-        return Channel(name, self._port)
-
-    # ------------------------------------------------------------ messages
 
     @property
     def traits(self) -> StationTraits:
         return StationTraits(listen_by=self.listen_by)
 
-    def listen_by(self, hear: Callable[[float], None]) -> None:
-        self._hear = hear
+    def listen_by(self, receive: Callable[[float], None]) -> None:
+        self._receive = receive
 
     def handle(self, command: Order) -> None:
         if not isinstance(command, ToWorker) or command.station != self.name:
@@ -190,61 +161,55 @@ class WorkerStation:
         if isinstance(message, p.Call) and is_public(type(self._worker), message.method):
             self._calls.append(message)
         elif isinstance(message, p.Answered) and message.number in self._open:
-            self._take(message)
+            answer = message.answer
+            if isinstance(answer, p.Given):
+                self._given.append(answer)
+                if answer.more:
+                    return
+                answer = p.Given(tuple(item for part in self._given for item in part.items))
+            self._given.clear()
+            self._open.discard(message.number)
+            self._answers[message.number] = answer
         else:
             raise UnfitMessage("impossible", f"{self.name} can neither be called so nor has it asked for {message}")
 
-    def _take(self, message: p.Answered) -> None:
-        answer = message.answer
-        if isinstance(answer, p.Given):
-            self._given.append(answer)
-            if answer.more:
-                return
-            answer = p.Given(tuple(item for part in self._given for item in part.items))
-        self._given.clear()
-        self._open.discard(message.number)
-        self._answers[message.number] = answer
+    def _send(self, message: p.From) -> None:
+        self._emit(FromWorker(self.name, self._incarnation, self._sent, p.encode(message)))
+        self._sent += 1
 
-    def _say(self, message: p.From) -> None:
-        self._emit(FromWorker(self.name, self._incarnation, self._said, p.encode(message)))
-        self._said += 1
-
-    def _begin(self, request: p.Request) -> WorkerReply:
-        """Send a request to the exchange, which enforces its deadline."""
+    def begin(self, request: p.Request) -> Reply:
         if not self._doing[0]:
             raise WorkflowError("a constructor cannot wait for others; do that in a method that the driver calls")
         self._asked += 1
         self._open.add(self._asked)
-        self._say(p.Asked(self._asked, request))
-        return WorkerReply(self._asked, self)
+        self._send(p.Asked(self._asked, request))
+        return Reply(partial(self._has_answer, self._asked), partial(self._await_answer, self._asked))
 
-    def has_answer(self, number: int) -> bool:
+    def _has_answer(self, number: int) -> bool:
         """Whether the request is answered, after receiving new messages. With `inline` other workers run meanwhile."""
         if number in self._open:
             self._listen(0.0, 0)
         return number not in self._open
 
-    def await_answer(self, number: int) -> p.Answer:
+    def _await_answer(self, number: int) -> p.Answer:
         while number in self._open:
             self._listen(_WAIT_S, number)
         return self._answers.pop(number)
 
     def _listen(self, seconds: float, number: int) -> None:
-        if self._hear is not None:
-            self._hear(seconds)
+        if self._receive is not None:
+            self._receive(seconds)
         else:
             assert self._turn is not None
             self._awaited = number
             self._turn.pause()
-
-    # ------------------------------------------------------------ work
 
     def work(self) -> bool:
         """Consumes: calls. Waits for: answers, within a call. Unblocked by: answers. Produces: results."""
         if self._turn is None:
             if not self._calls:
                 return False
-            if self._hear is not None:
+            if self._receive is not None:
                 self._call(self._calls.popleft())
                 return True
             call = self._calls.popleft()
@@ -258,26 +223,24 @@ class WorkerStation:
     def _call(self, call: p.Call) -> None:
         """Execute one call and send its result or error. StopWork: the station must stop."""
         self._doing = (call.method, time.monotonic())
-        self._place.seconds.clear()
+        self._context.seconds.clear()
         begin = time.perf_counter()
         try:
-            positional, named = self._carrier.unpack(call.arguments)
+            positional, named = self.carrier.unpack(call.arguments)
             found = getattr(self._worker, call.method)(*positional, **named)
-            self._port.puts.finish()
-            seconds = {**self._place.seconds, call.method: time.perf_counter() - begin}
-            (result,) = self._carrier.pack(found, f"what {call.method} returns")
-            self._say(p.Returned(call.number, result, seconds))
+            self.puts.finish()
+            seconds = {**self._context.seconds, call.method: time.perf_counter() - begin}
+            (result,) = self.carrier.pack(found, f"what {call.method} returns")
+            self._send(p.Returned(call.number, result, seconds))
         except StopWork:
             raise
         except BaseException as error:  # noqa: BLE001 - the driver is told
             text = f"{call.method} raised {type(error).__name__}: {error}"
-            self._say(p.Raised(call.number, text[:_ERROR_CHARS], traceback.format_exc()[-_TRACE_CHARS:]))
-            self._port.puts.clear()
+            self._send(p.Raised(call.number, text[:_ERROR_CHARS], traceback.format_exc()[-_TRACE_CHARS:]))
+            self.puts.clear()
         finally:
             self._doing = ("", 0.0)
             self._done += 1
-
-    # ------------------------------------------------------------ reports
 
     def joined(self) -> WorkerJoined:
         return WorkerJoined(self.name, self._incarnation)
@@ -293,8 +256,8 @@ class WorkerStation:
 
     def statistics(self) -> dict[str, float]:
         """calls: finished calls; parcels/...: parcels received, by way."""
-        ways = dict(self._carrier.ways)
-        return {"calls": float(self._done), **{f"parcels/{way}": float(count) for way, count in ways.items()}}
+        ways = {f"parcels/{way}": float(count) for way, count in dict(self.carrier.ways).items()}
+        return {"calls": float(self._done), **ways}
 
     def close(self) -> None:
         if self._turn is not None:

@@ -36,22 +36,10 @@ if TYPE_CHECKING:
 _TUPLE, _ARRAY, _TENSOR, _CHANNEL = range(1, 5)
 #: dtypes without Python objects in them, as numpy writes them.
 _DTYPE = re.compile(r"[<>|=][biufcSUMm][0-9]{1,5}(\[[0-9a-zA-Z]{1,8}\])?")
-_TENSOR_DTYPES = frozenset(
-    [
-        "bool",
-        "uint8",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    ]
-)
+_TENSOR_DTYPES = frozenset((
+    *("bool", "uint8", "int8", "int16", "int32", "int64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+))  # fmt: skip
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 _encode = msgspec.msgpack.Encoder().encode
 _Ext = msgspec.msgpack.Ext
@@ -184,17 +172,15 @@ class Carrier:
     def unpack(self, parcel: Parcel) -> Any:
         """The value of a parcel; a parcel can be unpacked once. LookupError: it is gone.
         UnfitMessage: it is damaged."""
-        memory = memoryview(bytearray(parcel.content)) if parcel.content else self._take(parcel)
         if parcel.content:
-            self.ways["message"] += 1
+            memory, way = memoryview(bytearray(parcel.content)), "message"
+        else:
+            memory = self._parcels.take(parcel.host, parcel.name, parcel.nbytes)
+            way = "host" if parcel.host == self._parcels.host else "tcp"
+            way = "kept" if isinstance(self._parcels, KeptParcels) else way
+        self.ways[way] += 1
         content, pieces = parcels.unpack(memory, _DECODER)
         return decode(content, pieces, self._channel, self._device)
-
-    def _take(self, parcel: Parcel) -> memoryview:
-        memory = self._parcels.take(parcel.host, parcel.name, parcel.nbytes)
-        apart = "host" if parcel.host == self._parcels.host else "tcp"
-        self.ways["kept" if isinstance(self._parcels, KeptParcels) else apart] += 1
-        return memory
 
     def drop(self, parcel: Parcel) -> None:
         """Free a parcel of this process that nobody will receive."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyrhythm.plugins.workflow.channel import Pending, PendingPuts, Port, Reply, begin_get, begin_parcel, begin_put
-from polyrhythm.plugins.workflow.protocol import Get, Put, Request
-from polyrhythm.plugins.workflow.values import Carrier
+from polyrhythm.plugins.workflow.channel import Pending, Port, begin_get, begin_parcel, begin_put, or_default
+from polyrhythm.plugins.workflow.protocol import Get, Put
 
 
 @dataclass(slots=True)
-class Place:
+class WorkerContext:
     """Identity of a worker and its connection to others. sizes: number of ranks by group; seconds: of the
     current call, by timer."""
 
@@ -33,27 +32,27 @@ class Worker:
     constructor can use `rank`, `size`, `group` and `device`, but not wait for other workers.
     """
 
-    _place: Place
+    _context: WorkerContext
 
     @property
     def rank(self) -> int:
         """Number of this worker in its group, from 0."""
-        return self._place.rank
+        return self._context.rank
 
     @property
     def size(self) -> int:
         """Number of workers in the group."""
-        return self._place.sizes[self._place.group]
+        return self._context.sizes[self._context.group]
 
     @property
     def group(self) -> str:
         """Name of the group."""
-        return self._place.group
+        return self._context.group
 
     @property
     def device(self) -> str:
         """`cpu` or `cuda:N`, from the rank's seat."""
-        return self._place.device
+        return self._context.device
 
     def close(self) -> None:
         """Free resources; called once if the workflow ends without an error."""
@@ -62,11 +61,11 @@ class Worker:
         """Send a value to a rank, by default of this group; its `recv` gets this worker's values in order. Blocks while
         64 values are under way."""
         line = self._line(rank, group, out=True)
-        begin_put(self._place.port, line, value, timeout_s=timeout_s, direct=True).wait()
+        begin_put(self._context.port, line, value, timeout_s=timeout_s, direct=True).wait()
 
     def send_async(self, value: Any, rank: int, group: str | None = None, *, timeout_s: float | None = None) -> Pending:
         """As `send`, without waiting; errors as for `Channel.put_async`."""
-        port, line = self._place.port, self._line(rank, group, out=True)
+        port, line = self._context.port, self._line(rank, group, out=True)
         sending = begin_put(port, line, value, timeout_s=timeout_s, direct=True)
         port.puts.add(sending)
         return sending
@@ -77,20 +76,20 @@ class Worker:
 
     def recv_async(self, rank: int, group: str | None = None, *, timeout_s: float | None = None) -> Pending:
         """As `recv`, without waiting; as `Channel.get_async`. Several calls receive values in their order."""
-        port = self._place.port
-        patience = port.wait_s if timeout_s is None else float(timeout_s)
-        return begin_get(port, Get(self._line(rank, group, out=False), timeout_s=patience, direct=True))
+        port = self._context.port
+        wait_s = or_default(port, timeout_s)
+        return begin_get(port, Get(self._line(rank, group, out=False), timeout_s=wait_s, direct=True))
 
     def broadcast(self, value: Any = None, source: int = 0, *, timeout_s: float | None = None) -> Any:
         """The value of rank `source`, on all ranks of this group; every rank must call it. Rank `source` packs the
         value once for all of them, and gets its own object back."""
-        port, others = self._place.port, [rank for rank in range(self.size) if rank != self.rank]
+        port, others = self._context.port, [rank for rank in range(self.size) if rank != self.rank]
         if self.rank != self._known(source, self.group):
             return self.recv(source, timeout_s=timeout_s)
         parcels = port.carrier.pack(value, "the value", len(others)) if others else []
-        patience = port.wait_s if timeout_s is None else timeout_s
+        wait_s = or_default(port, timeout_s)
         for rank, parcel in zip(others, parcels, strict=True):
-            begin_parcel(port, Put(self._line(rank, None, out=True), parcel, timeout_s=patience, direct=True)).wait()
+            begin_parcel(port, Put(self._line(rank, None, out=True), parcel, timeout_s=wait_s, direct=True)).wait()
         return value
 
     @contextmanager
@@ -101,7 +100,7 @@ class Worker:
         try:
             yield
         finally:
-            seconds = self._place.seconds
+            seconds = self._context.seconds
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin
 
     def _line(self, rank: int, group: str | None, *, out: bool) -> str:
@@ -111,7 +110,7 @@ class Worker:
         return f"{own}>{other}" if out else f"{other}>{own}"
 
     def _known(self, rank: int, group: str) -> int:
-        sizes = self._place.sizes
+        sizes = self._context.sizes
         if group not in sizes:
             raise ValueError(f"group = {group!r}: there is none; this workflow has {', '.join(sizes)}")
         if not 0 <= rank < sizes[group]:
@@ -122,16 +121,3 @@ class Worker:
 def is_public(kind: type[Worker], method: str) -> bool:
     """Whether the driver may call the method: defined by the subclass, without a leading underscore."""
     return not method.startswith("_") and not hasattr(Worker, method) and callable(getattr(kind, method, None))
-
-
-@dataclass(slots=True)
-class WorkerPort:
-    """A worker's port. reach: sends a request to the exchange."""
-
-    carrier: Carrier
-    wait_s: float
-    reach: Callable[[Request], Reply]
-    puts: PendingPuts = field(default_factory=PendingPuts)
-
-    def begin(self, request: Request) -> Reply:
-        return self.reach(request)

@@ -8,18 +8,16 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from polyrhythm.plugins.workflow.channel import Channel, PendingPuts
+from polyrhythm.plugins.workflow.channel import Channel, PendingPuts, Reply
 from polyrhythm.plugins.workflow.exchange import Orders, orders_of
-from polyrhythm.plugins.workflow.group import WorkerGroup, station_name
-from polyrhythm.plugins.workflow.hosting import Launcher, Limits, Opened, open_inline, open_local, open_ray
+from polyrhythm.plugins.workflow.hosting import Launcher, Limits, open_inline, open_local, open_ray
 from polyrhythm.plugins.workflow.protocol import Answer, Denied, Parcel, Request, WorkflowError
 from polyrhythm.plugins.workflow.running import (
     Controller,
@@ -31,9 +29,97 @@ from polyrhythm.plugins.workflow.running import (
 )
 from polyrhythm.plugins.workflow.station import WorkerFactory
 from polyrhythm.plugins.workflow.values import Carrier, pack_whole
-from polyrhythm.plugins.workflow.worker import Worker
-from polyrhythm.runtime.factories import Resources, StationList
+from polyrhythm.plugins.workflow.worker import Worker, is_public
+from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.transport.sockets import Transport
+
+Reduce = Literal["mean", "min", "max"]
+_REDUCE: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": lambda seconds: sum(seconds) / len(seconds),
+    "min": min,
+    "max": max,
+}
+
+
+class Handle:
+    """A call of a method on some ranks. It runs whether or not anybody waits for it."""
+
+    def __init__(self, futures: Sequence[Future[Result]], method: str, driver: Workflow) -> None:
+        self._futures, self._method, self._driver = futures, method, driver
+        self._results: list[Any] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether all ranks have returned or failed. With `inline`, workers run only while the driver waits."""
+        return all(future.done() for future in self._futures)
+
+    def wait(self, timeout_s: float | None = None) -> list[Any]:
+        """The return value of each rank, in rank order. timeout_s: default is the workflow's `wait_s`.
+
+        WorkerFailed: a worker of the workflow, this one or another, raised or was lost; the workflow has ended.
+        WaitTimeout: the call takes longer; it continues, and `wait` can be called again.
+        """
+        if self._results is None:
+            results = self._wait(timeout_s)
+            try:
+                self._results = [self._driver.carrier.unpack(result.parcel) for result in results]
+            except LookupError as error:
+                raise WorkflowError(f"what {self._method} returned cannot be had: {error}") from error
+        return self._results
+
+    def seconds(self, timer: str | None = None, reduce: Reduce = "mean") -> float:
+        """Seconds of the call, or within its `timer` of this name, reduced over the ranks that used the timer. Waits as
+        `wait` does. ValueError: no rank used it."""
+        name, results = timer or self._method, self._wait(None)
+        found = [result.seconds[name] for result in results if name in result.seconds]
+        if not found:
+            known = sorted({known for result in results for known in result.seconds})
+            raise ValueError(f"timer = {name!r}: no rank of {self._method} has it; there are {', '.join(known)}")
+        return _REDUCE[reduce](found)
+
+    def _wait(self, timeout_s: float | None) -> list[Result]:
+        self._driver.wait(self._futures, self._driver.wait_s if timeout_s is None else timeout_s)
+        for future in self._futures:
+            if future.done() and (error := future.exception()) is not None:
+                raise error
+        return [future.result() for future in self._futures]
+
+
+class WorkerGroup:
+    """The workers of one class. `group.method(...)` calls the method on all ranks and returns a `Handle` at once."""
+
+    def __init__(self, name: str, kind: type[Worker], ranks: Sequence[int], size: int, driver: Workflow) -> None:
+        self.name, self.size = name, size
+        self._kind, self._ranks, self._driver = kind, tuple(ranks), driver
+
+    def __repr__(self) -> str:
+        return f"WorkerGroup({self.name!r}, {self._kind.__name__}, ranks {self._ranks})"
+
+    def on(self, *ranks: int) -> WorkerGroup:
+        """Only these ranks of the group. ValueError: the group has no such rank."""
+        odd = [rank for rank in ranks if rank not in range(self.size)]
+        if odd or not ranks:
+            raise ValueError(f"ranks = {odd or ranks}: group {self.name!r} has ranks 0 to {self.size - 1}")
+        return WorkerGroup(self.name, self._kind, ranks, self.size, self._driver)
+
+    def __getattr__(self, method: str) -> Callable[..., Handle]:
+        if not is_public(self._kind, method):
+            known = ", ".join(name for name in vars(self._kind) if is_public(self._kind, name))
+            raise AttributeError(f"{self._kind.__name__} has no public method {method!r}; it has {known or 'none'}")
+
+        def call(*positional: Any, **named: Any) -> Handle:
+            arguments = self._driver.carrier.pack((positional, named), f"{method}: arguments", len(self._ranks))
+            pairs = zip(self._ranks, arguments, strict=True)
+            futures = [self._driver.call(station_name(self.name, rank), method, parcel) for rank, parcel in pairs]
+            return Handle(futures, method, self._driver)
+
+        return call
+
+
+def station_name(group: str, rank: int) -> str:
+    return f"{group}-{rank}"
+
 
 T = TypeVar("T")
 
@@ -75,25 +161,23 @@ class Workflow:
         self._carrier: Carrier | None = None
         self.puts = PendingPuts()
 
-    # ------------------------------------------------------------ declarations
-
     def group(
         self, name: str, worker: type[Worker], seats: int | Sequence[Resources] = 1, /, *arguments: Any, **named: Any
     ) -> WorkerGroup:
         """A group of workers of this class, one rank per seat. seats: the number of seats on the CPU, or the seat of
         each rank (`seats`). The other arguments go to the class's constructor, on every rank."""
-        places = [Resources()] * seats if isinstance(seats, int) else list(seats)
+        by_rank = [Resources()] * seats if isinstance(seats, int) else list(seats)
         if not _NAME.fullmatch(name) or name in self._groups:
             raise ValueError(f"group {name!r}: give it a name of its own, of a-z, 0-9 and _, with a letter first")
-        if not places:
+        if not by_rank:
             raise ValueError(f"group {name!r}: seats = {seats}; it needs one at least")
         if not (isinstance(worker, type) and issubclass(worker, Worker)):
             raise ValueError(f"group {name!r}: {worker} is not a class derived from polyrhythm.plugins.workflow.Worker")
         if self._running is not None:
             raise WorkflowError(f"group {name!r}: the workflow has started; declare all groups before the first call")
         packed = pack_whole((arguments, named), f"group {name!r}: arguments")
-        self._groups[name] = (_address(worker), places, packed)
-        return WorkerGroup(name, worker, range(len(places)), len(places), self)
+        self._groups[name] = (_address(worker), by_rank, packed)
+        return WorkerGroup(name, worker, range(len(by_rank)), len(by_rank), self)
 
     def channel(self, name: str, capacity: int, *, order: Orders = None, producers: int = 1) -> Channel:
         """A channel that holds at most `capacity` items.
@@ -114,12 +198,7 @@ class Workflow:
         else:
             exchange = self._started().exchange
             self._running.do(lambda: exchange.open(name, capacity, producers, order))
-        return self._channel(name)
-
-    def _channel(self, name: str) -> Channel:
         return Channel(name, self)
-
-    # ------------------------------------------------------------ the start and the end
 
     def start(self) -> None:
         """Start all workers and wait until they are constructed; a second call does nothing. WorkerFailed: a
@@ -142,36 +221,30 @@ class Workflow:
             return self._controller
 
     def _start(self) -> None:
-        workers = {
-            station_name(group, rank): (group, rank)
-            for group, (_, places, _) in self._groups.items()
-            for rank in range(len(places))
-        }
-        opened = self._open([*self._stations()])
+        sizes = {group: len(seats) for group, (_, seats, _) in self._groups.items()}
+        stations = [
+            (WorkerFactory(station_name(group, rank), group, rank, address, arguments, sizes, self.wait_s), seat)
+            for group, (address, seats, arguments) in self._groups.items()
+            for rank, seat in enumerate(seats)
+        ]
+        if self._launcher == "inline":
+            opened = open_inline(stations)
+        else:
+            logs = self._logs or Path(self._undo.enter_context(tempfile.TemporaryDirectory(prefix="workflow-")))
+            if self._launcher == "ray":
+                opened = open_ray(stations, self._limits, logs, self._ray)
+            else:
+                opened = open_local(stations, self._limits, logs, self._transport)
         self._undo.push(opened.undo)
         self._undo.callback(opened.hosting.close)
-        self._carrier = Carrier(opened.parcels, self._channel)
+        self._carrier = Carrier(opened.parcels, lambda name: Channel(name, self))
+        workers = {factory.name: (factory.group, factory.rank) for factory, _ in stations}
         controller = Controller(opened.hosting, workers, SkippableClock())
         for declared in self._declared:
             controller.exchange.open(*declared)
         self._running = ControllerThread(controller, opened.waker()) if opened.waker else DriverTurns(controller)
         self._controller = controller
         atexit.register(self.close)
-
-    def _stations(self) -> Iterator[tuple[WorkerFactory, Resources]]:
-        sizes = {group: len(places) for group, (_, places, _) in self._groups.items()}
-        for group, (address, places, arguments) in self._groups.items():
-            for rank, seat in enumerate(places):
-                name = station_name(group, rank)
-                yield WorkerFactory(name, group, rank, address, arguments, sizes, self.wait_s), seat
-
-    def _open(self, stations: StationList) -> Opened:
-        if self._launcher == "inline":
-            return open_inline(stations)
-        logs = self._logs or Path(self._undo.enter_context(tempfile.TemporaryDirectory(prefix="workflow-")))
-        if self._launcher == "ray":
-            return open_ray(stations, self._limits, logs, self._ray)
-        return open_local(stations, self._limits, logs, self._transport)
 
     def close(self) -> None:
         """End all workers; unfinished handles raise `WorkflowOver`. A second call does nothing."""
@@ -207,9 +280,18 @@ class Workflow:
         controller = self._started()
         return self._run(lambda: controller.call(station, method, arguments))
 
-    def begin(self, request: Request) -> DriverReply:
+    def begin(self, request: Request) -> Reply:
         controller = self._started()
-        return DriverReply(self._run(lambda: controller.ask(request)), controller, self)
+        future = self._run(lambda: controller.ask(request))
+
+        def wait() -> Answer:
+            self.wait([future], math.inf)  # the exchange keeps the deadline
+            answer = future.result()
+            if isinstance(answer, Denied) and answer.reason == "over" and controller.failure is not None:
+                raise controller.failure
+            return answer
+
+        return Reply(future.done, wait)
 
     def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> None:
         """Wait until all futures are set, or one has an error. WaitTimeout: not within `timeout_s`."""
@@ -222,32 +304,13 @@ class Workflow:
 
     def processes(self) -> dict[str, int]:
         """The process id of each worker that has a process on this machine, by `group-rank`."""
-        return self._run(self._started().processes)
+        hosting = self._started().hosting
+        return self._run(lambda: process_ids(hosting))
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Latest counters by worker: calls, parcels received by way, seconds within calls (`busy_s`)."""
-        return self._run(self._started().statistics)
-
-
-@dataclass(frozen=True, slots=True)
-class DriverReply:
-    """Future answer to a request of the driver. PolyrhythmError: the error that ended the workflow."""
-
-    future: Future[Answer]
-    controller: Controller
-    workflow: Workflow
-
-    @property
-    def done(self) -> bool:
-        """Whether it has come. With `inline`, workers run only while the driver waits."""
-        return self.future.done()
-
-    def wait(self) -> Answer:
-        self.workflow.wait([self.future], math.inf)  # the exchange keeps the deadline
-        answer, failure = self.future.result(), self.controller.failure
-        if isinstance(answer, Denied) and answer.reason == "over" and failure is not None:
-            raise failure
-        return answer
+        hosting = self._started().hosting
+        return self._run(lambda: hosting.statistics(fresh=True))
 
 
 def seats(count: int | None = None, *, devices: str = "cpu", threads: int = 1) -> list[Resources]:
@@ -257,8 +320,8 @@ def seats(count: int | None = None, *, devices: str = "cpu", threads: int = 1) -
 
     named = parse_devices(devices)
     ids = () if named in (None, "cpu") else list_device_ids(str(named))
-    places = [f"cuda:{number}" for number in ids] or ["cpu"]
-    return [Resources(places[rank % len(places)], threads) for rank in range(count or len(places))]
+    known = [f"cuda:{number}" for number in ids] or ["cpu"]
+    return [Resources(known[rank % len(known)], threads) for rank in range(count or len(known))]
 
 
 def _address(worker: type[Worker]) -> str:

@@ -11,8 +11,9 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, model_val
 from torch import Tensor, nn
 from torch.nn import functional
 
+from polyrhythm.config.base import type_or
 from polyrhythm.policies import distributions, noise
-from polyrhythm.policies.base import SETTINGS, named, type_or
+from polyrhythm.policies.base import SETTINGS, named
 from polyrhythm.policies.flow_matching import FlowMethod, FlowNoise, Network, between, check_steps, start_noise
 from polyrhythm.specs import ArraySpec
 
@@ -25,13 +26,6 @@ class HeadAct(NamedTuple):
     forward_inputs: dict[str, Tensor]
 
 
-class HeadEvaluation(NamedTuple):
-    """Result of a head's `evaluate`: logprob and entropy [B,C,A], with gradient."""
-
-    logprob: Tensor
-    entropy: Tensor
-
-
 class Head(Protocol):
     """A head, an `nn.Module`. features [B,C·A,width]: the trunk's, in the order of the action entries."""
 
@@ -41,7 +35,9 @@ class Head(Protocol):
 
     def act(self, features: Tensor, greedy: Tensor, noise_key: Tensor) -> HeadAct: ...
 
-    def evaluate(self, features: Tensor, forward_inputs: Mapping[str, Tensor]) -> HeadEvaluation: ...
+    def evaluate(self, features: Tensor, forward_inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Log-prob and entropy [B,C,A], with gradient."""
+        ...
 
     def sft_loss(self, features: Tensor, actions: Tensor) -> Tensor:
         """Supervised loss (scalar) of actions [B,C,A] in -1..1; a pure function of weights and arguments."""
@@ -93,10 +89,10 @@ class BinsHead(nn.Module):
         tokens = distributions.categorical_sample(log_p, draws, greedy, best)
         return HeadAct(self.centres[tokens], distributions.categorical_logprob(log_p, tokens), {"tokens": tokens})
 
-    def evaluate(self, features: Tensor, forward_inputs: Mapping[str, Tensor]) -> HeadEvaluation:
+    def evaluate(self, features: Tensor, forward_inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         log_p = self._log_p(features)
         logprob = distributions.categorical_logprob(log_p, forward_inputs["tokens"])
-        return HeadEvaluation(logprob, distributions.categorical_entropy(log_p))
+        return logprob, distributions.categorical_entropy(log_p)
 
     def sft_loss(self, features: Tensor, actions: Tensor) -> Tensor:
         """Cross entropy against labels smoothed over the bins near the actions, averaged over entries."""
@@ -174,8 +170,8 @@ class FlowMatchingHead(nn.Module):
         actions, kept = self.method.sample(network, self.steps, start, greedy, noise_key)
         return HeadAct(actions, self.method.evaluate(network, self.steps, kept)[0], kept)
 
-    def evaluate(self, features: Tensor, forward_inputs: Mapping[str, Tensor]) -> HeadEvaluation:
-        return HeadEvaluation(*self.method.evaluate(self._network(features), self.steps, forward_inputs))
+    def evaluate(self, features: Tensor, forward_inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.method.evaluate(self._network(features), self.steps, forward_inputs)
 
     def sft_loss(self, features: Tensor, actions: Tensor) -> Tensor:
         """Flow-matching loss weighted by t², plus the fit of learned noise.
@@ -194,10 +190,8 @@ class FlowMatchingHead(nn.Module):
         return loss if self.learned is None else loss + self._misfit(self.learned, seen, data, key)
 
     def _misfit(self, learned: FlowNoise, seen: Tensor, data: Tensor, key: Tensor) -> Tensor:
-        """Loss of the learned noise against the residual errors of its steps, at their start times.
-
-        Its gradient reaches the trunk through the noise, not through the prediction.
-        """
+        """Loss of the learned noise against the residual errors of its steps, at their start times. Its gradient
+        reaches the trunk through the noise, not through the prediction."""
         t = learned.times(self.steps, data).expand(len(data), -1)
         predicted = self.out(self._hidden(seen, _noisy(data, t, key, stream=2), t))
         error = data - predicted[..., 0].detach().float()

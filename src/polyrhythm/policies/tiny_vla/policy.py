@@ -7,20 +7,20 @@ actions from a head with bins or flow matching), so it exercises every path of t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from torch import Tensor, nn
 
-from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, named, type_or
+from polyrhythm.config.base import type_or
+from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, named
 from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.gaussian import continuous_bounds
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.normalizer import ObservationNormalizer
 from polyrhythm.policies.tiny_vla.heads import BinsSettings, FlowMatchingSettings, Head
-from polyrhythm.policies.tiny_vla.trunk import Trunk, TrunkSize, word_table
+from polyrhythm.policies.tiny_vla.trunk import Trunk, word_table
 from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 
@@ -112,7 +112,7 @@ class TinyVla(nn.Module):
             proprio,
             word_table(env_spec.tasks, settings.words, settings.vocabulary),
             queries=1 + self.chunk * self.action_dim,
-            size=TrunkSize(**settings.model_dump(include={field.name for field in fields(TrunkSize)})),
+            size=settings,
         )
         self.head: Head = settings.head.build(settings.width, self.chunk, self.action_dim)
         self.critic = nn.Sequential(

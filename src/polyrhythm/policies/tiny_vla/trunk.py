@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from torch.nn import functional
 
 from polyrhythm.specs import Task
 from polyrhythm.specs.hashing import mix
+
+if TYPE_CHECKING:
+    from polyrhythm.policies.tiny_vla.policy import TinyVlaSettings
 
 #: Id of padding after a sentence's last word.
 PADDING = 0
@@ -35,10 +38,8 @@ def word_ids(sentence: str, vocabulary: int) -> list[int]:
 
 
 def word_table(tasks: Sequence[Task], words: int, vocabulary: int) -> Tensor:
-    """Word ids of each task's instruction: int64 [tasks, words] on the CPU, padded with `PADDING`.
-
-    ValueError: a sentence is too long or empty, or two different sentences get the same ids.
-    """
+    """Word ids of each task's instruction: int64 [tasks, words] on the CPU, padded with `PADDING`. ValueError: a
+    sentence is too long or empty, or two different sentences get the same ids."""
     if not tasks:
         raise ValueError(
             "policy: the environment has no tasks, so no instruction to read: give EnvSpec.tasks at least one"
@@ -64,18 +65,6 @@ def word_table(tasks: Sequence[Task], words: int, vocabulary: int) -> Tensor:
 
 
 _STEM_CHANNELS = 24
-
-
-@dataclass(frozen=True, slots=True)
-class TrunkSize:
-    """Sizes of the trunk: features per token, layers, heads, MLP expansion, image tokens, word embeddings."""
-
-    width: int
-    layers: int
-    heads: int
-    expansion: int
-    tokens: int
-    vocabulary: int
 
 
 class SpatialTokens(nn.Module):
@@ -122,10 +111,8 @@ class Sentences(nn.Module):
         self.register_buffer("mean_weights", (used / used.sum(1, keepdim=True)).unsqueeze(1), persistent=False)
 
     def forward(self, instruction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """instruction int64 [B], a row of the table -> tokens [B,words,width], scale and shift [B,width].
-
-        Computed per sentence, then looked up per row, since there are fewer sentences than rows.
-        """
+        """instruction int64 [B], a row of the table -> tokens [B,words,width], scale and shift [B,width]. Computed per
+        sentence, then looked up per row, since there are fewer sentences than rows."""
         embedded = self.embedding(self.ids)
         film = self.film((self.mean_weights @ embedded).squeeze(1))
         per_sentence = torch.cat(((embedded + self.position).flatten(1), film), dim=1)
@@ -165,12 +152,7 @@ class Layer(nn.Module):
 
 class Trunk(nn.Module):
     def __init__(
-        self,
-        image: tuple[int, int],
-        proprio: int,
-        table: Tensor,
-        queries: int,
-        size: TrunkSize,
+        self, image: tuple[int, int], proprio: int, table: Tensor, queries: int, size: TinyVlaSettings
     ) -> None:
         super().__init__()
         width = size.width

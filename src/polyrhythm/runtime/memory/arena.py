@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -57,7 +58,6 @@ class ArenaLayout:
 
     @property
     def entries(self) -> int:
-        """Entries of a block."""
         return self.steps + 1
 
     def block(self, number: int, count: int) -> slice:
@@ -85,7 +85,6 @@ class ArenaLayout:
 
     @property
     def nbytes(self) -> int:
-        """Size of the memory."""
         return sum(_padded(shape, dtype) for _, shape, dtype in self.arrays())
 
 
@@ -108,11 +107,9 @@ class Elsewhere(Protocol):
 
     def requests(self, posted: Sequence[tuple[str, int]]) -> dict[str, RequestView]:
         """Those of these requests (slot, rows) that lie on other hosts, by slot."""
-        ...
 
     def bring(self, arena: Arena, host: str, blocks: Sequence[int]) -> None:
         """Copy finished samples to the same blocks of this arena. LookupError: one is not there."""
-        ...
 
 
 class Arena:
@@ -179,7 +176,6 @@ class Arena:
         return number
 
     def _parse(self, payload_id: str) -> tuple[str, int]:
-        """The host, "" for this one, and the block."""
         host, _, digits = payload_id.rpartition("/")
         number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < _DIGITS else -1
         if not 0 <= number < self.layout.blocks:
@@ -268,20 +264,10 @@ class Arena:
         for name, array in {**answers, VERSION: trajectory.version}.items():
             self.answers[name][part] = array
         self.rewards[part], self.valid[part] = trajectory.rewards, trajectory.valid
-        self.finish(
-            block,
-            steps=steps,
-            terminated=trajectory.terminated,
-            success=trajectory.success,
-            env_steps=trajectory.env_steps,
-            ticket=trajectory.ticket,
-            group=trajectory.group,
-            task=trajectory.task,
-        )
+        self.head[block] = attrgetter(*_HEAD)(trajectory)
 
 
 def numbers(entries: Entries) -> NDArray[np.int64]:
-    """The entries one by one."""
     return np.arange(entries.start, entries.stop) if isinstance(entries, slice) else entries
 
 
@@ -291,7 +277,6 @@ def whole(array: NDArray[Any]) -> NDArray[np.void]:
 
 
 def in_memory(layout: ArenaLayout) -> Arena:
-    """An arena in this process's own memory."""
     return Arena(layout, bytearray(layout.nbytes))
 
 

@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -36,47 +36,30 @@ from polyrhythm.runtime.memory.tensors import Copy, Device, State, Stream, copy_
 from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, SharedWeights
 
 
-class DeviceHandles(Protocol):
-    """Shares memory of `device`, the trainer's, between processes."""
-
-    device: torch.device
-
-    def allocate(self, size: int) -> Tensor:
-        """Bytes that can be exported."""
-        ...
-
-    def export(self, memory: Tensor) -> bytes:
-        """What another process opens the memory with. RuntimeError: it cannot be shared."""
-        ...
-
-    def open(self, handle: bytes) -> Tensor:
-        """The memory that another process exported. RuntimeError: it cannot be opened."""
-        ...
-
-    def wait(self) -> None:
-        """Until the copies of this thread have ended on the device."""
-        ...
-
-
 class CudaHandles:
-    """CUDA IPC, as `torch.multiprocessing` uses it: all processes see the same devices under the same numbers. A
-    process on another device opens the memory where it is, which costs it a CUDA context there."""
+    """Shares memory of `device`, the trainer's, between processes by CUDA IPC, as `torch.multiprocessing` does: all
+    processes see the same devices under the same numbers. A process on another device opens the memory where it is,
+    which costs it a CUDA context there."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
 
     def allocate(self, size: int) -> Tensor:
+        """Bytes that can be exported."""
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def export(self, memory: Tensor) -> bytes:
+        """The handle by which another process opens the memory. RuntimeError: it cannot be shared."""
         return msgspec.msgpack.encode(list(memory.untyped_storage()._share_cuda_()))
 
     def open(self, handle: bytes) -> Tensor:
+        """The memory that another process exported. RuntimeError: it cannot be opened."""
         torch.cuda.init()
         storage = torch.UntypedStorage._new_shared_cuda(*msgspec.msgpack.decode(handle))
         return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
 
     def wait(self) -> None:
+        """Until the copies of this thread have ended on the device."""
         torch.cuda.current_stream(self.device).synchronize()
 
 
@@ -120,7 +103,7 @@ class DeviceWeights:
     fetches = False
 
     def __init__(
-        self, host: SharedWeights, folder: Path, handles: DeviceHandles, way: Way = "ipc", *, keeps: bool = True
+        self, host: SharedWeights, folder: Path, handles: CudaHandles, way: Way = "ipc", *, keeps: bool = True
     ) -> None:
         self.layout, self.traffic = host.layout, host.traffic
         self._host, self._handles, self._way, self._keeps = host, handles, way, keeps
@@ -204,8 +187,12 @@ class DeviceWeights:
 
     def _open_copy(self) -> _DeviceCopy | None:
         """The copy of the living trainer; None: there is none, or this process cannot open it."""
-        if not self._writer_lives():
-            return None
+        if not self._writes:
+            try:  # the kernel releases the writer's lock when its process ends
+                self._lock("writer", fcntl.LOCK_SH | fcntl.LOCK_NB).close()
+                return None
+            except BlockingIOError:
+                pass
         try:
             inode = self._path.stat().st_ino
             if inode == self._given_up:
@@ -221,18 +208,6 @@ class DeviceWeights:
             return None
         return self._copy
 
-    def _writer_lives(self) -> bool:
-        """Whether a process holds the writer's lock; the kernel releases it when that process ends."""
-        if self._writes:
-            return True
-        try:
-            self._lock("writer", fcntl.LOCK_SH | fcntl.LOCK_NB).close()
-        except BlockingIOError:
-            return True
-        return False
-
-    # ------------------------------------------------------------ both
-
     def _give_up(self, inode: int, instead: str, error: RuntimeError) -> None:
         self._given_up = inode
         why = (str(error).splitlines() or ["no reason given"])[0]
@@ -243,7 +218,6 @@ class DeviceWeights:
 
 
 def _copied(tensors: Iterator[tuple[str, Tensor]], into: State) -> Iterator[tuple[str, Tensor]]:
-    """The same tensors, each copied into that of its name first."""
     for name, tensor in tensors:
         copy_tensor(into[name], tensor)
         yield name, tensor

@@ -25,7 +25,6 @@ from typing import Any, Protocol
 from polyrhythm.runtime import spans as kinds
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.messages import FromWorker, Joined, Report, Spans, WorkerJoined, sender_of
-from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
 
@@ -57,15 +56,11 @@ def blocks_needed(
 
 
 class BlockReader(Protocol):
-    """Copies finished blocks in a thread of its own."""
+    """Copies finished blocks in a thread of its own. is_pending: whether it has yet to copy this block; copy_now:
+    copies the block if it is pending, so that it may be overwritten."""
 
-    def is_pending(self, block: int) -> bool:
-        """Whether it has yet to copy this block."""
-        ...
-
-    def copy_now(self, block: int) -> None:
-        """Copy the block if it is pending; when this returns the block may be overwritten."""
-        ...
+    def is_pending(self, block: int) -> bool: ...
+    def copy_now(self, block: int) -> None: ...
 
 
 _Key = tuple[str, int, int]
@@ -198,7 +193,6 @@ class InFlight:
         self._free = sorted(set(self._free) - self._finished)
 
     def finished(self) -> tuple[str, ...]:
-        """Payload ids of the finished samples that are not released yet."""
         return tuple(str(block) for block in sorted(self._finished))
 
     def describe(self) -> str:
@@ -246,7 +240,6 @@ class InFlight:
                 return "" if places > 0 else f"{places} places"
 
     def _why_not_slots(self, name: str, rows: dict[str, int], before: _Station | None) -> str:
-        """The reason why a simulator cannot have these slots, "" if it can."""
         for slot, count in rows.items():
             if self.layout.slots.get(slot) != count:
                 return f"slot {slot} has {count} rows; the run's has {self.layout.slots.get(slot, 0)}"
@@ -256,7 +249,6 @@ class InFlight:
         return "" if before is None or before.rows == rows else f"{len(rows)} slots; before it had {len(before.rows)}"
 
     def on_command(self, command: object) -> None:
-        """A command has been sent to its station."""
         if (key := _KEYS.get(type(command))) is not None:
             name, due = key(command)
             self._stations[name].due.append(due)
@@ -277,7 +269,6 @@ class InFlight:
                 station.update, station.updates = update, max(station.updates, update + 1)
 
     def on_version(self, version: int) -> None:
-        """Weights of this version exist."""
         self._newest = max(self._newest, version)
 
     def is_due(self, command: object) -> bool:
@@ -313,10 +304,10 @@ class InFlight:
 
     def accept(self, event: object) -> None:
         """An event of a station has come. UnfitMessage: no command or announcement leads to it; nothing has changed."""
-        accepting = _ACCEPTING.get(type(event))
-        if accepting is None:
+        accepting, answer = _ACCEPTING.get(type(event)), _ANSWERS.get(type(event))
+        if accepting is None and answer is None:
             raise UnfitMessage("misdirected", f"{type(event).__name__} is not for the main process")
-        if not accepting(self, event):
+        if not (accepting(self, event) if accepting is not None else self._accept_answer(event)):
             raise UnfitMessage("impossible", f"nothing leads to {event}")
 
     def check_report(self, report: Report) -> None:
@@ -337,7 +328,8 @@ class InFlight:
         slots = station.rows if isinstance(station.joined, records.SimulatorJoined) else self.layout.slots
         for span in spans.spans:
             lane = span.lane in slots if span.kind in _OF_SLOTS else span.lane == spans.station
-            if span.kind not in own or not lane or not _is_plausible(span, now + uncertainty_s):
+            plausible = -math.inf < span.begin <= span.end <= now + uncertainty_s and span.slots >= 1  # False for NaN
+            if span.kind not in own or not lane or not plausible:
                 raise UnfitMessage("impossible", f"{spans.station} cannot have measured {span}")
         if spans.lost < 0:
             raise UnfitMessage("impossible", f"{spans.station} cannot have lost {spans.lost} spans")
@@ -416,24 +408,11 @@ class InFlight:
         station.update = -1
         return True
 
-    def _accept_score(self, event: records.SampleScored | records.ScoringFailed) -> bool:
-        finite = isinstance(event, records.ScoringFailed) or math.isfinite(event.score)
-        return finite and self._take(event.scorer, event.incarnation, ("score", event.number, event.ticket))
-
-    def _accept_publication(self, event: records.Published) -> bool:
-        return self._take(event.trainer, event.incarnation, ("publish", event.version, 0))
-
-    def _accept_taken(self, event: records.DeviceTaken) -> bool:
-        return _lasted(event.seconds) and self._take(event.station, event.incarnation, ("take", event.device, 0))
-
-    def _accept_yielded(self, event: records.DeviceYielded) -> bool:
-        possible = _lasted(event.seconds) and event.freed_bytes >= 0
-        return possible and self._take(event.station, event.incarnation, ("yield", event.device, 0))
-
-    def _take(self, name: str, incarnation: int, key: _Key) -> bool:
-        """Whether this was due of the station; it is not any more."""
-        due = self._station(name, incarnation).due
-        if key not in due:
+    def _accept_answer(self, event: Any) -> bool:
+        """The answer to a command of `_KEYS` was due; it is not any more."""
+        name, key, possible = _ANSWERS[type(event)](event)
+        due = self._station(name, event.incarnation).due
+        if not possible or key not in due:
             return False
         due.remove(key)
         return True
@@ -459,24 +438,31 @@ _KEYS: dict[type, Callable[[Any], tuple[str, _Key]]] = {
     records.TakeDevice: lambda command: (command.station, ("take", command.device, 0)),
     records.YieldDevice: lambda command: (command.station, ("yield", command.device, 0)),
 }
+#: Station and key of the answer to such a command, and whether its numbers are possible.
+_ANSWERS: dict[type, Callable[[Any], tuple[str, _Key, bool]]] = {
+    records.SampleScored: lambda event: (
+        event.scorer,
+        ("score", event.number, event.ticket),
+        math.isfinite(event.score),
+    ),
+    records.ScoringFailed: lambda event: (event.scorer, ("score", event.number, event.ticket), True),
+    records.Published: lambda event: (event.trainer, ("publish", event.version, 0), True),
+    records.DeviceTaken: lambda event: (event.station, ("take", event.device, 0), 0 <= event.seconds < math.inf),
+    records.DeviceYielded: lambda event: (
+        *(event.station, ("yield", event.device, 0)),
+        0 <= event.seconds < math.inf and event.freed_bytes >= 0,
+    ),
+}
 _ACCEPTING: dict[type, Callable[[InFlight, Any], bool]] = {
     records.RequestArrived: InFlight._accept_request,
     records.BatchDone: InFlight._accept_pass,
     records.StreamDone: InFlight._accept_stream,
     **dict.fromkeys((records.SampleFinished, records.SampleFailed), InFlight._accept_sample),
-    **dict.fromkeys((records.SampleScored, records.ScoringFailed), InFlight._accept_score),
     records.UpdateDone: InFlight._accept_update,
-    records.Published: InFlight._accept_publication,
     records.Checkpointed: InFlight._accept_checkpoint,
     records.WeightsApplied: InFlight._accept_weights,
-    records.DeviceTaken: InFlight._accept_taken,
-    records.DeviceYielded: InFlight._accept_yielded,
     FromWorker: InFlight._accept_worker,
 }
-
-
-def _lasted(seconds: float) -> bool:
-    return 0 <= seconds < math.inf
 
 
 #: Kinds of spans of slots; and kinds of spans by kind of station.
@@ -489,8 +475,3 @@ _KINDS: dict[type, frozenset[str]] = {
     records.ScorerJoined: frozenset((kinds.SCORE,)),
     WorkerJoined: frozenset(),
 }
-
-
-def _is_plausible(span: Span, now: float) -> bool:
-    """Whether it begins before it ends and ends by now; False for NaN."""
-    return -math.inf < span.begin <= span.end <= now and span.slots >= 1

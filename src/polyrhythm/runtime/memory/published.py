@@ -117,7 +117,6 @@ class PublishedMemory:
         return {version: number for version, number in found if version != EMPTY}
 
     def lock(self, index: int, operation: int) -> BinaryIO:
-        """Lock a buffer, see `lock_file`."""
         return lock_file(self._files[index], operation)
 
     def find_part(self, version: int, number: int, part: slice) -> memoryview | None:
@@ -161,7 +160,6 @@ def lock_file(path: Path, operation: int) -> BinaryIO:
 
 
 def shared_nbytes(layout: WeightsLayout) -> int:
-    """Memory that both buffers need."""
     return _HEADER + 2 * layout.nbytes
 
 
@@ -200,7 +198,6 @@ class Traffic:
         self.moved: dict[str, Moved] = {}
 
     def add(self, kind: str, nbytes: int, seconds: float) -> None:
-        """Count one version."""
         moved = self.moved.setdefault(kind, Moved())
         moved.versions += 1
         moved.nbytes += nbytes
@@ -214,7 +211,6 @@ class Traffic:
         self.add(kind, nbytes, time.perf_counter() - begin)
 
     def statistics(self) -> dict[str, float]:
-        """As counters of a station."""
         found: dict[str, float] = {}
         for kind, moved in self.moved.items():
             counts = (("versions", moved.versions), ("bytes", moved.nbytes), ("s", moved.seconds))
@@ -223,7 +219,6 @@ class Traffic:
 
 
 def read_traffic(counters: Mapping[str, float]) -> dict[str, Moved]:
-    """A station's counters of traffic, by kind."""
     kinds = dict.fromkeys(name.split("/")[1] for name in counters if name.startswith(f"{_PREFIX}/"))
     return {
         kind: Moved(

@@ -94,37 +94,29 @@ class StagingBuffer:
         with torch.no_grad(), self._copies.active():
             self._copies.wait(self._used)
             if next(iter(state.values())).device.type == self._copies.device.type == "cuda":
-                self._fill_from_device(state)
+                self._copies.wait_for_computation()  # which has made the version
+                for name, tensor in self.tensors.items():
+                    tensor.copy_(state[name], non_blocking=True)
+                self._copies.stream.synchronize()
             else:
                 self._fill_from_host(state)
             self._copies.record(self._filled)
 
-    def _fill_from_device(self, state: State) -> None:
-        self._copies.wait_for_computation()  # which has made the version
-        for name, tensor in self.tensors.items():
-            tensor.copy_(state[name], non_blocking=True)
-        self._copies.stream.synchronize()
-
     def _fill_from_host(self, state: State) -> None:
         size = self._layout.nbytes
         for number, first in enumerate(range(0, size, self._chunk_bytes)):
-            chunk, sent = self._chunk(number)
+            if number >= len(self._chunks) < 2:
+                pinned = self._copies.device.type == "cuda"
+                memory = torch.zeros(self._chunk_bytes, dtype=torch.uint8, pin_memory=pinned)
+                self._chunks.append((memory, self._copies.event(blocking=True)))
+            chunk, sent = self._chunks[number % 2]  # one of the two, in turn, and the event that it has been sent
             sent.synchronize()
             part = chunk[: min(self._chunk_bytes, size - first)]
             self._read(part, first, state)
             self._memory[first : first + len(part)].copy_(part, non_blocking=True)
             self._copies.record(sent)
 
-    def _chunk(self, number: int) -> tuple[Tensor, Any]:
-        """One of the two buffers, in turn, and the event that it has been sent."""
-        if number >= len(self._chunks) < 2:
-            pinned = self._copies.device.type == "cuda"
-            memory = torch.zeros(self._chunk_bytes, dtype=torch.uint8, pin_memory=pinned)
-            self._chunks.append((memory, self._copies.event(blocking=True)))
-        return self._chunks[number % 2]
-
     def _read(self, chunk: Tensor, first: int, state: State) -> None:
-        """Write the version's bytes from `first` on into the chunk."""
         tensors, end = self._layout.tensors, first + len(chunk)
         for placed in islice(tensors, bisect_right(self._offsets, first) - 1, bisect_left(self._offsets, end)):
             begin, stop = max(placed.offset, first), min(placed.offset + placed.spec.nbytes, end)

@@ -88,7 +88,6 @@ def use_one_thread() -> None:
 
 
 def count_cores() -> int:
-    """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -120,7 +119,9 @@ def _each(layout: WeightsLayout, stream: Stream) -> Iterator[tuple[str, Tensor]]
         if name in specs:
             if name not in missing:
                 raise ValueError(f"weights do not fit the policy: {name} is given twice")
-            _check_one(name, tensor, missing.pop(name))
+            spec, found = missing.pop(name), weight_specs({name: tensor})
+            if first_misfit({name: spec}, found, convertible=True):
+                raise _misfit(name, found[name], spec)
             yield name, tensor
         del tensor
     for name, spec in missing.items():
@@ -144,12 +145,6 @@ def check_fit(layout: WeightsLayout, state: State, *, convertible: bool) -> None
     found = weight_specs({name: tensor for name, tensor in state.items() if name in layout.published})
     if name := first_misfit(layout.published, found, convertible=convertible):
         raise _misfit(name, found.get(name), layout.published[name])
-
-
-def _check_one(name: str, tensor: Tensor, spec: WeightSpec) -> None:
-    found = weight_specs({name: tensor})
-    if first_misfit({name: spec}, found, convertible=True):
-        raise _misfit(name, found[name], spec)
 
 
 def _misfit(name: str, found: WeightSpec | None, spec: WeightSpec) -> ValueError:

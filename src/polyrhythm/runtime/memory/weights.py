@@ -67,12 +67,10 @@ class Weights(Protocol):
     @property
     def fetches(self) -> bool:
         """Whether what is read may come from another host, which takes as long as the link needs."""
-        ...
 
     @property
     def newest(self) -> int:
         """Highest version published, -1 before the first."""
-        ...
 
     def publish(self, version: int, state: State | Stream) -> None:
         """Make a copy of the layout's tensors in `state` readable as `version`; other tensors are ignored.
@@ -82,15 +80,12 @@ class Weights(Protocol):
         or does not fit; then nothing has changed. Of a stream the first tensor alone is known that early: if it breaks
         later, for this or its own reason, the newest version is what it was, and the one before that may be gone.
         """
-        ...
 
     def find(self, version: int) -> Publication | None:
         """The publication of `version` that can be read now; None if that is gone."""
-        ...
 
     def lies_on(self, device: Device) -> bool:
         """Whether a module on this device can take a version without bringing it there first."""
-        ...
 
     def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Fetched:
         """Copy `version`, or the newest if that is gone, into the layout's tensors of `into`; which it is, and how it
@@ -99,11 +94,9 @@ class Weights(Protocol):
         present: what `into` holds; nothing is copied where it is this one. copy: how; no publication changes what it
         reads before it returns.
         """
-        ...
 
     def read(self, version: int | None = None) -> tuple[int, State]:
         """Tensors of `version`, or of the newest if that is gone, that no publication changes; and which it is."""
-        ...
 
 
 class InlineWeights:

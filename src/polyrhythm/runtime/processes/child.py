@@ -14,19 +14,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.imports import keep_freed_memory
 from polyrhythm.readable import set_up_logging
 from polyrhythm.runtime.factories import Resources, StationContext, make_parts, unpack
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.memory.process_memory import keep_freed_memory, open_memory
-from polyrhythm.runtime.messages import Channels, Departed, Spans, merge_joined, process_address, rank_name
+from polyrhythm.runtime.memory.process_memory import open_memory
+from polyrhythm.runtime.messages import Channels, Departed, Spans, add_counts, merge_joined, process_address, rank_name
 from polyrhythm.runtime.processes.station_thread import (
     FrameReader,
     InboxThread,
@@ -56,17 +57,17 @@ _WARNING_CHARS = 2000
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
     """What a station's process gets at its start. kind, content: the packed factory; main: the endpoint of main's
     inbox; keys: of the run, if its sockets need them; parent: process id of who started it; rank, ranks: which of how
     many processes of this incarnation it is; host: what it knows of the run's hosts, None if there is one."""
 
-    station: str
-    incarnation: int
-    kind: str
-    content: bytes
-    resources: Resources
+    station: str = ""
+    incarnation: int = 0
+    kind: str = ""
+    content: bytes = b""
+    resources: Resources = field(default_factory=Resources)
     layout: ArenaLayout
     weights: WeightsLayout
     folder: str
@@ -113,27 +114,29 @@ class StationProcess:
         self.notify = self._news.set
 
     def _open(self) -> list[StationThread]:
-        """The parts of the station, in the memory that the run shares."""
+        """The parts of the station, in the memory that the run shares, and the inbox of the process."""
         spec = self._spec
-        folder = Path(spec.folder)
-        arena = self._memory.arena()
         send = self._outgoing.send_event if spec.rank == 0 else _discard
-        channels = Channels(send, self._outgoing.reply, send)
-        weights = partial(self._memory.weights, spec.resources.device, spec.resources.ends)
         resources = spec.resources
         context = StationContext(
-            arena,
-            weights,
-            channels,
+            self._memory.arena(),
+            partial(self._memory.weights, resources.device, resources.ends),
+            Channels(send, self._outgoing.reply, send),
             resources.device,
             overlap=True,
             rank=spec.rank,
             ranks=spec.ranks,
-            rendezvous=folder / f"{process_address(spec.station, spec.incarnation)}.ranks",
+            rendezvous=Path(spec.folder) / f"{process_address(spec.station, spec.incarnation)}.ranks",
             memory=self._memory,
         )
         parts = make_parts(unpack(spec.kind, spec.content), context, spec.incarnation, resources)
-        inboxes = self._open_inbox(len(parts))
+        inbox = self._sockets.inbox(self._name())
+        self._endpoint = inbox.endpoint
+        reader = FrameReader(inbox, self._drops, self._largest, len(parts))
+        inboxes: list[PartInbox] = [OwnInbox(reader)]
+        if len(parts) > 1:
+            queues = [PartQueue() for _ in parts]
+            inboxes, self._reading = [*queues], InboxThread(reader, queues, self.notify)
         return [
             StationThread(address, make, inbox, self._drops, spec.layout, self)
             for (address, make), inbox in zip(parts, inboxes, strict=True)
@@ -144,29 +147,16 @@ class StationProcess:
         be."""
         if isinstance(message, wire.HostAt):
             self._memory.add_host(message.host, message.endpoint)
-            return
-        if message.host:
-            self._memory.move_slots(message.host, message.slots)
-        self._outgoing.connect(message)
+        else:
+            if message.host:
+                self._memory.move_slots(message.host, message.slots)
+            self._outgoing.connect(message)
 
     def is_meant(self, message: wire.Dismissed) -> bool:
-        """Whether it is this incarnation of the station that is to leave."""
         return (message.station, message.incarnation) == (self._spec.station, self._spec.incarnation)
 
     def _name(self) -> str:
         return process_address(self._spec.station, self._spec.incarnation, self._spec.rank)
-
-    def _open_inbox(self, parts: int) -> list[PartInbox]:
-        """The inbox of the process, as each part sees it."""
-        inbox = self._sockets.inbox(self._name())
-        self._endpoint = inbox.endpoint
-        reader = FrameReader(inbox, self._drops, self._largest, parts)
-        if parts == 1:
-            return [OwnInbox(reader)]
-        queues = [PartQueue() for _ in range(parts)]
-        self._reading = InboxThread(reader, queues, self.notify)
-        self._reading.start()
-        return [*queues]
 
     def run(self) -> int:
         """Work until told to stop, or until a part fails; the exit status.
@@ -198,7 +188,6 @@ class StationProcess:
         return self._leave(self._failed())
 
     def _failed(self) -> BaseException | None:
-        """What ended a part or the reading of the inbox, if anything did."""
         errors = [part.error for part in self._parts]
         errors += [self._reading.error] if self._reading is not None else []
         return next((error for error in errors if error is not None), None)
@@ -225,19 +214,23 @@ class StationProcess:
         return 1 if error is not None else 0
 
     def refuse(self, command: bytes, why: str) -> None:
-        """Tell main that a command cannot be obeyed."""
         spec, reason = self._spec, why[:_REASON_CHARS]
         self._outgoing.send(wire.Refused(spec.station, spec.incarnation, command, reason, spec.rank))
 
     def _announce(self) -> None:
         spec = self._spec
         addresses = tuple(part.address for part in self._parts)
-        joined = wire.encode(merge_joined([part.joined() for part in self._parts]))
+        announced = merge_joined([part.station.joined() for part in self._parts if part.station is not None])
+        joined = wire.encode(announced)
         self._outgoing.send(wire.Hello(spec.station, spec.incarnation, self._endpoint, addresses, joined, spec.rank))
 
     def _beat(self, *, pending_work: bool = False) -> None:
         """Say that it lives, and what the part that has been busy longest is doing; before that, what it has done."""
-        self._send_spans()
+        with self._telling:  # a part beats too when it is asked, and spans are to come in order
+            for part in self._parts:
+                measured, lost = part.spans.take()
+                if measured or lost:
+                    self._outgoing.send(Spans(self._spec.station, self._spec.incarnation, tuple(measured), lost))
         spec, stations = self._spec, [part.station for part in self._parts if part.station is not None]
         calls = [(part, *part.station.current_call()) for part in self._parts if part.station is not None]
         now = time.monotonic()  # after the calls' begins, so that none lasts less than nothing
@@ -247,23 +240,14 @@ class StationProcess:
             place = part.own_call()[:_REASON_CHARS] if now >= since + _LONG_S else ""
         counts: dict[str, float] = {}
         for station in stations:
-            for name, count in station.statistics().items():
-                counts[name] = counts.get(name, 0) + count
+            add_counts(counts, station.statistics())
         counts.setdefault("busy_s", sum(part.busy_s for part in self._parts) / len(self._parts))
-        for name, count in self._drops.statistics().items():
-            counts[name] = counts.get(name, 0) + count
+        add_counts(counts, self._drops.statistics())
         waiting = tuple(line for station in stations for line in station.pending_work()) if pending_work else None
         units = sum(part.units for part in self._parts)
         self._outgoing.send(
             wire.Heartbeat(spec.station, spec.incarnation, doing, now - since, units, waiting, counts, spec.rank, place)
         )
-
-    def _send_spans(self) -> None:
-        with self._telling:  # a part beats too when it is asked, and spans are to come in order
-            for part in self._parts:
-                spans, lost = part.spans.take()
-                if spans or lost:
-                    self._outgoing.send(Spans(self._spec.station, self._spec.incarnation, tuple(spans), lost))
 
 
 def _discard(message: object) -> None:
@@ -281,7 +265,6 @@ def die_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Read the specification and run the station."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ChildSpec)
     die_with(spec.parent)
     keep_freed_memory()

@@ -42,31 +42,22 @@ class SupervisionLimits(Protocol):
 
     @property
     def heartbeat_s(self) -> float: ...
-
     @property
     def start_s(self) -> float: ...
-
     @property
     def reset_s(self) -> float: ...
-
     @property
     def step_s(self) -> float: ...
-
     @property
     def pass_s(self) -> float: ...
-
     @property
     def update_s(self) -> float: ...
-
     @property
     def score_s(self) -> float: ...
-
     @property
     def max_failures(self) -> int: ...
-
     @property
     def max_start_failures(self) -> int: ...
-
     @property
     def forgive_s(self) -> float: ...
 
@@ -92,12 +83,10 @@ _SETTING = {
 
 
 def limiting_setting(doing: str) -> str:
-    """The setting that limits a call."""
     return _SETTING.get(doing, "update_s")
 
 
 def call_limit(doing: str, limits: SupervisionLimits) -> float:
-    """Seconds that a call may take."""
     if doing == RECONNECTING:
         return math.inf
     limit: float = getattr(limits, limiting_setting(doing))
@@ -159,8 +148,9 @@ class FailureTracker:
         """The reason for ending the run; "" if it goes on."""
         starts = self.starts.get(station, 0)
         if starts > limits.max_start_failures:
+            times = "once" if starts == 1 else f"{starts} times in a row"
             return (
-                f"{station} failed {_times(starts)} before it was ready, {limits.max_start_failures} are allowed "
+                f"{station} failed {times} before it was ready, {limits.max_start_failures} are allowed "
                 "(supervision.max_start_failures)"
             )
         if self.repeats[station][2] >= MAX_SAME_WORDS:
@@ -168,10 +158,6 @@ class FailureTracker:
         if self.recent > limits.max_failures:
             return f"{self.recent} failures, {limits.max_failures} are allowed (supervision.max_failures)"
         return ""
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times in a row"
 
 
 State = Literal["starting", "ready", "suspect", "dying", "gone"]
@@ -225,7 +211,6 @@ class Rank:
         self.heard, self.doing, self.since, self.place = now, doing, now - for_s, place
 
     def pause(self, seconds: float) -> None:
-        """Main did not listen for so long: that counts for no limit."""
         self.heard += seconds
         self.since += seconds
         self.paused += seconds
@@ -256,8 +241,13 @@ class Rank:
 
     def failure_reason(self, now: float, limits: SupervisionLimits) -> str:
         """The reason for giving it up now, in words; "" if there is none."""
+        if self.status is not None and self.failure is not None:
+            return self.failure.error
+        if self.status is not None and self.status < 0:
+            known = {number.value: number.name for number in signal.Signals}
+            return f"was ended by {known.get(-self.status, f'signal {-self.status}')}"
         if self.status is not None:
-            return self._exit_reason(self.status)
+            return f"ended with status {self.status}"
         if self.refusal or now < self.deadline(limits):
             return self.refusal
         if not self.present and not self.awaits:
@@ -266,14 +256,6 @@ class Rank:
             return f"sent no heartbeat for {limits.heartbeat_s:g} s (supervision.heartbeat_s)"
         call = f"{self.doing} for {now - self.since:.1f} s{self.place}"
         return f"has been in one {call} (supervision.{limiting_setting(self.doing)})"
-
-    def _exit_reason(self, status: int) -> str:
-        if self.failure is not None:
-            return self.failure.error
-        if status < 0:
-            known = {number.value: number.name for number in signal.Signals}
-            return f"was ended by {known.get(-status, f'signal {-status}')}"
-        return f"ended with status {status}"
 
     def precedence(self) -> tuple[int, float]:
         """The lower, the earlier it failed, as far as can be told."""
@@ -308,8 +290,6 @@ class Incarnation:
             raise UnfitMessage("unknown_station", f"it is signed by rank {number} of {self.station}")
         return self.ranks[number]
 
-    # ------------------------------------------------------------ transitions
-
     def announce(self, number: int) -> None:
         """A rank is ready."""
         self.rank(number).present = True
@@ -317,7 +297,6 @@ class Incarnation:
             self.state = "ready"
 
     def pause(self, seconds: float) -> None:
-        """Main did not listen for so long."""
         for rank in self.ranks:
             rank.pause(seconds)
         self.suspected += seconds
@@ -327,7 +306,9 @@ class Incarnation:
     def advance(self, now: float, empty: float, limits: SupervisionLimits) -> Step:
         """The next step that is due. empty: when main's inbox was last found empty. RunHalted: a killed process does
         not end."""
-        if self.state in ("starting", "ready") and self._is_suspect(now, limits):
+        if self.state in ("starting", "ready") and (
+            self.leaves is not None or any(rank.is_suspect(now, limits) for rank in self.ranks)
+        ):
             self.state, self.suspected = "suspect", now
         if all(rank.exited for rank in self.ranks):
             self.exited = min(self.exited, now)
@@ -345,9 +326,6 @@ class Incarnation:
             return ""
         self.state = "gone"
         return "lost"
-
-    def _is_suspect(self, now: float, limits: SupervisionLimits) -> bool:
-        return self.leaves is not None or any(rank.is_suspect(now, limits) for rank in self.ranks)
 
     def _kill_or_clear(self, now: float, limits: SupervisionLimits) -> Step:
         wrong = {rank.number: words for rank in self.ranks if (words := rank.failure_reason(now, limits))}
@@ -377,16 +355,12 @@ class Incarnation:
     def _arrived_s(self) -> float:
         return _ARRIVED_FROM_AFAR_S if self.far else _ARRIVED_S
 
-    # ------------------------------------------------------------ questions
-
     @property
     def announced(self) -> bool:
-        """All ranks have announced themselves."""
         return all(rank.present for rank in self.ranks)
 
     @property
     def alive(self) -> bool:
-        """It has not been given up."""
         return self.state not in ("dying", "gone")
 
     @property

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -35,7 +36,6 @@ class ProcessHandle(Protocol):
 
     def poll(self) -> int | None:
         """Its exit status, once it has been reaped."""
-        ...
 
     def wait(self, timeout: float) -> int: ...
 
@@ -134,7 +134,6 @@ def check_limits(parts: Sequence[int], *, agents: int = 0, actors: int = 0) -> N
 
 
 def _user_threads() -> float:
-    """How many threads this user may have; root has no limit."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     return math.inf if allowed == resource.RLIM_INFINITY or os.geteuid() == 0 else allowed
 
@@ -147,13 +146,7 @@ def cgroup_threads(own: str, root: Path) -> float:
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "pids"):
             folder = root / controllers / path.lstrip("/")
-            left = min(left, _left_in(folder))
+            with suppress(OSError):  # no such controller, or not for us to see
+                most, used = (folder / "pids.max").read_text().strip(), (folder / "pids.current").read_text()
+                left = min(left, math.inf if most == "max" else max(0, int(most) - int(used)))
     return left
-
-
-def _left_in(folder: Path) -> float:
-    try:
-        most, used = (folder / "pids.max").read_text().strip(), (folder / "pids.current").read_text()
-    except OSError:  # no such controller, or not for us to see
-        return math.inf
-    return math.inf if most == "max" else max(0, int(most) - int(used))

@@ -24,8 +24,6 @@ from polyrhythm.runtime.messages import (
     ORDERS,
     Departed,
     FromWorker,
-    Joined,
-    Order,
     Reply,
     Report,
     Station,
@@ -38,19 +36,6 @@ from polyrhythm.runtime.spans import SpanLog
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.sockets import Inbox, Outbox, Sockets, SocketsClosed, wait_for
-from polyrhythm.runtime.transport.wire import (
-    LARGEST,
-    Connect,
-    Content,
-    Dismissed,
-    HostAt,
-    MeasureSpans,
-    Ping,
-    Stop,
-    decode,
-    encode,
-    unframe,
-)
 from polyrhythm.scheduler import records
 
 log = logging.getLogger(__name__)
@@ -82,7 +67,6 @@ class Outgoing:
             collected.append((0, content))
 
     def flush(self) -> None:
-        """Send the messages of this thread that wait."""
         collected = self._collected[threading.get_ident()]
         if collected:
             self._main.send(wire.frame(collected))
@@ -121,17 +105,6 @@ class Outgoing:
 _READ_S = 60.0
 
 
-class PartInbox(Protocol):
-    """Where a part gets its messages, encoded."""
-
-    def receive(self, seconds: float = 0.0, or_ready: Any = None) -> Content | None:
-        """The next message; None if none has come within `seconds`, or before something came to `or_ready`, a socket of
-        ZeroMQ's or a descriptor."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class FrameReader:
     """Takes the frames of an inbox apart. parts: of this process; what is for another one is dropped and counted."""
 
@@ -139,10 +112,9 @@ class FrameReader:
         self.inbox = inbox
         self._drops, self._largest, self._parts = drops, largest, parts
 
-    def messages(self, content: bytes) -> Iterable[tuple[int, Content]]:
-        """The messages of a frame, each with its part."""
+    def messages(self, content: bytes) -> Iterable[tuple[int, wire.Content]]:
         try:
-            found = unframe(content, self._largest)
+            found = wire.unframe(content, self._largest)
         except UnfitMessage as unfit:
             self._drops.drop(unfit.kind, str(unfit))
             return
@@ -154,13 +126,13 @@ class FrameReader:
 
 
 class OwnInbox:
-    """The inbox of a process with one part, which reads it."""
+    """The inbox of a process with one part, which reads it: a `PartInbox`."""
 
     def __init__(self, reader: FrameReader) -> None:
         self._reader = reader
-        self._waiting: deque[Content] = deque()
+        self._waiting: deque[wire.Content] = deque()
 
-    def receive(self, seconds: float = 0.0, or_ready: Any = None) -> Content | None:
+    def receive(self, seconds: float = 0.0, or_ready: Any = None) -> wire.Content | None:
         while not self._waiting:
             if or_ready is not None and seconds > 0:
                 wait_for([self._reader.inbox.socket, or_ready], seconds)
@@ -176,20 +148,20 @@ class OwnInbox:
 
 
 class PartQueue:
-    """The messages for one of several parts."""
+    """The messages for one of several parts: a `PartInbox`."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[Content] = SimpleQueue()
+        self._queue: SimpleQueue[wire.Content] = SimpleQueue()
         self._filled = -1  # event descriptor, once somebody waits for a message or something else
         self._open = threading.Lock()
 
-    def put(self, content: Content) -> None:
+    def put(self, content: wire.Content) -> None:
         self._queue.put(content)
         with self._open:
             if self._filled >= 0:
                 os.eventfd_write(self._filled, 1)
 
-    def receive(self, seconds: float = 0.0, or_ready: Any = None) -> Content | None:
+    def receive(self, seconds: float = 0.0, or_ready: Any = None) -> wire.Content | None:
         if seconds > 0 and or_ready is not None:
             self._wait(seconds, or_ready)
             seconds = 0.0
@@ -216,27 +188,28 @@ class PartQueue:
                 os.close(filled)
 
 
+#: Where a part gets its messages, encoded. `receive` returns the next message; None if none has come within `seconds`,
+#: or before something came to `or_ready`, a socket of ZeroMQ's or a descriptor.
+PartInbox = OwnInbox | PartQueue
+
+
 class InboxThread:
     """Reads the inbox of a process with several parts. error: what ended it, if anything did; `on_end` follows."""
 
     def __init__(self, reader: FrameReader, queues: list[PartQueue], on_end: Callable[[], None]) -> None:
         self.error: BaseException | None = None
         self._reader, self._queues, self._on_end = reader, queues, on_end
-        self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        threading.Thread(target=self._run, name="inbox", daemon=True).start()
 
     def _run(self) -> None:
         """Consumes: frames. Waits for: one. Unblocked by: one, or the closing of the sockets, which ends the thread.
         Produces: the messages in them, each in its part's queue."""
-        reader, queues = self._reader, self._queues
+        reader = self._reader
         try:
             while True:
-                content = reader.inbox.receive(_READ_S)
-                if content is not None:
+                if (content := reader.inbox.receive(_READ_S)) is not None:
                     for part, message in reader.messages(content):
-                        queues[part].put(message)
+                        self._queues[part].put(message)
         except SocketsClosed:
             pass
         except BaseException as error:  # noqa: BLE001 - the process ends with it
@@ -252,35 +225,21 @@ _WAIT_S = 1.0
 
 def largest_message(layout: ArenaLayout) -> int:
     """Bytes of the largest message or frame of a run: replies to all slots together are the largest frame."""
-    return LARGEST + sum(layout.slots.values()) * layout.answer_dtype.itemsize
+    return wire.LARGEST + sum(layout.slots.values()) * layout.answer_dtype.itemsize
 
 
 class PartHost(Protocol):
-    """The process, as its parts see it."""
+    """The process, as its parts see it. is_meant: whether this incarnation of the station is to leave; beat: sends a
+    heartbeat now, with the pending work if it was asked for; begin_frame: what this thread emits is sent by `flush`;
+    refuse: reports a command that cannot be obeyed; notify: a part is ready, or has ended."""
 
-    def connect(self, message: Connect | HostAt) -> None: ...
-
-    def is_meant(self, message: Dismissed) -> bool:
-        """Whether it is this incarnation of the station that is to leave."""
-        ...
-
-    def beat(self, *, pending_work: bool = False) -> None:
-        """Send a heartbeat now, with the pending work if it was asked for."""
-        ...
-
-    def begin_frame(self) -> None:
-        """What this thread says is sent by `flush`."""
-        ...
-
+    def connect(self, message: wire.Connect | wire.HostAt) -> None: ...
+    def is_meant(self, message: wire.Dismissed) -> bool: ...
+    def beat(self, *, pending_work: bool = False) -> None: ...
+    def begin_frame(self) -> None: ...
     def flush(self) -> None: ...
-
-    def refuse(self, command: bytes, why: str) -> None:
-        """Tell main that a command cannot be obeyed."""
-        ...
-
-    def notify(self) -> None:
-        """A part is ready, or has ended."""
-        ...
+    def refuse(self, command: bytes, why: str) -> None: ...
+    def notify(self) -> None: ...
 
 
 class StationThread:
@@ -314,7 +273,6 @@ class StationThread:
         self._thread.start()
 
     def adopt(self, station: Station) -> None:
-        """The station that was made, whose messages come from now on."""
         self.station, self._traits = station, station.traits
 
     def own_call(self) -> str:
@@ -322,21 +280,16 @@ class StationThread:
         calling_thread = self._traits.calling_thread
         return own_call(calling_thread() if calling_thread is not None else self._thread.ident)
 
-    def joined(self) -> Joined:
-        """The announcement of a part that is ready."""
-        assert self.station is not None
-        return self.station.joined()
-
     def run(self) -> None:
         """Make the station and work, in the thread that calls this; `start` has it called by one of its own."""
         try:
             self._host.begin_frame()
             self.adopt(self._make())
             assert self.station is not None
-            if self._traits.attend is not None:
-                self._await_somebody(self._traits.attend)
+            while self._traits.attend is not None and not self._traits.attend(_WAIT_S):
+                pass  # the process is killed if the run ends before somebody has joined
             if self._traits.listen_by is not None:
-                self._traits.listen_by(self._hear)
+                self._traits.listen_by(self._listen)
             self.ready.set()
             self._host.notify()
             try:
@@ -355,12 +308,6 @@ class StationThread:
             self.ready.set()
             self.over.set()
             self._host.notify()
-
-    def _await_somebody(self, attend: Callable[[float], bool]) -> None:
-        """Consumes: what who wants to join says. Waits for: that. Unblocked by: it, or `_WAIT_S`. Produces: nothing.
-        Ends once somebody has joined; the process is killed if the run ends before."""
-        while not attend(_WAIT_S):
-            pass
 
     def _work(self, station: Station, inbox: PartInbox) -> None:
         """Consumes: commands and replies. Waits for: a message. Unblocked by: one, or `_WAIT_S`, or the patience of a
@@ -382,7 +329,7 @@ class StationThread:
             except StopWork:
                 return
             except Unobeyable as unobeyable:
-                self._host.refuse(encode(unobeyable.command), str(unobeyable))
+                self._host.refuse(wire.encode(unobeyable.command), str(unobeyable))
                 worked = False
             self._host.flush()  # also without work: a station may say something while it hears a message
             patience, beside = _WAIT_S, False
@@ -395,7 +342,7 @@ class StationThread:
                 patience = traits.patience() if traits.patience is not None else 0.0
                 beside = patience > 0.0
 
-    def _hear(self, seconds: float) -> None:
+    def _listen(self, seconds: float) -> None:
         """For a station that waits within its work: send what it has said, then obey what comes within `seconds`.
         StopWork: it is told to leave."""
         self._host.flush()
@@ -406,35 +353,31 @@ class StationThread:
                 raise StopWork
             content = self._inbox.receive()
 
-    def _obey(self, station: Station, content: Content) -> bool:
+    def _obey(self, station: Station, content: wire.Content) -> bool:
         """One message; False if it is the last. What is not for the station, or cannot be, is dropped."""
         try:
-            message = decode(content, self._answer_dtype, self._largest)
+            message = wire.decode(content, self._answer_dtype, self._largest)
             match message:
-                case Stop():
+                case wire.Stop():
                     return False
-                case Ping(pending_work=pending_work):
+                case wire.Ping(pending_work=pending_work):
                     self._host.beat(pending_work=pending_work)
-                case MeasureSpans(on):
+                case wire.MeasureSpans(on):
                     self.spans.on = on
-                case Dismissed() if self._host.is_meant(message):
+                case wire.Dismissed() if self._host.is_meant(message):
                     return False
-                case Connect() | HostAt():
+                case wire.Connect() | wire.HostAt():
                     self._host.connect(message)
                 case Reply() if self._traits.deliver is not None:
                     self._traits.deliver(message)
                 case _ if isinstance(message, ORDERS):
-                    self._order(station, message, content)
+                    try:
+                        station.handle(message)
+                    except UnfitMessage as unfit:
+                        self._host.refuse(bytes(content), str(unfit))  # if main did send it, it waits for it
+                        raise
                 case _:
                     raise UnfitMessage("misdirected", f"{type(message).__name__} is not for {station.name}")
         except UnfitMessage as unfit:
             self._drops.drop(unfit.kind, str(unfit))
         return True
-
-    def _order(self, station: Station, command: Order, content: Content) -> None:
-        """Hand a command to the station. Main is told of one that is refused: if it did send it, it waits for it."""
-        try:
-            station.handle(command)
-        except UnfitMessage as unfit:
-            self._host.refuse(bytes(content), str(unfit))
-            raise

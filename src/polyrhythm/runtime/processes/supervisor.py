@@ -14,7 +14,7 @@ import os
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -73,7 +73,7 @@ class Process:
             self.outbox.send(wire.frame([(part, content) for part in range(len(self.addresses))]))
 
     def wait(self, seconds: float) -> bool:
-        """Until it has ended; False if it has not in time."""
+        """Wait until it has ended; False if it has not in time."""
         try:
             self.handle.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
@@ -88,19 +88,12 @@ class Process:
         if self.handle.poll() is None:
             self.handle.kill()
 
-    def last_lines(self) -> str:
-        """The end of its log."""
-        with self.log_file.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
-            text = file.read().decode("utf-8", errors="replace")
-        return "\n".join(text.splitlines()[-_LAST_LINES:])
-
 
 @dataclass(slots=True, eq=False)
 class SupervisedStation:
     """A station and the processes of its present incarnation, by rank: a `StationView`. joined: its announcement, once
     a rank is ready; ready: all ranks are, and have not been killed; known: the incarnation whose announcement has been
-    passed on, -1 while there is none; seeking: its incarnation is lost, and the next one has no host yet; past:
+    passed on, -1 while there is none; without_host: its incarnation is lost, and the next one has no host yet; past:
     counters of earlier incarnations; asked: the first heartbeat of each process that was asked for one since then, None
     before it."""
 
@@ -114,7 +107,7 @@ class SupervisedStation:
     joined: Joined | None = None
     ready: bool = False
     known: int = -1
-    seeking: bool = False
+    without_host: bool = False
     past: Counter[str] = field(default_factory=Counter)
     asked: dict[str, wire.Heartbeat | None] = field(default_factory=dict)
 
@@ -125,7 +118,6 @@ class SupervisedStation:
 
     @property
     def address(self) -> str:
-        """The name of the inbox of rank 0."""
         return process_address(self.name, self.incarnation.number)
 
     @property
@@ -151,7 +143,6 @@ class SupervisedStation:
         return list(dict.fromkeys(line for lines in answers for line in lines))
 
     def statistics(self) -> dict[str, float]:
-        """Its counters as last heard, over all incarnations."""
         return dict(self.past + (Counter() if self.incarnation.state == "gone" else self.incarnation.statistics()))
 
     def send(self, message: wire.Message, part: int = 0) -> None:
@@ -206,17 +197,10 @@ class Supervisor:
 
     @property
     def processes(self) -> dict[str, Process]:
-        """The processes of all stations, by name."""
-        return {process.name: process for process in self._all_processes()}
-
-    def _all_processes(self) -> Iterator[Process]:
-        for station in list(self.stations.values()):
-            yield from station.processes_by_rank
-
-    # ------------------------------------------------------------ start
+        stations = list(self.stations.values())
+        return {process.name: process for station in stations for process in station.processes_by_rank}
 
     def start(self, now: float) -> None:
-        """Start the first incarnation of every station."""
         for factory, *seats in self._given:
             kind, content = pack(factory)
             station = SupervisedStation(factory.name, seats, kind, content, self, Incarnation(factory.name, -1, []))
@@ -249,10 +233,9 @@ class Supervisor:
             ) from error
         far = self.hosts is not None and self.hosts.host_of(station.name) != MAIN
         station.incarnation = Incarnation(station.name, number, [process.rank for process in processes], far)
-        station.joined, station.processes_by_rank, station.seeking = None, processes, False
+        station.joined, station.processes_by_rank, station.without_host = None, processes, False
 
     def _specs(self, station: SupervisedStation, number: int) -> Iterator[ChildSpec]:
-        """The specs of the processes of an incarnation, by rank."""
         view = self.hosts.view(station.name) if self.hosts is not None else None
         if view is not None:
             self.known_hosts.update(view.servers)
@@ -276,12 +259,11 @@ class Supervisor:
         be."""
         without_room = set(self.hosts.waiting) if self.hosts is not None else set()
         stations = [station for name, station in self.stations.items() if name not in without_room]
-        waiting = sum(station.seeking or not station.incarnation.announced for station in stations)
+        waiting = sum(station.without_host or not station.incarnation.announced for station in stations)
         return waiting == sum(station.incarnation.awaits for station in stations) and not self.missing
 
     @property
     def missing(self) -> int:
-        """How many have yet to join before the run has what it needs."""
         names = self._joining.stations & self.stations.keys()
         return max(0, self._joining.needed - sum(self.stations[name].incarnation.announced for name in names))
 
@@ -324,7 +306,6 @@ class Supervisor:
         return wire.Connect(simulator.address, endpoint, self.hosts.host_of(simulator.name), slots)
 
     def _ready(self, kind: type) -> list[SupervisedStation]:
-        """The ready stations that announced themselves so."""
         return [station for station in self.stations.values() if station.ready and isinstance(station.joined, kind)]
 
     def _send_generators(self, message: wire.Connect) -> None:
@@ -364,12 +345,12 @@ class Supervisor:
                 continue
             ends = ((process.endpoint, len(process.addresses)) for process in station.processes_by_rank)
             self._earlier[station.name, station.incarnation.number] = tuple(end for end in ends if end[0])
-            station.seeking = True
-            self.hosts.seek(station.name, now)
-        self._look_at_hosts(now)
+            station.without_host = True
+            self.hosts.on_station_ended(station.name, now)
+        if self.hosts is not None:
+            self._look_at_hosts(self.hosts, now)
 
     def _advance(self, station: SupervisedStation, now: float) -> bool:
-        """Take the steps of its incarnation that are due; whether it is lost."""
         incarnation = station.incarnation
         if incarnation.state == "gone":
             return False
@@ -425,26 +406,25 @@ class Supervisor:
         )
 
     def _log_failure(self, station: SupervisedStation, consequence: str) -> None:
-        last_lines = self._culprit(station).last_lines()
-        reason = station.incarnation.reason
-        log.error("%s %s; %s%s", station.name, reason, consequence, last_lines and f"\n{last_lines}")
+        with self._culprit(station).log_file.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        log.error("%s %s; %s%s", station.name, station.incarnation.reason, consequence, "\n".join(["", *lines]))
 
     def _culprit(self, station: SupervisedStation) -> Process:
         culprit = station.incarnation.culprit
         return station.processes_by_rank[culprit.number if culprit is not None else 0]
 
-    def _look_at_hosts(self, now: float) -> None:
+    def _look_at_hosts(self, hosts: Hosts, now: float) -> None:
         """Tell of hosts that came, have stations leave those that are lost, and start those that have a place now.
         RunHalted: the trainer's host is lost."""
-        if self.hosts is None:
-            return
         since = now - self._limits.heartbeat_s
-        there = [station for station in self.stations.values() if not station.seeking]
+        there = [station for station in self.stations.values() if not station.without_host]
         heard = {station.name for station in there if any(rank.heard >= since for rank in station.incarnation.ranks)}
         starting = any(station.incarnation.is_starting for station in self.stations.values())
-        hosts, leaving, placed = self.hosts.advance(now, heard, starting=starting)
-        for host, endpoint in hosts:
-            for process in self._all_processes():
+        came, leaving, placed = hosts.advance(now, heard, starting=starting)
+        for host, endpoint in came:
+            for process in self.processes.values():
                 if process.outbox is not None:
                     process.send(wire.HostAt(host, endpoint))
         for name, why in leaving.items():
@@ -455,30 +435,26 @@ class Supervisor:
 
     def close(self) -> None:
         """Let all stations leave, and end those that do not; a second signal meanwhile ends them at once."""
-        for process in self._all_processes():
+        for process in self.processes.values():
             if process.rank.present and process.handle.poll() is None:
                 process.send_all(wire.Stop())
         try:
-            self._wait_for_leaving()
+            begin, present = time.monotonic(), [process for process in self.processes.values() if process.rank.present]
+            if slow := [process for process in present if not process.wait(begin + _NAMED_S - time.monotonic())]:
+                calls = [(process.name, process.rank.current_call(time.monotonic())) for process in slow]
+                names = ", ".join(f"{name} ({call})" if call else name for name, call in calls)
+                message = "waiting for %s to leave; killed after %g s, or at once by another signal"
+                log.info(message, names, _LEAVE_S - _NAMED_S)
+            for process in slow:
+                process.wait(begin + _LEAVE_S - time.monotonic())
         finally:
             for station in self.stations.values():
                 station.kill()
             until = time.monotonic() + _REAP_S
-            stuck = [process for process in self._all_processes() if not process.wait(until - time.monotonic())]
+            stuck = [process for process in self.processes.values() if not process.wait(until - time.monotonic())]
         if stuck:
             names = ", ".join(f"{process.name} (process {process.rank.pid})" for process in stuck)
             raise RunHalted(f"{names}: not ended {_REAP_S:g} s after SIGKILL; check its device or file system")
-
-    def _wait_for_leaving(self) -> None:
-        """Until all that were ready have left, or `_LEAVE_S` are over; those that take long are named."""
-        begin = time.monotonic()
-        waited = [process for process in self._all_processes() if process.rank.present]
-        slow = [process for process in waited if not process.wait(begin + _NAMED_S - time.monotonic())]
-        if slow:
-            message = "waiting for %s to leave; killed after %g s, or at once by another signal"
-            log.info(message, _names_with_calls(slow), _LEAVE_S - _NAMED_S)
-        for process in slow:
-            process.wait(begin + _LEAVE_S - time.monotonic())
 
     # ------------------------------------------------------------ messages to and from stations
 
@@ -487,16 +463,15 @@ class Supervisor:
         station = self.stations.get(name)
         if station is None or incarnation > station.incarnation.number:
             raise UnfitMessage("unknown_station", f"it is signed by {name!r}, incarnation {incarnation}")
-        if incarnation < station.incarnation.number or station.seeking:
-            self._dismiss_again(name, incarnation)
+        if incarnation < station.incarnation.number or station.without_host:
+            now = time.monotonic()
+            if self.hosts is not None and now >= self._dismissed.get((name, incarnation), -math.inf) + _DISMISS_S:
+                self._dismissed[name, incarnation] = now
+                self._send_dismissal(name, incarnation)
             raise UnfitMessage("earlier_incarnation", f"{name} sent it in incarnation {incarnation}, which is lost")
 
-    def _dismiss_again(self, station: str, incarnation: int) -> None:
+    def _send_dismissal(self, station: str, incarnation: int) -> None:
         """Tell one that was given up on a node out of reach, and that speaks again, to leave."""
-        now = time.monotonic()
-        if self.hosts is None or now < self._dismissed.get((station, incarnation), -math.inf) + _DISMISS_S:
-            return
-        self._dismissed[station, incarnation] = now
         content = wire.encode(wire.Dismissed(station, incarnation))
         for endpoint, parts in self._earlier.get((station, incarnation), ()):
             outbox = self._sockets.outbox(endpoint)
@@ -530,7 +505,6 @@ class Supervisor:
         rank.on_heartbeat(now, beat.doing, beat.for_s, beat.place)
 
     def set_tracing(self, on: bool) -> None:
-        """Have all stations, the later ones included, measure spans, or no longer."""
         self._tracing = on
         for station in self.stations.values():
             station.processes_by_rank[0].send_all(wire.MeasureSpans(on))
@@ -546,7 +520,6 @@ class Supervisor:
 
     @property
     def all_answered(self) -> bool:
-        """Whether every process that was asked has answered."""
         return all(beat is not None for station in self.stations.values() for beat in station.asked.values())
 
 
@@ -561,9 +534,3 @@ def find_log(logs: Path, station: str, incarnation: int) -> Path:
     own = log_file(logs, station, incarnation)
     found = [file for file in (own, *logs.glob(f"*/{own.name}")) if file.is_file()]
     return max(found, key=lambda file: file.stat().st_mtime, default=own)
-
-
-def _names_with_calls(processes: Iterable[Process]) -> str:
-    now = time.monotonic()
-    named = ((process.name, process.rank.current_call(now)) for process in processes)
-    return ", ".join(f"{name} ({call})" if call else name for name, call in named)

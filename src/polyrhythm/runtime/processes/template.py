@@ -35,13 +35,7 @@ import msgspec
 from polyrhythm.runtime.factories import Resources, StationList
 from polyrhythm.runtime.processes.child import ChildSpec, die_with
 from polyrhythm.runtime.processes.child import main as run_station
-from polyrhythm.runtime.processes.start import (
-    ProcessHandle,
-    environment_of,
-    in_memory,
-    start_child,
-    station_command,
-)
+from polyrhythm.runtime.processes.start import ProcessHandle, environment_of, in_memory, start_child, station_command
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +127,6 @@ class Template:
                 self._line.close()
 
     def spawn(self, spec: ChildSpec, log_file: IO[bytes]) -> ProcessHandle:
-        """Start the station's process."""
         if self._process is not None and _fits(spec.resources) and spec.station in self._names:
             try:
                 return ForkedProcess(self._fork(spec, log_file))
@@ -256,7 +249,8 @@ def _become(middle: int, what: int, spec: int, log_file: int, asker: int) -> NoR
         sys.path[:] = request.path
         os.chdir(request.folder)
         _show(request.command)
-        _draw_other_numbers()
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed()  # the global generator, which Python does not seed anew after a fork
         run_station()
     except SystemExit:
         pass
@@ -265,12 +259,6 @@ def _become(middle: int, what: int, spec: int, log_file: int, asker: int) -> NoR
     finally:
         sys.stderr.flush()
         os._exit(1)
-
-
-def _draw_other_numbers() -> None:
-    """Numpy's global generator, which Python does not seed anew after a fork."""
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()
 
 
 def _show(command: Sequence[str]) -> None:

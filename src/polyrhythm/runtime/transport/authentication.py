@@ -82,7 +82,7 @@ class Connections:
     def prove(self) -> None:
         """One of the connections has the run's keys."""
         self._proofs += 1
-        self._settle()
+        self._forget_proven()
 
     def is_stranger(self, connection: int) -> bool:
         """A connection has ended: whether it was certainly a stranger's."""
@@ -94,10 +94,10 @@ class Connections:
         del self._unproven[connection]
         stranger = self._proofs <= 0
         self._proofs -= not stranger
-        self._settle()
+        self._forget_proven()
         return stranger
 
-    def _settle(self) -> None:
+    def _forget_proven(self) -> None:
         if self._proofs >= len(self._unproven):
             self._unproven.clear()
             self._proofs = 0
@@ -145,8 +145,6 @@ _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONN
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A CURVE key pair, Z85."""
-
     public: bytes = field(repr=False)
     secret: bytes = field(repr=False)
 
@@ -210,16 +208,16 @@ class Authenticator:
         socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         address = f"inproc://handshakes-{next(self._numbers)}"
         socket.monitor(address, _EVENTS)
-        self._tell(_WATCH, address.encode())
+        self._request(_WATCH, address.encode())
 
     def close(self) -> None:
         """End the thread; the context can be terminated afterwards. A second call does nothing."""
         if self._thread.is_alive():
-            self._tell(_LEAVE)
+            self._request(_LEAVE)
             self._thread.join()
         self._asking.close(0)
 
-    def _tell(self, *words: bytes) -> None:
+    def _request(self, *words: bytes) -> None:
         with self._turn:
             self._asking.send_multipart(words)
             self._asking.recv()
@@ -239,7 +237,7 @@ class Authenticator:
                     if socket is self._requests:
                         present = self._answer(poller)
                     else:
-                        self._note(socket, poller)
+                        self._on_monitor_event(socket, poller)
         except zmq.ContextTerminated:
             pass
         finally:
@@ -274,8 +272,7 @@ class Authenticator:
             connections.look(whole=due)
         return any(connections.unproven for connections in awaited)
 
-    def _note(self, news: zmq.Socket[bytes], poller: zmq.Poller) -> None:
-        """One event of an inbox."""
+    def _on_monitor_event(self, news: zmq.Socket[bytes], poller: zmq.Poller) -> None:
         message = recv_monitor_message(news)
         event, connection = message["event"], message["value"]
         if event == zmq.EVENT_ACCEPTED:

@@ -18,6 +18,7 @@ import resource
 import stat
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -132,7 +133,12 @@ class Sockets:
         self.transport, self.folder, self.keys, self.address = transport, folder, keys, address
         self._largest = _CUT_OFF * largest
         if transport == "ipc":
-            _check_private(folder)
+            found, own = Path(folder).stat(), os.getuid()
+            if found.st_uid != own or stat.S_IMODE(found.st_mode) & 0o077:
+                raise StartError(
+                    f"{folder} = {stat.S_IMODE(found.st_mode):o}, user {found.st_uid}: others can reach this run's "
+                    f"sockets there; make it a folder of user {own} with mode 700"
+                )
         raise_file_limit()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _FILES)
@@ -152,18 +158,19 @@ class Sockets:
         address, probes = f"tcp://{self.address}:{'*' if port is None else port}", port is not None
         return AnsweringEnd(_bound(self._context, zmq.ROUTER, address, self._authenticator, largest, probes=probes))
 
-    def asking(self, address: str, largest: int) -> AskingEnd:
-        """A connection to who answers at `address`; parts of its answers have at most `largest` bytes."""
+    def ask(self, address: str, parts: Sequence[bytes], seconds: float, largest: int) -> list[bytes] | None:
+        """The parts of the answer to one question, of at most `largest` bytes each; None if none comes in time."""
         assert self.keys is not None, "questions go over tcp"
-        socket = new_socket(self._context, zmq.DEALER)
-        socket.set_hwm(0)
-        socket.set(zmq.MAXMSGSIZE, largest)
-        prove(socket, self.keys)
-        socket.connect(address)
-        return AskingEnd(socket)
+        with closing(new_socket(self._context, zmq.DEALER)) as socket:
+            socket.set(zmq.LINGER, 0)
+            socket.set_hwm(0)
+            socket.set(zmq.MAXMSGSIZE, largest)
+            prove(socket, self.keys)
+            socket.connect(address)
+            socket.send_multipart(parts)
+            return socket.recv_multipart() if socket.poll(round(seconds * 1000)) else None
 
     def could_be(self, address: str) -> bool:
-        """Whether an inbox of this run could have this address."""
         if self.transport == "tcp":
             found = re.fullmatch(r"tcp://([0-9.]{7,15}):([1-9][0-9]{0,4})", address)
             if found is None or int(found[2]) >= _PORTS:
@@ -247,15 +254,6 @@ def _is_ipv4(address: str) -> bool:
     return True
 
 
-def _check_private(folder: str) -> None:
-    found = Path(folder).stat()
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise StartError(
-            f"{folder} = {stat.S_IMODE(found.st_mode):o}, user {found.st_uid}: others can reach this run's sockets "
-            f"there; make it a folder of user {os.getuid()} with mode 700"
-        )
-
-
 class AnsweringEnd:
     """Receives questions from all who have the run's keys. endpoint: where."""
 
@@ -277,22 +275,3 @@ class AnsweringEnd:
     def close(self, linger_s: float = 0.0) -> None:
         """What is not sent within `linger_s` is lost."""
         self.socket.close(round(linger_s * 1000))
-
-
-class AskingEnd:
-    """A connection to an `AnsweringEnd`."""
-
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
-
-    def ask(self, parts: Sequence[bytes]) -> None:
-        self._socket.send_multipart(parts)
-
-    def receive(self, seconds: float) -> list[memoryview] | None:
-        """The parts of the next answer, where they were received; None if none comes in time."""
-        if not self._socket.poll(round(seconds * 1000)):
-            return None
-        return [memoryview(part.buffer) for part in self._socket.recv_multipart(copy=False)]
-
-    def close(self) -> None:
-        self._socket.close(0)

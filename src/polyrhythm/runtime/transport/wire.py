@@ -14,19 +14,17 @@ A single message for part 0 is sent without a frame. Frames do not nest.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 
-from polyrhythm.runtime.messages import FromWorker, Reply, Report, Spans, ToWorker, WorkerJoined
+from polyrhythm.runtime.messages import ORDERS, FromWorker, Reply, Report, Spans, ToWorker, WorkerJoined
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(msgspec.Struct, frozen=True):
     """A station is ready, or one rank of it. endpoint: of its process's inbox; addresses: of its parts, in order;
     joined: its announcement, encoded."""
 
@@ -38,8 +36,7 @@ class Hello:
     rank: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(msgspec.Struct, frozen=True):
     """A station lives, or one rank of it. doing: its call under way, for `for_s` seconds; "" between two units of work.
     pending_work: what it has not finished, in words; None unless a `Ping` asked for it. place: of a call that lasts
     long, where in user code it is, in words; "" if it is elsewhere.
@@ -56,8 +53,7 @@ class Heartbeat:
     place: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(msgspec.Struct, frozen=True):
     """To generators: send replies for the process `address` to `endpoint`; "" means that it has ended. slots: of that
     simulator, whose requests lie on `host`, where there are several hosts."""
 
@@ -67,24 +63,21 @@ class Connect:
     slots: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HostAt:
+class HostAt(msgspec.Struct, frozen=True):
     """To every process: the run has another host, whose server is at `endpoint`."""
 
     host: str
     endpoint: str
 
 
-@dataclass(frozen=True, slots=True)
-class Dismissed:
+class Dismissed(msgspec.Struct, frozen=True):
     """To a process that was given up and speaks again: if it is this incarnation of the station, it is to leave."""
 
     station: str
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """Why a station ends. fatal: it would fail again if it was started again; at: when, by this host's monotonic
     clock. departed: nobody's fault, who had joined it is gone; blame: then the episodes that it had count as attempts.
     """
@@ -99,8 +92,7 @@ class Failed:
     blame: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """A station cannot obey a command, encoded as it came. why: the reason."""
 
     station: str
@@ -110,8 +102,7 @@ class Refused:
     rank: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Warned:
+class Warned(msgspec.Struct, frozen=True):
     """A module of the station's environment has logged a warning."""
 
     station: str
@@ -119,32 +110,27 @@ class Warned:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(msgspec.Struct, frozen=True):
     """Send a heartbeat now. pending_work: with the unfinished work, for a stall report."""
 
     pending_work: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureSpans:
+class MeasureSpans(msgspec.Struct, frozen=True):
     """Start (on) or stop sending `Spans`."""
 
     on: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """Finish the unit of work under way and leave."""
 
 
-@dataclass(frozen=True, slots=True)
-class WakeUp:
+class WakeUp(msgspec.Struct, frozen=True):
     """From main to itself: another of its threads has something for the one that receives."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyHead:
+class ReplyHead(msgspec.Struct, frozen=True):
     """The part of a reply before its records."""
 
     reply_to: str
@@ -158,33 +144,16 @@ Message = (
     | WorkerJoined | ToWorker | FromWorker | WakeUp
 )  # fmt: skip
 
+#: Events of main's own.
+_OWN = (
+    records.PayloadsLost, records.WeightsOffered, records.SaveRequested, records.TrainUntil, records.Evaluate,
+    records.Wake,
+)  # fmt: skip
 #: The order is the protocol: every process of a run has the same code.
 TYPES: tuple[type, ...] = (
-    *(records.SimulatorJoined, records.GeneratorJoined, records.TrainerJoined, records.StationLost),
-    *(records.RequestArrived, records.BatchDone, records.SampleFinished, records.SampleFailed),
-    *(records.UpdateDone, records.Published, records.WeightsApplied, records.Checkpointed),
-    *(records.CancelRow, records.RefuseRequest, records.PrepareEpisodes, records.Serve, records.ApplyWeights),
-    *(records.StartUpdate, records.PublishWeights),
-    *(
-        records.StartRows,
-        records.SaveTrainer,
-        Report,
-        Hello,
-        Heartbeat,
-        Connect,
-        Failed,
-        Ping,
-        Stop,
-        Spans,
-        MeasureSpans,
-        ReplyHead,
-        Refused,
-    ),
-    *(records.TakeDevice, records.YieldDevice, records.DeviceTaken, records.DeviceYielded),
-    *(records.StartStream, records.AbortStream, records.StreamDone),
-    *(records.ScorerJoined, records.ScoreSample, records.SampleScored, records.ScoringFailed),
-    *(WorkerJoined, ToWorker, FromWorker, WakeUp, HostAt, Dismissed, Warned),
-)
+    *(kind for kind in get_args(records.Event) if kind not in _OWN), *ORDERS, WorkerJoined, FromWorker, Report, Spans,
+    Hello, Heartbeat, Connect, HostAt, Dismissed, Failed, Refused, Warned, Ping, MeasureSpans, Stop, WakeUp, ReplyHead,
+)  # fmt: skip
 _TAGS = {kind: bytes([tag]) for tag, kind in enumerate(TYPES)}
 _REPLY, _FRAME = _TAGS[ReplyHead], b"\xff"
 #: Bytes of the field with the length of a reply's head or of a frame's index; alignment of a reply's records and of the
@@ -232,10 +201,6 @@ def unframe(content: bytes, largest: int = LARGEST) -> Iterator[tuple[int, Conte
         raise UnfitMessage("too_large", f"a message of {len(content)} bytes; at most {largest} are expected")
     if content[:1] != _FRAME:
         return iter(((0, content),))
-    return iter(_messages_of(content))
-
-
-def _messages_of(content: bytes) -> list[tuple[int, Content]]:
     view = memoryview(content)
     messages: list[tuple[int, Content]] = []
     stop = 1 + _LENGTH + int.from_bytes(content[1 : 1 + _LENGTH], "little")
@@ -252,7 +217,7 @@ def _messages_of(content: bytes) -> list[tuple[int, Content]]:
         begin = stop + -stop % _ALIGNMENT
     if not index or begin != len(content):
         raise UnfitMessage("undecodable", f"a frame of {len(content)} bytes; its index counts {begin}")
-    return messages
+    return iter(messages)
 
 
 def decode(content: Content, answer_dtype: np.dtype[Any] | None = None, largest: int = LARGEST) -> Message | Reply:
@@ -260,20 +225,16 @@ def decode(content: Content, answer_dtype: np.dtype[Any] | None = None, largest:
     if len(content) > largest:
         raise UnfitMessage("too_large", f"a message of {len(content)} bytes; at most {largest} are expected")
     try:
-        if content[:1] == _REPLY:
-            return _decode_reply(content, answer_dtype)
-        return _DECODERS[content[0]].decode(content[1:])
+        if content[:1] != _REPLY:
+            return _DECODERS[content[0]].decode(content[1:])
+        if answer_dtype is None:
+            raise UnfitMessage("misdirected", "a reply came to a station that sends no requests")
+        stop = 1 + _LENGTH + int.from_bytes(content[1 : 1 + _LENGTH], "little")
+        head = _decode_head(content[1 + _LENGTH : stop])
+        answers = np.frombuffer(content, answer_dtype, offset=stop + -stop % _ALIGNMENT)
+        return Reply(head.reply_to, head.slot, head.sequence, answers)
     except UnfitMessage:
         raise
     except (IndexError, ValueError, RecursionError) as error:  # nesting without end is said by RecursionError
         why = f"a message of {len(content)} bytes cannot be decoded ({error})"
         raise UnfitMessage("undecodable", why) from error
-
-
-def _decode_reply(content: Content, answer_dtype: np.dtype[Any] | None) -> Reply:
-    if answer_dtype is None:
-        raise UnfitMessage("misdirected", "a reply came to a station that sends no requests")
-    stop = 1 + _LENGTH + int.from_bytes(content[1 : 1 + _LENGTH], "little")
-    head = _decode_head(content[1 + _LENGTH : stop])
-    answers = np.frombuffer(content, answer_dtype, offset=stop + -stop % _ALIGNMENT)
-    return Reply(head.reply_to, head.slot, head.sequence, answers)

@@ -30,8 +30,6 @@ class BatchScheduler(RequestScheduler):
     def __post_init__(self) -> None:
         self.limits = self.settings.limits if self.tuning is None else self.tuning.limits
 
-    # ------------------------------------------------------------ batches
-
     def finish(self, generator: GeneratorState, now: float) -> list[BatchingChosen]:
         """The generator's pass is over and its replies are sent; returns a new choice of `batching: auto`, if any."""
         answered = [slot for _, slot in self._unanswered(generator.batch.requests if generator.batch else ())]
@@ -49,8 +47,10 @@ class BatchScheduler(RequestScheduler):
     def due(self, now: float) -> list[Serve]:
         """Start every due batch, and queue full ones behind passes. `evaluation_priority` decides which goes first if
         an evaluator serves training too."""
-        if self.slots.expected_among is not self.generators.live:
-            self._expect_all()
+        if (before := self.slots.expected_among) is not self.generators.live:
+            self.slots.expected_among = self.generators.live
+            for slot in self.slots.slots.values() if before != self.generators.live else ():
+                self._expect(slot)  # O(slots), after the live generators changed
         if not self.background:
             started = self._serve_training(now)
         elif self._background_first(now):
@@ -80,13 +80,6 @@ class BatchScheduler(RequestScheduler):
         if slot.live and not slot.reserved and slot.name not in self.queue.orders:
             pool = self.router.expected_pool(slot.name, slot.generator, slot.ordinal, self.slots.expected_among or ())
         self.slots.expect(slot, pool)
-
-    def _expect_all(self) -> None:
-        """Recompute the slots' expected pools after the live generators changed: O(slots)."""
-        changed = self.slots.expected_among != self.generators.live
-        self.slots.expected_among = self.generators.live
-        for slot in self.slots.slots.values() if changed else ():
-            self._expect(slot)
 
     def _background_first(self, now: float) -> bool:
         """Whether evaluation goes before training. `last`: once it has waited for `evaluation_max_wait_s`."""
@@ -130,10 +123,8 @@ class BatchScheduler(RequestScheduler):
             batches.append(self.queue.take((ANY,), limits.max_rows, limits.max_requests))
             names = free
         order = sorted((self.generators.present[name] for name in names), key=in_turn)
-        started = []
-        for generator, requests in deal(batches, order, self.host_of) if batches else ():
-            started.append(self._start_tuned(generator, requests, now))
-        return started
+        dealt = deal(batches, order, self.host_of) if batches else []
+        return [self._start_tuned(generator, requests, now) for generator, requests in dealt]
 
     def _serve_ahead(self, now: float) -> list[Serve]:
         """Full batches for generators with room behind their passes, the earliest pass first. Requests that any
@@ -161,8 +152,7 @@ class BatchScheduler(RequestScheduler):
         return [self._start(evaluator, requests, now, pinned=True)]
 
     def _is_due(self, generator: str, common: bool, now: float) -> bool:
-        """Whether a batch of the generator's own and the common requests is due. common: all slots with
-        common requests wait."""
+        """Whether a batch of its own and the common requests is due. common: all slots with common requests wait."""
         complete = common and generator not in self.slots.absent
         return is_due(Waiting(*self.queue.view((ANY, generator)), complete), self.limits, now)
 

@@ -52,8 +52,7 @@ def is_full(requests: int, rows: int, limits: BatchLimits) -> bool:
 
 
 def has_place(rows: int, more: int, max_rows: int) -> bool:
-    """Whether a batch of `rows` rows takes a request of `more` rows. An empty batch takes any, as
-    requests are not split."""
+    """Whether a batch of `rows` rows takes a request of `more`. An empty one takes any: requests are not split."""
     return not rows or rows + more <= max_rows
 
 

@@ -60,11 +60,8 @@ class GeneratorState:
 
     @property
     def requests(self) -> list[Request]:
-        batches = [batch for batch in (self.batch, self.ahead) if batch is not None]
-        return [
-            *(request for batch in batches for request in batch.requests),
-            *(stream.request for stream in self.streams.values()),
-        ]
+        batched = [request for batch in (self.batch, self.ahead) if batch is not None for request in batch.requests]
+        return batched + [stream.request for stream in self.streams.values()]
 
     @property
     def has_room(self) -> bool:
@@ -147,13 +144,11 @@ class GeneratorRegistry:
             self.room[name] = None
 
     def set_away(self, name: str, *, away: bool) -> None:
-        """A generator left its leased device or came back. `lockstep` ignores this, as it
-        starts all batches at once."""
+        """A generator left its leased device or came back. `lockstep`, which starts all batches at once, ignores it."""
         generator = self.find(name)
-        if generator is None or self.settings.batching == "lockstep":
-            return
-        generator.away = away
-        self.refresh(generator)
+        if generator is not None and self.settings.batching != "lockstep":
+            generator.away = away
+            self.refresh(generator)
 
 
 def due_weights(
@@ -181,39 +176,27 @@ class WeightScheduler:
     seen: tuple[bool, bool] = (False, False)
 
     def apply_due(
-        self, generators: GeneratorRegistry, versions: VersionLedger, *, changed: bool, quiet: bool, pinned: bool
-    ) -> list[ApplyWeights]:
-        """Commands after an event that may allow weights to be applied. changed: it changed which
-        weights are held or offered."""
-        if not (changed or (versions.waiting and (quiet, pinned) != self.seen)):
-            return []
-        self.seen = quiet, pinned
-        generators.update_live(versions.applied, versions.published)
-        return self._apply(generators.present.values(), generators, versions, quiet=quiet, pinned=pinned)
-
-    def apply_due_to(
         self,
-        generator: GeneratorState,
         generators: GeneratorRegistry,
         versions: VersionLedger,
         *,
         quiet: bool,
         pinned: bool,
+        changed: bool = False,
+        ended: GeneratorState | None = None,
     ) -> list[ApplyWeights]:
-        """As `apply_due`, for one generator whose pass has just ended."""
-        if generator.name in generators.apart or (generator.live and not versions.waiting):
+        """Commands after an event that may allow weights to be applied. changed: it changed which weights are held or
+        offered. ended: it ended this generator's pass, so only that one is checked."""
+        candidates: Iterable[GeneratorState] = generators.present.values()
+        if ended is not None:
+            if ended.name in generators.apart or (ended.live and not versions.waiting):
+                return []
+            candidates = (ended,)
+        elif changed or (versions.waiting and (quiet, pinned) != self.seen):
+            self.seen = quiet, pinned
+            generators.update_live(versions.applied, versions.published)
+        else:
             return []
-        return self._apply((generator,), generators, versions, quiet=quiet, pinned=pinned)
-
-    def _apply(
-        self,
-        candidates: Iterable[GeneratorState],
-        generators: GeneratorRegistry,
-        versions: VersionLedger,
-        *,
-        quiet: bool,
-        pinned: bool,
-    ) -> list[ApplyWeights]:
         due = due_weights(candidates, versions, anyone_live=bool(generators.live), quiet=quiet, pinned=pinned)
         version = versions.applied if pinned else versions.published
         for generator in due:

@@ -109,9 +109,8 @@ class RequestQueue:
 
     def remove(self, slot: str) -> Request | None:
         """Remove the slot's request and return it; None if none waits."""
-        return self._remove(slot) if slot in self.orders else None
-
-    def _remove(self, slot: str) -> Request:
+        if slot not in self.orders:
+            return None
         name, order = self.orders.pop(slot)
         pool = self.pools[name]
         request = pool.remove(order)
@@ -160,4 +159,5 @@ class RequestQueue:
     def move_all(self, source: str, target: str) -> None:
         pool = self.pools.get(source)
         for request in list(pool.waiting.values()) if pool else ():
-            self.push(self._remove(request.slot), target)
+            self.remove(request.slot)
+            self.push(request, target)

@@ -17,20 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, Self
 
+from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.inference.generators import GeneratorRegistry, GeneratorState, WeightScheduler
 from polyrhythm.scheduler.inference.requests import ANY, RequestQueue, load_key
 from polyrhythm.scheduler.inference.routing import Router
-from polyrhythm.scheduler.records import (
-    AbortStream,
-    BatchingChosen,
-    EnvBatchInfo,
-    GeneratorJoined,
-    RefuseRequest,
-    Request,
-    RequestArrived,
-    SimulatorJoined,
-)
+from polyrhythm.scheduler.records import AbortStream, BatchingChosen, EnvBatchInfo, RefuseRequest, Request
 from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 
 
@@ -88,11 +80,6 @@ class SlotRegistry:
             self.expect(slot, None)
             del self.slots[slot.name]
         return [slot.name for slot in gone]
-
-    def set_live(self, slot: ServedSlot, *, live: bool) -> None:
-        if not slot.reserved:
-            self.live += live - slot.live
-        slot.live = live
 
     def expect(self, slot: ServedSlot, pool: str | None) -> None:
         """The slot's next request is expected in `pool`; None: it is not expected."""
@@ -156,11 +143,6 @@ class RequestScheduler:
             tuning=tuning,
         )
 
-    # ------------------------------------------------------------ stations
-
-    def add_slots(self, event: SimulatorJoined) -> None:
-        self.slots.join(event.simulator, event.batches, event.host)
-
     def host_of(self, request: Request) -> str:
         return self.slots.slots[request.slot].host
 
@@ -173,7 +155,7 @@ class RequestScheduler:
                 self.tuning.remove_slot(name)
         return []
 
-    def add_generator(self, event: GeneratorJoined) -> None:
+    def add_generator(self, event: records.GeneratorJoined) -> None:
         # The other rules measure single passes, start them together, or have none.
         depth = event.depth if self.settings.batching == "dynamic" else 1
         name, incarnation, version = event.generator, event.incarnation, event.version
@@ -213,7 +195,9 @@ class RequestScheduler:
         slot = self.slots.slots.get(name)
         if slot is None:
             return []
-        self.slots.set_live(slot, live=live)
+        if not slot.reserved:
+            self.slots.live += live - slot.live
+        slot.live = live
         request = None if live else self._withdraw(name)
         self._expect(slot)
         if request is None:
@@ -221,9 +205,7 @@ class RequestScheduler:
         slot.request = None
         return [RefuseRequest(slot.simulator, name, request.sequence, "its rows were cancelled")]
 
-    # ------------------------------------------------------------ requests
-
-    def on_request(self, event: RequestArrived, now: float) -> None:
+    def on_request(self, event: records.RequestArrived, now: float) -> None:
         slot = self.slots.slots[event.slot]
         if slot.request is not None:
             # Its reply arrived before its generator's report, or the generator died between the two: it is answered.

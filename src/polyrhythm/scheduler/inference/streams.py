@@ -15,19 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from polyrhythm.scheduler import records
 from polyrhythm.scheduler.inference.batching import has_place
 from polyrhythm.scheduler.inference.generators import GeneratorState
 from polyrhythm.scheduler.inference.requests import ANY
 from polyrhythm.scheduler.inference.serving import RequestScheduler
-from polyrhythm.scheduler.records import (
-    AbortStream,
-    RefuseRequest,
-    Request,
-    RequestArrived,
-    StartStream,
-    Stream,
-    StreamDone,
-)
+from polyrhythm.scheduler.records import AbortStream, RefuseRequest, Request, RequestArrived, StartStream, Stream
 
 
 @dataclass(slots=True)
@@ -36,8 +29,6 @@ class StreamScheduler(RequestScheduler):
 
     started: int = 0
     answering: dict[str, Stream] = field(default_factory=dict)
-
-    # ------------------------------------------------------------ stations
 
     def remove_slots(self, simulator: str) -> list[AbortStream]:
         lost = [slot.name for slot in self.slots.slots.values() if slot.simulator == simulator]
@@ -61,13 +52,11 @@ class StreamScheduler(RequestScheduler):
         refusal = RefuseRequest(slot.simulator, name, stream.request.sequence, "its rows were cancelled")
         return [AbortStream(stream.generator, stream.number), refusal]
 
-    # ------------------------------------------------------------ requests and streams
-
     def on_request(self, event: RequestArrived, now: float) -> None:
         self.answering.pop(event.slot, None)  # answered, though its generator has not reported it yet
         RequestScheduler.on_request(self, event, now)
 
-    def end(self, generator: GeneratorState, event: StreamDone) -> Stream:
+    def end(self, generator: GeneratorState, event: records.StreamDone) -> Stream:
         """Remove the stream; its reply is sent unless it was aborted."""
         stream = generator.streams.pop(event.stream)
         generator.load -= 0 if stream.pinned else stream.request.rows

@@ -87,31 +87,32 @@ class EvaluationQueue:
     begun: bool = False
 
     def add(self, name: str, episodes: Sequence[Episode], *, background: bool = False) -> None:
-        waiting = deque(self._ticket(name, episode) for episode in episodes)
+        waiting = deque[Ticket]()
+        for episode in episodes:
+            self.tickets += 1
+            waiting.append(
+                Ticket(
+                    number=-self.tickets,
+                    group=-self.tickets,
+                    task=episode.task,
+                    instruction=episode.instruction,
+                    seed=episode.seed,
+                    noise=noise_stream(episode),
+                    version=0,
+                    greedy=episode.greedy,
+                    evaluation=name,
+                    shown=episode.shown,
+                )
+            )
         (self.background if background else self.queue).append(EvaluationState(name, len(waiting), waiting))
 
     def set_aside(self, start: tuple[int, int], *, background: bool) -> None:
         for evaluation in self.background if background else self.queue:
-            left = deque(ticket for ticket in evaluation.waiting if (ticket.task, ticket.seed) != start)
+            left = deque(ticket for ticket in evaluation.waiting if ticket.start != start)
             evaluation.dropped += len(evaluation.waiting) - len(left)
             evaluation.waiting = left
             kept = evaluation.single.items()
-            evaluation.single = {number: ticket for number, ticket in kept if (ticket.task, ticket.seed) != start}
-
-    def _ticket(self, name: str, episode: Episode) -> Ticket:
-        self.tickets += 1
-        return Ticket(
-            number=-self.tickets,
-            group=-self.tickets,
-            task=episode.task,
-            instruction=episode.instruction,
-            seed=episode.seed,
-            noise=noise_stream(episode),
-            version=0,
-            greedy=episode.greedy,
-            evaluation=name,
-            shown=episode.shown,
-        )
+            evaluation.single = {number: ticket for number, ticket in kept if ticket.start != start}
 
     @property
     def current(self) -> EvaluationState | None:

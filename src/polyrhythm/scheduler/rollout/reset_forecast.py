@@ -25,8 +25,7 @@ Start = tuple[int, int]
 
 @dataclass(slots=True)
 class ResetForecast:
-    """batches: env batches with spare rows: name → (simulator, first slot, spare rows); told:
-    the forecasts last sent."""
+    """batches: those with spare rows: name → (simulator, first slot, spare rows); told: the forecasts last sent."""
 
     batches: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     told: dict[str, tuple[Start, ...]] = field(default_factory=dict)
@@ -46,21 +45,18 @@ class ResetForecast:
         """The forecasts that differ from the last ones sent. version: the applied one, -1 if none is."""
         if not self.batches:
             return []
-        commands = []
-        for name, episodes in self._forecast(rollout, version).items():
-            if self.told.get(name, ()) != episodes:
-                self.told[name] = episodes
-                simulator, slot, _ = self.batches[name]
-                commands.append(PrepareEpisodes(simulator, slot, episodes))
-        return commands
-
-    def _forecast(self, rollout: RolloutScheduler, version: int) -> dict[str, tuple[Start, ...]]:
         found: dict[str, list[Start]] = {name: [] for name in self.batches}
         for batch, start in _assigned(rollout, version):
             own = found.get(batch)
             if own is not None and len(own) < self.batches[batch][2]:
                 own.append(start)
-        return {name: tuple(starts) for name, starts in found.items()}
+        commands = []
+        for name, episodes in ((name, tuple(starts)) for name, starts in found.items()):
+            if self.told.get(name, ()) != episodes:
+                self.told[name] = episodes
+                simulator, slot, _ = self.batches[name]
+                commands.append(PrepareEpisodes(simulator, slot, episodes))
+        return commands
 
 
 def _assigned(rollout: RolloutScheduler, version: int) -> Iterator[tuple[str, Start]]:
@@ -86,7 +82,7 @@ def coming(rollout: RolloutScheduler) -> Iterator[Start]:
     admission = rollout.admission
     for number in sorted(admission.lost):
         if (sample := rollout.samples.get(number)) is not None:
-            yield sample.ticket.task, sample.ticket.seed
+            yield sample.ticket.start
     if admission.open_group is not None:
         group = admission.groups[admission.open_group]
         yield from [admission.start_of(group.number)] * (group.size - group.granted)
@@ -106,7 +102,7 @@ def _open(admission: Admission, version: int) -> int:
 
 
 def _of(evaluation: EvaluationState) -> Iterator[Start]:
-    return ((ticket.task, ticket.seed) for ticket in evaluation.waiting)
+    return (ticket.start for ticket in evaluation.waiting)
 
 
 def _in_order(rollout: RolloutScheduler) -> list[str]:

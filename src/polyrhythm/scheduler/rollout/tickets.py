@@ -18,23 +18,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import UNSAVED
-from polyrhythm.scheduler.records import (
-    CancelRow,
-    Command,
-    DropReason,
-    Evaluate,
-    EvaluationDone,
-    ReleasePayloads,
-    SampleEnd,
-    SampleEvaluated,
-    SampleFailed,
-    SampleFinished,
-    SampleScored,
-    ScorerJoined,
-    ScoringFailed,
-    Ticket,
-)
+from polyrhythm.scheduler.records import CancelRow, Command, DropReason, Evaluate, EvaluationDone, ReleasePayloads
 from polyrhythm.scheduler.rollout.evaluation import EvaluationQueue, EvaluationState
 from polyrhythm.scheduler.rollout.rows import RowRegistry, SlotState
 from polyrhythm.scheduler.samples import redundancy
@@ -80,17 +66,17 @@ class SampleScoring:
     def has(self, _station: str) -> bool:
         return False
 
-    def join(self, event: ScorerJoined) -> None:
+    def join(self, event: records.ScorerJoined) -> None:
         raise AssertionError(f"{event.scorer} has nothing to score in this run")
 
     def lose(self, rollout: RolloutScheduler, station: str, now: float, *, blame: bool) -> list[Command]:
         """A scorer is lost. blame: that counts as a try of its samples."""
         raise NotImplementedError
 
-    def on_score(self, rollout: RolloutScheduler, event: SampleScored, now: float) -> list[Command]:
+    def on_score(self, rollout: RolloutScheduler, event: records.SampleScored, now: float) -> list[Command]:
         raise NotImplementedError
 
-    def on_failure(self, rollout: RolloutScheduler, event: ScoringFailed, now: float) -> list[Command]:
+    def on_failure(self, rollout: RolloutScheduler, event: records.ScoringFailed, now: float) -> list[Command]:
         raise NotImplementedError
 
     def pending(self) -> list[str]:
@@ -144,9 +130,9 @@ class RolloutScheduler:
             result["selection"] = self.selection.as_dict()
         return result
 
-    def finish(self, event: SampleFinished, now: float) -> list[Command]:
+    def finish(self, event: records.SampleFinished, now: float) -> list[Command]:
         """A sample is complete; discard it if it was cancelled meanwhile."""
-        sample = self._release_row(event.ticket, event.attempt, parked=event.end is SampleEnd.SEGMENT)
+        sample = self._release_row(event.ticket, event.attempt, parked=event.end is records.SampleEnd.SEGMENT)
         if sample is None:
             return [ReleasePayloads((event.payload_id,))]
         self._quarantine_of(sample.ticket).forget(sample.ticket.start)
@@ -192,8 +178,9 @@ class RolloutScheduler:
             commands += notices
             if not kept:
                 return commands + self.drop(group, DropReason.FILTERED, now)
-        if group.spare:
-            redundancy.promote_spare(self.admission, group)
+        if group.spare:  # it takes the place of the oldest incomplete group
+            others = (other for other in self.admission.groups.values() if not (other.spare or other.complete))
+            self.admission.transfer_quota(next(others), group)
         self.buffer.add(group)
         return commands
 
@@ -205,7 +192,7 @@ class RolloutScheduler:
     def _finish_evaluation(self, sample: Sample) -> list[Command]:
         ticket = sample.ticket
         self.end_evaluated(sample).finished += 1
-        result = SampleEvaluated(
+        result = records.SampleEvaluated(
             ticket.evaluation,
             ticket.task,
             ticket.instruction,
@@ -228,7 +215,7 @@ class RolloutScheduler:
         evaluation.end(sample.ticket.number)
         return evaluation
 
-    def fail(self, event: SampleFailed, now: float) -> list[Command]:
+    def fail(self, event: records.SampleFailed, now: float) -> list[Command]:
         """The simulator failed a sample, or confirms a cancellation."""
         sample = self._release_row(event.ticket, event.attempt, parked=False)
         if sample is None:
@@ -347,7 +334,7 @@ class RolloutScheduler:
             self.evaluations.set_aside(start, background=quarantine.background)
         return notices
 
-    def _quarantine_of(self, ticket: Ticket) -> Quarantine:
+    def _quarantine_of(self, ticket: records.Ticket) -> Quarantine:
         background = ticket.evaluation and self.evaluations.find(ticket) is self.evaluations.current_background
         return self.background_quarantine if background else self.quarantine
 
@@ -387,8 +374,7 @@ class RolloutScheduler:
     def drop(
         self, group: Group, reason: DropReason, now: float, already_off_row: Sample | None = None
     ) -> list[Command]:
-        """Drop a group: running members are cancelled, finished ones released; a spare group takes its
-        place, or a new one may."""
+        """Drop a group: running members are cancelled, finished ones released; a spare group takes its place."""
         commands: list[Command] = []
         if group.completed_order >= 0:
             self.buffer.remove(group)

@@ -75,19 +75,16 @@ class FaultLimit:
         more = f"; {len(reasons) - _NAMED} more reasons" if len(reasons) > _NAMED else ""
         last = f"; the last failure: {self._last_failure}" if self._last_failure else ""
         since, in_all = (" since the run was resumed", "in all ") if self.forgiven else ("", "")
+        limit, scoring = f"rollout.max_attempts = {settings.max_attempts}", settings.scoring
+        if scoring is not None and self._last_reason is DropReason.SCORING_FAILED:
+            limit = f"scoring.max_attempts = {scoring.max_attempts}"
         fix = _FIX_POLICY if self._last_reason is DropReason.POLICY_NOT_FINITE else _FIX
         return [
             Halt(
                 f"rollout.max_dropped = {settings.max_dropped}: {dropped} samples were dropped{since} after "
-                f"{self._attempts()} attempts each ({in_all}{counts}{more}){last}; {fix}"
+                f"{limit} attempts each ({in_all}{counts}{more}){last}; {fix}"
             )
         ]
-
-    def _attempts(self) -> str:
-        settings, scoring = self._settings, self._settings.scoring
-        if scoring is not None and self._last_reason is DropReason.SCORING_FAILED:
-            return f"scoring.max_attempts = {scoring.max_attempts}"
-        return f"rollout.max_attempts = {settings.max_attempts}"
 
 
 @dataclass(slots=True)

@@ -114,8 +114,7 @@ class Suspects:
         return False
 
     def take(self, waiting: deque[Ticket], samples: Mapping[int, Sample]) -> Ticket | None:
-        """Remove and return an evaluation's first waiting ticket that need not wait for a suspect;
-        None if there is none."""
+        """Remove and return an evaluation's first ticket that need not wait for a suspect; None without any."""
         found = next((ticket for ticket in waiting if not self.holds(ticket, waiting, samples)), None)
         if found is not None:
             waiting.remove(found)

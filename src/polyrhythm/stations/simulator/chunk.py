@@ -165,18 +165,15 @@ class EpisodeMetrics:
 
     def summarize(self, row: int) -> tuple[tuple[str, float], ...]:
         """(name, number) of the episode that ended in this row, finite numbers only."""
-        numbers = {name: self._aggregate(name, row) for name in self._aggregates}
+        numbers = {}
+        for name, aggregate in self._aggregates.items():
+            value, count = float(self._values[name][row]), int(self._counts[name][row])
+            numbers[name] = math.nan if not count else value / count if aggregate == "mean" else value
         for name, number in numbers.items():
             if not math.isfinite(number) and name not in self._warned:
                 self._warned.add(name)
                 log.warning("env/metrics/%s: an episode gave %s, excluded from the mean (logged once)", name, number)
         return tuple((name, number) for name, number in numbers.items() if math.isfinite(number))
-
-    def _aggregate(self, name: str, row: int) -> float:
-        value, count = float(self._values[name][row]), int(self._counts[name][row])
-        if not count:
-            return math.nan
-        return value / count if self._aggregates[name] == "mean" else value
 
     def _add(self, rows: NDArray[np.intp], metrics: Mapping[str, NDArray[np.floating]]) -> None:
         for name, aggregate in self._aggregates.items():

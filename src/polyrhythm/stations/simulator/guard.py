@@ -89,7 +89,13 @@ class GuardedEnv:
             if failed.result is None:
                 raise RunHalted("the environment's step raised RowsFailed without a result; give it one") from failed
             self._check(failed.result, len(rows))
-            result = _with_failed(failed.result, np.isin(rows, list(failed.errors)))
+            lost, found = np.isin(rows, list(failed.errors)), failed.result
+            result = found._replace(
+                reward=np.where(lost, np.nan, found.reward).astype(np.float32),
+                terminated=found.terminated | lost,
+                truncated=found.truncated & ~lost,
+                success=np.where(lost, -1, found.success).astype(np.int8),
+            )
         if len(rows) not in self._seen:
             self._check(result, len(rows))
             self._seen.add(len(rows))
@@ -104,16 +110,14 @@ class GuardedEnv:
             raise RunHalted(f"the environment's {violation}") from violation
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
-        if not self.failed:
-            self._observe(rows, out)
-            return
-        for place, row in enumerate(rows):
-            if row not in self.failed:
-                self._observe([row], {name: array[place : place + 1] for name, array in out.items()})
-
-    def _observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         try:
-            self._call("observe", self.inner.observe, rows, out)
+            if not self.failed:
+                self._call("observe", self.inner.observe, rows, out)
+                return
+            for place, row in enumerate(rows):
+                if row not in self.failed:
+                    part = {name: array[place : place + 1] for name, array in out.items()}
+                    self._call("observe", self.inner.observe, [row], part)
         except RowsFailed as failed:
             raise _fault("observe", first_cause(failed)) from failed
 
@@ -207,14 +211,3 @@ def _within(texts: Sequence[str], most: int) -> tuple[str, ...]:
         kept.append(text)
         most -= len(content) + _TEXT_BYTES
     return tuple(kept)
-
-
-def _with_failed(result: StepResult, failed: NDArray[np.bool_]) -> StepResult:
-    return StepResult(
-        np.where(failed, np.nan, result.reward).astype(np.float32),
-        result.terminated | failed,
-        result.truncated & ~failed,
-        np.where(failed, -1, result.success).astype(np.int8),
-        result.metrics,
-        result.executed,
-    )

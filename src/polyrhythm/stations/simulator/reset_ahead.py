@@ -23,7 +23,15 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.base import EnvBatch, EnvTraits, FullEnvBatch, RowNumbers, RowsFailed, StepResult, batch_traits
+from polyrhythm.envs.base import (
+    EnvBatch,
+    FullEnvBatch,
+    RowNumbers,
+    RowsFailed,
+    StepResult,
+    batch_traits,
+    wrapped_traits,
+)
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +44,7 @@ Start = tuple[int, int]
 
 @dataclass(slots=True)
 class _Spare:
-    """A spare row: number in the wrapped batch, the episode of its reset, whether a row claims
-    it, error of the reset."""
+    """A spare row. row: its number in the wrapped batch; start, error: of its reset; claimed: by a row."""
 
     row: int
     start: Start | None = None
@@ -53,13 +60,12 @@ class ResetAhead:
     def __init__(self, inner: EnvBatch, spares: int) -> None:
         self.inner, self.spec, self.rows = cast(FullEnvBatch, inner), inner.spec, inner.rows - spares
         had = batch_traits(inner)
-        self.traits = EnvTraits(discards_rows=had.discards_rows, async_steps=had.async_steps, texts=had.texts)
-        self._prepares_observations = had.prepares_observations
+        self.traits, self._prepares_observations = wrapped_traits(self, had), had.prepares_observations
         self.ready = self.waited = self.in_place = 0
         self._place = np.arange(self.rows)
         self.spares = [_Spare(self.rows + index) for index in range(spares)]
-        self._wanted: tuple[Start, ...] = ()
-        self._kept: tuple[Start, ...] = ()
+        self._wanted: list[Start] = []
+        self._kept: list[Start] = []
         self.changed = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -69,7 +75,7 @@ class ResetAhead:
         """Reset spare rows for these episodes (task, seed), in order. Returns at once. begun: episodes that are about
         to begin, whose spare rows are kept for them."""
         with self.changed:
-            self._wanted, self._kept = tuple(episodes), tuple(begun)
+            self._wanted, self._kept = list(episodes), list(begun)
             self.changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._prepare_all, name="reset ahead", daemon=True)
@@ -89,7 +95,15 @@ class ResetAhead:
         self.in_place += len(left)
         self._mark_done([row for row, _, _ in left])
         if left:
-            failed |= self._reset_in_place(left, alone=len(left) == len(begun))
+            chosen = [row for row, _, _ in left]
+            try:
+                self.inner.reset(self._place[chosen], [task for _, task, _ in left], [seed for _, _, seed in left])
+            except RowsFailed as raised:
+                failed |= self._translated(raised, chosen).errors
+            except Exception as error:
+                if len(left) == len(begun):
+                    raise
+                failed |= dict.fromkeys(chosen, error)
         if failed:
             raise RowsFailed(failed)
 
@@ -145,19 +159,6 @@ class ResetAhead:
                 return
         self.inner.close()
 
-    def _reset_in_place(self, left: Sequence[tuple[int, int, int]], *, alone: bool) -> dict[int, Exception]:
-        """Reset these (row, task, seed); returns errors by row. alone: the call has no other rows, so it may raise."""
-        rows, tasks, seeds = zip(*left, strict=True)
-        try:
-            self.inner.reset(self._place[list(rows)], tasks, seeds)
-        except RowsFailed as raised:
-            return dict(self._translated(raised, rows).errors)
-        except Exception as error:
-            if alone:
-                raise
-            return dict.fromkeys(rows, error)
-        return {}
-
     def _places(self, rows: RowNumbers) -> NDArray[np.intp]:
         """Row numbers in the wrapped batch; accepts an empty list."""
         return self._place[np.asarray(rows, np.intp)]
@@ -171,7 +172,11 @@ class ResetAhead:
     def _claim(self, start: Start) -> _Spare | None:
         """Claim a spare row with this episode, ready or not; None if there is none."""
         with self.changed:
-            self._begun(start)
+            # No spare row is kept or reset for this episode any more.
+            for starts in (self._kept, self._wanted):
+                if start in starts:
+                    starts.remove(start)
+                    break
             having = [spare for spare in self.spares if spare.start == start and not spare.claimed]
             if not having:
                 return None
@@ -179,13 +184,6 @@ class ResetAhead:
             self.ready, self.waited = self.ready + spare.ready, self.waited + (not spare.ready)
             spare.claimed = True
             return spare
-
-    def _begun(self, start: Start) -> None:
-        """An episode with this start begins: no spare row is kept or reset for it any more."""
-        if start in self._kept:
-            self._kept = _without_one(self._kept, start)
-        elif start in self._wanted:
-            self._wanted = _without_one(self._wanted, start)
 
     def _exchange(self, row: int, spare: _Spare, start: Start, failed: dict[int, Exception]) -> None:
         """Swap the claimed spare row with the row, once it is ready; raises the error of its reset."""
@@ -205,7 +203,8 @@ class ResetAhead:
             return
         if not isinstance(error, Exception):
             raise error
-        failed[row] = first if (first := _own_error(error)) else error
+        errors = error.errors if isinstance(error, RowsFailed) else {}
+        failed[row] = next(iter(errors.values()), error)
 
     def _prepare_all(self) -> None:
         """Consumes: forecasts. Waits for: a wanted episode that no spare row has, and a free spare row. Unblocked by:
@@ -226,23 +225,16 @@ class ResetAhead:
     def _next(self) -> tuple[_Spare, Start] | None:
         """Wait for a spare row and an episode to reset it for, and mark it; None when closed."""
         with self.changed:
-            found: tuple[_Spare, Start] | None = None
-
-            def ready() -> bool:
-                nonlocal found
-                found = self._choose()
-                return self._closed or found is not None
-
-            self.changed.wait_for(ready)
-            if self._closed or found is None:
-                return None
-            spare, start = found
-            spare.start, spare.ready, spare.error = start, False, None
-            return found
+            while not self._closed:
+                if found := self._choose():
+                    spare, start = found
+                    spare.start, spare.ready, spare.error = start, False, None
+                    return found
+                self.changed.wait()
+        return None
 
     def _choose(self) -> tuple[_Spare, Start] | None:
-        """The first wanted episode that no spare row has, and a spare row whose episode is not
-        needed; None without either."""
+        """The first wanted episode that no spare row has, and a spare row whose episode is not needed."""
         wanted, kept, free = Counter(self._wanted), Counter(self._kept), []
         for spare in self.spares:
             if spare.claimed:
@@ -256,12 +248,3 @@ class ResetAhead:
         missing = next((start for start in self._wanted if wanted[start]), None)
         able = sorted((spare for spare in free if spare.ready), key=lambda spare: spare.start is not None)
         return None if missing is None or not able else (able[0], missing)
-
-
-def _without_one(starts: tuple[Start, ...], start: Start) -> tuple[Start, ...]:
-    at = starts.index(start)
-    return (*starts[:at], *starts[at + 1 :])
-
-
-def _own_error(error: Exception) -> Exception | None:
-    return next(iter(error.errors.values()), None) if isinstance(error, RowsFailed) else None

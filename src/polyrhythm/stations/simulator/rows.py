@@ -137,7 +137,7 @@ class RowStates:
         """Whether each of these rows has completed a segment. Evaluation episodes are never cut."""
         return np.asarray((self.steps[rows] >= segment_steps) & ~self.evaluation[rows])
 
-    def begin(self, grants: Sequence[Grant], rows: Sequence[int], blocks: Sequence[int]) -> None:
+    def begin(self, grants: Sequence[Grant], rows: Sequence[int]) -> None:
         for row, grant in zip(rows, grants, strict=True):
             assert self.tickets[row] is None, f"row {row} is granted ticket {grant.ticket.number}, but holds one"
             self.tickets[row] = grant.ticket
@@ -155,7 +155,7 @@ class RowStates:
         self.steps[chosen] = 0
         self.returns[chosen] = 0.0
         self.oldest[chosen], self.newest[chosen], self._answered_by = np.iinfo(np.int64).max, -1, None
-        self.block[chosen] = blocks
+        self.block[chosen] = [grant.block for grant in grants]
         self.active[chosen] = True
         self._changed()
 

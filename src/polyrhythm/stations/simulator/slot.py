@@ -18,25 +18,8 @@ from numpy.typing import NDArray
 from polyrhythm.runtime.memory.arena import FAR, Arena, Entries, RequestView, numbers
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply, newest_version
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.scheduler.records import (
-    DropReason,
-    Event,
-    Grant,
-    RequestArrived,
-    SampleEnd,
-    SampleFailed,
-    SampleFinished,
-    SlotInfo,
-    Ticket,
-)
-from polyrhythm.specs.finite import (
-    ENVIRONMENT,
-    POLICY,
-    RecordCheck,
-    describe_not_finite,
-    first_not_finite,
-    is_finite,
-)
+from polyrhythm.scheduler import records
+from polyrhythm.specs import EnvSpec, finite
 from polyrhythm.stations.simulator.chunk import ChunkResult, EpisodeMetrics
 from polyrhythm.stations.simulator.guard import GuardedEnv
 from polyrhythm.stations.simulator.rows import Index, Recorder, RowStates, as_index
@@ -62,6 +45,16 @@ class StepSettings:
     join: bool = False
     whole: bool = False
 
+    def check(self, spec: EnvSpec) -> None:
+        """ValueError: segments are set but the environment cannot keep a parked episode unchanged."""
+        fix = "set segment_steps to 0"
+        if self.segment_steps and not spec.step_rows:
+            raise ValueError(
+                f"the environment steps only whole batches, so no-ops would advance a parked episode; {fix}"
+            )
+        if self.segment_steps and not spec.reset_rows:
+            raise ValueError(f"the environment resets only whole batches, so a parked episode would be lost; {fix}")
+
     @property
     def stride(self) -> int:
         """Env steps of a full chunk step."""
@@ -84,7 +77,7 @@ class SlotIdentity:
     simulator: str
     incarnation: int
     address: str
-    emit: Callable[[Event], None]
+    emit: Callable[[records.Event], None]
 
 
 class Slot:
@@ -92,7 +85,7 @@ class Slot:
 
     def __init__(
         self,
-        info: SlotInfo,
+        info: records.SlotInfo,
         env: GuardedEnv,
         settings: StepSettings,
         arena: Arena,
@@ -100,7 +93,7 @@ class Slot:
         metrics: EpisodeMetrics | None = None,
     ) -> None:
         self.name, self.first = info.slot, info.first
-        self.pending: list[Grant] = []
+        self.pending: list[records.Grant] = []
         self.answered = False
         self._settings, self._arena, self._source, self._metrics = settings, arena, source, metrics
         self.env_steps = 0
@@ -119,7 +112,7 @@ class Slot:
         self._next: tuple[NDArray[np.intp], Entries] = (self._rows.running, self._at)
         self._answer_rows: NDArray[np.intp] | None = None
         self._actions: NDArray[np.generic] = np.zeros(0)
-        self._check = RecordCheck(arena.layout.answer_dtype)
+        self._check = finite.RecordCheck(arena.layout.answer_dtype)
 
     # ------------------------------------------------------------ state
 
@@ -148,10 +141,10 @@ class Slot:
 
     # ------------------------------------------------------------ begin
 
-    def row(self, grant: Grant) -> int:
+    def row(self, grant: records.Grant) -> int:
         return grant.row - self.first
 
-    def check(self, starting: Sequence[Grant]) -> None:
+    def check(self, starting: Sequence[records.Grant]) -> None:
         """UnfitMessage: one of these grants cannot begin now."""
         taken = {self.row(grant) for grant in self.pending}
         for grant in starting:
@@ -168,24 +161,22 @@ class Slot:
                 raise UnfitMessage("impossible", f"slot {self.name} cannot begin {grant}")
             taken.add(row)
 
-    def begin(self, starting: Sequence[Grant]) -> None:
+    def begin(self, starting: Sequence[records.Grant]) -> None:
         """Activate rows that were reset or resume a parked episode. `starting` is sorted by row."""
-        grants = list(starting)
-        rows = [self.row(grant) for grant in grants]
-        blocks = [grant.block for grant in starting]
-        self._rows.begin(grants, rows, blocks)
+        rows = [self.row(grant) for grant in starting]
+        self._rows.begin(starting, rows)
         for grant, row in zip(starting, rows, strict=True):
             self._recorder.show_instruction(grant.block, int(self._rows.instruction[row]))
             parked = self._rows.parked.pop(row, None)
             if grant.resume:
                 assert parked is not None, f"row {grant.row} resumes, but no episode is parked there"
                 self._recorder.restore(grant.block, parked, self._rows.before[row] / self._max_steps)
-        fresh = np.array([row for row, grant in zip(rows, grants, strict=True) if not grant.resume], np.intp)
+        fresh = np.array([row for row, grant in zip(rows, starting, strict=True) if not grant.resume], np.intp)
         if len(fresh):
             if self._metrics:
                 self._metrics.begin(self._numbers[fresh])
             nonfinite = self._recorder.observe(fresh, self._rows.entries(fresh), 0.0)
-            self._fail_nonfinite(fresh, ENVIRONMENT, nonfinite)
+            self._fail_nonfinite(fresh, finite.ENVIRONMENT, nonfinite)
 
     # ------------------------------------------------------------ request
 
@@ -200,7 +191,7 @@ class Slot:
         self._sequence += 1
         self._arena.post(self.name, RequestView(numbers(self._at), state.next_keys(), state.greedy[state.index]))
         source.emit(
-            RequestArrived(
+            records.RequestArrived(
                 simulator=source.simulator,
                 incarnation=source.incarnation,
                 slot=self.name,
@@ -227,7 +218,7 @@ class Slot:
         self._actions = answers[ACTIONS].copy()
         self.answered = True
         if nonfinite := self._check.first_not_finite(answers):
-            self._fail_nonfinite(self._request_rows, POLICY, nonfinite, f", weights of version {version}")
+            self._fail_nonfinite(self._request_rows, finite.POLICY, nonfinite, f", weights of version {version}")
         return True
 
     # ------------------------------------------------------------ step
@@ -259,24 +250,20 @@ class Slot:
         at = state.entries(index)
         self._next = (rows, at)
         nonfinite = self._recorder.observe(index, at, elapsed / self._max_steps)
-        if not is_finite(rewards):
-            nonfinite |= first_not_finite({"reward": rewards})
+        if not finite.is_finite(rewards):
+            nonfinite |= finite.first_not_finite({"reward": rewards})
         self._request_rows, self.answered = None, False
         over = result.terminated | result.truncated
         ended = over | state.segment_done(index, self._settings.segment_steps) if self._settings.segment_steps else over
         if nonfinite:
             ended = ended & ~np.isin(np.arange(len(rows)), list(nonfinite))
-            self._fail_nonfinite(rows, ENVIRONMENT, nonfinite)
+            self._fail_nonfinite(rows, finite.ENVIRONMENT, nonfinite)
         if not np.count_nonzero(ended):
             return bool(nonfinite)
         for place in np.flatnonzero(ended):
-            end = (
-                SampleEnd.TERMINATED
-                if result.terminated[place]
-                else SampleEnd.TRUNCATED
-                if over[place]
-                else SampleEnd.SEGMENT
-            )
+            end = records.SampleEnd.TRUNCATED if over[place] else records.SampleEnd.SEGMENT
+            if result.terminated[place]:
+                end = records.SampleEnd.TERMINATED
             self._finish(int(rows[place]), end, int(result.steps[place]))
         state.end(rows[ended].tolist())
         return True
@@ -287,9 +274,9 @@ class Slot:
         assert not len(self._request_rows)
         self._request_rows, self.answered = None, False
 
-    def _finish(self, row: int, end: SampleEnd, last: int) -> None:
+    def _finish(self, row: int, end: records.SampleEnd, last: int) -> None:
         """Emit the row's finished sample. last: env steps of its last chunk step."""
-        state, arena = self._rows, self._arena
+        state, arena, source = self._rows, self._arena, self._source
         ticket, block, steps = state.ticket(row), int(state.block[row]), int(state.steps[row])
         success, env_steps = int(state.success[row]), (steps - 1) * self._stride + last
         self.env_steps += last - self._stride
@@ -298,7 +285,7 @@ class Slot:
             arena.finish(
                 block,
                 steps=steps,
-                terminated=end is SampleEnd.TERMINATED,
+                terminated=end is records.SampleEnd.TERMINATED,
                 success=success > 0,
                 env_steps=env_steps,
                 ticket=ticket.number,
@@ -306,13 +293,14 @@ class Slot:
                 task=int(state.task[row]),
             )
             payload_id = str(block)
-        if end is SampleEnd.SEGMENT:
+        if end is records.SampleEnd.SEGMENT:
             state.before[row] += env_steps
             state.parked[row] = self._recorder.final(block + steps * arena.layout.blocks)
-        self._source.emit(
-            SampleFinished(
-                simulator=self._source.simulator,
-                incarnation=self._source.incarnation,
+        metrics = self._metrics if end is not records.SampleEnd.SEGMENT else None
+        source.emit(
+            records.SampleFinished(
+                simulator=source.simulator,
+                incarnation=source.incarnation,
                 ticket=ticket.number,
                 attempt=ticket.attempt,
                 payload_id=payload_id,
@@ -323,9 +311,7 @@ class Slot:
                 newest=int(state.newest[row]),
                 success=None if success < 0 else bool(success),
                 episode_return=float(state.returns[row]),
-                metrics=self._metrics.summarize(self.first + row)
-                if self._metrics and end is not SampleEnd.SEGMENT
-                else (),
+                metrics=metrics.summarize(self.first + row) if metrics else (),
                 texts=self._env.texts(self.first + row) if ticket.shown else (),
             )
         )
@@ -337,42 +323,46 @@ class Slot:
         for grant in self.pending:
             if (grant.ticket.number, grant.ticket.attempt) == (ticket, attempt):
                 self.pending.remove(grant)
-                self.fail_grants([grant], DropReason.CANCELLED)
+                self.fail_grants([grant], records.DropReason.CANCELLED)
                 return True
         row = self._rows.find(ticket, attempt)
         if row is None:
             return False
-        self.fail([row], DropReason.CANCELLED)
+        self.fail([row], records.DropReason.CANCELLED)
         return True
 
     def refuse(self, sequence: int, reason: str) -> None:
         """Fail the samples of a request that will not be answered."""
         if self._request_rows is not None and not self.answered and sequence == self._sequence:
-            self.fail_request(DropReason.REFUSED, reason)
+            self.fail_request(records.DropReason.REFUSED, reason)
 
     def _fail_nonfinite(self, rows: NDArray[np.intp], culprit: str, nonfinite: Mapping[int, str], by: str = "") -> None:
         """Fail the rows at these positions, each with the name of its non-finite array. by: detail on the culprit. The
         environment discards its state of such a row, unless it reported the failure itself."""
-        reason = DropReason.POLICY_NOT_FINITE if culprit == POLICY else DropReason.ENVIRONMENT_NOT_FINITE
+        reason = (
+            records.DropReason.POLICY_NOT_FINITE
+            if culprit == finite.POLICY
+            else records.DropReason.ENVIRONMENT_NOT_FINITE
+        )
         for place, what in nonfinite.items():
             row = int(rows[place])
-            fault = self._env.failed.pop(self.first + row, None) if culprit == ENVIRONMENT else None
+            fault = self._env.failed.pop(self.first + row, None) if culprit == finite.ENVIRONMENT else None
             if fault is not None:
                 log.error("slot %s: row %d: %s%s", self.name, self.first + row, fault, fault.place)
-                self.fail([row], DropReason.ENVIRONMENT_RAISED, str(fault), fault.place)
+                self.fail([row], records.DropReason.ENVIRONMENT_RAISED, str(fault), fault.place)
                 continue
-            if culprit == ENVIRONMENT:
+            if culprit == finite.ENVIRONMENT:
                 self._env.discard(self.first + row)
             step = int(self._rows.elapsed(np.array([row]))[0])
-            self.fail([row], reason, describe_not_finite(culprit, what), f", env step {step}{by}")
+            self.fail([row], reason, finite.describe_not_finite(culprit, what), f", env step {step}{by}")
 
-    def fail_request(self, reason: DropReason, error: str, more: str = "") -> None:
+    def fail_request(self, reason: records.DropReason, error: str, more: str = "") -> None:
         """Fail the samples of the open request's rows and drop the request. more: added to each detail."""
         assert self._request_rows is not None
         self.fail(self._request_rows.tolist(), reason, error, more)
         self._request_rows, self.answered = None, False
 
-    def fail(self, rows: Sequence[int], reason: DropReason, error: str = "", more: str = "") -> None:
+    def fail(self, rows: Sequence[int], reason: records.DropReason, error: str = "", more: str = "") -> None:
         """Fail the samples of these active rows and free the rows. more: added to each detail."""
         lost = [(row, self._rows.ticket(row)) for row in rows]
         self._rows.end(rows)
@@ -389,13 +379,15 @@ class Slot:
         for row, ticket in lost:
             self._emit_failed(ticket, reason, error, self._rows.episode(row) + more)
 
-    def fail_grants(self, grants: Sequence[Grant], reason: DropReason, error: str = "", more: str = "") -> None:
+    def fail_grants(
+        self, grants: Sequence[records.Grant], reason: records.DropReason, error: str = "", more: str = ""
+    ) -> None:
         """Fail grants that have not begun. more: added to each detail."""
         for grant in grants:
             begins = None if grant.resume else grant.ticket
             self._emit_failed(grant.ticket, reason, error, self._rows.episode(self.row(grant), begins) + more)
 
-    def _emit_failed(self, ticket: Ticket, reason: DropReason, error: str, detail: str) -> None:
+    def _emit_failed(self, ticket: records.Ticket, reason: records.DropReason, error: str, detail: str) -> None:
         source, attempt = self._source, ticket.attempt
         said = error[:TEXT_CHARS], detail[:TEXT_CHARS]
-        source.emit(SampleFailed(source.simulator, source.incarnation, ticket.number, attempt, reason, *said))
+        source.emit(records.SampleFailed(source.simulator, source.incarnation, ticket.number, attempt, reason, *said))

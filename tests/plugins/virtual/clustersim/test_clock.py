@@ -1,6 +1,7 @@
 import pytest
 
-from polyrhythm.plugins.virtual.clustersim.clock import Level, VirtualClock
+from polyrhythm.plugins.virtual.clustersim.hardware import VirtualClock
+from polyrhythm.plugins.virtual.clustersim.measures import Level
 
 
 def test_calls_come_by_time_and_at_one_instant_in_the_order_of_planning() -> None:

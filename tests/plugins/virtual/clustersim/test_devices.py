@@ -7,8 +7,7 @@ import pytest
 from tests.oracles.arbitrary import arbitrary_cluster
 from tests.plugins.virtual.clustersim.clusters import run, settings, times
 
-from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
-from polyrhythm.plugins.virtual.clustersim.hardware import Device
+from polyrhythm.plugins.virtual.clustersim.hardware import Device, VirtualClock
 from polyrhythm.scheduler.records import SampleFinished, UpdateDone, WeightsApplied
 
 near = pytest.approx

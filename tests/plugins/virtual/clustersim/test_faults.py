@@ -176,7 +176,7 @@ def test_an_incarnation_that_joins_after_its_successor_is_refused() -> None:
     first, second = cluster.driver.steps[steps:]
     assert first.commands
     assert not second.commands
-    assert conductor.refused == 1  # type: ignore[attr-defined]
+    assert conductor.stations.refused == 1  # type: ignore[attr-defined]
 
 
 def test_updates_are_counted_once_however_often_the_trainer_dies() -> None:

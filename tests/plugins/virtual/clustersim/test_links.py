@@ -8,8 +8,7 @@ import pytest
 from tests.oracles.arbitrary import arbitrary_hosts
 from tests.plugins.virtual.clustersim.clusters import run, settings, times
 
-from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
-from polyrhythm.plugins.virtual.clustersim.hardware import Network
+from polyrhythm.plugins.virtual.clustersim.hardware import Network, VirtualClock
 from polyrhythm.scheduler.records import (
     BatchDone,
     GeneratorJoined,

@@ -21,7 +21,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from select import select
-from types import FrameType
 from typing import IO, Protocol
 
 import msgspec
@@ -29,10 +28,9 @@ import msgspec
 from polyrhythm.errors import PolyrhythmError, StartError
 from polyrhythm.imports import same_imports
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.client import client_of
+from polyrhythm.plugins.cluster.hosts.client import HostWatch, client_of
 from polyrhythm.plugins.cluster.hosts.memory import find_shared, segment_sizes, start_cleaner, write_identity
 from polyrhythm.plugins.cluster.hosts.server import DataServer, HostServer
-from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.plugins.cluster.sealed import check_sealing
 from polyrhythm.readable import set_up_logging
 from polyrhythm.runtime.hosts import MAIN
@@ -92,9 +90,9 @@ def serve(spec: AgentSpec) -> None:
         try:
             found, server, watch = _open(spec, stack)
         except (PolyrhythmError, OSError, ValueError) as error:
-            _say(Found(error=str(error)))
-            return
-        _say(found)
+            found, server, watch = Found(error=str(error)), None, None
+        sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        sys.stdout.flush()
         while server is not None and os.getppid() == spec.parent:
             if watch is not None and watch.is_silent_for(spec.silence_s):
                 log.error("main's host cannot be reached: this host is lost to the run")
@@ -131,21 +129,12 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, HostServer | None, 
     return Found(spec.host, str(folder), token, server.endpoint), server, watch
 
 
-def _say(found: Found) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
-    sys.stdout.flush()
-
-
-def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    sys.exit(0)
-
-
 def main() -> None:
     """Read the spec and serve. The folder goes when the process that started this one ends, however it ends."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=AgentSpec)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != spec.parent:
@@ -163,45 +152,33 @@ FOUND_S, _LEAVE_S = 30.0, 5.0
 
 
 class Node(Protocol):
-    """A place for processes. name: for people; address: by which other hosts reach it."""
+    """A place for processes. name: for people; address: by which other hosts reach it; abandoned: a process there was
+    to end and could not be reached, so it may still live; agent_failure: how the host's agent there has ended, as far
+    as this is known, "" while it serves; leaves: it is one of a cluster that says which nodes are there."""
 
     @property
     def name(self) -> str: ...
-
     @property
     def address(self) -> str: ...
-
     @property
-    def abandoned(self) -> bool:
-        """A process there was to end and could not be reached: it may still live."""
-        ...
-
+    def abandoned(self) -> bool: ...
     @property
-    def agent_failure(self) -> str:
-        """How the host's agent there has ended, as far as this is known; "" while it serves."""
-        ...
-
+    def agent_failure(self) -> str: ...
     @property
-    def leaves(self) -> bool:
-        """Whether it is one of a cluster that says which nodes are there."""
-        ...
+    def leaves(self) -> bool: ...
 
     def start_agent(self, spec: AgentSpec) -> Callable[[], Found]:
-        """Start the host's agent there, until `close`, without waiting for it. What is returned waits for what it
-        finds, until `FOUND_S` after the start. StartError, from either: it does not start."""
-        ...
+        """Start the host's agent there, until `close`, without waiting for it. The function returned waits for its
+        answer, until `FOUND_S` after the start. StartError, from either: it does not start."""
 
     def spawn(self, spec: ChildSpec, log: IO[bytes]) -> ProcessHandle:
         """Start a station's process there."""
-        ...
 
     def give_up(self) -> None:
         """The host there is lost: processes that are to end there are not waited for."""
-        ...
 
     def close(self) -> None:
         """End the agent; a second call does nothing."""
-        ...
 
 
 class AgentProcess:
@@ -221,22 +198,18 @@ class AgentProcess:
 
     def found(self) -> Found:
         """Wait for what it finds; asked once. StartError: nothing, and it has ended."""
-        try:
-            return self._hear()
-        except BaseException:
-            self.close()
-            raise
-
-    def _hear(self) -> Found:
         output = self._process.stdout
         assert output is not None
-        ready, _, _ = select([output], [], [], max(0.0, self._until - time.monotonic()))
-        line = output.readline() if ready else b""
-        if not line:
-            raise StartError(f"the host's agent said nothing within {FOUND_S:g} s (status {self._process.poll()})")
-        found = msgspec.json.decode(line, type=Found)
-        if found.error:
-            raise StartError(found.error)
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            ready, _, _ = select([output], [], [], max(0.0, self._until - time.monotonic()))
+            line = output.readline() if ready else b""
+            if not line:
+                raise StartError(f"the host's agent said nothing within {FOUND_S:g} s (status {self._process.poll()})")
+            found = msgspec.json.decode(line, type=Found)
+            if found.error:
+                raise StartError(found.error)
+            undo.pop_all()
         self._serves = bool(found.endpoint)
         return found
 

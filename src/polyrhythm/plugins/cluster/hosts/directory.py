@@ -5,7 +5,7 @@ either; one alone may be slow. An agent that has ended, or answers nothing for t
 its stations are heard: nobody can read what it holds. So does a process there that could not be ended: it may still
 write. The host of the trainer or of main cannot be lost: the run ends, and is resumed.
 
-    sought     the station has ended, hosts are being asked
+    ended      the station has ended, hosts are being asked
     placed     it may start: where it was, or on a node that has room for it
     waiting    no node has room; the run goes on with less
     crowded    it had to start without room, because the run needs so many; it moves to a node that has
@@ -18,14 +18,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import IO, Protocol
+from typing import IO
 
 from polyrhythm.errors import HostLost, RunHalted
-from polyrhythm.plugins.cluster.hosts.survey import HostPlace, Sight, Survey
-from polyrhythm.plugins.cluster.hosts.watch import HostWatch
+from polyrhythm.plugins.cluster.hosts.client import HostWatch
+from polyrhythm.plugins.cluster.hosts.survey import HostedNode, Sight, Survey
 from polyrhythm.runtime.hosts import MAIN, SAME, Changes, ClockOffset, Departure, HostView
+from polyrhythm.runtime.launcher import ArenaPayloads
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.processes.child import ChildSpec
@@ -71,14 +71,14 @@ class HostDirectory:
 
     def __init__(
         self,
-        places: Mapping[str, HostPlace],
+        places: Mapping[str, HostedNode],
         slots: Mapping[str, Sequence[str]],
         servers: Mapping[str, str],
         publishers: tuple[str, ...],
         survey: Survey | None = None,
         needs: Needs = NO_NEEDS,
         heartbeat_s: float = 20.0,
-        own: HostPlace | None = None,
+        own: HostedNode | None = None,
     ) -> None:
         self._places, self._slots, self._publishers = dict(places), slots, publishers
         self._servers, self._heartbeat_s = dict(servers), heartbeat_s
@@ -87,8 +87,8 @@ class HostDirectory:
         self._survey, self._needs = survey, needs
         self.lost: set[str] = set()
         self.on_host: Callable[[str, str], None] = lambda _host, _endpoint: None
-        self._sought: dict[str, float] = {}  # since when
-        self._waiting: list[str] = []
+        self._ended: dict[str, float] = {}  # since when
+        self.waiting: list[str] = []  # the stations that no node has room for
         self._crowded: dict[str, float] = {}  # since when
         self._open_watch: Callable[[str, str], HostWatch] | None = None
         self._watches: dict[str, HostWatch] = {}
@@ -103,7 +103,6 @@ class HostDirectory:
                 self._watches[host] = open_watch(host, endpoint)
 
     def close(self) -> None:
-        """Ask no host any more."""
         watches = [*self._watches.values(), *self._stopped]
         for watch in watches:
             watch.stop()
@@ -114,7 +113,6 @@ class HostDirectory:
         return self._places[station].host
 
     def view(self, station: str) -> HostView:
-        """What a process of the station that starts now knows of the hosts."""
         place = self._places[station]
         own = HostView(place.host, place.folder, place.node.address, answer_s=self._heartbeat_s, memory=_MEMORY)
         return self.view_from(own)
@@ -126,27 +124,18 @@ class HostDirectory:
         return replace(own, servers=dict(self._servers), slots=slots, publishers=self._publishers, silence_s=silence_s)
 
     def offset_of(self, host: str) -> ClockOffset | None:
-        """How far a host's monotonic clock is ahead of main's; None while nothing is known of it."""
         if host == MAIN:
             return SAME
         watches = (*self._watches.values(), *self._stopped)
         return next((watch.offset() for watch in watches if watch.host == host), None)
 
     def spawn(self, spec: ChildSpec, file: IO[bytes]) -> ProcessHandle:
-        """Start a station's process on its node."""
         return self._places[spec.station].node.spawn(spec, file)
 
-    # ------------------------------------------------------------ places
-
-    @property
-    def waiting(self) -> Sequence[str]:
-        """The stations that no node has room for."""
-        return self._waiting
-
-    def seek(self, station: str, now: float) -> None:
+    def on_station_ended(self, station: str, now: float) -> None:
         """A station has ended; `advance` says when it may start again: once all hosts have answered that are not lost,
         because a lost host takes stations with it, or makes those fail that fetch from it."""
-        self._sought[station] = now
+        self._ended[station] = now
         for watch in self._watches.values():
             watch.ask()
 
@@ -161,12 +150,16 @@ class HostDirectory:
         leaving = self._lose({self._places[station].host for station in heard})
         answered = min((watch.answered for watch in self._watches.values()), default=now)
         known = max(answered, now - self._heartbeat_s)
-        for station in [name for name, since in self._sought.items() if since <= known]:
-            del self._sought[station]
-            self._waiting.append(station)
-        placed = [station for station in list(self._waiting) if self._place(station, now)]
-        if not (starting or self._sought or self._waiting or leaving):
-            leaving |= self._move(now)  # one after another: each is idle until it is ready at its new place
+        for station in [name for name, since in self._ended.items() if since <= known]:
+            del self._ended[station]
+            self.waiting.append(station)
+        placed = [station for station in list(self.waiting) if self._place(station, now)]
+        if not (starting or self._ended or self.waiting or leaving):
+            usable = self._usable()
+            for station, since in self._crowded.items():
+                if now >= since + _STAYS_S and (roomy := self._with_room(station, usable)) is not None:
+                    leaving[station] = Departure(f"moves to {roomy.node.name}, which has room", moves=True)
+                    break  # one after another: each is idle until it is ready at its new place
         return Changes(hosts, leaving, placed)
 
     def _take_new(self) -> list[tuple[str, str]]:
@@ -211,7 +204,7 @@ class HostDirectory:
                 if self._survey is not None:
                     self._survey.withdraw(name)
         gone = {name: place.host for name, place in self._places.items() if place.host in found}
-        absent = {*self._sought, *self._waiting}
+        absent = {*self._ended, *self.waiting}
         there = {name: host for name, host in gone.items() if name not in absent}
         return {name: Departure(f"is on host {host}, which is lost") for name, host in there.items()}
 
@@ -237,13 +230,15 @@ class HostDirectory:
         else:
             found = self._with_room(station, usable)
             self._crowded.pop(station, None)
-            if found is None and self._has_to_work(station):
+            absent = {*self.waiting, *self._ended}
+            kinds = (len(names - absent) < least for names, least in self._needs.least if station in names)
+            if found is None and next(kinds, True):  # the run needs it even where it has to share CPUs
                 found = self._least_loaded(usable)
                 if self._sight is not None:
                     self._crowded[station] = now
         if found is None:
             return False
-        self._waiting.remove(station)
+        self.waiting.remove(station)
         if found is not before:
             self._places[station] = found
             room = ", which has no room" * (station in self._crowded)
@@ -254,8 +249,7 @@ class HostDirectory:
     def _sight(self) -> Sight | None:
         return self._survey.sight if self._survey is not None else None
 
-    def _usable(self) -> dict[str, HostPlace]:
-        """The nodes that are there and whose hosts are not lost."""
+    def _usable(self) -> dict[str, HostedNode]:
         there = self._sight.free if self._sight is not None else self._nodes
         return {
             name: place
@@ -263,7 +257,7 @@ class HostDirectory:
             if place.host not in self.lost and (name in there or self._survey is None or not place.node.leaves)
         }
 
-    def _with_room(self, station: str, usable: Mapping[str, HostPlace]) -> HostPlace | None:
+    def _with_room(self, station: str, usable: Mapping[str, HostedNode]) -> HostedNode | None:
         """The node that the cluster has reserved CPUs on for the station, or one with enough that nobody has."""
         sight = self._sight
         if sight is None:
@@ -271,53 +265,28 @@ class HostDirectory:
         if (name := sight.reserved.get(station, "")) in usable:
             return usable[name]
         need, free = self._needs.cpus.get(station, 0.0), dict(sight.free)
-        for other in set(self._places) - {station, *self._waiting, *self._crowded}:
+        for other in set(self._places) - {station, *self.waiting, *self._crowded}:
             if (name := self._places[other].node.name) != sight.reserved.get(other):
                 free[name] = free.get(name, 0.0) - self._needs.cpus.get(other, 0.0)
         roomy = {name: place for name, place in usable.items() if free.get(name, 0.0) >= need}
         return self._least_loaded(roomy) if roomy else None
 
-    def _has_to_work(self, station: str) -> bool:
-        """Whether the run needs it even where it has to share CPUs."""
-        for names, least in self._needs.least:
-            if station in names:
-                return len(names - set(self._waiting) - set(self._sought)) < least
-        return True
-
-    def _least_loaded(self, usable: Mapping[str, HostPlace]) -> HostPlace:
-        """The node with the fewest stations."""
+    def _least_loaded(self, usable: Mapping[str, HostedNode]) -> HostedNode:
         if not usable:
             raise RunHalted("all hosts of the run are lost but main's; start again with resume")
-        counts = Counter(place.node.name for name, place in self._places.items() if name not in self._waiting)
+        counts = Counter(place.node.name for name, place in self._places.items() if name not in self.waiting)
         return min(usable.values(), key=lambda place: counts[place.node.name])
 
-    def _move(self, now: float) -> dict[str, Departure]:
-        """The first crowded station that a node has room for now."""
-        usable = self._usable()
-        for station, since in self._crowded.items():
-            if now >= since + _STAYS_S and (place := self._with_room(station, usable)) is not None:
-                return {station: Departure(f"moves to {place.node.name}, which has room", moves=True)}
-        return {}
 
-
-class BlockHosts(Protocol):
-    """The hosts of a run. lost: those that do not answer any more."""
-
-    @property
-    def lost(self) -> AbstractSet[str]: ...
-
-    def host_of(self, station: str) -> str: ...
-
-
-class HostedPayloads:
+class HostedPayloads(ArenaPayloads):
     """arena: of main's host `own`, which fetches what lies on others; hosts: of the simulators, and which are lost;
     in_flight: the table that the hosting checks events by."""
 
-    def __init__(self, arena: Arena, own: str, hosts: BlockHosts, in_flight: InFlight) -> None:
+    def __init__(self, arena: Arena, own: str, hosts: HostDirectory, in_flight: InFlight) -> None:
         self.layout, self.arena, self.in_flight = arena.layout, arena, in_flight
         self._own, self._hosts = own, hosts
         self._where: dict[int, str] = {}
-        self._told: set[str] = set()  # lost payloads that the conductor has been told of
+        self._reported: set[str] = set()  # lost payloads that the conductor has been told of
         self._seen_lost = 0  # hosts that were lost when it was last told
 
     def assign(self, command: records.StartRows) -> records.StartRows:
@@ -329,7 +298,7 @@ class HostedPayloads:
     def on_event(self, event: records.Event) -> None:
         self.in_flight.on_event(event)
         if isinstance(event, records.StationLost):
-            self._told.clear()  # a trainer may have had some of them
+            self._reported.clear()  # a trainer may have had some of them
             self._seen_lost = 0
         elif isinstance(event, records.SampleFinished):
             self._seen_lost = 0
@@ -337,7 +306,7 @@ class HostedPayloads:
     def release(self, payload_ids: Iterable[str]) -> None:
         payload_ids = tuple(payload_ids)
         self.in_flight.release(payload_ids)
-        self._told.difference_update(payload_ids)
+        self._reported.difference_update(payload_ids)
 
     def take_lost(self) -> records.PayloadsLost | None:
         if len(self._hosts.lost) == self._seen_lost:
@@ -345,16 +314,15 @@ class HostedPayloads:
         lost: dict[str, list[str]] = {}
         for payload_id in self.in_flight.finished():
             host = self._where.get(int(payload_id), self._own)
-            if host in self._hosts.lost and payload_id not in self._told:
+            if host in self._hosts.lost and payload_id not in self._reported:
                 lost.setdefault(host, []).append(payload_id)
         for host, payload_ids in lost.items():
-            self._told.update(payload_ids)
+            self._reported.update(payload_ids)
             return records.PayloadsLost(host, tuple(payload_ids))
         self._seen_lost = len(self._hosts.lost)
         return None
 
     def locate(self, payload_ids: Sequence[str]) -> tuple[str, ...]:
-        """`host/block` for each block."""
         return tuple(self._locate(payload_id) for payload_id in payload_ids)
 
     def _locate(self, payload_id: str) -> str:

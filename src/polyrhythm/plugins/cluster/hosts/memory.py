@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.client import DataClient, client_of
+from polyrhythm.plugins.cluster.hosts.client import DataClient, HostWatch, client_of
 from polyrhythm.plugins.cluster.hosts.pieces import entries_at_a_time, largest_answer, request_of, write_part
-from polyrhythm.plugins.cluster.hosts.watch import HostWatch
 from polyrhythm.plugins.cluster.sealed import MOST_PIECES
 from polyrhythm.runtime.hosts import MAIN, HostView
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
-from polyrhythm.runtime.memory.process_memory import ARENA, WEIGHTS, open_weights
+from polyrhythm.runtime.memory.process_memory import ARENA, WEIGHTS, ProcessMemory, open_weights
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -42,7 +41,6 @@ _IDENTITY = "identity"
 
 
 def write_identity(folder: Path) -> str:
-    """Write a new token into the folder."""
     token = secrets.token_hex(16)
     file = folder / _IDENTITY
     file.touch(mode=0o600)
@@ -153,7 +151,6 @@ MIRROR = "mirror"
 def segment_sizes(
     layout: ArenaLayout, weights: WeightsLayout, host: str, publishers: tuple[str, ...]
 ) -> dict[str, int]:
-    """Bytes of each segment of a host."""
     sizes = {ARENA: layout.nbytes}
     if host in publishers:
         sizes[WEIGHTS] = shared_nbytes(weights)
@@ -162,15 +159,15 @@ def segment_sizes(
     return sizes
 
 
-class HostMemory:
-    """A `ProcessMemory`. view: the run's hosts; sockets: of this process. On another host than main's it asks that one
+class HostMemory(ProcessMemory):
+    """view: the run's hosts; sockets: of this process. On another host than main's it asks that one
     again and again whether it is there."""
 
     def __init__(
         self, layout: ArenaLayout, weights: WeightsLayout, folder: Path, view: HostView, sockets: Sockets
     ) -> None:
-        self.folder, self.host = folder, view.own
-        self._layout, self._weights, self._view, self._sockets = layout, weights, view, sockets
+        super().__init__(layout, weights, folder)
+        self.host, self._view, self._sockets = view.own, view, sockets
         self.clients: dict[str, DataClient] = {}
         self._others: OtherHosts | None = None
         self._watch: HostWatch | None = None
@@ -189,24 +186,20 @@ class HostMemory:
         return client_of(self._sockets, host, endpoint, answer_s, largest)
 
     def add_host(self, host: str, endpoint: str) -> None:
-        """The run has another host. UnfitMessage: there can be none of this name, or not there."""
         view = self._view
         if host == view.own or host in self.clients or not self._sockets.could_be(endpoint):
             raise UnfitMessage("impossible", f"no other host of this run is {host!r} at {endpoint!r}")
         self.clients[host] = self.client(host, endpoint, view.answer_s)
 
     def arena(self) -> Arena:
-        """The arena of this host, which fetches what lies on others."""
         self._others = OtherHosts(self._layout, self.host, self._view.slots, self.clients)
         return Arena(self._layout, memoryview(open_segment(self.folder, ARENA)), self._others)
 
     def move_slots(self, host: str, slots: Sequence[str]) -> None:
-        """Requests of these slots lie on this host now. UnfitMessage: there is no such host."""
         if self._others is not None:
             self._others.move_slots(host, slots)
 
     def weights(self, device: str, ends: Ends | None) -> Weights:
-        """This process's end of the weights channel, for a station on `device`. ValueError: the layout is damaged."""
         self._weights.verify()
         folder, view = self.folder, self._view
         if {*view.publishers} == {view.own}:
@@ -224,7 +217,6 @@ class HostMemory:
         return HostWeights(own, others, mirror, locks)
 
     def close(self) -> None:
-        """End the connections."""
         if self._watch is not None:
             self._watch.close()
         for client in list(self.clients.values()):

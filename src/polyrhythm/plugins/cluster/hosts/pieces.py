@@ -105,7 +105,9 @@ def write_part(arena: Arena, block: int, begin: int, received: Sequence[Received
     if not 0 < steps <= arena.layout.steps:
         raise ValueError(f"a sample of {steps} steps; at most {arena.layout.steps} are possible")
     part = slice(begin, begin + entries_at_a_time(arena.layout))
-    _write(list(_parts(arena, block, steps, part)), received[1:])
+    places = list(_parts(arena, block, steps, part))
+    for (array, entries), piece in zip(places, _fitting(places, received[1:]), strict=True):
+        array[entries] = piece
     return head
 
 
@@ -131,14 +133,8 @@ def _parts(arena: Arena, block: int, steps: int, part: slice) -> Iterator[tuple[
         begin, stop = min(part.start, entries), min(part.stop, entries)
         return slice(block + begin * blocks, block + stop * blocks, blocks)
 
-    yield from ((array, places(steps)) for array in _outcomes(arena))
+    yield from ((array, places(steps)) for array in (arena.answers, arena.rewards, arena.valid))
     yield from ((array, places(steps + 1)) for array in arena.obs.values())
-
-
-def _write(places: Sequence[tuple[Piece, slice]], received: Sequence[Received]) -> None:
-    """Write each piece to its entries of its array, once all of them fit. ValueError: one does not."""
-    for (array, entries), piece in zip(places, _fitting(places, received), strict=True):
-        array[entries] = piece
 
 
 def _fitting(places: Sequence[tuple[Piece, slice]], received: Sequence[Received]) -> list[Piece]:
@@ -147,11 +143,6 @@ def _fitting(places: Sequence[tuple[Piece, slice]], received: Sequence[Received]
         _as_array(piece, array.dtype, array[entries].shape)
         for (array, entries), piece in zip(places, received, strict=True)
     ]
-
-
-def _outcomes(arena: Arena) -> tuple[Piece, Piece, Piece]:
-    """The arrays with an entry for each step that was taken."""
-    return arena.answers, arena.rewards, arena.valid
 
 
 def _as_array(piece: Received, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Piece:

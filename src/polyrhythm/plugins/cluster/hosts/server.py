@@ -138,6 +138,5 @@ class HostServer:
             first = 0.0
 
     def close(self) -> None:
-        """End all connections."""
         self._end.close()
         self._port.close()

@@ -37,16 +37,14 @@ class ClusterLost(Exception):
 
 
 class ClusterNodes(Protocol):
-    """Who knows the nodes. Both are called by the survey's thread alone, and may take seconds."""
+    """look: the nodes that are alive, by name, and what is free there; called by the survey's thread alone, it may take
+    seconds. OSError: the cluster does not answer. ClusterLost: it never will."""
 
-    def look(self) -> tuple[Mapping[str, Node], Sight]:
-        """The nodes that are alive, by name, and what is free there. OSError: it does not answer. ClusterLost: it
-        never will."""
-        ...
+    def look(self) -> tuple[Mapping[str, Node], Sight]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class HostPlace:
+class HostedNode:
     """A node, the host that it is on, and the run's folder there."""
 
     node: Node
@@ -64,7 +62,7 @@ class Survey:
         self.usable: frozenset[str] = frozenset()
         self.failure = ""
         self._cluster, self._open_host, self._look_s = cluster, open_host, look_s
-        self._found: queue.SimpleQueue[tuple[HostPlace, str]] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[tuple[HostedNode, str]] = queue.SimpleQueue()
         self._offered: dict[str, str] = {}
         self._tried: dict[str, float] = {}
         self._opened: list[Node] = []
@@ -74,7 +72,7 @@ class Survey:
     def start(self) -> None:
         self._thread.start()
 
-    def take(self) -> list[tuple[HostPlace, str]]:
+    def take(self) -> list[tuple[HostedNode, str]]:
         """The places on nodes that came since the last call, each with the endpoint of a new host's server, or ""."""
         taken = []
         while not self._found.empty():
@@ -97,19 +95,17 @@ class Survey:
                 log.exception("a look at the cluster failed; nodes that come are not used while this lasts")
 
     def _look(self) -> None:
+        """Open the hosts of nodes that came, unless that failed just now."""
         nodes, self.sight = self._cluster.look()
         for name, node in nodes.items():
+            again = self._tried.get(name, -_AGAIN_S) + _AGAIN_S
             if name in self.usable:
                 self._offered.pop(name, None)
-            elif name not in self._offered and not self._over.is_set():
-                self._try(node)
+            elif name not in self._offered and not self._over.is_set() and time.monotonic() >= again:
+                self._open(node)
 
-    def _try(self, node: Node) -> None:
-        """Open the node's host, unless that failed just now."""
-        now = time.monotonic()
-        if now < self._tried.get(node.name, -_AGAIN_S) + _AGAIN_S:
-            return
-        self._tried[node.name] = now
+    def _open(self, node: Node) -> None:
+        self._tried[node.name] = time.monotonic()
         try:
             node.close()  # the agent of a host that is lost
             found = self._open_host(node)
@@ -120,7 +116,7 @@ class Survey:
         del self._tried[node.name]
         self._opened.append(node)
         self._offered[node.name] = found.host
-        self._found.put((HostPlace(node, found.host, found.folder), found.endpoint))
+        self._found.put((HostedNode(node, found.host, found.folder), found.endpoint))
 
     def withdraw(self, name: str) -> None:
         """A node of this name is no longer usable: it is opened again once it is there."""
@@ -128,7 +124,6 @@ class Survey:
         self._offered.pop(name, None)
 
     def close(self) -> None:
-        """End the thread, and the agents that it started."""
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join(FOUND_S)

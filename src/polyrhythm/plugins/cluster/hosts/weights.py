@@ -13,7 +13,7 @@ import fcntl
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,17 +30,7 @@ _decode_held = msgspec.msgpack.Decoder(dict[int, int]).decode
 _decode_known = msgspec.msgpack.Decoder(dict[int, tuple[int, int]]).decode
 
 
-class Publisher(Protocol):
-    """Where versions are published: in this host's memory, or on another host."""
-
-    def held(self) -> Mapping[int, int]:
-        """The number of each version's publication."""
-        ...
-
-
 class OtherHost:
-    """Publications on another host."""
-
     def __init__(self, client: DataClient) -> None:
         self._client = client
 
@@ -82,7 +72,7 @@ class HostWeights:
         self.layout: WeightsLayout = mirror.layout
         self.traffic: Traffic = own.traffic if own is not None else Traffic()
         self._own, self._others, self._mirror = own, [OtherHost(client) for client in others], mirror
-        self._publishers: list[Publisher] = [*([own] if own is not None else []), *self._others]
+        self._publishers: list[SharedWeights | OtherHost] = [*([own] if own is not None else []), *self._others]
         self._turn, self._known = folder / "mirror.lock", folder / "mirror.known"
 
     @property
@@ -116,7 +106,12 @@ class HostWeights:
             if local is None:
                 continue
             taken = local.fetch(source.publication.version, into, copy=copy).publication
-            if self._is_still(local, source, taken):
+            identity = source.publisher, source.publication.number
+            if local is self._own:
+                unchanged = taken == source.publication
+            else:
+                unchanged = self._read_known().get(taken.number) == identity
+            if unchanged:
                 return Fetched(found, "tcp" if moved else "host")
         raise self._overwritten(version)
 
@@ -134,7 +129,6 @@ class HostWeights:
         return RuntimeError(f"version {version} and those after it were overwritten {_TRIES} times while fetched")
 
     def _look_for(self, version: int) -> _Source:
-        """`version`, or the newest if that is gone."""
         newest = _Source(-1, NOTHING)
         for index, publisher in enumerate(self._publishers):
             held = publisher.held()
@@ -171,9 +165,3 @@ class HostWeights:
     def _read_known(self) -> dict[int, tuple[int, int]]:
         """Whose publication each number of the mirror is."""
         return _decode_known(self._known.read_bytes()) if self._known.exists() else {}
-
-    def _is_still(self, local: SharedWeights, source: _Source, taken: Publication) -> bool:
-        """Whether what was taken of this host's memory is the source's publication, and not a later one."""
-        if local is self._own:
-            return taken == source.publication
-        return self._read_known().get(taken.number) == (source.publisher, source.publication.number)

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,6 @@ class StationActor:
 
 
 class AgentActor:
-    """The agent of a node's host."""
-
     def __init__(self) -> None:
         self._agent: AgentProcess | None = None
 
@@ -83,7 +82,6 @@ class AgentActor:
         return msgspec.msgpack.encode(found)
 
     def close(self) -> None:
-        """End the agent; its folder goes with it."""
         if self._agent is not None:
             self._agent.close()
             self._agent = None
@@ -166,23 +164,17 @@ class ActorProcess:
         try:
             status: int = ray.get(self.ended, timeout=ANSWER_S)
         except RayError as error:
-            return _WITH_ITS_NODE if self._has_started() or _is_of_node(error) else self._not_started(error)
+            with suppress(RayError):
+                ray.get(self._pid_ref, timeout=0)
+                return _WITH_ITS_NODE  # it had started
+            if _is_of_node(error):
+                return _WITH_ITS_NODE
+            self._write(f"{last_line(error)}\n".encode())  # as if the process had said it
+            return _NOT_STARTED
         while self._keep(self._reading or self.actor.read_log.remote(self._offset, _LOG_BYTES)) == _LOG_BYTES:
             pass
         self._keep(self.actor.read_log.remote(self._offset, _LOG_BYTES))
         return status
-
-    def _has_started(self) -> bool:
-        try:
-            ray.get(self._pid_ref, timeout=0)
-        except RayError:
-            return False
-        return True
-
-    def _not_started(self, error: RayError) -> int:
-        """The status of a process that its actor could not start; why is in the log, as if the process had said it."""
-        self._write(f"{last_line(error)}\n".encode())
-        return _NOT_STARTED
 
     def _write(self, content: bytes) -> None:
         try:
@@ -213,14 +205,8 @@ class ActorProcess:
         self._status = status
         self._over.set()
 
-    def abandon(self) -> None:
-        """Nothing is heard of it any more: it counts as ended, and may still live."""
-        self.abandoned = True
-        self.end()
-
 
 def last_line(error: BaseException) -> str:
-    """The end of what it says."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
@@ -256,7 +242,8 @@ class Watcher:
                 with self._turn:
                     processes, self._processes = self._processes, []
                 for process in processes:
-                    process.abandon()
+                    process.abandoned = True
+                    process.end()
 
     def _look(self) -> None:
         with self._turn:
@@ -270,6 +257,5 @@ class Watcher:
             self._processes = [process for process in self._processes if process not in over]
 
     def close(self) -> None:
-        """End the thread."""
         self._over.set()
         self._thread.join()

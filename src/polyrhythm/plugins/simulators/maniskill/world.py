@@ -8,30 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.envs.base import StepResult
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.simulators.maniskill.library import episode_steps, make_env
-from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
-from polyrhythm.plugins.simulators.maniskill.tasks import TaskSentences, own_sentences, place_beyond, read_sentences
+from polyrhythm.plugins.simulators.maniskill.settings import (
+    ManiSkillFields,
+    TaskSentences,
+    own_sentences,
+    place_beyond,
+    read_sentences,
+)
 from polyrhythm.plugins.simulators.variation import Appearance
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 from polyrhythm.specs.hashing import library_seed
 
 #: ManiSkill's depth is in whole millimetres.
 _MILLIMETRES = 1000.0
-
-
-class StepOutcome(NamedTuple):
-    """Outcome of a step, [rows] each: reward; terminated by the task; success; metrics by name, NaN if missing."""
-
-    reward: NDArray[np.float32]
-    ended: NDArray[np.bool_]
-    success: NDArray[np.bool_]
-    metrics: Mapping[str, NDArray[np.floating]]
 
 
 class World:
@@ -51,10 +48,13 @@ class World:
             )
         self._camera = "" if settings.observation == "state" else self._find_camera()
         self._info: Mapping[str, Any] = {}
-        self._own_get_obs = self.env.get_obs if _is_changed(self.env) else None
+        from mani_skill.envs.sapien_env import BaseEnv
+
+        self._own_get_obs = self.env.get_obs if type(self.env).get_obs is not BaseEnv.get_obs else None
         if self._camera:  # its own get_obs, called by step and reset, would render
             self.env.get_obs = self._observe_numbers
-        self._scene = Scene(self.env, self._camera)
+        self._seen_scene: Any = None  # ManiSkill may rebuild it at a reset, which restores the usual lights and camera
+        self._usual: tuple[Any, list[tuple[Any, Any]]] = (None, [])
         self._numbers, self._earned = np.zeros((rows, 0), np.float32), np.zeros(rows, np.float32)
         info = self._reset(list(range(rows)), 0)
         self.reports_success = "success" in info
@@ -85,15 +85,21 @@ class World:
             assert self.sentences is not None
             numbers = np.array([self.sentences.episode(sentence, seed)])
         self._reset([row], library_seed(seed), numbers)
-        self._refuse_other_words(row, sentence or self._own)
+        wanted = sentence or self._own
+        if wanted and (told := own_sentences(self.env)[row]) != wanted:
+            raise ConfigError(
+                f"env.tasks = {self.task}: an episode says {told!r} instead of {wanted!r}, because its instructions do "
+                f"not follow from its numbers (total_num_trials); give it one by env.instructions: {{{self.task}: ...}}"
+            )
         if self.settings.placement == "beyond":  # with one row, as another appearance
             place_beyond(self.env, self.task, seed)
             self._numbers = self._to_numbers(self.env.get_obs(self.env.get_info()))
         if appearance := Appearance.draw(self.settings.appearance, seed):
-            self._scene.show(appearance)
+            self._show(appearance)
 
-    def step(self, actions: NDArray[np.generic]) -> StepOutcome:
-        """Run one step of all rows; actions [rows,A], clipped to the bounds."""
+    def step(self, actions: NDArray[np.generic]) -> StepResult:
+        """Run one step of all rows, without a time limit; actions [rows,A], clipped to the bounds. terminated: by the
+        task; metrics: NaN if missing."""
         low, high = self._bounds
         clipped = np.minimum(np.maximum(actions, low), high).astype(np.float32, copy=False)
         observation, reward, ended, _, info = self.env.step(clipped)
@@ -102,15 +108,15 @@ class World:
         if not self.settings.end_on_success:
             ended &= ~success | self._flag(info.get("fail"))
         if self.settings.reward_flags:
-            reward = self._change_of_flags(info)
+            weights = self.settings.reward_flags.items()
+            flags = [weight * _numpy(info[name]).reshape(self.rows) for name, weight in weights]
+            before, self._earned = self._earned, np.sum(flags, axis=0).astype(np.float32)
+            reward = self._earned - before
         elif self.env.reward_mode == "none":
             reward = success.astype(np.float32) - self._flag(info.get("fail"))
-        return StepOutcome(
-            np.array(_numpy(reward), np.float32).reshape(self.rows),
-            ended,
-            success,
-            {name: self._metric(name, info.get(name)) for name in self.settings.metrics},
-        )
+        earned = np.array(_numpy(reward), np.float32).reshape(self.rows)
+        metrics = {name: self._metric(name, info.get(name)) for name in self.settings.metrics}
+        return StepResult(earned, ended, np.zeros(self.rows, np.bool_), success, metrics)
 
     def observe(self) -> dict[str, NDArray[np.generic]]:
         """Observe all rows, [rows, ...] by name; renders the images."""
@@ -178,13 +184,6 @@ class World:
         self._info = self.env.get_info() if info is None else info
         return self.env._get_obs_state_dict(self._info)
 
-    def _change_of_flags(self, info: Mapping[str, Any]) -> NDArray[np.float32]:
-        """Change [rows] of the weighted sum of flags since the previous step."""
-        weights = self.settings.reward_flags.items()
-        total = np.sum([weight * _numpy(info[name]).reshape(self.rows) for name, weight in weights], axis=0)
-        before, self._earned = self._earned, total.astype(np.float32)
-        return self._earned - before
-
     def _refuse_rewards(self, info: Mapping[str, Any]) -> None:
         """ConfigError: the task reports no flag from which a reward could be computed."""
         if unknown := [name for name in self.settings.reward_flags if name not in info]:
@@ -194,14 +193,6 @@ class World:
             raise ConfigError(
                 f"env.reward = sparse: {self.task} has no such reward; choose another task, since this one has no "
                 "reward, and reports neither success nor failure"
-            )
-
-    def _refuse_other_words(self, row: int, wanted: str) -> None:
-        """ConfigError: an episode's instruction differs from the policy's."""
-        if wanted and (told := own_sentences(self.env)[row]) != wanted:
-            raise ConfigError(
-                f"env.tasks = {self.task}: an episode says {told!r} instead of {wanted!r}, because its instructions do "
-                f"not follow from its numbers (total_num_trials); give it one by env.instructions: {{{self.task}: ...}}"
             )
 
     def _to_numbers(self, observation: Any) -> NDArray[np.float32]:
@@ -228,6 +219,24 @@ class World:
             raise ConfigError(f"env.metrics.{name}: {self.task} gives an array {shape}, not a number; remove it")
         return numbers.astype(np.float32).reshape(self.rows)
 
+    def _show(self, appearance: Appearance) -> None:
+        """Replace the previous appearance of the one row. A camera that moves with the robot keeps its pose."""
+        sensor = self.env._sensors[self._camera]
+        if appearance.shift and sensor.entity is None:
+            sensor.camera.set_local_pose(_turned(sensor.config.pose.sp, appearance))
+        scene = self.env.scene.sub_scenes[0]
+        if scene is not self._seen_scene:
+            import sapien
+
+            parts = [part for entity in scene.entities for part in entity.components]
+            lights = [part for part in parts if isinstance(part, sapien.render.RenderLightComponent)]
+            self._seen_scene = scene
+            self._usual = np.array(scene.ambient_light), [(light, np.array(light.color)) for light in lights]
+        ambient, lights = self._usual
+        scene.set_ambient_light(list(appearance.brightness * ambient))
+        for light, colour in lights:
+            light.color = appearance.brightness * colour
+
     def _find_camera(self) -> str:
         known = list(self.env._sensors)
         wanted = self.settings.camera or (known[0] if known else "")
@@ -244,12 +253,6 @@ class World:
         return ActionSpec("continuous", shape[0], low=tuple(space.low), high=tuple(space.high))
 
 
-def _is_changed(env: Any) -> bool:
-    from mani_skill.envs.sapien_env import BaseEnv
-
-    return type(env).get_obs is not BaseEnv.get_obs
-
-
 def _numpy(value: Any) -> NDArray[Any]:
     """A tensor on any device, or a number, as an array that may share its memory."""
     return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
@@ -263,39 +266,6 @@ def resized(pictures: NDArray[Any], size: tuple[int, int]) -> NDArray[np.uint8]:
 
     whole = (Image.fromarray(one.astype(np.uint8)) for one in pictures)
     return np.stack([np.asarray(one.resize((size[1], size[0]), Image.Resampling.BILINEAR)) for one in whole])
-
-
-class Scene:
-    """Camera and lights of an environment with one row. camera: name of the policy's camera; empty without one.
-
-    ManiSkill may rebuild a scene at a reset, which restores the usual lights and camera.
-    """
-
-    def __init__(self, env: Any, camera: str) -> None:
-        self.env, self._camera = env, camera
-        self._known: Any = None
-        self._usual: tuple[Any, list[tuple[Any, Any]]] = (None, [])
-
-    def show(self, appearance: Appearance) -> None:
-        """Replace the previous appearance. A camera that moves with the robot keeps its pose."""
-        sensor = self.env._sensors[self._camera]
-        if appearance.shift and sensor.entity is None:
-            sensor.camera.set_local_pose(_turned(sensor.config.pose.sp, appearance))
-        scene = self.env.scene.sub_scenes[0]
-        if scene is not self._known:
-            self._known, self._usual = scene, (np.array(scene.ambient_light), _lights(scene))
-        ambient, lights = self._usual
-        scene.set_ambient_light(list(appearance.brightness * ambient))
-        for light, colour in lights:
-            light.color = appearance.brightness * colour
-
-
-def _lights(scene: Any) -> list[tuple[Any, Any]]:
-    import sapien
-
-    kind = sapien.render.RenderLightComponent
-    found = [part for entity in scene.entities for part in entity.components if isinstance(part, kind)]
-    return [(light, np.array(light.color)) for light in found]
 
 
 def _turned(pose: Any, appearance: Appearance) -> Any:

@@ -1,5 +1,6 @@
 """Finds and creates robosuite environments: silent import, tasks by name, controllers, RoboCasa's requirements; resets
-them by seed, places objects beyond their range, and reads their state.
+them by seed, places objects beyond their range, and reads their state. A table of tasks has array sizes with the Panda,
+so that a spec needs no simulator; other sizes are measured on one environment.
 
 robosuite up to 1.5.1 draws from the global random states of numpy and Python; 1.5.2 and RoboCasa draw from a generator
 shared by the environment and its placement samplers, and partly still from the global ones. So all are seeded, and the
@@ -16,9 +17,10 @@ import logging
 import os
 import random
 import threading
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +55,12 @@ def import_robosuite() -> Any:
     logger = logging.getLogger(_LOGGER)
     if _is_serious not in logger.filters:
         logger.addFilter(_is_serious)
-    with _kept_variable("MUJOCO_GL"):
+    before = os.environ.get("MUJOCO_GL")
+    try:
         return importlib.import_module("robosuite")
+    finally:  # it sets the variable, which child processes would inherit
+        os.environ.pop("MUJOCO_GL", None)
+        os.environ |= {} if before is None else {"MUJOCO_GL": before}
 
 
 def find_class(task: str, registered_by: str) -> Any:
@@ -64,12 +70,21 @@ def find_class(task: str, registered_by: str) -> Any:
     from robosuite.environments.base import REGISTERED_ENVS
 
     if task not in REGISTERED_ENVS:
-        _import_registering(registered_by or ROBOCASA, task)
-    if task not in REGISTERED_ENVS:
-        raise ConfigError(
-            f"env.tasks = {task}: {nearest(task, REGISTERED_ENVS)}neither robosuite nor {registered_by or ROBOCASA} "
-            "has an environment of this name; correct it, or name the module that registers it in env.registered_by"
-        )
+        module = registered_by or ROBOCASA
+        if module == ROBOCASA:
+            check_robocasa()
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as error:  # robocasa asserts versions of other packages
+            raise MissingError(
+                f"env.registered_by = {module}: it is to register {task}, but importing it {raised(error)}; correct "
+                "that"
+            ) from error
+        if task not in REGISTERED_ENVS:
+            raise ConfigError(
+                f"env.tasks = {task}: {nearest(task, REGISTERED_ENVS)}neither robosuite nor {module} has an "
+                "environment of this name; correct it, or name the module that registers it in env.registered_by"
+            )
     found = REGISTERED_ENVS[task]
     if is_kitchen(found):
         check_kitchen_assets()
@@ -169,33 +184,8 @@ def _parameters(found: Any) -> set[str]:
     return names - {"self"}
 
 
-def _import_registering(module: str, task: str) -> None:
-    """Import the module that registers the task. MissingError: the import failed."""
-    if module == ROBOCASA:
-        check_robocasa()
-    try:
-        importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # robocasa asserts versions of other packages
-        raise MissingError(
-            f"env.registered_by = {module}: it is to register {task}, but importing it {raised(error)}; correct that"
-        ) from error
-
-
 def _is_serious(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR
-
-
-@contextlib.contextmanager
-def _kept_variable(name: str) -> Iterator[None]:
-    """Restore an environment variable: robosuite sets MUJOCO_GL at import, which child processes would inherit."""
-    before = os.environ.get(name)
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
 
 
 #: Only some versions of robosuite have joint accelerations, and those are noisy.
@@ -319,3 +309,82 @@ class _Shell:
 
     def y(self, object_horizontal_radius: float) -> float:  # noqa: ARG002
         return float(self._drawn[1])
+
+
+#: Cameras of every task of robosuite, besides those of its robots.
+_CAMERAS = ("agentview", "frontview", "birdview")
+_SIDE = (*_CAMERAS, "sideview")
+
+
+class KnownTask(NamedTuple):
+    """A task of robosuite. other: the instruction in other words, for a policy that was not trained on it; objects:
+    entries of its object state; robots: their number; proprio, gripper: entries per Panda of proprioception and of the
+    action, with the task's gripper; dense: whether it has a shaped reward."""
+
+    instruction: str
+    other: str
+    objects: int
+    robots: int = 1
+    proprio: int = 43
+    gripper: int = 1
+    dense: bool = True
+    scene_cameras: tuple[str, ...] = _SIDE
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        own = (f"robot{i}_{name}" for i in range(self.robots) for name in ("robotview", "eye_in_hand"))
+        return (*self.scene_cameras, *own)
+
+
+#: Name in robosuite -> what is known about it (robosuite 1.5.1 and 1.5.2).
+KNOWN = {
+    name: KnownTask(**fields)
+    for name, fields in tomllib.loads(Path(__file__).with_name("tasks.toml").read_text("utf-8")).items()
+}
+INSTRUCTIONS = {name: task.instruction for name, task in KNOWN.items()}
+
+#: Entries of a Panda's action without the gripper, for part controllers whose actions lie in -1..1.
+PANDA_ARM = {"OSC_POSE": 6, "OSC_POSITION": 3, "JOINT_POSITION": 7, "JOINT_VELOCITY": 7, "JOINT_TORQUE": 7}
+
+
+def words_of(name: str) -> str:
+    """The instruction of a task that is not in the table: `CloseFridge` -> `close fridge`."""
+    spaced = "".join(f" {letter}" if letter.isupper() else letter for letter in name)
+    return spaced.strip().lower()
+
+
+class Sizes(NamedTuple):
+    """Entries of the object state and of all robots' proprioception, and bounds of the action. objects: None if
+    their number differs between episodes."""
+
+    objects: int | None
+    proprio: int
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+#: Sizes that were measured, by the arguments of `sizes_of`.
+_measured: dict[str, Sizes] = {}
+
+
+def sizes_of(task: str, robot: str, controller: str, registered_by: str, kwargs: Mapping[str, Any]) -> Sizes:
+    """Sizes of a task: from the table, else from an environment that is created once per process."""
+    known = KNOWN.get(task)
+    robots = known.robots if known else 1
+    if known and not kwargs and robot == "Panda" and controller in PANDA_ARM:
+        entries = robots * (PANDA_ARM[controller] + known.gripper)
+        return Sizes(known.objects, robots * known.proprio, (-1.0,) * entries, (1.0,) * entries)
+    key = repr((task, robot, controller, registered_by, sorted(kwargs.items())))
+    if key not in _measured:
+        found = find_class(task, registered_by)
+        with seeded(MODEL_SEED):
+            instance = Instance(make(found, robots, robot, controller, kwargs), is_kitchen(found))
+        try:
+            instance.reset(0)
+            objects, proprio = instance.state()
+            low, high = instance.env.action_spec
+            count = None if is_kitchen(found) else len(objects)
+            _measured[key] = Sizes(count, len(proprio), tuple(low), tuple(high))
+        finally:
+            instance.close()
+    return _measured[key]

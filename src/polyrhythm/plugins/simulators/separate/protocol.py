@@ -1,7 +1,8 @@
 """Messages between a process that uses an environment and the process in another Python that runs it.
 
 Frames on a socket pair: the content's length in 4 bytes, then one message in MessagePack. A request is answered before
-the next one is sent. Observations are written to a shared memory file; `observe` is answered when they are complete.
+the next one is sent; the process ends with the connection. Observations are written to a shared memory file; `observe`
+is answered when they are complete.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import socket
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from math import prod
 from typing import Any, Literal
 
@@ -22,7 +24,7 @@ from polyrhythm.envs.base import EnvTraits
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 #: Of these messages, of what environments may be asked, and of `EnvSpec`; both ends must have the same.
-VERSION = 8
+VERSION = 9
 _LENGTH = struct.Struct("<I")
 
 
@@ -66,10 +68,6 @@ class BatchCall(msgspec.Struct, tag=True, frozen=True):
     actions: Array | None = None
 
 
-class CloseBatch(msgspec.Struct, tag=True, frozen=True):
-    """The last request."""
-
-
 # ---------------------------------------------------------------- answers
 
 
@@ -108,10 +106,6 @@ class CallReturned(msgspec.Struct, tag=True, frozen=True):
     warned: tuple[str, ...] = ()
 
 
-class Closed(msgspec.Struct, tag=True, frozen=True):
-    """The last answer."""
-
-
 class CallRaised(msgspec.Struct, tag=True, frozen=True):
     """The call raised. error: ImportError, or the name of a class of this package, else ""; text: its message, with
     the class name of other errors."""
@@ -120,20 +114,15 @@ class CallRaised(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
-Request = Open | Rendering | Build | BatchCall | CloseBatch
-Reply = EnvOpened | Renders | Built | CallReturned | CallRaised | Closed
-
-_DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
-    "request": msgspec.msgpack.Decoder(Request),
-    "reply": msgspec.msgpack.Decoder(Reply),
-}
+Request = Open | Rendering | Build | BatchCall
+Reply = EnvOpened | Renders | Built | CallReturned | CallRaised
 
 
 class EnvLink:
-    """One end of the connection. side: `request` or `reply`, the kind that this end receives."""
+    """One end of the connection. receives: `Request` or `Reply`."""
 
-    def __init__(self, end: socket.socket, side: str) -> None:
-        self._end, self._decoder = end, _DECODERS[side]
+    def __init__(self, end: socket.socket, receives: Any) -> None:
+        self._end, self._decoder = end, msgspec.msgpack.Decoder(receives)
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: Request | Reply) -> None:
@@ -141,10 +130,8 @@ class EnvLink:
         content = self._encoder.encode(message)
         self._end.sendall(_LENGTH.pack(len(content)) + content)
 
-    def receive(self, timeout_s: float | None = None) -> Any:
-        """The next message. EOFError: the other end is closed or sent an invalid message; TimeoutError: no message
-        arrived."""
-        self._end.settimeout(timeout_s)
+    def receive(self) -> Any:
+        """The next message. EOFError: the other end is closed or sent an invalid message."""
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         try:
             return self._decoder.decode(self._read(length))
@@ -157,8 +144,6 @@ class EnvLink:
         while view:
             try:
                 count = self._end.recv_into(view)
-            except TimeoutError:
-                raise
             except OSError as error:
                 raise EOFError(str(error)) from error
             if not count:
@@ -167,6 +152,8 @@ class EnvLink:
         return content
 
     def close(self) -> None:
+        with suppress(OSError):  # it is closed already
+            self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
 
 

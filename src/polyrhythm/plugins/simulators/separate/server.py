@@ -1,8 +1,7 @@
 """The process that runs the environment: `python -m` this module, SOCKET MEMORY PARENT.
 
 The arguments are two inherited descriptors and the process id of the parent. It needs this package, numpy, msgspec,
-pydantic and the environment's requirements. It ends with `Close`, with the connection, or with the thread that started
-it.
+pydantic and the environment's requirements. It ends with the connection, or with the thread that started it.
 """
 
 from __future__ import annotations
@@ -70,8 +69,6 @@ class EnvServer:
                 return p.Built(batch.rows, batch.spec, batch_traits(batch))
             case p.BatchCall():
                 return self._call(request)
-        self.close()
-        return p.Closed()
 
     def _open(self, request: p.Open) -> p.EnvOpened:
         if request.version != p.VERSION:
@@ -154,19 +151,6 @@ def raised(error: BaseException) -> p.CallRaised:
     return p.CallRaised("", f"{type(error).__name__}: {error}{own_place(error)}")
 
 
-def serve(line: p.EnvLink, server: EnvServer) -> None:
-    """Answer requests until the last one."""
-    while True:
-        request = line.receive()
-        try:
-            reply = server.answer(request)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the parent raises it
-            reply = raised(error)
-        line.send(reply)
-        if isinstance(request, p.CloseBatch):
-            return
-
-
 def main(words: list[str]) -> int:
     end, memory, parent = (int(word) for word in words)
     if sys.platform == "linux":
@@ -176,10 +160,17 @@ def main(words: list[str]) -> int:
         return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent ends it
-    line, server = p.EnvLink(socket.socket(fileno=end), "request"), EnvServer(memory)
-    with suppress(EOFError, OSError):
-        serve(line, server)
-    server.close()
+    line, server = p.EnvLink(socket.socket(fileno=end), p.Request), EnvServer(memory)
+    with suppress(EOFError, OSError):  # the connection was closed
+        while True:
+            request = line.receive()
+            try:
+                reply = server.answer(request)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the parent raises it
+                reply = raised(error)
+            line.send(reply)
+    with suppress(Exception, SystemExit):  # nobody asks any more
+        server.close()
     return 0
 
 

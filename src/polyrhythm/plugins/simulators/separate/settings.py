@@ -116,7 +116,6 @@ class EnvProcess:
     backend unless it has one. ConfigError: the process does not start, or has no such environment."""
 
     def __init__(self, python: Path, name: str, env: Mapping[str, Any]) -> None:
-        self._name = name
         self.memory = p.memory_file()
         ours, theirs = socket.socketpair()
         arguments = [str(number) for number in (theirs.fileno(), self.memory, os.getpid())]
@@ -135,39 +134,31 @@ class EnvProcess:
             raise ConfigError(f"env.python = {name}: {python} cannot be started ({error.strerror})") from error
         finally:
             theirs.close()
-        self._line = p.EnvLink(ours, "reply")
+        self._line = p.EnvLink(ours, p.Reply)
         try:
-            opened = self._open(env)
-        except BaseException:
+            opened = self.request(p.Open(dict(env), simulators=simulator_count()), p.EnvOpened)
+        except BaseException as error:
             self.close()
+            if isinstance(error, EnvLost):
+                fix = "is polyrhythm installed there? polyrhythm envs setup makes such a Python"
+                raise MissingError(f"env.python = {name}: {error}; {fix}") from error
+            if isinstance(error, PolyrhythmError | ImportError | RuntimeError):
+                kind = type(error) if isinstance(error, ConfigError) else ConfigError
+                raise kind(f"env.python = {name}: {error}") from error
             raise
         self.spec, self.env = opened.spec, opened.env
         if opened.gl:
             os.environ.setdefault("MUJOCO_GL", opened.gl)
 
-    def _open(self, env: Mapping[str, Any]) -> p.EnvOpened:
-        try:
-            return self.request(p.Open(dict(env), simulators=simulator_count()), p.EnvOpened)
-        except EnvLost as lost:
-            raise MissingError(
-                f"env.python = {self._name}: {lost}; is polyrhythm installed there? polyrhythm envs setup makes such a "
-                "Python"
-            ) from lost
-        except (PolyrhythmError, ImportError, RuntimeError) as error:
-            kind = type(error) if isinstance(error, ConfigError) else ConfigError
-            raise kind(f"env.python = {self._name}: {error}") from error
-
-    def request(self, message: p.Request, kind: type[R], *, timeout_s: float | None = None) -> R:
-        """Send a request and wait for its answer, without a time limit by default.
+    def request(self, message: p.Request, kind: type[R]) -> R:
+        """Send a request and wait for its answer.
 
         EnvLost: the process has ended. Errors of the environment are re-raised: this package's as the same class,
         others as RuntimeError that quotes them.
         """
         try:
             self._line.send(message)
-            reply = self._line.receive(timeout_s)
-        except TimeoutError:
-            raise
+            reply = self._line.receive()
         except (OSError, EOFError) as error:
             raise EnvLost(f"the environment's process {self._how_it_ended()}") from error
         if isinstance(reply, p.CallRaised):
@@ -190,19 +181,16 @@ class EnvProcess:
         """End the process; idempotent."""
         if self.memory < 0:
             return
+        self._line.close()
+        os.close(self.memory)
+        self.memory = -1
         try:
-            self.request(p.CloseBatch(), p.Closed, timeout_s=_CLOSE_S)
-        except (EnvLost, TimeoutError, RuntimeError, PolyrhythmError):
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
             pass  # killed below
         finally:
-            self._line.close()
-            os.close(self.memory)
-            self.memory = -1
-            try:
-                self._process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self._process.kill()
+            self._process.wait()
 
 
 def environment() -> dict[str, str]:

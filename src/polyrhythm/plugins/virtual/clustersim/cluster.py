@@ -12,7 +12,7 @@ from math import inf
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.virtual.clustersim.driver import Decider, VirtualDriver
-from polyrhythm.plugins.virtual.clustersim.generator import VirtualGenerator
+from polyrhythm.plugins.virtual.clustersim.generator import VirtualGenerator, VirtualStreamGenerator
 from polyrhythm.plugins.virtual.clustersim.hardware import ConductorCpu, Device, Network
 from polyrhythm.plugins.virtual.clustersim.settings import (
     ClusterSettings,
@@ -25,18 +25,9 @@ from polyrhythm.plugins.virtual.clustersim.settings import (
 )
 from polyrhythm.plugins.virtual.clustersim.simulator import VirtualSimulator
 from polyrhythm.plugins.virtual.clustersim.station import VirtualLease, VirtualScorer, VirtualStation
-from polyrhythm.plugins.virtual.clustersim.stream_generator import VirtualStreamGenerator
 from polyrhythm.plugins.virtual.clustersim.trainer import VirtualTrainer
-from polyrhythm.scheduler.records import (
-    JOINED,
-    SENDERS,
-    Checkpointed,
-    Episode,
-    Evaluate,
-    Event,
-    StationLost,
-    TrainUntil,
-)
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.records import JOINED, SENDERS, Checkpointed, Episode, Evaluate, Event, StationLost
 
 
 @dataclass(slots=True)
@@ -101,9 +92,8 @@ class VirtualCluster:
             driver.cpu = ConductorCpu(driver, conductor.event, beside=conductor.serving == "beside")
 
     def run(self) -> None:
-        """Run until `versions` is reached and all evaluations have ended, the conductor halts, or
-        `max_time` has passed."""
-        self.driver.submit(TrainUntil(self.settings.versions))
+        """Run until `versions` is reached and all evaluations have ended, a halt, or `max_time`."""
+        self.driver.submit(records.TrainUntil(self.settings.versions))
         self.driver.run(self.settings.versions, self.settings.max_time or inf)
         for number, device in self.devices.items():
             device.flush()
@@ -113,8 +103,6 @@ class VirtualCluster:
                 station.flush()
             else:
                 self._count_down(self.members[name])
-
-    # ------------------------------------------------------------ starts and failures
 
     def start(self, member: Member) -> None:
         member.incarnation += 1
@@ -194,8 +182,7 @@ class VirtualCluster:
         member.failed_at = now
 
     def _on_event(self, event: Event) -> None:
-        """Track joins, which select the incarnation that gets commands, and checkpoints, from
-        which a trainer restarts."""
+        """Track joins, which select who gets commands, and checkpoints, from which a trainer restarts."""
         if type(event) in JOINED:
             station = self.stations[getattr(event, SENDERS[type(event)])]
             if station.name not in self.driver.stations or station.incarnation == event.incarnation:  # type: ignore[union-attr]

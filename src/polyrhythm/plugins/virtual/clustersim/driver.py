@@ -19,28 +19,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost
-from polyrhythm.plugins.virtual.clustersim.hardware import ConductorCpu, Network
+from polyrhythm.plugins.virtual.clustersim.hardware import ConductorCpu, Network, VirtualClock
 from polyrhythm.plugins.virtual.clustersim.measures import Measures
+from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import SERVING_EVENTS
-from polyrhythm.scheduler.records import (
-    AbortStream,
-    Command,
-    Decision,
-    Evaluate,
-    EvaluationDone,
-    Event,
-    Halt,
-    RefuseRequest,
-    ReleasePayloads,
-    Request,
-    Serve,
-    StartStream,
-    TargetReached,
-    Wake,
-    address_of,
-)
+from polyrhythm.scheduler.records import AbortStream, Command, Decision, Evaluate, EvaluationDone, Event, Halt, Request
 
 if TYPE_CHECKING:
     from polyrhythm.plugins.virtual.clustersim.simulator import VirtualSimulator
@@ -51,7 +35,7 @@ INSTANT_LIMIT = 5_000_000
 #: Wakes at one instant after which the conductor's deadline counts as stuck.
 WAKE_LIMIT = 1_000
 #: Messages that cross no link if serving is beside the generators.
-_SERVING = SERVING_EVENTS | {Serve, StartStream, AbortStream, RefuseRequest}
+_SERVING = SERVING_EVENTS | {records.Serve, records.StartStream, AbortStream, records.RefuseRequest}
 
 
 class Decider(Protocol):
@@ -172,8 +156,7 @@ class VirtualDriver:
     # ------------------------------------------------------------ the loop
 
     def run(self, version: int, max_time: float = inf) -> None:
-        """Run until `TargetReached(version)` and the end of every evaluation, or `Halt`, or until the clock passes
-        `max_time`.
+        """Run until `TargetReached(version)` and the end of every evaluation, or `Halt`, or `max_time`.
 
         Raises Deadlock if the run cannot continue, ProtocolError for an invalid command.
         """
@@ -181,7 +164,8 @@ class VirtualDriver:
         self._drain()
         while (self.reached < version or self.evaluating) and not self.halted:
             upcoming = clock.upcoming
-            due = inf if self.cpu is not None and self.cpu.occupied else self._deadline
+            # Queued events of the main thread precede a passed deadline.
+            due = inf if self.cpu is not None and self.cpu.main.at_work else self._deadline
             time = min(upcoming, due)
             if time == inf:
                 raise Deadlock(
@@ -206,7 +190,7 @@ class VirtualDriver:
         self._wakes += 1
         if self._wakes > WAKE_LIMIT:
             raise ProtocolError(f"the conductor's deadline stays at {self._deadline:g} s however often it is woken")
-        self._inbox.append(Wake())
+        self._inbox.append(records.Wake())
 
     def _drain(self) -> None:
         inbox, now, count = self._inbox, self.clock.now, self.events
@@ -248,7 +232,7 @@ class VirtualDriver:
 
     def send(self, command: Command) -> None:
         """Send a command to its station, or carry it out if it is the run's."""
-        name = address_of(command)
+        name = records.address_of(command)
         if not name:
             self._accept(command)
             return
@@ -262,11 +246,11 @@ class VirtualDriver:
         self.clock.at(arrival, station.handle, command)
 
     def _accept(self, command: Command) -> None:
-        if isinstance(command, ReleasePayloads):
+        if isinstance(command, records.ReleasePayloads):
             for payload_id in command.payload_ids:
                 if self.payloads.pop(payload_id, None) is None:
                     raise ProtocolError(f"payload {payload_id!r} is released twice, or never existed")
-        elif isinstance(command, TargetReached):
+        elif isinstance(command, records.TargetReached):
             self.reached = max(self.reached, command.version)
         elif isinstance(command, EvaluationDone):
             self.evaluating.remove(command.name)

@@ -1,4 +1,5 @@
-"""Simulated hardware that stations contend for: devices, the network between hosts, and the conductor's CPU."""
+"""The virtual clock, and simulated hardware that stations contend for: devices, the network between hosts, and the
+conductor's CPU."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING, Any
 
-from polyrhythm.plugins.virtual.clustersim.clock import VirtualClock
 from polyrhythm.plugins.virtual.clustersim.costs import Cost
 from polyrhythm.scheduler.conductor import SERVING_EVENTS
 from polyrhythm.scheduler.records import Event, Wake, address_of
@@ -20,15 +22,44 @@ if TYPE_CHECKING:
 _ROUNDING_S = 1e-12
 
 
+class VirtualClock:
+    """A clock that jumps from one scheduled call to the next; calls at equal times run in scheduling order."""
+
+    __slots__ = ("_count", "_heap", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._count = 0
+        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+
+    def at(self, time: float, call: Callable[[Any], None], argument: object = None) -> None:
+        """Schedule `call(argument)` at `time`; a bound method and one argument keep allocation low."""
+        self._count += 1
+        heappush(self._heap, (time, self._count, call, argument))
+
+    def after(self, delay: float, call: Callable[[Any], None], argument: object = None) -> None:
+        self.at(self.now + delay, call, argument)
+
+    @property
+    def upcoming(self) -> float:
+        """Time of the next scheduled call; infinite if there is none."""
+        return self._heap[0][0] if self._heap else inf
+
+    def advance(self) -> None:
+        time, _, call, argument = heappop(self._heap)
+        self.now = max(self.now, time)
+        call(argument)
+
+
+@dataclass(slots=True, eq=False)
 class Job:
     """A pass. left: remaining seconds of work at full speed."""
 
-    __slots__ = ("argument", "done", "left", "occupies", "owner")
-
-    def __init__(
-        self, owner: object, seconds: float, occupies: float, done: Callable[[Any], None], argument: object
-    ) -> None:
-        self.owner, self.left, self.occupies, self.done, self.argument = owner, seconds, occupies, done, argument
+    owner: object
+    left: float
+    occupies: float
+    done: Callable[[Any], None]
+    argument: object
 
 
 class Device:
@@ -107,8 +138,7 @@ class Device:
 
 @dataclass(slots=True)
 class Nic:
-    """A host's network card. until: time at which a direction is free; s, bytes: of all transfers begun, queued ones
-    included."""
+    """A host's network card. until: time at which a direction is free; s, bytes: of transfers, queued ones included."""
 
     out_until: float = 0.0
     in_until: float = 0.0
@@ -223,8 +253,7 @@ class ConductorCpu:
 
     cost: of an event, by the number of its commands.
 
-    Invariants: a thread handles events in the order of arrival. Commands reach a station in the order in which they
-    were decided.
+    Invariants: a thread handles events in the order of arrival; commands reach a station in the order of decision.
     """
 
     def __init__(self, driver: VirtualDriver, cost: Cost, *, beside: bool) -> None:
@@ -252,11 +281,6 @@ class ConductorCpu:
         if not thread.at_work:
             self._begin(thread)
 
-    @property
-    def occupied(self) -> bool:
-        """Whether the main thread has queued events, which precede a passed deadline."""
-        return self.main.at_work
-
     def _begin(self, thread: CpuThread) -> None:
         came, event = thread.waiting.popleft()
         thread.at_work = True
@@ -278,8 +302,7 @@ class ConductorCpu:
             self._begin(thread)
 
     def summary(self) -> dict[str, object]:
-        """share: busy share of the main thread; halves_share: of the busiest serving half; wait_s: mean
-        queueing time of an event."""
+        """share: busy share of the main thread; halves_share: of the busiest half; wait_s: mean wait of an event."""
         now = self._clock.now or 1.0
         halves = [thread for name, thread in self.threads.items() if name]
         heard = sum(thread.events for thread in self.threads.values())

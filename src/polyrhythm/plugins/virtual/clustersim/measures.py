@@ -2,6 +2,8 @@
 
 Times are seconds of virtual time. Waiting times are by cause, summed over the slots (generators, the trainer); the
 shares of each kind add up to 1.
+
+Invariant: every change of a level is recorded when it happens; nothing is inferred from counts.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from polyrhythm.plugins.virtual.clustersim.clock import Busy, Level
+from polyrhythm.observe.activity import Utilisation
 
 if TYPE_CHECKING:
     from polyrhythm.plugins.virtual.clustersim.driver import VirtualDriver
@@ -25,6 +27,49 @@ TRAIN, EXCHANGE, SAMPLES = "training", "synchronising", "samples"
 
 #: track, name, begin and end in seconds of virtual time.
 Span = Callable[[str, str, float, float], None]
+
+
+class Level:
+    """A number that changes at known times, with its time integral ∫ level dt and the time with a positive level."""
+
+    __slots__ = ("_present", "_since", "_total", "level")
+
+    def __init__(self) -> None:
+        self.level = 0
+        self._since = self._total = self._present = 0.0
+
+    def add(self, now: float, delta: int) -> None:
+        self._total, self._present = self.integral(now), self.present(now)
+        self._since = now
+        self.level += delta
+
+    def integral(self, now: float) -> float:
+        return self._total + self.level * (now - self._since)
+
+    def present(self, now: float) -> float:
+        """∫ [level > 0] dt."""
+        return self._present + (self.level > 0) * (now - self._since)
+
+
+class Busy:
+    """Utilisation (guarantee 9) over all stations of one kind; dead stations are not counted."""
+
+    __slots__ = ("begin", "end", "meter", "slots")
+
+    def __init__(self) -> None:
+        self.meter = Utilisation(0.0, 0)
+        self.begin, self.end = self.meter.begin, self.meter.end
+        self.slots = 0
+
+    def join(self, now: float, slots: int) -> None:
+        self.slots += slots
+        self.meter.offer(now, self.slots)
+
+    def leave(self, now: float, slots: int, active: int) -> None:
+        """Remove a station that died, with its `active` pieces of work."""
+        if active:
+            self.meter.end(now, active)
+        self.join(now, -slots)
 
 
 @dataclass(slots=True)

@@ -16,20 +16,8 @@ from polyrhythm.plugins.virtual.clustersim.measures import IN_BATCH, QUEUED, RES
 from polyrhythm.plugins.virtual.clustersim.settings import SimulatorGroup
 from polyrhythm.plugins.virtual.clustersim.slots import StepThread, VirtualEpisodes, VirtualRow, VirtualSlot
 from polyrhythm.plugins.virtual.clustersim.station import VirtualStation
-from polyrhythm.scheduler.records import (
-    CancelRow,
-    Command,
-    DropReason,
-    EnvBatchInfo,
-    Grant,
-    RefuseRequest,
-    Request,
-    RequestArrived,
-    SimulatorJoined,
-    SlotInfo,
-    StartRows,
-    YieldDevice,
-)
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.records import CancelRow, DropReason, EnvBatchInfo, Request, SimulatorJoined, YieldDevice
 
 #: Units of work that a slot can have pending when the station is asked to leave its devices: a step and a reset.
 _AT_HAND = 2
@@ -50,7 +38,7 @@ class VirtualSimulator(VirtualStation):
 
     def _env_batch(self, index: int) -> EnvBatchInfo:
         group, name = self._group, f"{self.name}/{index}"
-        infos = tuple(SlotInfo(f"{name}/{i}", i * group.rows, group.rows) for i in range(group.slots))
+        infos = tuple(records.SlotInfo(f"{name}/{i}", i * group.rows, group.rows) for i in range(group.slots))
         shared = StepThread()
         for info in infos:
             rows = [VirtualRow(info.first + row) for row in range(info.rows)]
@@ -79,14 +67,14 @@ class VirtualSimulator(VirtualStation):
 
     # ------------------------------------------------------------ commands
 
-    def obey(self, command: Command) -> None:
+    def obey(self, command: records.Command) -> None:
         if not self.alive:
             return
-        if isinstance(command, StartRows):
+        if isinstance(command, records.StartRows):
             self._start_rows(self._slots[command.slot], command.grants)
         elif isinstance(command, CancelRow):
             self._cancel(self._slots[command.slot], (command.ticket, command.attempt))
-        elif isinstance(command, RefuseRequest):
+        elif isinstance(command, records.RefuseRequest):
             slot = self._slots[command.slot]
             if slot.outstanding and slot.sequence == command.sequence:
                 self._advance(slot)
@@ -94,7 +82,7 @@ class VirtualSimulator(VirtualStation):
         else:
             raise ProtocolError(f"simulator {self.name} cannot obey {command!r}")
 
-    def _start_rows(self, slot: VirtualSlot, grants: tuple[Grant, ...]) -> None:
+    def _start_rows(self, slot: VirtualSlot, grants: tuple[records.Grant, ...]) -> None:
         for grant in grants:
             row = slot.rows[grant.row - slot.first]
             if row.ticket is not None:
@@ -272,7 +260,7 @@ class VirtualSimulator(VirtualStation):
         self.measures.requests += 1
         self._queue(1)
         self.emit(
-            RequestArrived(
+            records.RequestArrived(
                 self.name,
                 self.incarnation,
                 slot.name,

@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar
 
 from polyrhythm.plugins.virtual.clustersim.driver import ProtocolError, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.hardware import Device
 from polyrhythm.plugins.virtual.clustersim.settings import ScorerGroup, StationGroup
-from polyrhythm.scheduler.records import (
-    Command,
-    DeviceCommand,
-    DeviceTaken,
-    DeviceYielded,
-    Event,
-    SampleScored,
-    ScorerJoined,
-    ScoreSample,
-    ScoringFailed,
-    TakeDevice,
-    YieldDevice,
-)
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.records import Command, DeviceCommand, Event, ScorerJoined, ScoreSample, TakeDevice
 
 
 class LeaseError(RuntimeError):
     """Two stations are on a leased device, or one works without being on all of its own."""
 
 
+@dataclass(slots=True)
 class VirtualLease:
-    """One station's lease of a device. seconds: of a switch, one way; size: bytes moved; on: it is on the device.
-    switching: a switch is under way."""
+    """One station's lease of a device. seconds, size (bytes): of a switch; on: it is there; switching: under way."""
 
-    __slots__ = ("device", "on", "seconds", "size", "switching")
-
-    def __init__(self, device: Device, seconds: float, size: int) -> None:
-        self.device, self.seconds, self.size = device, seconds, size
-        self.on = self.switching = False
+    device: Device
+    seconds: float
+    size: int
+    on: bool = False
+    switching: bool = False
 
 
 class VirtualStation:
@@ -140,12 +130,10 @@ class VirtualStation:
     def emit(self, event: Event) -> None:
         self.driver.emit(self, event)
 
-    # ------------------------------------------------------------ leased devices
-
     def on_devices(self) -> None:
         """The station has come onto the last of its leased devices."""
 
-    def leave_device(self, command: YieldDevice) -> None:
+    def leave_device(self, command: records.YieldDevice) -> None:
         """Leave the device; no work is under way."""
         self.switch(command)
 
@@ -181,17 +169,16 @@ class VirtualStation:
         if measures.span is not None:
             measures.span(self.name, f"{'take' if lease.on else 'yield'} device {command.device}", since, now)
         if lease.on:
-            self.emit(DeviceTaken(self.name, self.incarnation, command.device, now - since))
+            self.emit(records.DeviceTaken(self.name, self.incarnation, command.device, now - since))
             if self.on_all:
                 self.on_devices()
         else:
             lease.device.resident = ""
-            self.emit(DeviceYielded(self.name, self.incarnation, command.device, lease.size, now - since))
+            self.emit(records.DeviceYielded(self.name, self.incarnation, command.device, lease.size, now - since))
 
 
 class VirtualScorer(VirtualStation):
-    """One incarnation of a scorer, which scores several samples at a time. give_up: called when a try reaches the
-    group's deadline."""
+    """One incarnation of a scorer, with several samples at a time. give_up: called when a try reaches its deadline."""
 
     def __init__(
         self, name: str, incarnation: int, driver: VirtualDriver, group: ScorerGroup, give_up: Callable[[], None]
@@ -233,7 +220,7 @@ class VirtualScorer(VirtualStation):
         if payload is None or (self._group.raises and self.rng.random() < self._group.raises):
             self.measures.scoring_failed += 1
             why = "the sample is gone" if payload is None else "the reward function raised"
-            self.emit(ScoringFailed(*identity, why))
+            self.emit(records.ScoringFailed(*identity, why))
             return
         self.measures.scored += 1
-        self.emit(SampleScored(*identity, float(payload.success), payload.success))
+        self.emit(records.SampleScored(*identity, float(payload.success), payload.success))

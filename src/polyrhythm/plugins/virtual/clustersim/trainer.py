@@ -14,15 +14,8 @@ from polyrhythm.plugins.virtual.clustersim.driver import Payload, ProtocolError,
 from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SAMPLES, TRAIN
 from polyrhythm.plugins.virtual.clustersim.settings import TrainerSettings
 from polyrhythm.plugins.virtual.clustersim.station import VirtualStation
-from polyrhythm.scheduler.records import (
-    Checkpointed,
-    Command,
-    Published,
-    PublishWeights,
-    StartUpdate,
-    TrainerJoined,
-    UpdateDone,
-)
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.records import Checkpointed, Command, Published, PublishWeights, StartUpdate, TrainerJoined
 
 
 @dataclass(slots=True)
@@ -180,7 +173,7 @@ class VirtualTrainer(VirtualStation):
         lent, self._begun, self._transitions, self._busy = self._begun[-1], [], 0, False
         self.enter(SAMPLES)
         self._updates = lent.update + 1
-        self.emit(UpdateDone(self.name, self.incarnation, lent.update))
+        self.emit(records.UpdateDone(self.name, self.incarnation, lent.update))
         every = self._settings.checkpoint_every
         if every and self._updates % every == 0:
             self.emit(Checkpointed(self.name, self.incarnation, self._updates))

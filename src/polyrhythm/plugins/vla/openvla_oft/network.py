@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from polyrhythm.plugins.pretrained.fitting import Architecture, resized, seen, told
 from polyrhythm.plugins.pretrained.precision import computing_dtype
-from polyrhythm.plugins.vla.decoder import TEXT_KEYS, Decoder, DecoderSize, draw_unit_variance, positions_of
+from polyrhythm.plugins.vla.decoder import TEXT_KEYS, Decoder, DecoderSize, draw_unit_variance, gelu_mlp, positions_of
 from polyrhythm.plugins.vla.vision import (
     DINOV2_LARGE,
     SIGLIP_SO400M,
@@ -37,11 +37,8 @@ _TOWERS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_2
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Ids of Llama's tokenizer. The last `bins` of the `rows - padding` real rows represent actions.
-
-    bos: first token; stop: follows the actions in the official layout; empty: last token of every prompt; pad: pads
-    short prompts.
-    """
+    """Ids of Llama's tokenizer. The last `bins` of the `rows - padding` real rows represent actions. bos: first token;
+    stop: follows the actions in the official layout; empty: last token of every prompt; pad: pads short prompts."""
 
     rows: int = 32064
     padding: int = 64
@@ -110,33 +107,6 @@ class FusedBackbone(nn.Module):
         )
         found: Tensor = features.unflatten(0, (-1, count))
         return found.flatten(1, 2)
-
-
-class OftProjector(nn.Module):
-    """Projects vision features to the language model's width; gelu with the exact error function."""
-
-    def __init__(self, vision: int, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(vision, 4 * vision)
-        self.fc2 = nn.Linear(4 * vision, width)
-        self.fc3 = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.fc3(functional.gelu(self.fc2(functional.gelu(self.fc1(x)))))
-        return found
-
-
-class ProprioProjector(nn.Module):
-    """Projects the robot's normalised state [B,entries] to a token [B,width]."""
-
-    def __init__(self, entries: int, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(entries, width)
-        self.fc2 = nn.Linear(width, width)
-
-    def forward(self, state: Tensor) -> Tensor:
-        found: Tensor = self.fc2(functional.gelu(self.fc1(state)))
-        return found
 
 
 class OftLanguageModel(nn.Module):
@@ -208,10 +178,11 @@ class OpenVlaOft(nn.Module):
         super().__init__()
         self.size, width = size, size.llama.width
         self.vision_backbone = FusedBackbone(size)
-        self.projector = OftProjector(size.dino.width + size.siglip.width, width)
+        vision = size.dino.width + size.siglip.width
+        self.projector = gelu_mlp(vision, 4 * vision, width, width)
         self.language_model = OftLanguageModel(size)
         if size.proprio:
-            self.proprio_projector = ProprioProjector(size.proprio, width)
+            self.proprio_projector = gelu_mlp(size.proprio, width, width)
         if size.l1_head is not None:
             self.action_head = L1Head(width, size.action_dim, size.l1_head)
 
@@ -274,7 +245,7 @@ class OpenVlaOft(nn.Module):
 
     @property
     def _dtype(self) -> torch.dtype:
-        return computing_dtype(self.projector.fc1.weight)
+        return computing_dtype(next(self.projector.parameters()))
 
 
 def dead_patterns(size: OpenVlaOftSize) -> tuple[str, ...]:

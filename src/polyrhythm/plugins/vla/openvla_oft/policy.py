@@ -56,12 +56,12 @@ class TokenDistribution(NamedTuple):
     def sample(self, uniform: Tensor, greedy: Tensor, best: Literal["mean", "mode"]) -> Tensor:
         """Rows drawn by inverse CDF from uniform [...] in (0,1), the `best` ones where greedy [B] -> int64 [...]."""
         index = distributions.categorical_sample(self.log_p, uniform, greedy, self._best(best))
-        return index if self.kept is None else _gathered(self.kept, index).long()
+        return index if self.kept is None else distributions.categorical_logprob(self.kept, index).long()
 
     def logprob(self, rows: Tensor) -> Tensor:
         """Log-prob of rows: int64 [...] -> [...] float32. A row that is not kept counts as the first kept one."""
         index = rows if self.kept is None else (self.kept == rows.unsqueeze(-1)).long().argmax(-1)
-        return _gathered(self.log_p, index)
+        return distributions.categorical_logprob(self.log_p, index)
 
     def entropy(self) -> Tensor:
         """Entropy in nats: [...] float32."""
@@ -99,10 +99,6 @@ def soft_labels(actions: Tensor, bins: int, sigma: float) -> Tensor:
         return functional.one_hot(rows_of(actions, bins), bins).float()
     distance = centres(bins).to(actions.device) - actions.clamp(-1.0, 1.0).unsqueeze(-1)
     return (-0.5 * (distance / sigma).square()).softmax(-1)
-
-
-def _gathered(values: Tensor, index: Tensor) -> Tensor:
-    return values.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
 
 _HIDDEN = (512, 128)

@@ -79,32 +79,17 @@ class Pi0Size:
         return self.vision.image
 
 
-class VisionTower(nn.Module):
-    def __init__(self, size: Pi0Size) -> None:
-        super().__init__()
-        self.vision_model = SiglipVisionModel(size.vision)
-
-
-class PaliGemmaProjector(nn.Module):
-    def __init__(self, size: Pi0Size) -> None:
-        super().__init__()
-        self.linear = nn.Linear(size.vision.width, size.vlm.width)
-
-
-class PaliGemmaModel(nn.Module):
-    def __init__(self, size: Pi0Size) -> None:
-        super().__init__()
-        self.vision_tower = VisionTower(size)
-        self.multi_modal_projector = PaliGemmaProjector(size)
-        self.language_model = Decoder(size.vlm)
-
-
 class PaliGemma(nn.Module):
     """The model, and `lm_head`: the word embedding, which the release stores only under this name."""
 
     def __init__(self, size: Pi0Size) -> None:
         super().__init__()
-        self.model = PaliGemmaModel(size)
+        parts = {
+            "vision_tower": nn.ModuleDict({"vision_model": SiglipVisionModel(size.vision)}),
+            "multi_modal_projector": nn.ModuleDict({"linear": nn.Linear(size.vision.width, size.vlm.width)}),
+            "language_model": Decoder(size.vlm),
+        }
+        self.model: Any = nn.ModuleDict(parts)
         self.lm_head = nn.Embedding(size.vocabulary, size.vlm.width)
 
     def image_features(self, images: Tensor, dtype: torch.dtype) -> Tensor:
@@ -117,22 +102,6 @@ class PaliGemma(nn.Module):
         """Ids [B,L] -> embeddings times √width [B,L,width] in `dtype`."""
         features: Tensor = self.lm_head(tokens).to(dtype) * math.sqrt(self.lm_head.embedding_dim)
         return features
-
-
-class GemmaExpert(nn.Module):
-    """The action expert, and an unused output layer that every released checkpoint has."""
-
-    def __init__(self, size: Pi0Size) -> None:
-        super().__init__()
-        self.model = Decoder(size.expert)
-        self.lm_head = nn.Linear(size.expert.width, size.expert_vocabulary, bias=False)
-
-
-class PaliGemmaWithExpert(nn.Module):
-    def __init__(self, size: Pi0Size) -> None:
-        super().__init__()
-        self.paligemma = PaliGemma(size)
-        self.gemma_expert = GemmaExpert(size)
 
 
 class Suffix(NamedTuple):
@@ -155,8 +124,10 @@ class Pi0Network(FlowNetwork):
         self.size, self.horizon, self.action_dim = size, size.horizon, size.action_dim
         self.feature_width, self.action_width = size.vlm.width, size.expert.width
         self.step_inputs = () if size.adaptive else ("state",)
-        self.paligemma_with_expert = PaliGemmaWithExpert(size)
         width = size.expert.width
+        paligemma, expert = PaliGemma(size), nn.ModuleDict({"model": Decoder(size.expert)})
+        expert["lm_head"] = nn.Linear(width, size.expert_vocabulary, bias=False)  # unused, in every release
+        self.paligemma_with_expert: Any = nn.ModuleDict({"paligemma": paligemma, "gemma_expert": expert})
         self.action_in_proj = nn.Linear(size.action_dim, width)
         self.action_out_proj = nn.Linear(width, size.action_dim)
         if size.adaptive:
@@ -176,7 +147,7 @@ class Pi0Network(FlowNetwork):
         nn.init.normal_(self.action_out_proj.weight, std=0.02)
 
     def prefix_parameters(self) -> Iterable[Tensor]:
-        return self.paligemma_with_expert.paligemma.parameters()
+        yield from self.paligemma_with_expert.paligemma.parameters()
 
     def prefix(self, inputs: Mapping[str, Tensor], *, features: bool = True) -> Prefix:
         """The pass over images and language. Features are the mean hidden state of all present tokens after the last
