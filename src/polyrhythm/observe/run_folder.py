@@ -31,7 +31,9 @@ CONFIG_FILE = "config.yaml"
 #: Files of a finished run.
 SUMMARY_FILE, REPORT_FILE = "summary.json", "report.html"
 #: Metrics of a run that trains, one line per update.
-METRICS_FILE = "metrics.jsonl"
+METRICS_FILE, PROGRESS_FILE = "metrics.jsonl", "progress.json"
+#: Every evaluation during training, and the one after it; counts of samples.
+EVALUATIONS_FILE, LEDGER_FILE = "evaluations.json", "ledger.json"
 
 
 def new_run_folder(root: Path, name: str, now: datetime) -> Path:

@@ -85,7 +85,7 @@ def evaluate(
     run's own evaluation, which reproduces a finished run's `after`. greedy: act without noise; None: yes, unless
     overrides have a sampling setting or there are several samples. live: progress display. video: shows the first
     episodes; each variant has its own file. overrides: `policy.checkpoint=FOLDER` where the released folder has moved,
-    settings of the environment, and of a language model the engine and the sampling (`evaluation.overrides`).
+    settings of the environment, and of a language model the engine and the sampling (`with_overrides`).
 
     The result has the fields of `episodes.tally`, `per_episode`, and where they apply: `variants` (each with kind, what
     differs and its result), `kinds` (results by kind, if one has several variants), `conversations`, `sampling`, `env`.
