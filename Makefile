@@ -14,7 +14,9 @@ export OMP_NUM_THREADS ?= 1
 
 # Tests that mostly wait, for processes that they start; those that mostly compute run beside them. A folder that is
 # named to pytest, or is among its testpaths, is not ignored.
-WAITING := tests/process tests/runtime tests/plugins/workflow tests/cli
+WAITING := tests/process tests/runtime tests/plugins/workflow tests/cli $(wildcard tests/plugins/*/process)
+# Of the core alone, so that both sessions take as long.
+CORE_WAITING := tests/process tests/runtime
 
 .PHONY: setup quickstart test test-core test-all lint types contracts check check-waiting check-computing core-waiting core-computing coverage clean
 .DEFAULT_GOAL := setup
@@ -53,10 +55,10 @@ test-core: setup
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target core-waiting core-computing
 
 core-waiting: setup
-	$(BIN)/pytest -m "not slow" $(filter-out tests/plugins/%,$(WAITING))
+	$(BIN)/pytest -m "not slow" $(CORE_WAITING)
 
 core-computing: setup
-	$(BIN)/pytest -m "not slow" tests $(addprefix --ignore=,$(WAITING) tests/plugins tests/held)
+	$(BIN)/pytest -m "not slow" tests $(addprefix --ignore=,$(CORE_WAITING) tests/plugins tests/held)
 
 check-computing: setup
 	$(BIN)/pytest tests bench/tests $(addprefix --ignore=,$(WAITING))

@@ -83,6 +83,7 @@ def commands(run: Path, *, unfinished: bool) -> list[list[str]]:
     return [["report", str(run)], ["eval", str(run), "--episodes", "2"], ["resume", str(run), *more]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3])
 def test_a_damaged_run_folder_never_ends_in_a_traceback(
     seed: int, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

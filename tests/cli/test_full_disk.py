@@ -52,7 +52,7 @@ def words(recipe: Path, folder: Path, versions: int) -> list[str]:
     return ["train", str(recipe), "--out", str(folder), f"training.versions={versions}", "resume=auto"]
 
 
-@pytest.mark.parametrize("limit", [4_000, 14_000])
+@pytest.mark.parametrize("limit", [4_000, pytest.param(14_000, marks=pytest.mark.slow)])
 def test_a_run_that_finds_no_room_says_so_and_goes_on_when_there_is_some(limit: int, tmp_path: Path) -> None:
     recipe, folder = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.write_text(yaml.safe_dump(merge(SMALL, {"evaluation": {"episodes": 0, "every": 0}})))

@@ -6,10 +6,10 @@ import json
 import logging
 
 from tests.pipeline.runs import config
-from tests.pipeline.test_language import SINGLE, SMALL
+from tests.plugins.language.test_language_runs import SINGLE, SMALL
 
 from polyrhythm.config.load import load_config
-from polyrhythm.pipeline.build import _trainer_factory, env_settings
+from polyrhythm.pipeline.build import _own_factories, env_settings
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.alarms import mismatch_limit
 from polyrhythm.pipeline.train import train
@@ -53,7 +53,7 @@ def test_tokens_are_compared_by_themselves_where_they_keep_nothing_of_older_weig
     cases = {(): False, ("freshness.on_update=abort",): True, ("policy.refresh_cache=true",): True, server: False}
     for overrides, by_token in cases.items():
         chosen = load_config("quickstart_lm", overrides)
-        factory = _trainer_factory(RunContext(chosen), env_settings(chosen).spec(), None)
+        *_, factory = _own_factories(RunContext(chosen), env_settings(chosen).spec(), [], None, (), None)
         assert factory.token_versions is by_token, overrides
     tiny = (*SMALL, *SINGLE[1:], "launcher=inline", "freshness.on_update=abort")
     (tmp_path / "run").mkdir()

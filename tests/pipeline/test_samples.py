@@ -12,7 +12,7 @@ from statistics import fmean
 
 import pytest
 from tests.pipeline.runs import config
-from tests.pipeline.test_language import SINGLE, run
+from tests.plugins.language.test_language_runs import SINGLE, run
 
 import polyrhythm as pr
 from polyrhythm.cli.main import main

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from tests.pipeline.test_language import SINGLE, run
+from tests.plugins.language.test_language_runs import SINGLE, run
 from tests.plugins.scoring.test_runs import UNJUDGED
 
 

@@ -83,6 +83,7 @@ def test_the_first_signal_finishes_the_update_saves_and_stops(number, tmp_path, 
     assert not orphaned_folders()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [
@@ -103,6 +104,7 @@ def test_a_terminals_or_job_managers_signal_to_every_process_is_mains_affair(num
     assert IN_GOOD_ORDER.search(output(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_run_in_a_shells_background_ignores_sigint_and_stops_in_order_at_sigterm(tmp_path):
     with command(tmp_path, ENDLESS, background=True) as process:
         wait_for_updates(tmp_path, 2, process)
@@ -151,6 +153,7 @@ def test_a_signal_that_is_held_ends_the_run_when_all_is_removed():
     assert (done, raised.value.status) == (["removed"], 143)
 
 
+@pytest.mark.slow
 def test_an_update_that_takes_too_long_is_abandoned_and_its_samples_wait(tmp_path, capsys):
     with command(tmp_path, merge(ENDLESS, slow_second_update(tmp_path)), shutdown_s=0.5) as process:
         wait_for_updates(tmp_path, 1, process)
@@ -190,6 +193,7 @@ def wanted(tmp_path_factory):
     return torch.load(whole / "run" / "policy.pt", weights_only=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "signals",
     [

@@ -28,7 +28,10 @@ EPISODES = tuple(records.Episode(0, 0, seed, greedy=True) for seed in range(6))
 OTHERS = {name: long(8, f"the preset {name} under faults") for name in ("on_policy_pipeline", "stale_stream")}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=OTHERS.get(name, ())) for name in PRESETS])
+MARKS = {"lockstep": pytest.mark.slow, "stream_off_policy": pytest.mark.slow, **OTHERS}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in PRESETS])
 def test_a_preset_keeps_its_promises_under_faults_and_slow_publication(name: str, tmp_path: Any) -> None:
     """Guarantees 2 and 3, by a book that is kept from events and commands alone."""
     base = merge(merge(ASYNCHRONOUS, {"rollout": {"generators": 1, "segment_steps": 0}}), preset(name, ASYNCHRONOUS))

@@ -104,7 +104,14 @@ STEPPED = {"mini_batch_samples": 4, "require_batches": 2}
 
 
 @pytest.mark.parametrize(
-    ("station", "divided"), [("trainer", {}), ("trainer", STEPPED), ("simulator-0", STEPPED), ("generator-0", {})]
+    ("station", "divided"),
+    [
+        ("trainer", STEPPED),
+        *(
+            pytest.param(*others, marks=pytest.mark.slow)
+            for others in (("trainer", {}), ("simulator-0", STEPPED), ("generator-0", {}))
+        ),
+    ],
 )
 def test_a_station_that_is_killed_in_the_middle_of_an_update_costs_no_sample(station, divided, tmp_path):
     def kill(pipeline):
@@ -176,6 +183,7 @@ def test_a_stop_waits_for_the_rest_of_an_update_that_has_changed_the_weights(tmp
     assert not children()
 
 
+@pytest.mark.slow
 def test_parts_that_lie_on_another_host_are_fetched_as_they_come(tmp_path):
     """The second simulator is on another host than the trainer."""
     one, two = apart_by_setting(tmp_path, 2)

@@ -81,7 +81,9 @@ def at_update(number, act):
 
 
 @pytest.mark.parametrize(
-    ("call", "limit"), [("step", {"step_s": 3.0}), ("reset", {"reset_s": 3.0})], ids=["step", "reset"]
+    ("call", "limit"),
+    [("step", {"step_s": 3.0}), pytest.param("reset", {"reset_s": 3.0}, marks=pytest.mark.slow)],
+    ids=["step", "reset"],
 )
 def test_a_call_that_hangs_costs_its_simulator_and_no_sample(call, limit, tmp_path, caplog):
     env = {**ENV, "call": call, "fault": "hang", "at": 4, "marker": str(tmp_path / "hung")}
@@ -150,6 +152,7 @@ def test_a_killed_station_of_each_kind_is_replaced(tmp_path):
     assert [event.incarnation for event in joined[-3:]] == [1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [pytest.param(["simulator-0", "trainer"], marks=long(4, "two stations that die at once")), EVERYBODY],
@@ -165,6 +168,7 @@ def test_stations_that_die_at_once_are_all_replaced(names, tmp_path):
     assert balanced(pipeline, 96)
 
 
+@pytest.mark.slow
 def test_a_generator_killed_the_moment_it_has_answered_strands_no_slot(tmp_path):
     """Its answers are large, so some are still being written when its report has already been heard."""
     policy = {"type": "tests.process.policies:HeavySettings"}
@@ -197,6 +201,7 @@ def test_a_stopped_station_is_found_and_replaced_and_what_it_would_say_is_refuse
     assert balanced(pipeline, 160)
 
 
+@pytest.mark.slow
 def test_a_station_that_is_slow_for_a_while_is_not_replaced(tmp_path):
     def pause(pipeline):
         pid = process_ids(pipeline.launcher.hosting)["generator-0"]
@@ -262,6 +267,7 @@ def test_an_evaluation_that_fails_leaves_the_log_that_it_names_and_one_that_work
     assert not orphaned_folders()
 
 
+@pytest.mark.slow
 def test_a_station_that_is_killed_again_and_again_while_it_starts_does_not_end_the_run(tmp_path):
     killed = []
 

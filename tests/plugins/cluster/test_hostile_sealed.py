@@ -13,8 +13,8 @@ import pytest
 from tests.long import long
 from tests.plugins.cluster.test_sealed import LENGTH, all_that_opens, receiving, records_of
 from tests.plugins.cluster.test_sealed_port import ADDRESS
+from tests.plugins.join.test_hostile_join import finished_arena, steady
 from tests.process.runs import wait_until
-from tests.runtime.test_hostile_join import finished_arena, steady
 
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.plugins.join.test_hostile_join import START
 from tests.plugins.join.test_reception import INFO, LAYOUT, SPEC
-from tests.runtime.test_hostile_join import START
 
 from polyrhythm.errors import RunHalted, StartError
 from polyrhythm.plugins.join import messages as m

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.plugins.join.test_hostile_join import FAILED, FINISHED, LAYOUT, POSTED, REPLY, START
 from tests.plugins.join.test_reception import SPEC
-from tests.runtime.test_hostile_join import FAILED, FINISHED, LAYOUT, POSTED, REPLY, START
 
 from polyrhythm.plugins.join.joined_samples import JoinedSamples
 from polyrhythm.runtime.memory.arena import Arena, in_memory

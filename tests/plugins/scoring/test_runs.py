@@ -9,7 +9,7 @@ import torch
 from tests.long import long
 from tests.pipeline.runs import config
 from tests.pipeline.test_checkpoints import save, stopped, waiting
-from tests.pipeline.test_language import SINGLE, run
+from tests.plugins.language.test_language_runs import SINGLE, run
 
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError, RunHalted

@@ -13,7 +13,7 @@ from tests.long import long
 from tests.process.runs import ROOT, children, orphaned_folders
 
 FOLDER = ROOT / "examples" / "own_workflow"
-#: `tests/process/test_on_one_ray.py` has them with Ray by default.
+#: `tests/plugins/cluster/process/test_on_one_ray.py` has them with Ray by default.
 LAUNCHERS = ["inline", "local", pytest.param("ray", marks=long(15, "an example with a Ray of its own"))]
 
 

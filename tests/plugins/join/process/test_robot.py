@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.process.joined import Joining, lost
+from tests.plugins.join.process.joined import Joining, lost
+from tests.plugins.join.process.test_join import On
 from tests.process.runs import wait_until
-from tests.process.test_join import On
 from tests.runtime.links import free_port
 
 from polyrhythm.config.load import load_config, load_env
@@ -22,7 +22,7 @@ from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.scheduler import records
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "robot"
+EXAMPLE = Path(__file__).parents[4] / "examples" / "robot"
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 from tests.long import long
+from tests.plugins.cluster.process.test_hosts import VERSIONS, check_complete, running, ways
 from tests.plugins.ranks.test_runs import ONE as SEVERAL_STEPS
 from tests.process.networks import memory
 from tests.process.runs import (
@@ -29,7 +30,6 @@ from tests.process.runs import (
     wait_for_updates,
     wait_until,
 )
-from tests.process.test_hosts import VERSIONS, check_complete, running, ways
 from tests.process.test_supervision import lost
 
 from polyrhythm.config.load import load_config

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.long import long
-from tests.pipeline.test_language import AGENT, SINGLE, SMALL, run
+from tests.plugins.language.test_language_runs import AGENT, SINGLE, SMALL, run
 from tests.plugins.scoring.test_runs import LEARNED, VERIFIED
 
 import polyrhythm as pr

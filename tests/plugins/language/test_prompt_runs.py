@@ -18,7 +18,7 @@ from polyrhythm.plugins.language.text.prompts import Answering, PromptsSettings
 from polyrhythm.specs import SampleView, Score
 from polyrhythm.training.checkpoint import load_state
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "prompts" / "sums.jsonl"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "prompts" / "sums.jsonl"
 #: Prompts that were begun, in order.
 begun: list[str] = []
 
@@ -26,7 +26,7 @@ begun: list[str] = []
 class SeenSettings(PromptsSettings):
     """Prompts that keep what they begin."""
 
-    type: Literal["tests.pipeline.test_prompts_run:SeenSettings"]  # type: ignore[assignment]
+    type: Literal["tests.plugins.language.test_prompt_runs:SeenSettings"]  # type: ignore[assignment]
 
     def conversation(self) -> Answering:
         return Seen(self)
@@ -90,7 +90,7 @@ def test_two_updates_on_the_example(verify: Any, launcher: str, tmp_path: Path) 
 
 
 def test_a_run_cut_within_an_epoch_goes_on_with_the_same_rows(tmp_path: Path) -> None:
-    content = recipe(type="tests.pipeline.test_prompts_run:SeenSettings", max_new_tokens=2)
+    content = recipe(type="tests.plugins.language.test_prompt_runs:SeenSettings", max_new_tokens=2)
     rows = []
     for name, cuts in (("whole", (7,)), ("cut", (2, 7))):
         (tmp_path / name).mkdir()

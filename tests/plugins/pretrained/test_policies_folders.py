@@ -30,7 +30,7 @@ _FULL = [
     ("openvla_oft", 7_541_237_184),
     ("groot_n1d5", 2_413_522_880),
 ]
-GOLDEN = Path(__file__).parents[1] / "plugins" / "vla" / "golden"
+GOLDEN = Path(__file__).parents[1] / "vla" / "golden"
 
 
 def _told(capsys, *words, status=0):

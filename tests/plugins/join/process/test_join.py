@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 from tests.long import long
+from tests.plugins.join.process.joined import Joining, attempts, joined, lost, opened
 from tests.process.breaking import PERSON
-from tests.process.joined import Joining, attempts, joined, lost, opened
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, ROOT, config, wait_until
 from tests.runtime.links import link_to
 
