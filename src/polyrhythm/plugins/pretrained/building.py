@@ -21,10 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.files import check_link, copy_inner, name_in_errors, new_folder
+from polyrhythm.files import name_in_errors, new_folder
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint, read_stored
 from polyrhythm.plugins.pretrained.fitting import Architecture, check_fit, fit, released_size
-from polyrhythm.plugins.pretrained.folder_files import ADAPTER_CONFIG, CHOICES, CONFIG, OURS, SINGLE
+from polyrhythm.plugins.pretrained.folder_files import (
+    ADAPTER_CONFIG,
+    CHOICES,
+    CONFIG,
+    OURS,
+    SINGLE,
+    check_link,
+    copy_inner,
+)
 from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.safetensors_files import read_header, write_tensors
