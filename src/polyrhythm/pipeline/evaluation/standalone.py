@@ -140,14 +140,14 @@ def evaluate(
         found.setdefault("variants", {})[name] = {"kind": variant.kind, "what": variant.what, **result}
     several = {kind: parts for kind, parts in by_kind.items() if len(parts) > 1}
     if several:
-        found["kinds"] = {kind: _tally_kind(parts) for kind, parts in several.items()}
+        found["kinds"] = {kind: tally_kind(parts) for kind, parts in several.items()}
     told: dict[str, Any] = {"instructions": "exchanged"} if swap else {}
     sampling = sampling_of(config, greedy=acts)
     told |= changed_env(overrides)
     return {**found, **told, "greedy": acts, **sampling, "seed": seed, "version": version}
 
 
-def _tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:
+def tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:
     """Pooled result over variants that play the same episodes.
 
     Episodes of different variants, and samples of one initial state, are not independent; the interval is therefore
