@@ -73,7 +73,7 @@ run_one() {
         gem) make_python gem && tests_of gem tests/plugins/language/test_gem.py ;;
         verifiers) make_python verifiers && tests_of verifiers tests/plugins/language/test_verifiers.py ;;
         reasoning-gym) make_python reasoning-gym --with tokenizers && tests_of reasoning-gym tests/plugins/language/test_text.py -k reasoning ;;
-        vllm) make_vllm && tests_of vllm tests/policies/test_vllm_engine.py tests/policies/test_engines.py ;;
+        vllm) make_vllm && tests_of vllm tests/plugins/language/test_vllm_engine.py tests/plugins/language/test_engines.py ;;
         rows) tested rows "$bin/pytest" -rs tests/plugins/simulators/process/test_paper_rows.py ;;
         *) echo "$1: one of $all" >&2 && false ;;
     esac && return

@@ -101,6 +101,8 @@ def test_every_field_is_documented_in_one_line() -> None:
     assert len(models) > 12
     for model in models:
         for name, field in model.model_fields.items():
+            if name == "type" and not field.is_required():
+                continue  # its value is its documentation
             assert field.description, f"{model.__name__}.{name}"
             assert "\n" not in field.description, f"{model.__name__}.{name}"
 

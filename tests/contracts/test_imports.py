@@ -228,7 +228,7 @@ def _modules_after(statement: str) -> set[str]:
 @pytest.mark.parametrize(
     "statement",
     [
-        "import polyrhythm.stations.simulator.factory",
+        "import polyrhythm.stations.simulator.station",
         "import polyrhythm.plugins.join.command, polyrhythm.plugins.join.joiner",
         "import polyrhythm.runtime.processes.child",
         "import polyrhythm.runtime.local",
@@ -245,7 +245,7 @@ def test_a_simulators_process_holds_no_torch(statement: str) -> None:
 def test_a_simulator_at_work_holds_neither_torch_nor_the_main_process(env: str) -> None:
     modules = _modules_after(
         "import polyrhythm.runtime.processes.child\nfrom polyrhythm.runtime.factories import unpack\n"
-        "from polyrhythm.stations.simulator.factory import SimulatorFactory\n"
+        "from polyrhythm.stations.simulator.station import SimulatorFactory\n"
         "from polyrhythm.config.registry import resolve\n"
         f"resolve('env', {env}).build(2)"
     )

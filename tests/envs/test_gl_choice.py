@@ -31,7 +31,7 @@ from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
 from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.runtime.messages import Channels
 from polyrhythm.specs import WeightsLayout
-from polyrhythm.stations.simulator.factory import SimulatorFactory
+from polyrhythm.stations.simulator.station import SimulatorFactory
 
 #: A MuJoCo that draws by waiting: `serial` one frame of all processes after another, as one graphics unit of a GPU
 #: does, and `parallel` in each process for itself.

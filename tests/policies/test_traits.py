@@ -12,7 +12,7 @@ from torch import nn
 from polyrhythm.cli.main import main
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.plugins.language.causal_lm.policy import CausalLmSettings
-from polyrhythm.plugins.trial.form_contract import check_traits
+from polyrhythm.plugins.trial.policy_calls import check_traits
 from polyrhythm.policies.gaussian import GaussianPolicy
 from polyrhythm.policies.traits import PolicyTraits, SettingsTraits, plain_traits, policy_traits, settings_traits
 

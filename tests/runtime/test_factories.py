@@ -12,7 +12,7 @@ from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.runtime.messages import Channels
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.stations.generator_factory import GeneratorFactory, PolicyFactory
-from polyrhythm.stations.simulator.factory import SimulatorFactory
+from polyrhythm.stations.simulator.station import SimulatorFactory
 from polyrhythm.stations.trainer_factory import TrainerFactory
 from polyrhythm.stations.trainer_states import TrainerStates
 

@@ -28,7 +28,7 @@ from tests.runtime.scripted import (
 
 from polyrhythm.config.sections.running import SupervisionSettings
 from polyrhythm.pipeline.context import LaunchPlan
-from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
+from polyrhythm.plugins.cluster.hosts.build import StationNodes, build_hosts_launcher, open_hosts
 from polyrhythm.plugins.cluster.launching import launch_on_ray
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import Hosting, dropped_messages, pending_work, process_ids
@@ -68,7 +68,7 @@ def hosts(folder: Path) -> Launcher:
     """Each station on a host of its own."""
     stations = [(ScriptedFactory(name), Resources()) for name in STATIONS]
     nodes = dict(zip(STATIONS, apart_by_setting(folder / "memory", 2), strict=True))
-    places = Places(LOOPBACK, nodes, {})
+    places = StationNodes(LOOPBACK, nodes, {})
     return build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits_of(), folder, places))
 
 

@@ -6,6 +6,7 @@ import pickle
 from dataclasses import fields, is_dataclass
 from typing import get_args
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -86,9 +87,12 @@ def test_a_message_comes_out_as_it_went_in(message: wire.Message) -> None:
 
 def _assert_hashable_as_before(found: object, message: object) -> None:
     """Tuples have stayed tuples: records are kept in sets and as keys."""
-    for field in fields(message) if is_dataclass(message) else ():
-        one, other = getattr(found, field.name), getattr(message, field.name)
-        assert type(one) is type(other), field.name
+    names = [field.name for field in fields(message)] if is_dataclass(message) else []
+    if isinstance(message, msgspec.Struct):
+        names = list(message.__struct_fields__)
+    for name in names:
+        one, other = getattr(found, name), getattr(message, name)
+        assert type(one) is type(other), name
         _assert_hashable_as_before(one, other)
 
 

@@ -31,7 +31,7 @@ def inline_weights(module):
 
 def generator_of(served, arena, weights, channels, engine=OnePassEngine, incarnation=0, **options):
     """A generator of one copy of the policy, with an engine of these options."""
-    copies = PolicyCopies("g", served, None, weights)
+    copies = PolicyCopies(served, None, weights)
     context = GeneratorContext("g", incarnation, copies, arena, channels, f"policy {type(served).__name__}")
     return Generator(context, engine(context, **options))
 

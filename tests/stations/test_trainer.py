@@ -150,9 +150,6 @@ class WrittenLater:
     def due(self, version):
         return True
 
-    def is_last(self, version):
-        return version == self.last
-
     def save(self, learner, *, background=False):
         assert self.begun == 0 or self.over, "one at a time"
         self.begun += 1

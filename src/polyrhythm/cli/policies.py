@@ -14,8 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polyrhythm.cli import adapters, export
 from polyrhythm.cli.show import size_text
@@ -117,16 +118,10 @@ def _show_form(arguments: argparse.Namespace) -> int:
     memory = context.numbers.get("memory", {})
     if arguments.json:
         one = adapters.plain(adapter("policy", section["type"]))
-        print(json.dumps([one | {"form": plain_form(form), "memory": memory}], indent=2))
+        print(json.dumps([one | {"form": asdict(form), "memory": memory}], indent=2))
     else:
         print("\n".join([*memory_lines(memory), *[""] * bool(memory), *form_lines(form)]))
     return 0
-
-
-def plain_form(form: PolicyForm) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(form)
 
 
 def form_lines(form: PolicyForm) -> list[str]:

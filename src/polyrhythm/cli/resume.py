@@ -40,11 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.observe.run_folder import find_run
     from polyrhythm.pipeline.persistence.phases import command_of
-    from polyrhythm.pipeline.persistence.resume_rules import config_to_resume, naming_where_it_began, refuse_out
+    from polyrhythm.pipeline.persistence.resume_rules import (
+        config_to_resume,
+        goes_on_where_it_is,
+        naming_where_it_began,
+    )
 
     folder = find_run(arguments.run_folder)
     if arguments.out is not None:
-        refuse_out(folder, arguments.out)
+        raise goes_on_where_it_is(f"--out {arguments.out}", folder, "--out")
     config = config_to_resume(folder, arguments.overrides)
     if command_of(folder) == "sft":
         status: int = load("command", "sft").imitate_in(folder, config, as_json=arguments.json)

@@ -83,18 +83,27 @@ def table(columns: Mapping[str, Mapping[str, Any]]) -> str:
     cells = {name: dict(_flat_metrics(own)) for name, own in columns.items()}
     names = dict.fromkeys(name for own in cells.values() for name in own)
     rows = [["", *cells], *([name, *(own.get(name, "-") for own in cells.values())] for name in names)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    aligned = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-    return "\n".join([*aligned, "", *_below(columns)]).rstrip()
+    below = [
+        f"{column}, {name}: {', '.join(map(_plain, value))}"
+        for column, values in columns.items()
+        for name, value in values.items()
+        if isinstance(value, list)
+    ]
+    return "\n".join([*_grid(rows, right=True), "", *below]).rstrip()
 
 
 def records(listed: Sequence[Mapping[str, Any]]) -> str:
     """A table with one line per record, one column per metric, and a dash for a missing value."""
     cells = [dict(_flat_metrics(record)) for record in listed]
     names = list(dict.fromkeys(name for record in cells for name in record))
-    rows = [names, *([record.get(name, "-") for name in names] for record in cells)]
+    return "\n".join(_grid([names, *([record.get(name, "-") for name in names] for record in cells)]))
+
+
+def _grid(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
+    """Lines of aligned columns; right: all but the first are aligned at their right end."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    align = str.rjust if right else str.ljust
+    return ["  ".join([row[0].ljust(widths[0]), *map(align, row[1:], widths[1:])]).rstrip() for row in rows]
 
 
 def _flat_metrics(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -103,15 +112,6 @@ def _flat_metrics(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
             yield from _flat_metrics(value, f"{prefix}{name} ")
         elif not isinstance(value, list):
             yield prefix + name, _plain(value)
-
-
-def _below(columns: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [
-        f"{column}, {name}: {', '.join(map(_plain, value))}"
-        for column, values in columns.items()
-        for name, value in values.items()
-        if isinstance(value, list)
-    ]
 
 
 def _plain(value: Any) -> str:
@@ -129,8 +129,7 @@ def variants(found: Mapping[str, Any]) -> str:
     cells = [("in distribution", result(found), "as in training")]
     cells += [(f"{one['kind']}: {name}", result(one), one["what"]) for name, one in found["variants"].items()]
     cells += [(f"{kind}, all", result(one), "") for kind, one in found.get("kinds", {}).items()]
-    first, second = (max(len(row[place]) for row in cells) for place in (0, 1))
-    return "\n".join(f"{name:{first}}  {value:{second}}  {what}".rstrip() for name, value, what in cells)
+    return "\n".join(_grid(cells))
 
 
 def _is_rate(value: Any) -> bool:
@@ -169,10 +168,14 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, label in _EVALUATIONS.items():
         if name in summary:
             yield label, result(summary[name])
-    if "best" in summary:
-        yield "best.pt", _best(summary["best"])
+    if best := summary.get("best"):
+        chosen = f"version {best['version']}: {result(deciding(best))}"
+        yield "best.pt", f"{chosen}; chosen by this result, which is therefore biased upward"
     yield from (("warning", sentence) for sentence in summary.get("warnings", ()))
-    yield "time", _time(summary["wall_s"])
+    wall_s = summary["wall_s"]
+    unit, by = ("min", 60.0) if wall_s["total"] >= 120 else ("s", 1.0)
+    phases = (f"{name.replace('_', ' ')} {took / by:.1f}" for name, took in wall_s.items() if name != "total")
+    yield "time", f"{wall_s['total'] / by:.1f} {unit}: {', '.join(phases)}"
     if "transitions_per_s" in summary:
         yield "throughput", f"{summary['transitions_per_s']:,.0f} transitions/s"
         yield "busy", shares(summary["utilisation"])
@@ -180,9 +183,11 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "hosts", "; ".join(_host(name, own) for name, own in hosts.items())
         yield "lag", lag(summary["lag"])
         if leased := {name: own for name, own in summary.get("stations", {}).items() if own.get("switches")}:
-            yield "leases", _leases(leased)
+            told = (f"{name} {own['switches']:.0f} switches in {own['switch_s']:.1f} s" for name, own in leased.items())
+            yield "leases", ", ".join(told)
         yield "samples", samples(summary["ledger"])
-        yield "faults", _faults(summary["faults"])
+        stations = ", ".join(dict.fromkeys(fault["station"] for fault in summary["faults"]))
+        yield "faults", f"{len(summary['faults'])}, survived ({stations})" if stations else "none"
         if failed := summary.get("failed_samples"):
             yield "failed samples", ", ".join(f"{count} by {kind}" for kind, count in failed.items())
         if set_aside := summary.get("set_aside"):
@@ -191,39 +196,16 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "dropped messages", ", ".join(f"{count} {kind}" for kind, count in dropped.items())
 
 
-def _best(entry: Mapping[str, Any]) -> str:
-    chosen = result(deciding(entry))
-    return f"version {entry['version']}: {chosen}; chosen by this result, which is therefore biased upward"
-
-
-def _time(wall_s: Mapping[str, float]) -> str:
-    """`8.3 min: demonstrations 0.6, …, rl 5.1`; seconds for a short run."""
-    unit, by = ("min", 60.0) if wall_s["total"] >= 120 else ("s", 1.0)
-    phases = (f"{name.replace('_', ' ')} {took / by:.1f}" for name, took in wall_s.items() if name != "total")
-    return f"{wall_s['total'] / by:.1f} {unit}: {', '.join(phases)}"
-
-
 def _host(name: str, own: Mapping[str, Any]) -> str:
     return (
         f"{name} {100 * own['utilisation']:.0f}%, {counted(own['faults'], 'fault') if own['faults'] else 'no faults'}"
     )
 
 
-def _leases(stations: Mapping[str, Mapping[str, float]]) -> str:
-    """`generator-0 24 switches in 1.3 s, trainer 25 switches in 2.0 s`."""
-    told = (f"{name} {own['switches']:.0f} switches in {own['switch_s']:.1f} s" for name, own in stations.items())
-    return ", ".join(told)
-
-
 def _set_aside(found: list[Mapping[str, Any]]) -> str:
     """`2: open-v3 with seed 7 (environment raised), …`."""
     named = [f"{one['task']} with seed {one['seed']} ({one['reason']})" for one in found[:_NAMED]]
     return f"{len(found)}: {', '.join(named)}{', …' if len(found) > _NAMED else ''}"
-
-
-def _faults(faults: list[Mapping[str, Any]]) -> str:
-    stations = ", ".join(dict.fromkeys(fault["station"] for fault in faults))
-    return f"{len(faults)}, survived ({stations})" if faults else "none"
 
 
 # ------------------------------------------------------------ findings of checks
@@ -237,18 +219,14 @@ _INDENT = 34
 
 def finding_line(finding: Finding, *, color: bool = False, encoding: str | None = "utf-8") -> str:
     """`  ✓ act                          actions [2, 1, 4] …`, and below it the fix, if any."""
-    mark = (_MARKS if _shows_marks(encoding) else _PLAIN_MARKS)[finding.state]
+    try:
+        "".join(_MARKS.values()).encode(encoding or "ascii")
+        mark = _MARKS[finding.state]
+    except (UnicodeEncodeError, LookupError):
+        mark = _PLAIN_MARKS[finding.state]
     head = f"  {_COLORS[finding.state]}{mark}\033[0m" if color else f"  {mark}"
     text = [visible(finding.detail)] * bool(finding.detail) + [visible(f"fix: {finding.fix}")] * bool(finding.fix)
     lines = [part for one in text for part in textwrap.wrap(one, columns(_WIDTH) - _INDENT, break_long_words=False)]
     return (
         f"{head} {finding.name:{_INDENT - 5}} " + f"\n{'':{_INDENT}}".join(lines) if lines else f"{head} {finding.name}"
     )
-
-
-def _shows_marks(encoding: str | None) -> bool:
-    try:
-        "".join(_MARKS.values()).encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

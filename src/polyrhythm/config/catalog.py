@@ -92,8 +92,16 @@ def adapter(kind: Kind, name: str) -> Adapter:
     missing = [wanted.package for wanted in needs if not wanted.found]
     extra = own.extra
     install = install_command(extra) if extra else pip_install(" ".join(missing))
-    if clash := _find_clash(needs, own.pins, extra) if missing else "":
-        install = f"polyrhythm envs setup {extra}"
+    clash = ""
+    for one in needs if missing else ():
+        pinned = own.pins.get(one.package, "").split(".")
+        if one.version and one.package in own.pins and one.version.split(".")[: len(pinned)] != pinned:
+            clash = (
+                f"{one.package} {one.version} is installed here and the extra {extra} needs {own.pins[one.package]}, "
+                f"so it takes a Python of its own (env.python={extra})"
+            )
+            install = f"polyrhythm envs setup {extra}"
+            break
     return Adapter(
         name,
         about[0],
@@ -104,17 +112,6 @@ def adapter(kind: Kind, name: str) -> Adapter:
         dict(own.known_tasks),
         clash,
     )
-
-
-def _find_clash(needs: Sequence[Need], pins: Mapping[str, str], extra: str) -> str:
-    for one in needs:
-        pinned = pins.get(one.package, "").split(".")
-        if one.version and one.package in pins and one.version.split(".")[: len(pinned)] != pinned:
-            return (
-                f"{one.package} {one.version} is installed here and the extra {extra} needs {pins[one.package]}, so it "
-                f"takes a Python of its own (env.python={extra})"
-            )
-    return ""
 
 
 def check_installed(kind: Kind, settings: BaseModel) -> None:
@@ -146,27 +143,14 @@ def settings_of(model: type[BaseModel], within: str = "") -> list[Setting]:
     for name, field in model.model_fields.items():
         if name == "type":
             continue
-        sections = _sections(field.annotation)
-        found.append(
-            Setting(
-                within + name,
-                " | ".join(sections) or _kind(field.annotation),
-                field.is_required(),
-                None if field.is_required() else _plain(field.get_default(call_default_factory=True)),
-                _one_line(field.description or ""),
-            )
-        )
+        sections = {type_of(one): one for one in models_in(field.annotation) if "type" in one.model_fields}
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        default = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+        kind, about = " | ".join(sections) or _kind(field.annotation), _one_line(field.description or "")
+        found.append(Setting(within + name, kind, field.is_required(), default, about))
         for kind, section in sections.items():
             found += settings_of(section, f"{within}{name}[{kind}].")
     return found
-
-
-def _plain(default: Any) -> Any:
-    return default.model_dump(mode="json") if isinstance(default, BaseModel) else default
-
-
-def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
-    return {type_of(model): model for model in models_in(annotation) if "type" in model.model_fields}
 
 
 def type_of(model: type[BaseModel]) -> str:

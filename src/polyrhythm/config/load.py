@@ -53,7 +53,10 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str 
     changes: Tree = {}
     _check_order([override for override in overrides if isinstance(override, str)])
     for place, override in enumerate(overrides):
-        changes = merge(changes, _change(override, overrides[place + 1 :]))
+        if isinstance(override, str):
+            changes = merge(changes, parse_override(override, overrides[place + 1 :]))
+        else:
+            changes = merge(changes, _sections(plain(override)))
     if changes.get("devices") is not None and tree.get("devices") is None:
         raise ConfigError(
             f"devices = {changes['devices']}: this recipe is not a row: it does not state the devices that its numbers "
@@ -100,8 +103,9 @@ def _with_policy_defaults(tree: Tree) -> Tree:
         return tree
     if not isinstance(training, dict):
         return tree
-    declared = merge({}, dict(training_defaults(policy)))
-    if _without_value(tree.get("algorithm")):
+    declared, algorithm = merge({}, dict(training_defaults(policy))), tree.get("algorithm")
+    value = algorithm.get("value") if isinstance(algorithm, dict) else None
+    if isinstance(value, dict) and value.get("coef") == 0:
         declared.get("optimizer", {}).pop("value_lr", None)
     return tree | {"policy": policy, "training": merge(declared, training)}
 
@@ -109,11 +113,6 @@ def _with_policy_defaults(tree: Tree) -> Tree:
 def training_defaults(policy: BaseModel) -> Mapping[str, Any]:
     """Defaults that the policy's settings declare for the section `training`; {} without any."""
     return getattr(policy, "training_defaults", {})
-
-
-def _without_value(algorithm: Any) -> bool:
-    value = algorithm.get("value") if isinstance(algorithm, dict) else None
-    return isinstance(value, dict) and value.get("coef") == 0
 
 
 class _EnvAlone(Section):
@@ -146,18 +145,12 @@ def save_config(config: RunConfig, path: Path) -> None:
 def merge(base: Tree, change: Tree) -> Tree:
     """`base` overridden by `change`; both stay unmodified."""
     merged = dict(base)
-    for key, value in change.items():
-        merged[key] = _merge_value(base.get(key), value)
+    for key, new in change.items():
+        merged[key] = new
+        if isinstance(new, dict):
+            old = expand(base.get(key))
+            merged[key] = merge(old if isinstance(old, dict) and not _changes_type(old, new) else {}, new)
     return merged
-
-
-def _merge_value(old: Any, new: Any) -> Any:
-    if not isinstance(new, dict):
-        return new
-    old = expand(old)
-    if not isinstance(old, dict):
-        return merge({}, new)
-    return merge({}, new) if _changes_type(old, new) else merge(old, new)
 
 
 def _changes_type(old: Tree, new: Tree) -> bool:
@@ -198,10 +191,6 @@ def _rejoined(text: str, rest: Sequence[object]) -> str:
 
 def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _change(override: str | Mapping[str, Any], rest: Sequence[object]) -> Tree:
-    return parse_override(override, rest) if isinstance(override, str) else _sections(plain(override))
 
 
 def _sections(tree: Tree) -> Tree:

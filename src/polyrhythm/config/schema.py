@@ -5,7 +5,7 @@ A component receives its own section, never the root.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
 
@@ -46,14 +46,6 @@ else:  # plugins add some
     LauncherName = Literal[("local", "inline", *table("launcher"))]
 
 
-def _env(value: Any) -> BaseModel:
-    return resolve("env", value)
-
-
-def _policy(value: Any) -> BaseModel:
-    return resolve("policy", value)
-
-
 class RunConfig(Section):
     """Configuration of a run."""
 
@@ -73,9 +65,9 @@ class RunConfig(Section):
     """Run folder or policy file with the initial weights, replacing the phases before training; empty for none."""
     shutdown_s: NotNegative = 10.0
     """Seconds that the update under way gets after the first Ctrl-C or SIGTERM; then it is abandoned."""
-    env: Annotated[SerializeAsAny[BaseModel], BeforeValidator(_env)]
+    env: Annotated[SerializeAsAny[BaseModel], BeforeValidator(lambda value: resolve("env", value))]
     """The environment's own settings, by type; gymnasium:ID is short for {type: gymnasium, id: ID}."""
-    policy: Annotated[SerializeAsAny[BaseModel], BeforeValidator(_policy)]
+    policy: Annotated[SerializeAsAny[BaseModel], BeforeValidator(lambda value: resolve("policy", value))]
     """The policy's own settings, by type."""
     rollout: RolloutSettings = RolloutSettings()
     """Simulators and generators."""
@@ -136,7 +128,10 @@ class RunConfig(Section):
         check_objective(self.objective, self.algorithm, self.training, segment_steps=segments, group_size=size)
         _check_groups(self)
         _check_join(self)
-        _check_ray(self)
+        for kind in ("simulators", "generators"):
+            least, own = getattr(self.ray, f"min_{kind}"), getattr(self.rollout, kind)
+            if least is not None and least > own:
+                raise self.invalid(f"ray.min_{kind}", f"the run has {own} {kind}; lower it, or raise rollout.{kind}")
         _check_scoring(self)
         _check_slots(self)
         _check_streams(self)
@@ -223,13 +218,6 @@ def _check_join(config: RunConfig) -> None:
         )
     if join.port + join.simulators - 1 > LAST_PORT:
         raise config.invalid("join.port", f"{join.simulators} ports from there do not exist; lower it")
-
-
-def _check_ray(config: RunConfig) -> None:
-    for kind in ("simulators", "generators"):
-        least, own = getattr(config.ray, f"min_{kind}"), getattr(config.rollout, kind)
-        if least is not None and least > own:
-            raise config.invalid(f"ray.min_{kind}", f"the run has {own} {kind}; lower it, or raise rollout.{kind}")
 
 
 def _check_scoring(config: RunConfig) -> None:

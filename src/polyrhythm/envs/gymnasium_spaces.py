@@ -7,7 +7,7 @@ dot. `where` is the environment's setting, which begins every error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -137,11 +137,11 @@ class Observations:
 
     def declared(self, observation: Any) -> Any:
         """The observation of one row, in the dtypes of the space. ConfigError: it does not match the space."""
-        if self._only is not None:
-            return self._only.check(observation, self._only.shape, self._where).astype(self._only.dtype, copy=False)
-        pairs = zip(self._arrays, self._leaves(observation, self._where), strict=True)
-        arrays = (a.check(x, a.shape, self._where).astype(a.dtype, copy=False) for a, x in pairs)
-        return _nested(self._root, observation, arrays)
+
+        def as_declared(array: ObservedArray, value: Any) -> NDArray[Any]:
+            return array.check(value, array.shape, self._where).astype(array.dtype, copy=False)
+
+        return _walk(self._root, observation, "", self._where, as_declared)
 
     def write(self, rows: RowNumbers, out: Mapping[str, NDArray[Any]]) -> None:
         """Write the stored observations of these rows, in the form for policies, into `out[name][:n]`. ConfigError: a
@@ -192,41 +192,29 @@ class Observations:
 
     def _leaves(self, observation: Any, where: str) -> list[Any]:
         found: list[Any] = []
-        _collect(self._root, observation, "", where, found)
+        _walk(self._root, observation, "", where, lambda _, value: found.append(value))
         return found
 
 
-def _collect(node: Any, value: Any, path: str, where: str, found: list[Any]) -> None:
-    """Append the values of all arrays below a node. ConfigError: the value has another structure."""
+def _walk(node: Any, value: Any, path: str, where: str, visit: Callable[[ObservedArray, Any], Any]) -> Any:
+    """The observation below a node, with the results of `visit` in place of its arrays. ConfigError: it has another
+    structure."""
     if node is None:
-        return
+        return value
     if isinstance(node, ObservedArray):
-        found.append(value)
-        return
+        return visit(node, value)
     what = f"observation {path}" if path else "the observation"
+    below = f"{path}." if path else ""
     if isinstance(node, dict):
         if not isinstance(value, Mapping):
             raise _other_parts(where, f"{what} is {type(value).__name__}", f"a Dict of {', '.join(node)}")
         if value.keys() != node.keys():
             raise _other_parts(where, f"{what} has the keys {', '.join(map(str, value))}", ", ".join(node))
-        parts = list(node.items())
-    else:
-        if not isinstance(value, tuple | list) or len(value) != len(node):
-            size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
-            raise _other_parts(where, f"{what} is {type(value).__name__}{size}", f"a Tuple of {len(node)}")
-        parts = list(enumerate(node))
-    for key, part in parts:
-        _collect(part, value[key], f"{path}.{key}" if path else str(key), where, found)
-
-
-def _nested(node: Any, value: Any, arrays: Iterator[NDArray[Any]]) -> Any:
-    if node is None:
-        return value
-    if isinstance(node, ObservedArray):
-        return next(arrays)
-    if isinstance(node, dict):
-        return {key: _nested(part, value[key], arrays) for key, part in node.items()}
-    return tuple(_nested(part, value[place], arrays) for place, part in enumerate(node))
+        return {key: _walk(part, value[key], f"{below}{key}", where, visit) for key, part in node.items()}
+    if not isinstance(value, tuple | list) or len(value) != len(node):
+        size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+        raise _other_parts(where, f"{what} is {type(value).__name__}{size}", f"a Tuple of {len(node)}")
+    return tuple(_walk(part, value[place], f"{below}{place}", where, visit) for place, part in enumerate(node))
 
 
 def _other_parts(where: str, found: str, declared: str) -> ConfigError:

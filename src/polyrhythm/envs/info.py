@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,14 @@ def as_aggregates(value: Any) -> Any:
     return dict.fromkeys(value, "last") if isinstance(value, list | tuple) else value
 
 
+class _Key(NamedTuple):
+    """A key to read. setting: that names it, for errors; finite: refuse other numbers."""
+
+    name: str
+    setting: str
+    finite: bool
+
+
 class InfoReader:
     """Reads the infos of one env batch, and warns at the end of its first episode about keys that never appeared.
 
@@ -41,19 +49,22 @@ class InfoReader:
     """
 
     def __init__(self, success: str, metrics: Collection[str]) -> None:
-        self._success, self._metrics = success, tuple(metrics)
-        self._candidates = {key: f"env.success = {key}" for key in ((success,) if success else SUCCESS_KEYS)}
+        self._success = success
+        self._candidates = [
+            _Key(key, f"env.success = {key}", True) for key in ((success,) if success else SUCCESS_KEYS)
+        ]
+        self._metrics = [_Key(name, f"env.metrics.{name}", False) for name in metrics]
         self._absent = {_OF_SUCCESS, *metrics}
         self._keys: dict[str, None] | None = {}  # of the first episode; None after it
 
     def read(self, info: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
         """Success of one row's step (1, 0, or -1 if not reported), and its metrics (NaN if absent)."""
         number = math.nan
-        for key, setting in self._candidates.items():
-            number = _single(info, key, setting, finite=True)
+        for key in self._candidates:
+            number = _single(info, key)
             if not math.isnan(number):
                 break
-        metrics = {name: _single(info, name, f"env.metrics.{name}", finite=False) for name in self._metrics}
+        metrics = {key.name: _single(info, key) for key in self._metrics}
         if self._keys is not None:
             present = {name for name, value in metrics.items() if not math.isnan(value)}
             self._record_present(info, present if math.isnan(number) else {_OF_SUCCESS, *present})
@@ -67,12 +78,12 @@ class InfoReader:
         """`read` of all rows of a vector environment, each [rows]. done [rows]: rows whose last info is in
         `final_info`, if present."""
         if isinstance(info, Mapping) and not info:
-            return np.full(len(done), -1, np.int8), {name: np.full(len(done), np.nan) for name in self._metrics}
+            return np.full(len(done), -1, np.int8), {key.name: np.full(len(done), np.nan) for key in self._metrics}
         numbers = np.full(len(done), np.nan)
-        for key, setting in self._candidates.items():
+        for key in self._candidates:
             if (absent := np.isnan(numbers)).any():
-                numbers = np.where(absent, _column(info, key, setting, done, finite=True), numbers)
-        metrics = {name: _column(info, name, f"env.metrics.{name}", done, finite=False) for name in self._metrics}
+                numbers = np.where(absent, _column(info, key, done), numbers)
+        metrics = {key.name: _column(info, key, done) for key in self._metrics}
         given = ~np.isnan(numbers)
         if self._keys is not None:
             present = {name for name, found in metrics.items() if not np.isnan(found).all()}
@@ -86,18 +97,17 @@ class InfoReader:
         keys, self._keys = self._keys, None
         if keys is None or not self._absent:
             return
-        problems = [
-            f"env.metrics.{name}: the environment's info has no such key"
-            for name in self._metrics
-            if name in self._absent
-        ]
+        missing = [key.setting for key in self._metrics if key.name in self._absent]
+        problems = [f"{setting}: the environment's info has no such key" for setting in missing]
         if _OF_SUCCESS in self._absent and (keys or self._success):
             *others, last = SUCCESS_KEYS
             key = "such key" if self._success else f"{', '.join(others)} or {last}"
             which = f"env.success = {self._success}" if self._success else "env.success"
             problems.append(f"{which}: the environment's info has no {key}, so success rates are null")
         if problems:
-            warn_once(f"{'; '.join(problems)}; in the first episode it had {_listed(list(keys))}")
+            more = f" and {len(keys) - _LISTED} more" if len(keys) > _LISTED else ""
+            listed = f"{', '.join(list(keys)[:_LISTED])}{more}; set the key that you mean, if it is one of them"
+            warn_once(f"{'; '.join(problems)}; in the first episode it had {listed if keys else 'no key at all'}")
 
     def _record_present(self, info: Infos, present: set[str]) -> None:
         assert self._keys is not None
@@ -110,13 +120,6 @@ class InfoReader:
             "env.success: the environment's info has a number there that is neither 0 nor 1; "
             f"{number:g} {counts}; name another key if this one is a measure"
         )
-
-
-def _listed(keys: list[str]) -> str:
-    if not keys:
-        return "no key at all"
-    more = f" and {len(keys) - _LISTED} more" if len(keys) > _LISTED else ""
-    return f"{', '.join(keys[:_LISTED])}{more}; set the key that you mean, if it is one of them"
 
 
 def _names(info: Infos, prefix: str = "") -> Iterator[str]:
@@ -136,44 +139,39 @@ def _names(info: Infos, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-def _column(info: Infos, name: str, setting: str, done: NDArray[np.bool_], *, finite: bool) -> NDArray[np.float64]:
-    """The number of each row under this name, NaN if absent: [rows]. setting: `name = value`, for errors; finite:
-    refuse other numbers."""
+def _column(info: Infos, key: _Key, done: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """The number of each row under this key, NaN if absent: [rows]."""
     if not isinstance(info, Mapping):
-        return np.array([_single(one, name, setting, finite=finite) for one in info], np.float64)
-    found = _present(info, name, setting, len(done), finite=finite)
+        return np.array([_single(one, key) for one in info], np.float64)
+    found = _present(info, key, len(done))
     final = info.get(_FINAL)
-    if final is not None:
-        found = np.where(done, _column(final, name, setting, done, finite=finite), found)
-    return found
+    return found if final is None else np.where(done, _column(final, key, done), found)
 
 
-def _present(info: Mapping[str, Any], name: str, setting: str, rows: int, *, finite: bool) -> NDArray[np.float64]:
+def _present(info: Mapping[str, Any], key: _Key, rows: int) -> NDArray[np.float64]:
     """`_column` of a mapping of columns, without `final_info`; the mask `_NAME` marks rows with a value."""
-    inner, key = _find(info, name)
-    value = inner.get(key)
+    inner, name = _find(info, key.name)
+    value = inner.get(name)
     if value is None:
         return np.full(rows, np.nan)
     if isinstance(value, Mapping) or not hasattr(value, "__len__") or len(value) != rows:
-        raise _refusal(setting, value)
-    there = np.asarray(inner.get(f"_{key}", np.ones(rows, np.bool_)), np.bool_)
+        raise _refusal(key, value)
+    there = np.asarray(inner.get(f"_{name}", np.ones(rows, np.bool_)), np.bool_)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.size == rows:
         column = np.where(there, value.reshape(rows).astype(np.float64), np.nan)
-        if finite and not np.isfinite(column[there]).all():
-            raise _refusal(setting, value)
+        if key.finite and not np.isfinite(column[there]).all():
+            raise _refusal(key, value)
         return column
-    numbers = [_number(one, setting, finite=finite) if has else np.nan for one, has in zip(value, there, strict=True)]
+    numbers = [_number(one, key) if has else np.nan for one, has in zip(value, there, strict=True)]
     return np.array(numbers, np.float64)
 
 
-def _single(info: Any, name: str, setting: str, *, finite: bool) -> float:
+def _single(info: Any, key: _Key) -> float:
     if not isinstance(info, Mapping):
         return math.nan
-    inner, key = _find(info, name)
-    value = inner.get(key)
-    if value is None:
-        return _single(info.get(_FINAL), name, setting, finite=finite)
-    return _number(value, setting, finite=finite)
+    inner, name = _find(info, key.name)
+    value = inner.get(name)
+    return _single(info.get(_FINAL), key) if value is None else _number(value, key)
 
 
 def _find(info: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], str]:
@@ -185,7 +183,7 @@ def _find(info: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], str]:
     return info, name
 
 
-def _number(value: Any, setting: str, *, finite: bool) -> float:
+def _number(value: Any, key: _Key) -> float:
     if value is None:
         return math.nan
     if isinstance(value, bool | int | float):
@@ -194,20 +192,19 @@ def _number(value: Any, setting: str, *, finite: bool) -> float:
         try:
             array = np.asarray(value)
         except Exception as error:  # arrays of other libraries, ragged lists
-            raise _refusal(setting, value) from error
+            raise _refusal(key, value) from error
         if array.size != 1 or array.dtype.kind not in "biuf":
-            raise _refusal(setting, value)
+            raise _refusal(key, value)
         number = float(array.item())
-    if finite and not math.isfinite(number):
-        raise _refusal(setting, value)
+    if key.finite and not math.isfinite(number):
+        raise _refusal(key, value)
     return number
 
 
-def _refusal(setting: str, value: Any) -> ConfigError:
-    name = setting.removeprefix("env.metrics.").rpartition(" = ")[2]
+def _refusal(key: _Key, value: Any) -> ConfigError:
     inner = next(iter(_names(value)), "") if isinstance(value, Mapping) else ""
-    such_as = f", such as {name}.{inner}" if inner else ""
+    such_as = f", such as {key.name}.{inner}" if inner else ""
     return ConfigError(
-        f"{setting}: the environment's info has {value!r:.200} there, neither a bool nor one finite number; name "
+        f"{key.setting}: the environment's info has {value!r:.200} there, neither a bool nor one finite number; name "
         f"another key{such_as}"
     )

@@ -47,10 +47,10 @@ def bottleneck(load: Load) -> str:
     if load.one_thread:
         kind = max(load.busy, key=lambda kind: load.busy[kind])
         return (
-            f"The {kind} takes {_percent(load.busy[kind])} of the one thread that all stations share: set "
+            f"The {kind} takes {load.busy[kind]:.0%} of the one thread that all stations share: set "
             "launcher=local, so that they work side by side."
         )
-    waits = f"rows without a ticket {_percent(load.rows_idle)} and the trainer idle {_percent(load.trainer_idle)}"
+    waits = f"rows without a ticket {load.rows_idle:.0%} and the trainer idle {load.trainer_idle:.0%}"
     if min(load.rows_idle, load.trainer_idle) >= _WAITS:
         remedy = (
             f"raise freshness.max_lag (now {load.max_lag:g}) to 1"
@@ -62,7 +62,7 @@ def bottleneck(load: Load) -> str:
         return _rollout_limits(load)
     if load.rows_idle >= _WAITS:
         return (
-            f"The trainer limits the run (rows wait for it {_percent(load.rows_idle)} of the time): lower "
+            f"The trainer limits the run (rows wait for it {load.rows_idle:.0%} of the time): lower "
             f"training.epochs, or raise placement.trainer.ranks (now {load.count['trainer']}), if devices or processor "
             "cores are free."
         )
@@ -75,26 +75,22 @@ def _batches_wait(load: Load) -> str:
     if load.max_rows > load.all_rows:
         remedies.append(f"lower batching.max_rows (now {load.max_rows}) to at most {load.all_rows}, all rows there are")
     return (
-        f"Forward passes wait for batching.max_wait_ms {_percent(load.batch_wait)} of the time, and no kind of station "
-        f"is busy more than {_percent(max(load.busy.values()))}: {', or '.join(remedies)}."
+        f"Forward passes wait for batching.max_wait_ms {load.batch_wait:.0%} of the time, and no kind of station "
+        f"is busy more than {max(load.busy.values()):.0%}: {', or '.join(remedies)}."
     )
 
 
 def _rollout_limits(load: Load) -> str:
     own = {kind: load.busy[kind] for kind in _MORE if kind in load.busy}
     kind = max(own, key=lambda kind: own[kind])
-    head = f"The trainer waits for samples {_percent(load.trainer_idle)} of the time"
+    head = f"The trainer waits for samples {load.trainer_idle:.0%} of the time"
     if own[kind] >= _BUSY:
-        what = f"the {kind}s limit the run, busy {_percent(own[kind])}"
+        what = f"the {kind}s limit the run, busy {own[kind]:.0%}"
         return f"{head}: {what}; raise {_MORE[kind]} (now {load.count[kind]}), if processor cores are free."
-    what = f"simulators and generators wait for each other, busy {_percent(own[kind])} at most"
+    what = f"simulators and generators wait for each other, busy {own[kind]:.0%} at most"
     if load.one_slot:
         return f"{head}: {what}; set rollout.sharding=even:2, so that half of the rows step while the others wait."
     return f"{head}: {what}; raise rollout.rows (now {load.rows}), so that a pass serves more of them."
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%"
 
 
 def idle_shares(updates: Iterable[Mapping[str, Any]]) -> dict[str, float]:

@@ -178,19 +178,8 @@ def check_names(names: Iterable[str]) -> None:
 
 def last_time_s(folder: Path) -> float:
     """Time of the latest line, in seconds since the run began; 0 if no line can be read."""
-    try:
-        lines = _lines(folder)
-    except OSError:
-        return 0.0
-    return max((_time_s(line) for line in lines), default=0.0)
-
-
-def _time_s(line: str) -> float:
-    try:
-        time_s = float(json.loads(line)["time_s"])
-    except (ValueError, TypeError, KeyError):
-        return 0.0
-    return time_s if math.isfinite(time_s) else 0.0
+    times: list[Any] = [line.get("time_s") for line in read_lines(folder)]
+    return max((float(x) for x in times if type(x) in (int, float) and math.isfinite(x)), default=0.0)
 
 
 def has_updates(folder: Path) -> bool:
@@ -226,14 +215,13 @@ def rewind(folder: Path, step: int, version: int | None = None) -> None:
     found = _lines(folder)
     if damaged := [str(number) for number, line in enumerate(found, 1) if _content(line) is None]:
         log.warning("%s: removed damaged lines: %s", path, ", ".join(damaged))
-    lines = [line for line in found if _is_kept(line, step, version)]
+    lines = [line for line in found if _is_kept(_content(line), step, version)]
     with atomic_write(path) as unfinished:
         unfinished.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
-def _is_kept(line: str, step: int, version: int | None) -> bool:
-    """Whether a line is early enough, or of a phase; False for a damaged line."""
-    content = _content(line)
+def _is_kept(content: Mapping[str, Any] | None, step: int, version: int | None) -> bool:
+    """Whether a line is early enough, or of a phase; False for a damaged line, None."""
     if content is None:
         return False
     if any(name.startswith("throughput/") for name in content):

@@ -5,119 +5,19 @@ A watch takes the lines of `metrics.jsonl` in order, during the run or afterward
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from math import sqrt
 from statistics import fmean, variance
 from typing import Any, NamedTuple
 
 from polyrhythm.observe.intervals import is_told, times_so_far
 
+Line = Mapping[str, Any]
+
 #: Metric: share of an update's samples whose advantages are all 0; reported if groups are compared.
 ZERO_ADVANTAGE = "train/actor/zero_advantage_fraction"
 _WAYS = ("greedy", "sampled")
-
-
-class Rate(NamedTuple):
-    """An evaluation's success rate with its interval."""
-
-    version: int
-    rate: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.rate:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-def has_collapsed(best: Rate, newest: Rate) -> bool:
-    """Whether the newest interval is entirely below that of the best."""
-    return newest.high < best.low
-
-
-def better(one: Rate, other: Rate) -> Rate:
-    """The one with the higher lower bound."""
-    return other if other.low > one.low else one
-
-
-class SetbackWatch:
-    """Sentences about collapsed evaluations, and about updates without a learning signal.
-
-    A collapse lasts until an evaluation is no longer below the best earlier one; updates without a signal, until one
-    that has it. Of the latter the 1st, 10th, 100th, … occurrence is reported.
-    """
-
-    def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._best: dict[str, Rate] = {}
-        self._collapsed: set[str] = set()
-        self._taught, self._stretches = True, 0
-        self._alarms, self._raised = TrainingAlarms(), list[str]()
-        for line in lines:
-            self.take(line)
-
-    def take(self, line: Mapping[str, Any]) -> list[str]:
-        """Sentences about one line of metrics: `step` and values by name."""
-        said = [self._evaluated(way, line) for way in _WAYS] + [self._updated(line)]
-        alarms = self._alarms.take(line)
-        self._raised += alarms
-        return [sentence for sentence in said if sentence] + alarms
-
-    def overcome(self) -> list[str]:
-        """Training alarms that no longer hold, since episodes have clearly improved."""
-        return self._raised if self._alarms.overcome else []
-
-    def conclusion(self) -> str:
-        """Sentence about the whole run at its end, or ""."""
-        return self._alarms.conclusion()
-
-    def _evaluated(self, way: str, line: Mapping[str, Any]) -> str:
-        values = [line.get(f"evaluation/{way}/{part}") for part in ("rate", "low", "high")]
-        if None in values:
-            return ""
-        newest = Rate(int(line["step"]), *map(float, values))  # type: ignore[arg-type]
-        best = self._best.get(way, newest)
-        self._best[way] = better(best, newest)
-        if not has_collapsed(best, newest):
-            self._collapsed.discard(way)
-            return ""
-        if way in self._collapsed:
-            return ""
-        self._collapsed.add(way)
-        return (
-            f"evaluation/{way}/rate = {newest} at version {newest.version}: all of the interval is below that of "
-            f"version {best.version}, {best}, so the policy has become worse; lower training.optimizer.lr or "
-            "freshness.max_lag, or set algorithm.kl.coef, and evaluate best.pt, which the run has with "
-            "evaluation.every"
-        )
-
-    def _updated(self, line: Mapping[str, Any]) -> str:
-        share = line.get(ZERO_ADVANTAGE)
-        if share is None:
-            return ""
-        before, self._taught = self._taught, share < 1
-        if self._taught or not before:
-            return ""
-        self._stretches += 1
-        if not is_told(self._stretches):
-            return ""
-        times = times_so_far(self._stretches)
-        return (
-            f"{ZERO_ADVANTAGE} = 1 in update {line['step']}{times}: in every group all samples have earned the same, "
-            "so nothing is learned from them; take easier or harder tasks, or a reward with more levels, raise "
-            "groups.size, or have such groups replaced (groups.min_return, groups.max_return)"
-        )
-
-
-def setbacks(lines: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Sentences about all lines of a run, and its conclusion; without alarms that no longer hold."""
-    watch = SetbackWatch()
-    said = [sentence for line in lines for sentence in watch.take(line)]
-    overcome = watch.overcome()
-    return [sentence for sentence in said if sentence not in overcome] + [watch.conclusion()] * bool(watch.conclusion())
-
-
-Line = Mapping[str, Any]
-
 #: Metric: optimizer steps of an update.
 STEPS = "train/actor/optimizer_steps"
 _ENTROPY, _CLIPPED = "train/actor/entropy_loss", "train/actor/clip_fraction"
@@ -143,95 +43,143 @@ _OLD, _MOSTLY_CLIPPED = 1.0, 0.5
 _MISLED = -0.05
 
 
+class _Rate(NamedTuple):
+    """An evaluation's success rate with its interval."""
+
+    version: int
+    rate: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.rate:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
 class _Updates(NamedTuple):
-    first: Sequence[Line]
-    newest: Sequence[Line]
+    first: list[Line]
+    newest: deque[Line]
 
     def means(self, name: str) -> tuple[float, float] | None:
         """Means of a metric over both; None if one of them lacks it."""
         both = [_values(name, part) for part in self]
         return (fmean(both[0]), fmean(both[1])) if all(both) else None
 
+    def improve(self, errors: float) -> bool:
+        """Whether episodes improve by this number of standard errors or are good, or too few have ended to tell."""
+        if len(self.newest) < _NEWEST:
+            return True
+        known = False
+        for name in _MEASURES:
+            first, newest = (_values(name, part) for part in self)
+            if min(len(first), len(newest)) < 2:
+                continue
+            known = True
+            error = sqrt(variance(first) / len(first) + variance(newest) / len(newest))
+            is_good = name == _SUCCESS and fmean(newest) >= _GOOD
+            if is_good or fmean(newest) - fmean(first) > errors * error:
+                return True
+        return not known
 
-class TrainingAlarms:
-    """Alarms about a run's updates, from their metrics in order.
 
-    An alarm lasts as long as its condition holds and episodes are hardly better than at first. The 1st, 10th, 100th, …
-    occurrence is reported.
+class SetbackWatch:
+    """Sentences about collapsed evaluations, updates without a learning signal, and alarms about a run's updates.
+
+    A collapse lasts until an evaluation is no longer below the best earlier one; updates without a signal, until one
+    that has it; an alarm, as long as its condition holds and episodes are hardly better than at first. Of the latter
+    two the 1st, 10th, 100th, … occurrence is reported.
     """
 
-    def __init__(self) -> None:
-        self._first: list[Line] = []
-        self._newest: deque[Line] = deque(maxlen=_NEWEST)
+    def __init__(self, lines: Iterable[Line] = ()) -> None:
+        self._best: dict[str, _Rate] = {}
         self._present: set[str] = set()
-        self._times: dict[str, int] = {}
+        self._times: Counter[str] = Counter()
+        self._updates = _Updates([], deque(maxlen=_NEWEST))
+        self._raised: list[str] = []
+        for line in lines:
+            self.take(line)
 
     def take(self, line: Line) -> list[str]:
-        """Sentences about an update; empty for other lines."""
-        if _ENTROPY not in line:
-            return []
-        if len(self._first) < _FIRST:
-            self._first.append(line)
-            return []
-        self._newest.append(line)
-        updates = _Updates(self._first, self._newest)
-        found = (
-            {}
-            if self._learns(updates, _CLEAR)
-            else {name: text for name, alarm in _ALARMS.items() if (text := alarm(updates))}
-        )
-        new = [name for name in found if name not in self._present]
-        self._present = set(found)
-        return [sentence for name in new if (sentence := self._sentence(name, found[name], int(line["step"])))]
+        """Sentences about one line of metrics: `step` and values by name."""
+        said = [sentence for way in _WAYS if (sentence := self._evaluated(way, line))]
+        if (share := line.get(ZERO_ADVANTAGE)) is not None and self._begins("no signal", holds=share >= 1):
+            times = self._times["no signal"]
+            if is_told(times):
+                said.append(
+                    f"{ZERO_ADVANTAGE} = 1 in update {line['step']}{times_so_far(times)}: in every group all samples "
+                    "have earned the same, so nothing is learned from them; take easier or harder tasks, or a reward "
+                    "with more levels, raise groups.size, or have such groups replaced (groups.min_return, "
+                    "groups.max_return)"
+                )
+        alarms = self._alarms(line) if _ENTROPY in line else []
+        self._raised += alarms
+        return said + alarms
 
-    @property
-    def overcome(self) -> bool:
-        """Whether episodes have clearly improved, so that earlier alarms no longer hold."""
-        return bool(self._newest) and self._learns(_Updates(self._first, self._newest), _CLEAR)
+    def overcome(self) -> list[str]:
+        """Training alarms that no longer hold, since episodes have clearly improved."""
+        return self._raised if self._updates.newest and self._updates.improve(_CLEAR) else []
 
     def conclusion(self) -> str:
         """Sentence for the end of a run whose episodes have not improved; "" if they have, or it is too short to
         tell."""
-        updates = _Updates(self._first, self._newest)
-        if self._learns(updates, _PROGRESS) or "same" in self._present:  # the alarm about equal returns has the remedy
+        if self._updates.improve(_PROGRESS) or "same" in self._present:  # the alarm about equal returns has the remedy
             return ""
-        name = _SUCCESS if any(updates.means(_SUCCESS) or ()) else _RETURN
-        before, after = updates.means(name) or (0.0, 0.0)
+        name = _SUCCESS if any(self._updates.means(_SUCCESS) or ()) else _RETURN
+        before, after = self._updates.means(name) or (0.0, 0.0)
         return (
             f"{name} = {after:.3g} in the last {_NEWEST} updates, {before:.3g} in the first: training episodes have "
             "not become better; train longer (training.versions) on more samples (training.mini_batch_samples), or "
             "give a reward that grows on the way to success, or weights from demonstrations (supervised, init_from)"
         )
 
-    def _learns(self, updates: _Updates, errors: float) -> bool:
-        """Whether episodes improve by this number of standard errors, or too few have ended to tell."""
-        if len(self._newest) < _NEWEST:
-            return True
-        judged = [_is_better(updates, name, errors) for name in _MEASURES]
-        return any(judged) or all(better is None for better in judged)
+    def _begins(self, name: str, *, holds: bool) -> bool:
+        """Whether this condition begins to hold, which is counted."""
+        begins = holds and name not in self._present
+        (self._present.add if holds else self._present.discard)(name)
+        self._times[name] += begins
+        return begins
 
-    def _sentence(self, name: str, text: str, step: int) -> str:
-        self._times[name] = times = self._times.get(name, 0) + 1
-        if not is_told(times):
+    def _evaluated(self, way: str, line: Line) -> str:
+        values = [line.get(f"evaluation/{way}/{part}") for part in ("rate", "low", "high")]
+        if None in values:
             return ""
-        problem, _, fix = text.partition("; ")
-        where = f"update {step}{times_so_far(times)}"
-        return f"{problem} ({where}), and training episodes are hardly better than at first; {fix}"
+        newest = _Rate(int(line["step"]), *map(float, values))  # type: ignore[arg-type]
+        best = self._best.get(way, newest)
+        self._best[way] = newest if newest.low > best.low else best
+        if not self._begins(way, holds=newest.high < best.low):
+            return ""
+        return (
+            f"evaluation/{way}/rate = {newest} at version {newest.version}: all of the interval is below that of "
+            f"version {best.version}, {best}, so the policy has become worse; lower training.optimizer.lr or "
+            "freshness.max_lag, or set algorithm.kl.coef, and evaluate best.pt, which the run has with "
+            "evaluation.every"
+        )
+
+    def _alarms(self, line: Line) -> list[str]:
+        """Sentences about an update."""
+        if len(self._updates.first) < _FIRST:
+            self._updates.first.append(line)
+            return []
+        self._updates.newest.append(line)
+        learns, said = self._updates.improve(_CLEAR), []
+        for name, alarm in _ALARMS.items():
+            text = "" if learns else alarm(self._updates)
+            if self._begins(name, holds=bool(text)) and is_told(times := self._times[name]):
+                problem, _, fix = text.partition("; ")
+                where = f"update {line['step']:.0f}{times_so_far(times)}"
+                said.append(f"{problem} ({where}), and training episodes are hardly better than at first; {fix}")
+        return said
 
 
-def _values(name: str, lines: Sequence[Line]) -> list[float]:
+def setbacks(lines: Iterable[Line]) -> list[str]:
+    """Sentences about all lines of a run, and its conclusion; without alarms that no longer hold."""
+    watch = SetbackWatch()
+    said = [sentence for line in lines for sentence in watch.take(line)]
+    overcome = watch.overcome()
+    return [sentence for sentence in said if sentence not in overcome] + [watch.conclusion()] * bool(watch.conclusion())
+
+
+def _values(name: str, lines: Iterable[Line]) -> list[float]:
     return [float(line[name]) for line in lines if line.get(name) is not None]
-
-
-def _is_better(updates: _Updates, name: str, errors: float) -> bool | None:
-    """Whether the newest episodes are better than the first ones, or good; None if too few have ended to tell."""
-    first, newest = (_values(name, part) for part in updates)
-    if min(len(first), len(newest)) < 2:
-        return None
-    if name == _SUCCESS and fmean(newest) >= _GOOD:
-        return True
-    error = sqrt(variance(first) / len(first) + variance(newest) / len(newest))
-    return fmean(newest) - fmean(first) > errors * error
 
 
 def _one_step(updates: _Updates) -> str:

@@ -57,8 +57,8 @@ from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, Scor
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
 from polyrhythm.stations.generator_factory import Evaluates, GeneratorFactory, PolicyFactory
-from polyrhythm.stations.simulator.factory import SimulatorFactory
 from polyrhythm.stations.simulator.slot import StepSettings
+from polyrhythm.stations.simulator.station import SimulatorFactory
 from polyrhythm.stations.trainer_factory import TrainerFactory
 from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import load_state

@@ -15,6 +15,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from polyrhythm.pipeline.context import Launch, RunContext
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
 from polyrhythm.pipeline.hooks import Display, RunPart, begin_parts, run_hooks
-from polyrhythm.pipeline.observers.alarms import MismatchWarning, SetbackWarning, mismatch_limit
+from polyrhythm.pipeline.observers.alarms import MismatchWarning, mismatch_limit, warn_of_setbacks
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter, WeightsTraffic, limit_of
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.totals import StationActivity
@@ -227,10 +228,10 @@ class _Run:
         traffic = WeightsTraffic(launcher, placed.ends, {name: seat.device for name, seat in placed.seats.items()})
         sources = (loop.conductor.ledger, episodes, saver.totals, stations, (idle, passes))
         metrics = UpdateMetrics(self.metrics, *sources, began=self.progress.began, now=began)
-        forwarder = UpdateForwarder(metrics, self.callbacks)
+        forwarder = UpdateForwarder(metrics, self.callbacks.on_update, partial(warn_of_setbacks, setbacks))
         evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
         loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, traffic)
-        loop.add_observers(evaluator, saver, SetbackWarning(setbacks, metrics))
+        loop.add_observers(evaluator, saver)
         loop.add_observers(*(observer for hooks in run_hooks() for observer in hooks.observers(pipeline)))
         return episodes, lags, saver, traffic, evaluator
 

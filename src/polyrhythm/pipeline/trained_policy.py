@@ -49,8 +49,11 @@ class StandalonePolicy:
         module = as_module(policy).to(device).eval().requires_grad_(False)
         self.spec, self.chunk, self.action_repeat, self.version = spec, policy.chunk, action_repeat, version
         self._policy, self._device = policy, next(module.parameters()).device
-        read = _used_observations(policy, spec, self._device)
-        self.reads_instruction, self.reads_progress = INSTRUCTION in read, PROGRESS in read
+        obs = _ReadTracker({name: tensor.to(self._device) for name, tensor in blank(spec).items()})
+        greedy = torch.ones(1, dtype=torch.bool, device=self._device)
+        with torch.inference_mode():
+            policy.act(obs, greedy, torch.zeros(1, dtype=torch.int64, device=self._device))
+        self.reads_instruction, self.reads_progress = INSTRUCTION in obs.read, PROGRESS in obs.read
 
     def act(
         self,
@@ -206,14 +209,6 @@ class _ReadTracker(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._obs)
-
-
-def _used_observations(policy: Policy, spec: EnvSpec, device: torch.device) -> set[str]:
-    obs = _ReadTracker({name: tensor.to(device) for name, tensor in blank(spec).items()})
-    greedy, noise_key = torch.ones(1, dtype=torch.bool, device=device), torch.zeros(1, dtype=torch.int64, device=device)
-    with torch.inference_mode():
-        policy.act(obs, greedy, noise_key)
-    return obs.read
 
 
 def export_policy(path: Path, out: Path, base: str | None = None) -> dict[str, Any]:

@@ -8,13 +8,13 @@ the policy's form (`policies.form`) without building it, and builds an `nn.Modul
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from torch import Tensor
 
 from polyrhythm.policies.form import PolicyForm, Role
@@ -240,17 +240,6 @@ def as_settings(section: object) -> PolicySettings:
 def named(value: Any) -> Any:
     """Expand a type's name into the section {"type": name} with default settings."""
     return {"type": value} if isinstance(value, str) else value
-
-
-def type_or(default: str) -> Callable[[Any], Any]:
-    """A discriminator for a union of sections: the section's `type`, or `default` if it has none."""
-
-    def type_of(value: Any) -> Any:
-        if isinstance(value, BaseModel):
-            return getattr(value, "type", None)
-        return value.get("type", default) if isinstance(value, dict) else default
-
-    return type_of
 
 
 def as_module(policy: Policy) -> torch.nn.Module:

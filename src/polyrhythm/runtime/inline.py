@@ -137,8 +137,6 @@ class InlineHosting:
         else:
             time.sleep(seconds)
 
-    # ------------------------------------------------------------ stations
-
     def _host(self, part: _Part) -> Joined:
         """Add the part after those that are here: turns follow the order of the stations. Its announcement."""
         self._parts.append(part)

@@ -154,8 +154,6 @@ class LocalHosting:
     def station(self, name: str) -> StationView:
         return self._supervisor.stations[name]
 
-    # ------------------------------------------------------------ what goes out
-
     def send(self, station: str, command: Order, slot: str = "") -> None:
         if self._supervisor.stations[station].reachable:
             self._in_flight.on_command(command)
@@ -327,8 +325,6 @@ class LocalHosting:
             raise UnfitMessage("impossible", f"{refused.station} refuses {command}, which nobody has sent")
         rank = self._supervisor.stations[refused.station].incarnation.rank(refused.rank)
         rank.refusal = f"refused {type(command).__name__}: {refused.why}"
-
-    # ------------------------------------------------------------ what is asked
 
     def reports(self) -> list[Report]:
         reports, self._reports = self._reports, []

@@ -36,9 +36,6 @@ class LeaseSettings:
         if not 0 <= self.min_hold_s < math.inf:
             raise ValueError(f"min_hold_s is {self.min_hold_s}; it must be finite and not negative")
 
-    def sharers(self, device: int) -> int:
-        return sum(device in own for own in self.devices.values())
-
 
 @dataclass(frozen=True, slots=True)
 class ScoringRules:

@@ -116,7 +116,7 @@ class UpdateScheduler:
         for group in self.in_training:
             for number in group.members:
                 sample = rollout.samples.pop(number)
-                rollout.selection.add_trained(sample)
+                rollout.selection.trained.add(sample, sample.seconds)
                 payload_ids.append(sample.payload_id)
         count = len(payload_ids)
         rollout.ledger.move(SampleState.IN_TRAINING, SampleState.TRAINED, count)

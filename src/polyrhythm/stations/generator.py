@@ -38,33 +38,32 @@ class PolicyCopies:
     Only `apply` overwrites a copy, whole and in place; a version staged on the device is not visible before.
     """
 
-    def __init__(self, name: str, policy: Policy, pinned: Policy | None, weights: Weights) -> None:
-        self.policy, self.version = policy, -1
-        self.module = as_module(policy).eval()
-        self._name, self._pinned, self._weights = name, pinned, weights
-        self._receiver = Receiver(weights, self.module)
-        self._pinned_version = -1
-        self._pinned_receiver = Receiver(weights, as_module(pinned).eval(), ahead=False) if pinned is not None else None
-        self._receivers = [each for each in (self._receiver, self._pinned_receiver) if each is not None]
+    def __init__(self, policy: Policy, pinned: Policy | None, weights: Weights) -> None:
+        self.policy, self.module, self._weights = policy, as_module(policy).eval(), weights
+        self._policies, self._receivers = {False: policy}, {False: Receiver(weights, self.module)}
+        if pinned is not None:
+            self._policies[True] = pinned
+            self._receivers[True] = Receiver(weights, as_module(pinned).eval(), ahead=False)
+        self._versions = dict.fromkeys(self._policies, -1)
         # An exclusive evaluator applies versions only on command.
         self._stages_ahead = pinned is not policy and not next(self.module.parameters()).is_cpu
         self._staging: threading.Thread | None = None
 
     @property
-    def all(self) -> list[Policy]:
-        """The distinct copies."""
-        return [self.policy] if self._pinned in (None, self.policy) else [self.policy, self.evaluated]
+    def version(self) -> int:
+        return self._versions[False]
 
     @property
-    def evaluated(self) -> Policy:
-        assert self._pinned is not None, f"{self._name} is not the evaluator"
-        return self._pinned
+    def all(self) -> list[Policy]:
+        """The distinct copies."""
+        pinned = self._policies.get(True, self.policy)
+        return [self.policy] if pinned is self.policy else [self.policy, pinned]
 
     def serving(self, *, pinned: bool) -> tuple[Policy, int]:
-        return (self.evaluated, self._pinned_version) if pinned else (self.policy, self.version)
+        return self._policies[pinned], self._versions[pinned]
 
     def can_serve(self, *, pinned: bool) -> bool:
-        return self._pinned is not None or not pinned
+        return pinned in self._policies
 
     def can_apply(self, command: ApplyWeights) -> bool:
         """Whether the version is published, and the copy exists."""
@@ -72,19 +71,16 @@ class PolicyCopies:
 
     def apply(self, command: ApplyWeights) -> int:
         """Change the weights of one copy; returns its new version."""
-        if command.pinned:
-            assert self._pinned_receiver is not None, f"{self._name} does not evaluate"
-            self._pinned_version = self._pinned_receiver.apply(command.version)
-            return self._pinned_version
-        self.wait_for_staging()
-        self.version = self._receiver.apply(command.version)
-        return self.version
+        if not command.pinned:
+            self.wait_for_staging()
+        version = self._versions[command.pinned] = self._receivers[command.pinned].apply(command.version)
+        return version
 
     def stage_ahead(self) -> None:
         """Copy the newest published version from host memory to the device, in a thread beside serving."""
         if not self._stages_ahead or (self._staging is not None and self._staging.is_alive()):
             return
-        newest, receiver = self._weights.newest, self._receiver
+        newest, receiver = self._weights.newest, self._receivers[False]
         if newest <= max(receiver.version, receiver.staged) or not receiver.stages:
             return
         self._staging = threading.Thread(target=receiver.stage, args=(newest,), name="staging", daemon=True)
@@ -98,17 +94,17 @@ class PolicyCopies:
     def drop_staged(self) -> None:
         """Free staged versions, which can be staged again."""
         self.wait_for_staging()
-        for receiver in self._receivers:
+        for receiver in self._receivers.values():
             receiver.drop_staged()
 
     @property
     def modules(self) -> list[Module]:
-        return [self.module] if self._pinned is None else [self.module, as_module(self._pinned)]
+        return [as_module(policy) for policy in self._policies.values()]
 
     def statistics(self) -> dict[str, float]:
         """Traffic of weights (`runtime.memory.published`), evaluations included."""
         found: dict[str, float] = {}
-        for receiver in self._receivers:
+        for receiver in self._receivers.values():
             for name, count in receiver.traffic.statistics().items():
                 found[name] = found.get(name, 0.0) + count
         return found

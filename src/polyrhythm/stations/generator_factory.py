@@ -90,7 +90,7 @@ class GeneratorFactory:
         pinned = policy if self.evaluates == "only" else None
         if self.evaluates == "too":
             pinned = self.policy.build(context.device, "act", weights.layout)
-        copies = PolicyCopies(self.name, policy, pinned, weights)
+        copies = PolicyCopies(policy, pinned, weights)
         own = GeneratorContext(self.name, incarnation, copies, context.arena, context.channels, self.policy.label)
         engine: GeneratorEngine = (
             StreamingEngine(own, places=self.places, resumes=self.resumes)

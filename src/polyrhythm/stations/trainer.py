@@ -152,11 +152,10 @@ class Trainer:
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
         """Spans of the last unit of work, and of the last publication once it has ended."""
-        match self._done:
-            case StartUpdate(update=update):
-                yield Span(self.name, UPDATE, begin, end, update)
-            case SaveTrainer():
-                yield Span(self.name, SAVE, begin, end, self._learner.updates)
+        if isinstance(self._done, StartUpdate):
+            yield Span(self.name, UPDATE, begin, end, self._done.update)
+        elif self._done is not None and not isinstance(self._done, PublishWeights):
+            yield Span(self.name, SAVE, begin, end, self._learner.updates)
         if self._publication_span is not None:
             yield self._publication_span
             self._publication_span = None
@@ -248,7 +247,7 @@ class Trainer:
         """A state written from a whole copy is written first, and published from that copy."""
         version, policy = publication.version, None
         if self._states is not None and self._states.due(version):
-            last = self._states.is_last(version)
+            last = version == self._states.last
             updates, saving = self._begin_saving(background=self._overlap and not last)
             if saving.copied is not None:
                 policy = saving.copied["policy"]

@@ -29,9 +29,9 @@ _NAME = re.compile(r"trainer-([0-9]+)(\.pt)?")
 class TrainerStates:
     """The saved states of a trainer in `folder`.
 
-    One is saved before every `every_versions`-th publication, and before that of version `last`, from which a run is
-    extended. keep_every: the state of every `keep_every`-th version is saved too and never removed; 0 for none.
-    sync_interval: updates of a version.
+    One is saved before every `every_versions`-th publication, and before that of version `last`, after which a run may
+    end or is extended. keep_every: the state of every `keep_every`-th version is saved too and never removed; 0 for
+    none. sync_interval: updates of a version.
     """
 
     pattern: ClassVar[str] = "trainer-*"
@@ -46,10 +46,6 @@ class TrainerStates:
         """Whether the state is saved before this version is published."""
         stays = bool(self.keep_every) and version % self.keep_every == 0
         return version % self.every_versions == 0 or version == self.last or stays
-
-    def is_last(self, version: int) -> bool:
-        """Whether the run may end once this version is published."""
-        return version == self.last
 
     def save(self, learner: Learner, *, background: bool = False) -> Saving:
         """Save the learner's state, on all its ranks together; rank 0 then removes the oldest ones.

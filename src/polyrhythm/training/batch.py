@@ -58,7 +58,8 @@ def collate(trajectories: Sequence[Trajectory]) -> PackedBatch:
     steps = [t.steps for t in trajectories]
     if not steps or min(steps) == 0:
         raise ValueError(f"an update needs trajectories of at least one chunk step each, got chunk steps {steps}")
-    first = trajectories[0]
+    first, newer = trajectories[0], [t.newer for t in trajectories if t.newer is not None]
+    assert len(newer) in (0, len(steps)), "all samples of a run are streamed, or none"
     return PackedBatch(
         obs={name: _packed([t.obs[name][:-1] for t in trajectories]) for name in first.obs},
         final_obs={name: _packed([t.obs[name][-1:] for t in trajectories]) for name in first.obs},
@@ -72,7 +73,7 @@ def collate(trajectories: Sequence[Trajectory]) -> PackedBatch:
         terminated=torch.tensor([t.terminated for t in trajectories]),
         truncated=torch.tensor([t.truncated for t in trajectories]),
         group=torch.tensor([t.group for t in trajectories], dtype=torch.int64),
-        newer=None if first.newer is None else _packed([_newer(t) for t in trajectories]),
+        newer=_packed(newer) if newer else None,
     )
 
 
@@ -154,11 +155,6 @@ def minibatches(counts: Sequence[int], size: int, seed: Sequence[int]) -> list[T
 
 def slices(arrays: Mapping[str, Tensor], rows: slice, device: torch.device) -> Arrays:
     return {name: x[rows].to(device, non_blocking=True) for name, x in arrays.items()}
-
-
-def _newer(trajectory: Trajectory) -> NDArray[np.int32]:
-    assert trajectory.newer is not None, "all samples of a run are streamed, or none"
-    return trajectory.newer
 
 
 def _packed(arrays: Sequence[NDArray[np.generic]]) -> Tensor:

@@ -109,10 +109,10 @@ class Learner:
         self.device = ranks.device or next(p.device for p in self.module.parameters() if p.requires_grad)
         self.objective = Objective(algorithm)
         self.limits = MicroBatchLimits(policy, training.micro_batch_steps, training.micro_batch_tokens)
-        self._room = room_for_copy(policy) if algorithm.kl.coef and ranks.divides else None
+        self.room = room_for_copy(policy) if algorithm.kl.coef and ranks.divides else None
         self.micro_step = ranks.wrap(MicroStep(policy, self.objective))
-        if self._room is not None:
-            ranks.shard(as_module(self._room))
+        if self.room is not None:
+            ranks.shard(as_module(self.room))
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.optimizer = optim.adamw(self.module, training.optimizer, ranks)
 
@@ -180,12 +180,6 @@ class Learner:
             yield from update.prepare_parts(feed)
         return (yield from update.run())
 
-    def reference_policy(self) -> Reference | None:
-        """The reference policy of the KL term, made on first use; None without that term."""
-        if self.algorithm.kl.coef and self.reference is None:
-            self.reference = make_reference(self.policy, self.ranks, room=self._room)
-        return self.reference
-
     def publishable(self) -> Iterator[tuple[str, Tensor]]:
         """Whole published tensors by name, one at a time: with shard only the current one is whole."""
         yield from self.ranks.snapshot(published_state(self.module))
@@ -229,7 +223,7 @@ class Learner:
         """All tensors kept between updates, on any device; of sharded ones this rank's parts. Drops gradients."""
         self.optimizer.zero_grad()
         moments = [x for state in self.optimizer.state.values() for x in state.values()]
-        copied = self.reference or self._room
+        copied = self.reference or self.room
         reference = [] if copied is None else list(copied.state_dict().values())
         policy = (*self.module.parameters(), *self.module.buffers())
         return [*(self.ranks.part(x) for x in (*policy, *moments, *reference)), *self.ranks.buffers()]
@@ -241,7 +235,7 @@ class Learner:
         self.updates = int(state["updates"])
         self.statistics.load_state_dict(state)
         if "reference" in state:
-            self.reference = make_reference(self.policy, self.ranks, state["reference"], self._room)
+            self.reference = make_reference(self.policy, self.ranks, state["reference"], self.room)
 
 
 class Update:
@@ -358,7 +352,9 @@ class Update:
 
     def _target_inputs(self, counts: tuple[int, int]) -> TargetInputs:
         learner = self.learner
-        reference = learner.reference_policy()
+        if learner.algorithm.kl.coef and learner.reference is None:
+            learner.reference = make_reference(learner.policy, learner.ranks, room=learner.room)
+        reference = learner.reference if learner.algorithm.kl.coef else None
         if self.before_step is not None and isinstance(reference, SharedReference):
             self.before_step()  # the reference stands where the weights are, which a publication may still read
         micro_batch = learner.training.micro_batch_steps or learner.training.minibatch_steps
@@ -454,16 +450,14 @@ class Update:
         if self.before_step is not None:
             self.before_step()  # publication and saving have read the weights before the update counts
         learner.statistics.finish(self.packed)
-        table = self.log.table(ranks.total)
-        learner.halt = ""
+        table, why = self.log, ""
+        table.fetch(ranks.total)
         if table.skipped.any():
             finite, gradients = table.first_skipped()
             names = [name for name, p in learner.module.named_parameters() if p.requires_grad]
             parameters = {names[place]: is_finite for place, is_finite in gradients.items()}
             why = find_culprit(self.packed, self.batch, learner.algorithm, self.inputs, finite, parameters)
-            learner.halt = learner.skipped.note(self.index, table.skipped.tolist(), why)
-        else:
-            learner.skipped.reset_count()
+        learner.halt = learner.skipped.note(self.index, table.skipped.tolist(), why)
         self.times.end("step")
         learner.phase_seconds = self.times.seconds
         learner.updates = self.index + 1

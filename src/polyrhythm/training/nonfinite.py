@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,13 +29,32 @@ NORM, SKIPPED = "train/actor/grad_norm", "train/actor/skipped_steps"
 STOPPED = "train/actor/early_stopped"
 
 
-class StepTable(NamedTuple):
-    """The optimizer steps of one update, on the host. metrics [S, names]. norms: gradient norms of each step, still on
-    their device. A step need not reach every parameter."""
+class StepLog:
+    """The optimizer steps of an update. last: metrics of the latest. metrics [S, names]: of all, on the host, after
+    `fetch`. A step need not reach every parameter."""
 
-    names: tuple[str, ...]
     metrics: Tensor
-    norms: Sequence[GradientNorm]
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.last: Mapping[str, Tensor] = {}
+        self._rows: list[Tensor] = []
+        self._norms: list[GradientNorm] = []  # still on their device
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, metrics: Mapping[str, Tensor], norm: GradientNorm) -> None:
+        """Add scalars: this rank's part of means over entries, then NORM and STOPPED, which are equal on all ranks."""
+        self.names, self.last = tuple(metrics), metrics
+        self._rows.append(torch.stack(list(metrics.values())))
+        self._norms.append(norm)
+
+    def fetch(self, total: Total) -> None:
+        """Get all steps, by one transfer from the device and one between ranks. total: sums over ranks."""
+        table = torch.stack(self._rows).cpu()
+        parts = sum(name not in (NORM, STOPPED) for name in self.names)
+        self.metrics = torch.cat((total(table[:, :parts]), table[:, parts:]), dim=1)
 
     @property
     def skipped(self) -> Tensor:
@@ -57,33 +76,8 @@ class StepTable(NamedTuple):
         it reached, is finite."""
         first = int(self.skipped.nonzero()[0])
         metrics = dict(zip(self.names, self.metrics[first].isfinite().tolist(), strict=True))
-        norms = self.norms[first]
+        norms = self._norms[first]
         return metrics, dict(zip(norms.places, norms.each.isfinite().tolist(), strict=True))
-
-
-class StepLog:
-    """The optimizer steps of an update so far. last: metrics of the latest."""
-
-    def __init__(self) -> None:
-        self.names: tuple[str, ...] = ()
-        self.last: Mapping[str, Tensor] = {}
-        self._rows: list[Tensor] = []
-        self._norms: list[GradientNorm] = []
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def add(self, metrics: Mapping[str, Tensor], norm: GradientNorm) -> None:
-        """Add scalars: this rank's part of means over entries, then NORM and STOPPED, which are equal on all ranks."""
-        self.names, self.last = tuple(metrics), metrics
-        self._rows.append(torch.stack(list(metrics.values())))
-        self._norms.append(norm)
-
-    def table(self, total: Total) -> StepTable:
-        """All steps, by one transfer from the device and one between ranks. total: sums over ranks."""
-        table = torch.stack(self._rows).cpu()
-        parts = sum(name not in (NORM, STOPPED) for name in self.names)
-        return StepTable(self.names, torch.cat((total(table[:, :parts]), table[:, parts:]), dim=1), self._norms)
 
 
 class SkippedSteps:
@@ -94,7 +88,10 @@ class SkippedSteps:
         self._in_a_row = 0
 
     def note(self, update: int, skipped: Sequence[bool], why: str) -> str:
-        """Record an update with skipped steps; returns why the run must stop after it, "" if it need not."""
+        """Record which steps of an update were skipped; returns why the run must stop after it, "" if it need not."""
+        if not any(skipped):
+            self._in_a_row = 0
+            return ""
         training, most = self._training, 0
         for step in skipped:
             self._in_a_row = self._in_a_row + 1 if step else 0
@@ -108,10 +105,6 @@ class SkippedSteps:
             limit = f"training.max_skipped_steps = {training.max_skipped_steps}: {most} optimizer steps in a row"
             return f"{limit}, up to update {update}, had a gradient that is not finite: {why} ({kept})"
         return ""
-
-    def reset_count(self) -> None:
-        """Record an update without skipped steps."""
-        self._in_a_row = 0
 
 
 #: The remedy where weights have grown until a forward or a backward pass overflows.

@@ -156,14 +156,14 @@ class Objective:
         taken = table.index_select(0, torch.cat(list(minibatches))).split(sizes)
         sums = torch.stack([rows.sum(0) for rows in taken]).tolist()
         found = totals([x for row, size in zip(sums, sizes, strict=True) for x in (*row, float(size))])
-        return [self._normalizers(*found[i : i + 4]) for i in range(0, len(found), 4)]
-
-    def _normalizers(self, policy: float, value: float, valid: float, chunk_steps: float) -> Normalizers:
-        how, constant, steps = self._algorithm.aggregation, self._algorithm.aggregation_constant, int(chunk_steps)
-        by_value = aggregation.normalizer(value, steps)
-        if self._algorithm.value.aggregation == "policy":
-            by_value = aggregation.normalizer(value, steps, how, constant)
-        return Normalizers(aggregation.normalizer(policy, steps, how, constant), by_value, valid or 1.0)
+        how, constant = self._algorithm.aggregation, self._algorithm.aggregation_constant
+        of_values = (how, constant) if self._algorithm.value.aggregation == "policy" else ()
+        divisors = []
+        for i in range(0, len(found), 4):
+            (policy, value, valid), steps = found[i : i + 3], int(found[i + 3])
+            by_value = aggregation.normalizer(value, steps, *of_values)
+            divisors.append(Normalizers(aggregation.normalizer(policy, steps, how, constant), by_value, valid or 1.0))
+        return divisors
 
     def loss(
         self, evaluation: Evaluation, batch: TrainingBatch, by: Normalizers, *, critic_only: bool

@@ -179,13 +179,10 @@ def bootstrap_values(packed: PackedBatch, algorithm: AlgorithmSettings, inputs: 
     last = torch.searchsorted(packed.trajectory, index, right=True) - 1
     inputs_of_last = {name: x.index_select(0, last) for name, x in packed.forward_inputs.items()}
     limits = MicroBatchLimits(inputs.policy, inputs.micro_batch, inputs.tokens)
-    for rows in as_many_on_every_rank(limits.sizes(len(index), obs, inputs_of_last), inputs.ranks):
-        if rows.start >= len(index):  # other ranks have more
-            inputs.policy.value(slices(packed.final_obs, slice(0, 1), inputs.device))
-            continue
-        value = inputs.policy.value(slices(obs, rows, inputs.device))
-        first = value if value.dim() == 1 else value[:, 0]
-        out[index[rows]] = first.to(out)
+    for rows, counts in as_many_on_every_rank(limits.sizes(len(index), obs, inputs_of_last), inputs.ranks):
+        value = inputs.policy.value(slices(obs if counts else packed.final_obs, rows, inputs.device))
+        if counts:
+            out[index[rows]] = (value if value.dim() == 1 else value[:, 0]).to(out)
     return out
 
 
@@ -211,27 +208,22 @@ def _over_batch(packed: PackedBatch, call: Callable[..., _Found], inputs: Target
     """Results of `call` for each micro-batch's observations and forward inputs, equally many on every rank."""
     limits = MicroBatchLimits(inputs.policy, inputs.micro_batch, inputs.tokens)
     sizes = limits.sizes(packed.chunk_steps, packed.obs, packed.forward_inputs)
-    for rows in as_many_on_every_rank(sizes, inputs.ranks):
-        more = rows.start >= packed.chunk_steps  # other ranks have more
-        own = slice(0, 1) if more else rows
-        found = call(slices(packed.obs, own, inputs.device), slices(packed.forward_inputs, own, inputs.device))
-        if not more:
+    for rows, counts in as_many_on_every_rank(sizes, inputs.ranks):
+        found = call(slices(packed.obs, rows, inputs.device), slices(packed.forward_inputs, rows, inputs.device))
+        if counts:
             yield found
 
 
-def passes(rows: int, size: int, ranks: Ranks) -> Iterator[slice]:
-    """Row slices of forward passes of at most `size` rows (0: all at once), equally many on every rank. With shard each
-    pass gathers weights. A rank with fewer rows gets empty slices at the end."""
-    size = size or rows or 1
-    return as_many_on_every_rank([size] * -(-rows // size), ranks)
-
-
-def as_many_on_every_rank(sizes: Sequence[int], ranks: Ranks) -> Iterator[slice]:
-    """Row slices of passes of these sizes; a rank with fewer passes than others gets empty slices at the end."""
+def as_many_on_every_rank(sizes: Sequence[int], ranks: Ranks) -> Iterator[tuple[slice, bool]]:
+    """Row slices of passes of these sizes, each with whether it counts. With shard each pass gathers weights, so a rank
+    with fewer passes than others ends with some over its first row."""
     end = 0
     for number in range(ranks.most(len(sizes))):
-        start, end = end, end + (sizes[number] if number < len(sizes) else 0)
-        yield slice(start, end)
+        if number < len(sizes):
+            start, end = end, end + sizes[number]
+            yield slice(start, end), True
+        else:
+            yield slice(0, 1), False
 
 
 def _at_level(logprob: Tensor, packed: PackedBatch, algorithm: AlgorithmSettings) -> Tensor:
@@ -337,14 +329,15 @@ def with_precomputed(packed: PackedBatch, inputs: TargetInputs, *, limit_mib: in
     policy = extended(policy)
     rows = packed.chunk_steps
     found: Arrays = {}
-    for own in passes(rows, inputs.micro_batch, inputs.ranks):
-        some = policy.precompute(slices(packed.obs, own if own.start < rows else slice(0, 1), device))
+    sizes = MicroBatchLimits(inputs.policy, inputs.micro_batch).sizes(rows, {}, {})
+    for own, counts in as_many_on_every_rank(sizes, inputs.ranks):
+        some = policy.precompute(slices(packed.obs, own, device))
         if not some:
             return packed
-        if own.start >= rows:
+        if not counts:
             continue
         if not found:
-            _check(some, packed, min(own.stop, rows))
+            _check(some, packed, own.stop)
             fits = rows * sum(x[0].nbytes for x in some.values()) <= limit_mib * 2**20
             found = {name: _room(x, rows, on_device=fits) for name, x in some.items()}
         for name, x in some.items():

@@ -18,7 +18,7 @@ from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found, LocalNode
 from polyrhythm.plugins.cluster.hosts.build import (
     HostOpener,
-    Places,
+    StationNodes,
     build_hosts_launcher,
     in_rounds,
     next_number,
@@ -103,7 +103,7 @@ def test_a_later_part_of_a_run_gives_its_hosts_names_that_no_earlier_one_had(tmp
     for part in ("first", "second"):
         nodes = dict(zip(STATIONS, apart_by_setting(tmp_path / part, 2), strict=True))
         stations = [(ScriptedFactory(name), Resources()) for name in STATIONS]
-        places = Places(LOOPBACK, nodes, {})
+        places = StationNodes(LOOPBACK, nodes, {})
         with closing(build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits_of(), logs, places))) as run:
             run.start()
             found.append(list(station_hosts(run.hosting).values()))

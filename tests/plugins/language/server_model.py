@@ -47,9 +47,10 @@ class BiasedEngine(NativeEngine):
         uniform = torch.tensor(
             [row.uniform.at(row.length if self.positioned else len(row.tokens)) for row in self._running]
         )
-        tokens, logprobs = draw(log_p, uniform, self._greedy[: len(features)])
+        greedy = torch.tensor([row.request.greedy for row in self._running])
+        tokens, logprobs = draw(log_p, uniform, greedy)
         plain = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        logprobs = torch.where(self._greedy[: len(features)], plain, logprobs)
+        logprobs = torch.where(greedy, plain, logprobs)
         for row, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)

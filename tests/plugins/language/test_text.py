@@ -729,7 +729,7 @@ def sokoban(*lines: str) -> Sokoban:
         return frozenset(place for place, c in cells.items() if c in characters)
 
     position = Position(next(iter(fields("@+"))), fields("$*"))
-    found.enter(Room("", 5, fields("-.$*@+"), fields(".*+"), position, ()))
+    found.enter(Room(5, fields("-.$*@+"), fields(".*+"), position, ()))
     return found
 
 

@@ -162,6 +162,19 @@ def test_the_reference_policy_of_a_kl_term_is_counted() -> None:
     assert sizes(planner_of(run).plan(run), HOST, "trainer")["reference policy"] == 14 * GB
 
 
+@pytest.mark.parametrize(
+    ("changed", "bytes_"),
+    [({}, None), ({"init_from": "run"}, 12 * GB), ({"policy.train": "all"}, 12 * GB)],
+    ids=["adapters that begin at zero", "trained adapters", "everything"],
+)
+def test_a_reference_of_trained_adapters_is_a_copy(changed: dict[str, Any], bytes_: int | None) -> None:
+    lora = {"type": "causal_lm", "layers": 1, "width": 32, "heads": 1, "hidden": 64, "train": "lora"}
+    run = config(env={"type": "chains"}, policy=lora, algorithm={"kl": {"coef": 0.1}})
+    run = with_settings(run, changed)
+    found = sizes(planner_of(run).plan(run, certain=True), HOST, "trainer")
+    assert found.get("reference policy") == bytes_
+
+
 def test_generators_of_an_evaluation_have_a_second_copy() -> None:
     evaluation = {"every": 1, "episodes": 2, "rows": 2}
     run = config(**DEVICES, rollout={"generators": 2}, evaluation=evaluation)

@@ -23,7 +23,7 @@ from polyrhythm.plugins.pretrained.adapting import (
 )
 from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.trial import policy_contract as conformance
-from polyrhythm.plugins.trial.form_contract import check_form
+from polyrhythm.plugins.trial.policy_calls import check_form
 from polyrhythm.policies.form import load_published, published_state
 from polyrhythm.specs import ActionSpec, EnvSpec
 

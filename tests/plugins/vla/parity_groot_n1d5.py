@@ -104,7 +104,7 @@ def step_arrays(network: GrootNetwork, prefix: Prefix, inputs: Mapping[str, Tens
         "x_t": x,
         "timestep_bucket": bucket,
         "action_encoder_output_without_position": head.action_encoder(x, bucket, embodiment),
-        "timestep_embedding": head.model.timestep_encoder(bucket),
+        "timestep_embedding": head.model.embed_time(bucket),
         **{f"dit_block_{index}": block for index, block in enumerate(blocks)},
         "dit_output": output,
         "velocity": velocity,

@@ -157,7 +157,7 @@ def test_times_of_the_sampler_are_in_their_buckets(
 ) -> None:
     """GR00T's time at its step k is k/K, and its bucket int(1000·k/K), whatever float32 makes of 1 − t."""
     buckets: list[int] = []
-    network.action_head.model.timestep_encoder.register_forward_hook(lambda _m, given, _o: buckets.append(given[0][0]))
+    network.action_head.model.register_forward_pre_hook(lambda _m, given: buckets.append(given[1][0]))
     prefix = network.prefix(inputs)
     for k in range(steps):
         t = torch.full((3,), (steps - k) / steps)

@@ -19,7 +19,7 @@ from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.plugins.trial import policy_contract as conformance
 from polyrhythm.plugins.trial.policy_calls import sample
-from polyrhythm.plugins.vla.groot_n1d5.settings import GrootSettings, GrootSizeSettings
+from polyrhythm.plugins.vla.groot_n1d5.network import GrootSettings, GrootSizeSettings
 from polyrhythm.specs import INSTRUCTION, EnvSpec, Task
 
 SPEC = EnvSpec(PICTURE, CONTINUOUS, TASKS, 50)

@@ -63,11 +63,6 @@ def test_a_tall_image_is_first_made_shorter_as_in_pillow_13() -> None:
     assert torch.equal(images.resample(given, (56, 23), "bilinear"), shorter)
 
 
-def test_images_are_turned_by_half_a_turn() -> None:
-    given = random_images(2, 5, 7)
-    assert torch.equal(images.turned(given)[1, 0, 0], given[1, 4, 6])
-
-
 def test_openvla_oft_has_two_value_ranges_per_image() -> None:
     given = random_images(2, 60, 60)
     found = images.oft_images(given, 42)

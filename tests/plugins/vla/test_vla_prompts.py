@@ -99,7 +99,7 @@ def test_short_prompts_are_filled_up(side: str, expected: list[int]) -> None:
     found = table([[2, 3], [2, 4, 5, 6]], side=side)
     assert found.ids.tolist() == [expected, [2, 4, 5, 6]]
     assert found.present.tolist() == [[x != 9 for x in expected], [True] * 4]
-    assert table([[2, 3]], length=6).length == 6
+    assert table([[2, 3]], length=6).ids.shape[1] == 6
 
 
 @pytest.mark.parametrize(

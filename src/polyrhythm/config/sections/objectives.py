@@ -72,14 +72,12 @@ class GaeAdvantage(Section):
     """Generalised advantage estimation against the value function."""
 
     type: Literal["gae"] = "gae"
-    """The estimate's name."""
 
 
 class VTraceAdvantage(Section):
     """V-trace: gae corrected for samples of older policies; costs one forward pass."""
 
     type: Literal["v_trace"] = "v_trace"
-    """The estimate's name."""
     rho_cap: Positive = 1.0
     """Largest importance weight of a step's temporal difference (ρ̄); sets the policy whose value is learned."""
     trace_cap: Positive = 1.0
@@ -96,7 +94,6 @@ class GrpoAdvantage(Section):
     """An episode's return, normalised within its group (groups.size > 1)."""
 
     type: Literal["grpo"] = "grpo"
-    """The estimate's name."""
     std: Literal["sample", "population", "none"] = "sample"
     """Divide by the group's standard deviation, by size - 1 or by size; none leaves it out."""
     epsilon: Positive = 1e-6
@@ -107,21 +104,18 @@ class RlooAdvantage(Section):
     """An episode's return minus the mean of the others of its group (groups.size > 1)."""
 
     type: Literal["rloo"] = "rloo"
-    """The estimate's name."""
 
 
 class MaxRlAdvantage(Section):
     """An episode's return minus its group's mean, divided by that mean (groups.size > 1)."""
 
     type: Literal["maxrl"] = "maxrl"
-    """The estimate's name."""
 
 
 class ReinforcePlusPlusAdvantage(Section):
     """An episode's return without a value function, KL penalties included, whitened over the update."""
 
     type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
-    """The estimate's name."""
     returns: Literal["total", "to_go"] = "total"
     """The whole return at every step (a reward at the end), or the rewards from each step on, discounted by gamma."""
     group_baseline: Flag = False
@@ -153,7 +147,6 @@ class PpoLoss(LossSection):
     """PPO: the ratio to the proximal policy is clipped."""
 
     type: Literal["ppo"] = "ppo"
-    """The loss's name."""
     clip_low: Clip | None = 0.2
     """The ratio is clipped below at 1 - clip_low; null for no clip on this side."""
     clip_high: Positive | None = 0.2
@@ -166,7 +159,6 @@ class DecoupledPpoLoss(LossSection):
     """PPO around the proximal policy, weighted by its ratio to the one that acted: for samples of older versions."""
 
     type: Literal["decoupled_ppo"] = "decoupled_ppo"
-    """The loss's name."""
     clip_low: Clip | None = 0.2
     """The ratio to the proximal policy is clipped below at 1 - clip_low; null for no clip on this side."""
     clip_high: Positive | None = 0.2
@@ -186,7 +178,6 @@ class GspoLoss(LossSection):
     """PPO with one ratio for all entries of a chunk step."""
 
     type: Literal["gspo"] = "gspo"
-    """The loss's name."""
     clip_low: Clip | None = 0.2
     """The ratio is clipped below at 1 - clip_low (3e-4 for long sequences of a language model); null for no clip."""
     clip_high: Positive | None = 0.2
@@ -199,7 +190,6 @@ class SapoLoss(LossSection):
     """SAPO: the ratio is bounded by a sigmoid instead of a clip."""
 
     type: Literal["sapo"] = "sapo"
-    """The loss's name."""
     tau_positive: Positive = 1.0
     """Temperature where the advantage is positive; larger bounds the ratio more tightly."""
     tau_negative: Positive = 1.05
@@ -212,7 +202,6 @@ class GipoLoss(LossSection):
     """GIPO: the ratio is multiplied by a Gaussian of its logarithm instead of clipped."""
 
     type: Literal["gipo"] = "gipo"
-    """The loss's name."""
     sigma: Positive = 1.0
     """Width of the Gaussian, in nats of the log-ratio; smaller trusts old samples less."""
     ratio_to: RatioTo = "behavior"
@@ -223,7 +212,6 @@ class ClipCovLoss(LossSection):
     """Clip-Cov: PPO without a random few of the entries that would reduce the entropy most."""
 
     type: Literal["clip_cov"] = "clip_cov"
-    """The loss's name."""
     clip_low: Clip | None = 0.2
     """The ratio is clipped below at 1 - clip_low; null for no clip on this side."""
     clip_high: Positive | None = 0.2
@@ -246,7 +234,6 @@ class KlCovLoss(LossSection):
     """KL-Cov: no clip, but a KL penalty on the entries that would reduce the entropy most."""
 
     type: Literal["kl_cov"] = "kl_cov"
-    """The loss's name."""
     fraction: Share = 2e-4
     """Share of a mini-batch's entries that are penalised, at least one: those of the largest covariance."""
     kl_coef: Positive = 0.1
@@ -258,7 +245,6 @@ class M2poLoss(LossSection):
     masked."""
 
     type: Literal["m2po"] = "m2po"
-    """The loss's name."""
     threshold: Positive = 0.04
     """The mean square of log(proximal / behaviour) of the entries kept in a mini-batch stays below it."""
     clip_low: Clip | None = None
@@ -278,7 +264,6 @@ class VanillaLoss(LossSection):
     """The policy gradient without any correction for staleness."""
 
     type: Literal["vanilla"] = "vanilla"
-    """The loss's name."""
 
     @property
     def uses_proximal(self) -> bool:
@@ -290,7 +275,6 @@ class TisLoss(LossSection):
     """Truncated importance sampling."""
 
     type: Literal["tis"] = "tis"
-    """The loss's name."""
     cap: Positive | None = 2.0
     """Largest importance weight; null for no bound."""
     floor: NotNegative = 0.0
@@ -309,7 +293,6 @@ class CispoLoss(LossSection):
     """Importance weights clipped on both sides."""
 
     type: Literal["cispo"] = "cispo"
-    """The loss's name."""
     clip_low: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
     """The weight is clipped below at 1 - clip_low; 1 for no lower bound."""
     clip_high: Positive = 0.28
@@ -322,7 +305,6 @@ class ToprLoss(LossSection):
     """Successes are imitated without a weight, failures have a truncated importance weight."""
 
     type: Literal["topr"] = "topr"
-    """The loss's name."""
     cap: Positive = 1.0
     """Largest importance weight of a negative advantage."""
     positive_weight: NotNegative = 1.0

@@ -124,14 +124,12 @@ class LockstepBatching(Section):
     """A batch starts when every active slot waits."""
 
     type: Literal["lockstep"] = "lockstep"
-    """Name of the rule."""
 
 
 class DynamicBatching(Section):
     """A batch starts when one of its limits is reached, or its oldest request has waited max_wait_ms."""
 
     type: Literal["dynamic"] = "dynamic"
-    """Name of the rule."""
     max_rows: Count = 64
     """Rows in one forward pass."""
     max_requests: Count = 1_000_000
@@ -146,7 +144,6 @@ class AutoBatching(Section):
     """As dynamic, with rows and wait tuned for throughput during the run."""
 
     type: Literal["auto"] = "auto"
-    """Name of the rule."""
     max_rows: Count = 64
     """Upper limit of the rows in one forward pass, set by memory."""
     max_requests: Count = 1_000_000
@@ -157,7 +154,6 @@ class StreamsBatching(Section):
     """No batches: each request is answered token by token and ends by itself (continuous batching)."""
 
     type: Literal["streams"] = "streams"
-    """Name of the rule."""
     max_rows: Count = 64
     """Rows that a generator answers at a time; a request begins as soon as there are places for its rows."""
 

@@ -94,18 +94,9 @@ class BackgroundEvaluator(Observer):
     # ------------------------------------------------------------ as observer
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:  # noqa: ARG002
-        if self._name:
-            self._follow(event, commands)
-        versions, last = self._pipeline.loop.conductor.versions, self._config.training.versions
-        if not self._name and self._next <= versions.applied < last:
-            self._name, self._version, self._results = f"during-{versions.applied}", -1, []
-            background = self._config.evaluation.weights != "pause"
-            self._pipeline.loop.submit_later(records.Evaluate(self._name, self._episodes, background))
-
-    def _follow(self, event: records.Event, commands: Sequence[records.Command]) -> None:
-        if isinstance(event, records.WeightsApplied) and event.pinned:
+        if self._name and isinstance(event, records.WeightsApplied) and event.pinned:
             self._begin(event.version)
-        for command in commands:
+        for command in commands if self._name else ():
             match command:
                 case records.StartRows(grants=grants) if self._version < 0:
                     for grant in grants:
@@ -115,6 +106,11 @@ class BackgroundEvaluator(Observer):
                     self._results.append(command)
                 case records.EvaluationDone(name=self._name, dropped=dropped):
                     self._end(dropped)
+        versions, last = self._pipeline.loop.conductor.versions, self._config.training.versions
+        if not self._name and self._next <= versions.applied < last:
+            self._name, self._version, self._results = f"during-{versions.applied}", -1, []
+            background = self._config.evaluation.weights != "pause"
+            self._pipeline.loop.submit_later(records.Evaluate(self._name, self._episodes, background))
 
     def _begin(self, version: int) -> None:
         """Start to save the pinned version's weights while the weights bus still has them."""

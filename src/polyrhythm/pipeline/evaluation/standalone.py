@@ -102,9 +102,9 @@ def evaluate(
         load("pipeline", "video").check_format(video.file)
         for name in (None, *varied):
             take_file(video.of_variant(name).file)
-    seed = config.evaluation.seed if seed is None else seed
-    count = episodes or config.evaluation.episodes or EPISODES
-    if path.name == BEST_FILE and seed == config.evaluation.seed:
+    own = config.evaluation
+    seed, count = own.seed if seed is None else seed, episodes or own.episodes or EPISODES
+    if path.name == BEST_FILE and seed == own.seed:
         log.warning(
             "%s was chosen by its success in these episodes (seed %d), so the result is biased upward; for an unbiased "
             "one give another --seed",
@@ -112,7 +112,7 @@ def evaluate(
             seed,
         )
 
-    said = config.evaluation.conversations if shown is None else shown
+    said = own.conversations if shown is None else shown
 
     def choose(spec: EnvSpec) -> list[Episode]:
         if swap:
@@ -138,13 +138,18 @@ def evaluate(
         result, results = measure(changed, name)
         by_kind.setdefault(variant.kind, []).append(results)
         found.setdefault("variants", {})[name] = {"kind": variant.kind, "what": variant.what, **result}
-    several = {kind: parts for kind, parts in by_kind.items() if len(parts) > 1}
-    if several:
-        found["kinds"] = {kind: tally_kind(parts) for kind, parts in several.items()}
-    told: dict[str, Any] = {"instructions": "exchanged"} if swap else {}
-    sampling = sampling_of(config, greedy=acts)
-    told |= changed_env(overrides)
-    return {**found, **told, "greedy": acts, **sampling, "seed": seed, "version": version}
+    if kinds := {kind: tally_kind(parts) for kind, parts in by_kind.items() if len(parts) > 1}:
+        found["kinds"] = kinds
+    told: dict[str, Any] = {
+        "instructions": "exchanged" * swap,
+        "env": [text.strip() for text in overrides if text.strip().startswith("env.")],
+        "greedy": acts,
+        "sampling": {
+            name: getattr(config.policy, name) for name in settings_traits(config.policy).sampling if not acts
+        },
+    }
+    found |= {name: value for name, value in told.items() if value or name == "greedy"}
+    return {**found, "seed": seed, "version": version}
 
 
 def tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:
@@ -235,7 +240,7 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         changes = merge(changes, parse_override(text))
     tree = merge(saved, changes)
     allowed = movable(saved["policy"], tree["policy"]) if isinstance(tree["policy"], dict) else frozenset()
-    allowed |= {f"policy.{name}" for name in _sampling_settings(config)}
+    allowed |= {f"policy.{name}" for name in settings_traits(config.policy).sampling}
     named = {text.partition("=")[0].strip(): text for text in overrides}
     engine = [name for name in named if f"{name}.".startswith(f"{_ENGINE}.") and "engine" in saved["policy"]]
     for name, text in named.items():
@@ -247,12 +252,6 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
             )
     found = validate(tree)
     return _with_engine(config, found, named[engine[0]]) if engine else found
-
-
-def changed_env(overrides: Sequence[str]) -> dict[str, Any]:
-    """{env: overrides of the environment}, to label the result; empty if there are none."""
-    env = [text.strip() for text in overrides if text.strip().startswith("env.")]
-    return {"env": env} if env else {}
 
 
 def acts_greedily(greedy: bool | None, overrides: Sequence[str], samples: int | None) -> bool:
@@ -272,16 +271,6 @@ def acts_greedily(greedy: bool | None, overrides: Sequence[str], samples: int | 
             "(--sampled, greedy=False)"
         )
     return not given if greedy is None else greedy
-
-
-def sampling_of(config: RunConfig, *, greedy: bool) -> dict[str, Any]:
-    """{sampling: sampling settings of a language model}; empty for other policies and for greedy evaluations."""
-    found = {name: getattr(config.policy, name) for name in _sampling_settings(config)}
-    return {"sampling": found} if found and not greedy else {}
-
-
-def _sampling_settings(config: RunConfig) -> tuple[str, ...]:
-    return settings_traits(config.policy).sampling
 
 
 def _with_engine(run: RunConfig, found: RunConfig, text: str) -> RunConfig:
@@ -314,8 +303,8 @@ def with_variants(config: RunConfig, names: Sequence[str]) -> dict[str, tuple[Va
     """
     if not names:
         return {}
-    known = variants_of(config)
-    kind = config.env_type
+    kind, declares = config.env_type, traits_of(config.env).variants
+    known: Mapping[str, Variant] = cast(FullEnvSettings, config.env).variants() if declares else {}
     if not known:
         raise ConfigError(
             f"--variants {','.join(names)}: env.type = {kind} has no variants with these settings; leave --variants out"
@@ -330,8 +319,3 @@ def with_variants(config: RunConfig, names: Sequence[str]) -> dict[str, tuple[Va
     return {
         name: (variant, validate(merge(saved, {"env": dict(variant.settings)}))) for name, variant in chosen.items()
     }
-
-
-def variants_of(config: RunConfig) -> Mapping[str, Variant]:
-    """The variants of the run's environment; empty if it declares none."""
-    return cast(FullEnvSettings, config.env).variants() if traits_of(config.env).variants else {}

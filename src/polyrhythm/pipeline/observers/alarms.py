@@ -13,7 +13,6 @@ from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.observe.intervals import counted, is_told, times_so_far
 from polyrhythm.observe.setbacks import SetbackWatch
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.observers.metrics import UpdateMetrics
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.messages import Report
 from polyrhythm.runtime.processes.supervisor import find_log
@@ -133,13 +132,3 @@ def warn_of_setbacks(watch: SetbackWatch, line: Mapping[str, Any]) -> None:
     """Log the alarms that a line of metrics raises."""
     for sentence in watch.take(line):
         log.warning("%s", sentence)
-
-
-class SetbackWarning(Observer):
-    """Logs the alarms of each update's metrics; attach it after `metrics`."""
-
-    def __init__(self, watch: SetbackWatch, metrics: UpdateMetrics) -> None:
-        self._watch, self._metrics = watch, metrics
-
-    def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
-        warn_of_setbacks(self._watch, self._metrics.latest)

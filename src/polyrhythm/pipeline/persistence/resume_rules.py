@@ -86,7 +86,7 @@ def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
         raise RunFolderError(f"{folder} is not a run's folder: it has no {CONFIG_FILE}; name the folder of a run")
     for override in overrides:
         if (name := override.partition("=")[0].strip()) in _WHERE:
-            raise _goes_on_where_it_is(override, folder, name)
+            raise goes_on_where_it_is(override, folder, name)
     with naming_where_it_began(folder):
         config = saved_config(folder, overrides)
         config = config.model_copy(update={"resume": str(folder)})
@@ -126,7 +126,7 @@ def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
         return None
     if config.resume != "auto":
         if named is not None:
-            raise _goes_on_where_it_is(f"out = {named}", config.resume, "out")
+            raise goes_on_where_it_is(f"out = {named}", config.resume, "out")
         return _fitting(Path(config.resume), config)
     if named is not None and (named / CONFIG_FILE).is_file():
         return _fitting(named, config)
@@ -158,12 +158,7 @@ def _fitting(folder: Path, config: RunConfig) -> Path:
     return folder
 
 
-def refuse_out(folder: Path, out: Path) -> None:
-    """Raise RunFolderError: a resumed run cannot change its folder to `out`."""
-    raise _goes_on_where_it_is(f"--out {out}", folder, "--out")
-
-
-def _goes_on_where_it_is(given: str, folder: Path | str, name: str) -> RunFolderError:
+def goes_on_where_it_is(given: str, folder: Path | str, name: str) -> RunFolderError:
     return RunFolderError(f"{given}: the run in {folder} goes on where it is; leave out {name}")
 
 

@@ -21,7 +21,7 @@ from polyrhythm.policies.traits import policy_traits, settings_traits
 from polyrhythm.scheduler.records import EnvBatchInfo, Request
 from polyrhythm.scheduler.settings import load_function
 from polyrhythm.specs import EnvSpec
-from polyrhythm.stations.simulator.station import refuse_segments
+from polyrhythm.stations.simulator.slot import StepSettings
 from polyrhythm.training.optim import adamw
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def check_rollout(config: RunConfig, spec: EnvSpec) -> None:
     bucket_sizes(config, infos)  # raises if they do not fit
     _check_slots(config, infos)
     with errors_of(f"rollout.segment_steps = {config.rollout.segment_steps}"):
-        refuse_segments(spec, config.rollout.segment_steps)
+        StepSettings(1, segment_steps=config.rollout.segment_steps).check(spec)
     if spec.chunk and config.rollout.action_repeat > 1:
         raise ConfigError(
             f"rollout.action_repeat = {config.rollout.action_repeat}: a step of this environment takes a whole chunk, "

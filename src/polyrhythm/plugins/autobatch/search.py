@@ -37,9 +37,6 @@ class OperatingPoint:
     short_absence_s: float = 0.0
     share_rows: float = 0.0
 
-    def has_drifted_from(self, old: OperatingPoint) -> bool:
-        return any(map(has_drifted, astuple(self), astuple(old)))
-
 
 @dataclass(slots=True)
 class Search:
@@ -163,15 +160,10 @@ class RateMeter:
     def begin(self, point: OperatingPoint, now: float) -> None:
         self.point, self.rows, self.since = point, 0, now
 
-    def restart(self) -> None:
-        """Stop counting and drop all rates: the clock starts anew."""
-        self.since = 0.0
-        self.rates.clear()
-
     def measure(self, candidate: Candidate, search: Search, now: float) -> None:
         """Record the rate of `candidate` since the last search, and start counting again. A second measurement of a
         candidate counts half. Rates under other conditions, or too old ones, are dropped."""
-        if search.point.has_drifted_from(self.point):
+        if any(map(has_drifted, astuple(search.point), astuple(self.point))):
             self.rates.clear()
             self.point = search.point
         elif self.since:

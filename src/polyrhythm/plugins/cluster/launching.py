@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from polyrhythm.pipeline.context import Launch, LaunchPlan
 from polyrhythm.pipeline.placed import TRAINER, generator_names
 from polyrhythm.plugins.cluster.hosts.agent import LocalNode, Node
-from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
+from polyrhythm.plugins.cluster.hosts.build import StationNodes, build_hosts_launcher, open_hosts
 from polyrhythm.plugins.cluster.hosts.directory import Needs
 from polyrhythm.runtime.factories import StationList
 from polyrhythm.runtime.launcher import Launcher
@@ -29,7 +29,7 @@ def launch_on_ray(plan: LaunchPlan) -> Launcher:
     slots, generators = slots_of(plan.stations), frozenset(generator_names(plan.config))
     least = [(frozenset(slots) - joining, settings.min_simulators), (generators, settings.min_generators)]
     needs = Needs(cpus, [(names, len(names) if count is None else count) for names, count in least])
-    return _launch_at(plan, Places(cluster.address, nodes, slots, TRAINER, cluster.close, cluster, needs))
+    return _launch_at(plan, StationNodes(cluster.address, nodes, slots, TRAINER, cluster.close, cluster, needs))
 
 
 def launch_on(nodes: Sequence[Node]) -> Launch:
@@ -38,12 +38,12 @@ def launch_on(nodes: Sequence[Node]) -> Launch:
 
     def launch(plan: LaunchPlan) -> Launcher:
         at = {factory.name: nodes[index % len(nodes)] for index, (factory, *_) in enumerate(plan.stations)}
-        return _launch_at(plan, Places(nodes[0].address, at, slots_of(plan.stations), TRAINER))
+        return _launch_at(plan, StationNodes(nodes[0].address, at, slots_of(plan.stations), TRAINER))
 
     return launch
 
 
-def _launch_at(plan: LaunchPlan, places: Places) -> Launcher:
+def _launch_at(plan: LaunchPlan, placement: StationNodes) -> Launcher:
     assert plan.logs is not None, "processes write their logs to a folder"
     hosts = open_hosts(
         plan.stations,
@@ -51,7 +51,7 @@ def _launch_at(plan: LaunchPlan, places: Places) -> Launcher:
         plan.weights,
         plan.config.supervision,
         plan.logs,
-        places,
+        placement,
         plan.check_report,
         plan.joining,
     )

@@ -294,7 +294,12 @@ class Joiner:
             self._heard = now
             match message:
                 case m.Welcome() if self._member is None:
-                    self._on_welcome(message)
+                    answers = message.layout.answer_dtype
+                    self._member = _Membership(message.session, message.station, answers, message.reconnect_s)
+                    self.attached, self._beat_at = True, 0.0
+                    self._full_since, self._said_full = float("inf"), False
+                    self._actions.append(MakeStation(message))
+                    log.info("joined %s as %s; building the environment", self._address, message.station)
                 case m.JoinRefused():
                     self._on_refused(message, now)
                 case m.Over() if self._member is not None and message.session == self._member.session:
@@ -305,14 +310,6 @@ class Joiner:
                     self._go_on(self._member, message, pieces)
         except UnfitMessage as unfit:
             self.drops.drop(unfit.kind, str(unfit))
-
-    def _on_welcome(self, welcome: m.Welcome) -> None:
-        answers = welcome.layout.answer_dtype
-        self._member = _Membership(welcome.session, welcome.station, answers, welcome.reconnect_s)
-        self.attached, self._beat_at = True, 0.0
-        self._full_since, self._said_full = float("inf"), False
-        self._actions.append(MakeStation(welcome))
-        log.info("joined %s as %s; building the environment", self._address, welcome.station)
 
     def _on_refused(self, refused: m.JoinRefused, now: float) -> None:
         """StartError: the refusal is permanent."""

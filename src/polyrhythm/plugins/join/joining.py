@@ -37,9 +37,8 @@ from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.sockets import wait_for
 from polyrhythm.scheduler import records
 from polyrhythm.specs import EnvSpec
-from polyrhythm.stations.simulator.factory import refuse_other
 from polyrhythm.stations.simulator.slot import SlotIdentity
-from polyrhythm.stations.simulator.station import Simulator
+from polyrhythm.stations.simulator.station import Simulator, refuse_other
 
 log = logging.getLogger(__name__)
 

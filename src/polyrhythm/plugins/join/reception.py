@@ -187,7 +187,11 @@ class Reception:
                 if not possible or (session.ready and not message.ready):
                     said = f"{message.doing[:40]!r} for {message.for_s} s, ready {message.ready}"
                     raise UnfitMessage("impossible", f"a sign of life that says {said}")
-                counts = known_counts(message.statistics)
+                counts = {
+                    name: count
+                    for name, count in message.statistics.items()
+                    if name in COUNTERS and 0 <= count <= LARGEST_COUNT
+                }
                 if len(counts) < len(message.statistics):
                     wrong = [name[:40] for name in message.statistics if name not in counts][:3]
                     self._drops.drop("impossible", f"statistics that no simulator has, or of no number: {wrong}")
@@ -248,11 +252,6 @@ class Terms:
 
     polyrhythm: str
     spec: EnvSpec
-
-
-def known_counts(statistics: Mapping[str, float]) -> dict[str, float]:
-    """The statistics with a known name and a value from 0 to `LARGEST_COUNT`."""
-    return {name: count for name, count in statistics.items() if name in COUNTERS and 0 <= count <= LARGEST_COUNT}
 
 
 def refusal(hello: m.JoinHello, terms: Terms) -> m.JoinRefused | None:

@@ -108,8 +108,6 @@ def _texts(entry: Entry) -> Iterator[tuple[str, str]]:
 
 
 class ConversationHooks(RunHooks):
-    """Writes the conversations of a run's evaluations to its folder."""
-
     files = (CONVERSATIONS_FILE,)
 
     def on_evaluation(self, folder: Path, name: str, result: Mapping[str, Any]) -> None:

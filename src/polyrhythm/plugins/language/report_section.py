@@ -41,34 +41,25 @@ def conversations(entries: Sequence[Entry]) -> str:
 
 
 def _first_and_last(entries: Sequence[Entry]) -> list[Entry]:
-    """Entries of the first and the last evaluation of each acting mode. entries: in the order of writing."""
-    ways: dict[str, list[tuple[str, int]]] = {}
+    """Those of the first and the last evaluation of each acting mode: sampled, swapped, or greedy."""
+    modes: dict[str, list[tuple[str, int]]] = {}
     for entry in entries:
-        evaluation = entry["evaluation"], entry["version"]
-        ways.setdefault(_way(entry["evaluation"]), []).append(evaluation)
-    chosen = dict.fromkeys([*(own[0] for own in ways.values()), *(own[-1] for own in ways.values())])
+        name = entry["evaluation"]
+        mode = name if name == "swapped" else name.partition("_")[2]
+        modes.setdefault(mode, []).append((name, entry["version"]))
+    chosen = dict.fromkeys([*(own[0] for own in modes.values()), *(own[-1] for own in modes.values())])
     return [entry for one in chosen for entry in entries if (entry["evaluation"], entry["version"]) == one]
 
 
-def _way(evaluation: str) -> str:
-    """The acting mode of an evaluation: sampled, swapped, or "" for greedy."""
-    return evaluation if evaluation == "swapped" else evaluation.partition("_")[2]
-
-
 def _rows(prompt: str, entries: Sequence[Entry]) -> str:
-    rows = [
-        f"<td>{escape(_label(entry))}</td><td>{''.join(_turns(entry['turns']))}</td><td>{escape(outcome(entry))}</td>"
-        for entry in entries
-    ]
-    first = f'<th scope="rowgroup" colspan="3">{_text(prompt)}</th>'
-    return f"<tbody>{''.join(f'<tr>{row}</tr>' for row in (first, *rows))}</tbody>"
-
-
-def _label(entry: Entry) -> str:
-    """`before, greedy`, `during, sampled, version 20`."""
-    name = entry["evaluation"]
-    words = RESULTS.get(name) or ("during, greedy" if name == "during" else name.replace("_", ", "))
-    return words if name in RESULTS else f"{words}, version {entry['version']}"
+    rows = [f'<th scope="rowgroup" colspan="3">{_text(prompt)}</th>']
+    for entry in entries:
+        name = entry["evaluation"]  # shown as `before, greedy` or `during, sampled, version 20`
+        words = "during, greedy" if name == "during" else name.replace("_", ", ")
+        label = RESULTS[name] if RESULTS.get(name) else f"{words}, version {entry['version']}"
+        cells = escape(label), "".join(_turns(entry["turns"])), escape(outcome(entry))
+        rows.append("".join(f"<td>{cell}</td>" for cell in cells))
+    return f"<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody>"
 
 
 def _turns(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -77,11 +68,9 @@ def _turns(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if isinstance(turn, int):
             yield f'<span class="soft">[… {counted(turn, "turn")} …]</span> '
             continue
-        said = [f"<span>{_text(turn['message'])}</span>"]
-        if turn["reply"]:
-            said.append(f'<span class="soft">{_text(turn["reply"])}</span>')
+        said = [f"<span>{_text(turn['message'])}</span>", f'<span class="soft">{_text(turn["reply"])}</span>']
         short = fits_line(turn)
-        yield "".join(f"{text} " if short else f"<p>{text}</p>" for text in said)
+        yield "".join(f"{text} " if short else f"<p>{text}</p>" for text in said[: 1 + bool(turn["reply"])])
 
 
 def _text(text: str) -> str:

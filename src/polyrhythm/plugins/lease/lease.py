@@ -202,7 +202,7 @@ class DeviceLeases:
         return TakeDevice(chosen.name, device)
 
     def _place(self, state: LeaseState, device: int) -> tuple[bool, bool, int, float, str]:
-        late = state.passed >= self.rules.sharers(device)
+        late = state.passed >= sum(device in own for own in self.rules.devices.values())
         by_flow = self.rules.switch_order == "data_flow" and not late
         return (
             self.last.get(device) == state.name,

@@ -73,9 +73,17 @@ def record_folder(config: RunConfig, folder: Path, run: Path | None, fps: int, w
             "leave demos out, a run records such demonstrations itself"
         )
     settings = config.demonstrations
-    actor, who = None, "expert"
+    actor: Actor | None = None
+    who = "expert"
     if run is not None:
-        actor, who = _policy_of(config, run)
+        found, weights, version = load_policy(run)
+        policy = validate_imitation(config.model_copy(update={"policy": found.policy})).policy
+        try:
+            load_published(as_module(policy), weights)
+        except ValueError as error:
+            why = "this policy belongs to another environment, name another run"
+            raise RunFolderError(f"{run}: {error}; {why}") from error
+        actor, who = PolicyActor(policy, greedy=True), f"policy {run.resolve().name} version {version}"
         settings = settings.model_copy(update={"noise_std": 0.0})
     else:
         refuse_without_expert(config)
@@ -85,17 +93,6 @@ def record_folder(config: RunConfig, folder: Path, run: Path | None, fps: int, w
     with closing(env_settings(config).build(config.rollout.rows)) as env:
         source = Source(what, actor or expert_of(env), settings.noise_std, keep_failed=actor is not None)
         return record_dataset(folder, env, source, settings, StepSettings(1, repeat), watch)
-
-
-def _policy_of(config: RunConfig, run: Path) -> tuple[Actor, str]:
-    """The run's policy in this recipe's environment, acting greedily, and its name in the journal."""
-    found, weights, version = load_policy(run)
-    policy = validate_imitation(config.model_copy(update={"policy": found.policy})).policy
-    try:
-        load_published(as_module(policy), weights)
-    except ValueError as error:
-        raise RunFolderError(f"{run}: {error}; this policy belongs to another environment, name another run") from error
-    return PolicyActor(policy, greedy=True), f"policy {run.resolve().name} version {version}"
 
 
 def recorded_form(env: dict[str, Any], settings: DemonstrationSettings, action_repeat: int, fps: int) -> dict[str, Any]:

@@ -105,7 +105,24 @@ class DatasetWriter:
 
     def write_statistics(self) -> None:
         """Write stats.json over all frames; for a camera over at most 200 evenly spaced images."""
-        write_json(self._folder / layout.STATS, folder_statistics(self._folder, self._features, self.journal))
+        import pyarrow.parquet as pq
+
+        files = [self._folder / layout.DATA.format(**layout.file_place(number)) for number in range(self.journal.files)]
+        found: dict[str, Any] = {}
+        every = 1 + self.journal.frames // _IMAGES
+        for key, feature in self._features.items():
+            if feature["dtype"] == "image":
+                images, first = [], 0
+                for file in files:
+                    column = pq.read_table(file, columns=[key])[key]
+                    spread = range(-first % every, len(column), every)
+                    images += [decoded(column[i].as_py()["bytes"]) for i in spread]
+                    first += len(column)
+                found[key] = image_statistics(np.stack(images))
+            else:
+                parts = [np.array(pq.read_table(file, columns=[key])[key].to_pylist()) for file in files]
+                found[key] = array_statistics(np.concatenate(parts))
+        write_json(self._folder / layout.STATS, found)
 
     def _columns(self, episode: DemoEpisode, number: int, start: int) -> tuple[dict[str, list[Any]], dict[str, Any]]:
         length = len(episode.labels)
@@ -167,28 +184,6 @@ class DatasetWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as unfinished:
             pq.write_table(pa.table(arrays), unfinished)
-
-
-def folder_statistics(folder: Path, features: Mapping[str, Any], journal: Journal) -> dict[str, Any]:
-    """Statistics of all features of a dataset that was recorded here."""
-    import pyarrow.parquet as pq
-
-    files = [folder / layout.DATA.format(**layout.file_place(number)) for number in range(journal.files)]
-    found: dict[str, Any] = {}
-    every = 1 + journal.frames // _IMAGES
-    for key, feature in features.items():
-        if feature["dtype"] == "image":
-            images, first = [], 0
-            for file in files:
-                column = pq.read_table(file, columns=[key])[key]
-                spread = range(-first % every, len(column), every)
-                images += [decoded(column[i].as_py()["bytes"]) for i in spread]
-                first += len(column)
-            found[key] = image_statistics(np.stack(images))
-        else:
-            parts = [np.array(pq.read_table(file, columns=[key])[key].to_pylist()) for file in files]
-            found[key] = array_statistics(np.concatenate(parts))
-    return found
 
 
 def write_tasks(path: Path, sentences: Sequence[str]) -> None:

@@ -84,8 +84,7 @@ def _machine(arguments: argparse.Namespace) -> Machine:
 
 
 def _with_stand_in(config: RunConfig) -> tuple[RunConfig, str]:
-    """The configuration, and a sentence if its checkpoint or tokenizer is missing here and a released size replaces
-    it."""
+    """The configuration, and a sentence if a released size replaces a checkpoint that is missing here."""
     from polyrhythm.errors import MissingError
     from polyrhythm.pipeline.build import env_settings, policy_settings
     from polyrhythm.policies.traits import settings_traits

@@ -9,7 +9,7 @@ Invariant: the parts of a device add up to the bytes that its stations hold at t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,7 +29,6 @@ from polyrhythm.pipeline.placed import TRAINER, Placed, evaluator_name, generato
 from polyrhythm.plugins.memory_estimate.activations import Activations
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import settings_traits
-from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.published import keeps_copy, shared_nbytes
 from polyrhythm.runtime.memory.receiver import CHUNK_BYTES
 from polyrhythm.specs import ArraySpec, EnvSpec, WeightsLayout
@@ -87,192 +86,137 @@ def list_parts(
     config: RunConfig, spec: EnvSpec, form: PolicyForm, placed: Placed, *, activations: Activations | None = None
 ) -> list[MemoryPart]:
     """All parts of the stations. activations: None omits estimated parts."""
-    trains = bool(placed.names["trainer"])
-    infos = env_batch_infos(config, spec, trainer=trains)
-    layout = arena_layout(config, spec, infos, form, trainer=trains)
-    published = WeightsLayout.of(form.published)
-    inline = trains and config.launcher == "inline" and placed.lease is None  # versions stay on the trainer's device
-    parts = [
-        MemoryPart(SHARED, "arena", HOST, layout.nbytes),
-        MemoryPart(SHARED, "published weights", placed.ends.trainer if inline else HOST, shared_nbytes(published)),
-    ]
-    for name in placed.names["generators"]:
-        device = placed.seats[name].device
-        parts += _generator(config, spec, form, name, device, published.nbytes)
-        if activations is not None:
-            rows = pass_rows(config, spec, on_device=device != HOST)
-            parts += _passes(config, spec, form, name, device, rows, activations)
-    parts += _trainer(config, spec, form, placed, layout, activations)
-    return [part for part in parts if part.nbytes]
+    return [part for part in _Parts(config, spec, form, placed, activations).all() if part.nbytes]
 
 
-# ---------------------------------------------------------------- generators
+class _Parts:
+    """The parts of a run's stations; some may have no bytes."""
 
+    def __init__(
+        self, config: RunConfig, spec: EnvSpec, form: PolicyForm, placed: Placed, activations: Activations | None
+    ) -> None:
+        self._config, self._spec, self._form, self._placed, self._activations = config, spec, form, placed, activations
+        self._ranks = placed.names["trainer"]
+        trains = bool(self._ranks)
+        infos = env_batch_infos(config, spec, trainer=trains)
+        self._layout = arena_layout(config, spec, infos, form, trainer=trains)
+        self._published = WeightsLayout.of(form.published)
 
-def _generator(
-    config: RunConfig, spec: EnvSpec, form: PolicyForm, name: str, device: str, published: int
-) -> list[MemoryPart]:
-    """A generator's memory: its policy, the evaluation's, on a device a version in transfer, and with streaming the
-    keys and values of all running rows, or the memory of another engine."""
-    both = name == evaluator_name(config) and name in generator_names(config)
-    stages = device != HOST and name in generator_names(config)
-    places = stream_places(config, spec)
-    engine = {"keys and values": form.row_cache * places}
-    if form.engine is not None:
-        engine = dict(form.engine) if places else {}
-    return [
-        MemoryPart(name, "weights", device, form.act_bytes),
-        MemoryPart(name, "weights of the evaluation", device, form.act_bytes * both),
-        MemoryPart(name, "staging", device, published * stages, stays=False),
-        *(MemoryPart(name, purpose, device, kept * (1 + both), stays=False) for purpose, kept in engine.items()),
-    ]
+    def all(self) -> Iterator[MemoryPart]:
+        placed, inline = self._placed, self._config.launcher == "inline"
+        kept = self._ranks and inline and placed.lease is None  # versions stay on the trainer's device
+        yield MemoryPart(SHARED, "arena", HOST, self._layout.nbytes)
+        published = shared_nbytes(self._published)
+        yield MemoryPart(SHARED, "published weights", placed.ends.trainer if kept else HOST, published)
+        for name in placed.names["generators"]:
+            yield from self._generator(name, placed.seats[name].device)
+            if self._activations is not None:
+                yield from self._passes(name, placed.seats[name].device, self._activations)
+        for name in self._ranks:
+            yield from self._rank(name, placed.seats[name].device)
+            if self._activations is not None and self._config.training.versions:
+                yield from self._update(name, placed.seats[name].device, self._activations)
+        # Devices of one machine are assumed to read each other's memory; if they cannot, less is kept.
+        if self._ranks and self._config.launcher == "local" and keeps_copy(placed.ends, lambda *_: True):
+            yield MemoryPart(self._ranks[0], "published weights", placed.ends.trainer, self._published.nbytes)
 
+    def _generator(self, name: str, device: str) -> Iterator[MemoryPart]:
+        """A generator's memory: its policy, the evaluation's, on a device a version in transfer, and with streaming the
+        keys and values of all running rows, or the memory of another engine."""
+        form, generates = self._form, name in generator_names(self._config)
+        both = generates and name == evaluator_name(self._config)
+        places = stream_places(self._config, self._spec)
+        engine = {"keys and values": form.row_cache * places}
+        if form.engine is not None:
+            engine = dict(form.engine) if places else {}
+        yield MemoryPart(name, "weights", device, form.act_bytes)
+        yield MemoryPart(name, "weights of the evaluation", device, form.act_bytes * both)
+        staged = self._published.nbytes * (device != HOST and generates)
+        yield MemoryPart(name, "staging", device, staged, stays=False)
+        for purpose, kept in engine.items():
+            yield MemoryPart(name, purpose, device, kept * (1 + both), stays=False)
 
-def _passes(
-    config: RunConfig, spec: EnvSpec, form: PolicyForm, name: str, device: str, rows: int, activations: Activations
-) -> list[MemoryPart]:
-    """A generator's largest pass, and its buffers for incoming and outgoing batches."""
-    infos = env_batch_infos(config, spec)
-    inputs = rows * (_row_bytes(shown(spec)) + 9)  # plus noise key and flag
-    answers = rows * arena_layout(config, spec, infos, form).answer_dtype.itemsize
-    kept = activations.kept(rows) + form.row_cache * rows
-    streams = stream_places(config, spec) > 0  # the cache is then a certain part
-    parts = [
-        MemoryPart(name, "keys and values", device, kept * (not streams), certain=False, stays=False),
-        MemoryPart(name, "pass", device, max(0, activations.acting(rows) - kept), certain=False, stays=False),
-    ]
-    if device == HOST:
-        return [*parts, MemoryPart(name, "batches", HOST, inputs + answers, certain=False)]
-    pinned = 2 * (inputs + answers) + 2 * min(CHUNK_BYTES, WeightsLayout.of(form.published).nbytes)
-    return [
-        *parts,
-        MemoryPart(name, "batches", device, 3 * inputs + answers, certain=False),
-        MemoryPart(name, "pinned batches and chunks", HOST, pinned, certain=False),
-    ]
+    def _passes(self, name: str, device: str, activations: Activations) -> Iterator[MemoryPart]:
+        """A generator's largest pass, and its buffers for incoming and outgoing batches."""
+        rows = pass_rows(self._config, self._spec, on_device=device != HOST)
+        inputs = rows * (_row_bytes(shown(self._spec)) + 9)  # plus noise key and flag
+        answers = rows * self._layout.answer_dtype.itemsize
+        kept = activations.kept(rows) + self._form.row_cache * rows
+        streams = stream_places(self._config, self._spec) > 0  # the cache is then a certain part
+        yield MemoryPart(name, "keys and values", device, kept * (not streams), certain=False, stays=False)
+        yield MemoryPart(name, "pass", device, max(0, activations.acting(rows) - kept), certain=False, stays=False)
+        if device == HOST:
+            yield MemoryPart(name, "batches", HOST, inputs + answers, certain=False)
+            return
+        pinned = 2 * (inputs + answers) + 2 * min(CHUNK_BYTES, self._published.nbytes)
+        yield MemoryPart(name, "batches", device, 3 * inputs + answers, certain=False)
+        yield MemoryPart(name, "pinned batches and chunks", HOST, pinned, certain=False)
 
+    def _rank(self, name: str, device: str) -> Iterator[MemoryPart]:
+        """Memory that a rank keeps between updates, and its duplicates during one."""
+        config, form, ranks = self._config, self._form, len(self._ranks)
+        learns = config.training.versions > 0
+        share = ranks if config.placement.trainer.strategy == "shard" else 1
+        keeps = HOST if share > 1 and config.placement.trainer.shard.cpu_offload else device
+        offload = config.training.optimizer.offload
+        buckets = ranks > share  # DDP keeps gradient buckets that others drop
+        trained, moments = form.trainable_bytes * learns, _MOMENTS * form.trainable_bytes * learns
+        yield MemoryPart(name, "weights", keeps, -(-form.train_bytes // share))
+        yield MemoryPart(name, "gradients", keeps, -(-trained // share), stays=buckets)
+        yield MemoryPart(name, "optimizer", HOST if offload else keeps, -(-moments // share))
+        yield MemoryPart(name, "reference policy", keeps, -(-self._reference() // share) * learns)
+        # Accumulated beside DDP's buckets, which hold only the last micro-batch.
+        if buckets and accumulates(config, self._layout.steps, ranks, form.row_tokens):
+            yield MemoryPart(name, "gradients, not yet summed", device, trained, stays=False)
+        if share > 1:
+            block = min(form.block_bytes or form.train_bytes, form.train_bytes)
+            gathered = block + min(block, trained)
+            yield MemoryPart(name, "largest block, gathered", device, gathered, stays=False)
+        if offload and device != HOST and learns:
+            moved = _MOMENTS * min(form.trainable_bytes // share, PIECE_BYTES)
+            yield MemoryPart(name, "moments on their way", device, moved, certain=False, stays=False)
 
-# ---------------------------------------------------------------- trainer
+    def _reference(self) -> int:
+        """Bytes of the reference policy of the KL term. Policies with the trait adapts copy only the trained tensors,
+        and with adapters that begin at zero only the small heads, which are neglected here; others copy everything."""
+        config, policy = self._config, self._config.policy
+        if not config.algorithm.kl.coef or not settings_traits(policy).adapts:
+            return self._form.train_bytes * bool(config.algorithm.kl.coef)
+        trained: Any = policy
+        fresh = trained.train == "lora" and not config.init_from and config.supervised is None
+        return 0 if fresh else self._form.trainable_bytes
 
+    def _update(self, name: str, device: str, activations: Activations) -> Iterator[MemoryPart]:
+        """Memory of an update: its largest micro-batch, and its samples, packed and once per mini-batch."""
+        config, form, steps, ranks = self._config, self._form, self._layout.steps, len(self._ranks)
+        row = _row_bytes(self._layout.obs) + _row_bytes(answer_specs(form, self._spec))
+        rows = -(-config.training.batch_size * steps // ranks)
+        mini = min(rows, config.training.minibatch_steps or rows)  # with 0 a streaming update also joins its parts
+        micro = micro_batch_rows(config, steps, ranks, form.row_tokens)
+        frozen = activations.precomputed(rows)
+        fits = frozen <= config.training.precomputed_mib * 2**20
+        held, joined = device if fits else HOST, frozen + mini * frozen // rows
+        yield MemoryPart(name, "micro-batch", device, activations.training(micro), certain=False, stays=False)
+        yield MemoryPart(name, "precomputed", held, joined, certain=False, stays=fits)
+        yield MemoryPart(name, "samples of an update", HOST, (rows + mini) * row, certain=False)
+        yield MemoryPart(name, "state while it is written", HOST, self._saved(name), certain=False, stays=False)
+        if device != HOST:  # one is prefetched
+            yield MemoryPart(name, "batches", device, 2 * micro * row, certain=False, stays=False)
 
-def _trainer(
-    config: RunConfig,
-    spec: EnvSpec,
-    form: PolicyForm,
-    placed: Placed,
-    layout: ArenaLayout,
-    activations: Activations | None,
-) -> list[MemoryPart]:
-    ranks = placed.names["trainer"]
-    parts: list[MemoryPart] = []
-    for name in ranks:
-        device = placed.seats[name].device
-        parts += _rank(config, form, name, device, len(ranks), layout.steps)
-        if activations is not None and config.training.versions:
-            parts += _update(config, spec, form, name, device, len(ranks), layout, activations)
-    if ranks and config.launcher == "local" and keeps_copy(placed.ends, _any_device):
-        parts.append(
-            MemoryPart(ranks[0], "published weights", placed.ends.trainer, WeightsLayout.of(form.published).nbytes)
-        )
-    return parts
-
-
-def _any_device(_reader: str, _memory: str) -> bool:
-    """Assume that devices of one machine can read each other's memory; if they cannot, less is kept."""
-    return True
-
-
-def _rank(config: RunConfig, form: PolicyForm, name: str, device: str, ranks: int, steps: int) -> list[MemoryPart]:
-    """Memory that one of `ranks` ranks keeps between updates, and its duplicates during one. steps: of a sample."""
-    learns = config.training.versions > 0
-    share = ranks if config.placement.trainer.strategy == "shard" else 1
-    keeps = HOST if share > 1 and config.placement.trainer.shard.cpu_offload else device
-    offload = config.training.optimizer.offload
-    buckets = ranks > share  # DDP keeps gradient buckets that others drop
-    moments = -(-_MOMENTS * form.trainable_bytes // share) * learns
-    parts = [
-        MemoryPart(name, "weights", keeps, -(-form.train_bytes // share)),
-        MemoryPart(name, "gradients", keeps, -(-form.trainable_bytes // share) * learns, stays=buckets),
-        MemoryPart(name, "optimizer", HOST if offload else keeps, moments),
-        MemoryPart(name, "reference policy", keeps, -(-reference_bytes(config, form) // share) * learns),
-    ]
-    # Accumulated beside DDP's buckets, which hold only the last micro-batch.
-    if buckets and accumulates(config, steps, ranks, form.row_tokens):
-        summed = form.trainable_bytes * learns
-        parts.append(MemoryPart(name, "gradients, not yet summed", device, summed, stays=False))
-    if share > 1:
-        block = min(form.block_bytes or form.train_bytes, form.train_bytes)
-        gathered = block + min(block, form.trainable_bytes) * learns
-        parts.append(MemoryPart(name, "largest block, gathered", device, gathered, stays=False))
-    if offload and device != HOST and learns:
-        moved = _MOMENTS * min(form.trainable_bytes // share, PIECE_BYTES)
-        parts.append(MemoryPart(name, "moments on their way", device, moved, certain=False, stays=False))
-    return parts
-
-
-def trained_part(config: RunConfig) -> str:
-    """`policy.train` of a policy with the trait adapts."""
-    policy: Any = config.policy
-    return str(policy.train)
-
-
-def reference_bytes(config: RunConfig, form: PolicyForm) -> int:
-    """Bytes of the reference policy of the KL term. Policies with the trait adapts copy only the trained tensors, and
-    with fresh adapters only the small heads, which are neglected here; others copy everything."""
-    if not config.algorithm.kl.coef:
-        return 0
-    if settings_traits(config.policy).adapts:
-        return 0 if trained_part(config) == "lora" else form.trainable_bytes
-    return form.train_bytes
-
-
-def _update(
-    config: RunConfig,
-    spec: EnvSpec,
-    form: PolicyForm,
-    name: str,
-    device: str,
-    ranks: int,
-    layout: ArenaLayout,
-    activations: Activations,
-) -> list[MemoryPart]:
-    """Memory of an update: its largest micro-batch, and its samples, packed and once per mini-batch."""
-    row = _row_bytes(layout.obs) + _row_bytes(answer_specs(form, spec))
-    rows = -(-update_rows(config, layout.steps) // ranks)
-    mini = min(rows, config.training.minibatch_steps or rows)  # with 0 a streaming update also joins its parts
-    micro = micro_batch_rows(config, layout.steps, ranks, form.row_tokens)
-    frozen = activations.precomputed(rows)
-    fits = frozen <= config.training.precomputed_mib * 2**20
-    parts = [
-        MemoryPart(name, "micro-batch", device, activations.training(micro), certain=False, stays=False),
-        MemoryPart(
-            name, "precomputed", device if fits else HOST, frozen + mini * frozen // rows, certain=False, stays=fits
-        ),
-        MemoryPart(name, "samples of an update", HOST, (rows + mini) * row, certain=False),
-        MemoryPart(
-            name, "state while it is written", HOST, _saved(config, form, name, ranks), certain=False, stays=False
-        ),
-    ]
-    if device != HOST:  # one is prefetched
-        parts.append(MemoryPart(name, "batches", device, 2 * micro * row, certain=False, stays=False))
-    return parts
-
-
-def _saved(config: RunConfig, form: PolicyForm, name: str, ranks: int) -> int:
-    """Bytes of the copy that a rank saves: its part, or for rank 0 the whole state; 0 in one process."""
-    if config.launcher == "inline":
-        return 0
-    trained = form.trainable_bytes if settings_traits(config.policy).adapts else form.train_bytes
-    state = trained + _MOMENTS * form.trainable_bytes + reference_bytes(config, form)
-    if config.placement.trainer.strategy == "shard":
-        return -(-state // ranks)
-    return state if name == TRAINER else 0
+    def _saved(self, name: str) -> int:
+        """Bytes of the copy that a rank saves: its part, or for rank 0 the whole state; 0 in one process."""
+        config, form = self._config, self._form
+        if config.launcher == "inline":
+            return 0
+        trained = form.trainable_bytes if settings_traits(config.policy).adapts else form.train_bytes
+        state = trained + _MOMENTS * form.trainable_bytes + self._reference()
+        if config.placement.trainer.strategy == "shard":
+            return -(-state // len(self._ranks))
+        return state if name == TRAINER else 0
 
 
 def _row_bytes(arrays: Mapping[str, ArraySpec]) -> int:
     return sum(array.nbytes for array in arrays.values())
-
-
-# ------------------------------------------------------------ rows of the largest passes
 
 
 def pass_rows(config: RunConfig, spec: EnvSpec, *, on_device: bool = False) -> int:
@@ -318,11 +262,6 @@ def _minibatch_rows(config: RunConfig, steps: int, ranks: int) -> int:
     if config.training.minibatch_steps:
         mini = min(mini, config.training.minibatch_steps)
     return min(mini, math.ceil(mini / ranks + math.sqrt(mini / ranks))) if ranks > 1 else mini
-
-
-def update_rows(config: RunConfig, steps: int) -> int:
-    """Chunk steps of an update whose samples all have maximum length."""
-    return config.training.batch_size * steps
 
 
 def longest_sample(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> int:

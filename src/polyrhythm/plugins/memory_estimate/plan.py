@@ -178,8 +178,7 @@ def _leased_devices(placed: Placed) -> set[str]:
 
 
 def _suspended(parts: Sequence[MemoryPart], leased: set[str]) -> list[MemoryPart]:
-    """Host memory of stations that yield their device: pinned copies are kept once created. All ranks of a trainer
-    yield if one does."""
+    """Pinned copies on the host of stations that yield their device; all ranks of a trainer yield if one does."""
     sizes: dict[tuple[str, str], int] = {}
     leaving: set[str] = set()
     for part in parts:

@@ -66,8 +66,7 @@ def check_room(
     trainer: bool = True,
     free: Callable[[str], int] = free_memory,
 ) -> None:
-    """StartError: the certain memory of stations (weights, gradients, optimizer) exceeds the available memory.
-    Shared memory is checked separately."""
+    """StartError: certain memory (weights, gradients, optimizer), besides what is shared, exceeds the available."""
     planner = _planner(config, spec, form, trainer=trainer, free=free)
     for device in planner.plan(config, certain=True).devices:
         own = device.without(SHARED)
@@ -118,8 +117,7 @@ def memory_found(context: CheckContext) -> Iterator[Finding]:
 
 
 def shortage_found(context: CheckContext) -> Iterator[Finding]:
-    """A finding if the run's estimated memory exceeds the available memory. Errors of the plan are reported
-    elsewhere."""
+    """A finding if estimated memory exceeds the available memory. Errors of the plan are reported elsewhere."""
     if not context.sized:
         return
     config, spec, form, free = context.config, context.spec, context.form, context.free or free_memory

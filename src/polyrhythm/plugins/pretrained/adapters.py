@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from polyrhythm.errors import ConfigError, MissingError, install_command
 from polyrhythm.files import name_in_errors, new_folder
 from polyrhythm.plugins.pretrained.adapting import whole_tensors
-from polyrhythm.plugins.pretrained.building import NETWORK, load_network, save_folder, untie
+from polyrhythm.plugins.pretrained.building import NETWORK, load_network, save_folder, split_state, untie
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint, read_stored, stored_specs
 from polyrhythm.plugins.pretrained.fitting import Architecture, fit
 from polyrhythm.plugins.pretrained.folder_files import ADAPTER_CONFIG, ADAPTER_TENSORS, OURS, few, matches, read_json
@@ -239,7 +239,8 @@ def save_adapters(
     groups of names that are one tensor there. task: the model's kind, if peft has one. ConfigError: no adapters, or
     tensors that peft's layout cannot represent.
     """
-    network = {plain_name(name.removeprefix(NETWORK)): x for name, x in state.items() if name.startswith(NETWORK)}
+    held, ours = split_state(state)
+    network = {plain_name(name): x for name, x in held.items()}
     adapters = {name: x for name, x in network.items() if is_adapter(name)}
     modules = sorted(name.removesuffix(_A) for name in adapters if name.endswith(_A))
     if not modules:
@@ -264,7 +265,6 @@ def save_adapters(
         "inference_mode": True,
         "task_type": task,
     }
-    ours = {name: x for name, x in state.items() if not name.startswith(NETWORK)}
     with new_folder(out) as unfinished, name_in_errors(out):
         (unfinished / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
         tensors = {_PEFT + prefix + name: x.clone() for name, x in found.items()}  # tied ones do not share memory

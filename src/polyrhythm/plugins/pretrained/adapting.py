@@ -227,24 +227,6 @@ def set_checkpointing(module: nn.Module) -> None:
         part.checkpointing = True  # type: ignore[assignment]
 
 
-class UnreadTensors:
-    """Tensors of a network that have not been read yet. found: name without adapters -> the folder's name
-    (`fitting.fit`)."""
-
-    def __init__(self, checkpoint: Checkpoint, found: dict[str, str]) -> None:
-        self._checkpoint, self._left = checkpoint, dict(found)
-
-    def read(self, network: nn.Module, part: nn.Module, device: str) -> None:
-        """Replace the unread tensors within `part` by copies on `device`, in their dtypes."""
-        inside = {id(held) for module in part.modules() for held in (module._parameters, module._buffers)}
-        wanted = {}
-        for name, slots in slots_by_name(network).items():
-            released = released_name(name)
-            if released in self._left and any(id(held) in inside for held, _ in slots):
-                wanted[name] = self._left.pop(released)
-        load_into(network, self._checkpoint, wanted, device=device)
-
-
 #: Traits of a policy around a network of which a part may be trained.
 ADAPTED = PolicyTraits(publishes_part=True, shares_reference=True, loads_in_parts=True)
 
@@ -255,13 +237,23 @@ class AdaptedPolicy(nn.Module):
 
     traits: PolicyTraits
     network: nn.Module
-    unread: UnreadTensors | None = None
-    """What of the checkpoint the network lacks still, where it is built in parts."""
+    unread: tuple[Checkpoint, dict[str, str]] | None = None
+    """Where the network is built in parts, what it lacks still: the checkpoint, and name without adapters -> the
+    folder's name (`fitting.fit`)."""
 
     def load_part(self, part: nn.Module, device: str) -> None:
-        """Read the checkpoint's tensors of this part of the policy that have not been read yet."""
-        if self.unread is not None:
-            self.unread.read(self.network, part, device)
+        """Replace the tensors of this part of the policy that have not been read yet by copies of the checkpoint's on
+        `device`, in their dtypes."""
+        if self.unread is None:
+            return
+        checkpoint, left = self.unread
+        inside = {id(held) for module in part.modules() for held in (module._parameters, module._buffers)}
+        wanted = {}
+        for name, slots in slots_by_name(self.network).items():
+            released = released_name(name)
+            if released in left and any(id(held) in inside for held, _ in slots):
+                wanted[name] = left.pop(released)
+        load_into(self.network, checkpoint, wanted, device=device)
 
     def published(self) -> dict[str, Tensor]:
         """The part of the state_dict that training may change; generators receive it, and weight files store it."""

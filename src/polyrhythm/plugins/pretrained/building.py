@@ -102,7 +102,7 @@ def load_into(
 
 def load_ours(policy: nn.Module, checkpoint: Checkpoint) -> None:
     """Copy the folder's own tensors (critic, noise head) into the policy. ConfigError: a shape differs."""
-    state = {name: tensor for name, tensor in policy.state_dict().items() if not name.startswith(NETWORK)}
+    _, state = split_state(policy.state_dict())
     for name, tensor in _ours_for(checkpoint, state):
         with torch.no_grad():
             state[name].copy_(tensor)
@@ -202,6 +202,12 @@ def _finish(network: nn.Module, device: str) -> None:
 NewTensor = Callable[[str], Tensor | None]
 
 
+def split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A policy's tensors: the network's by its own names, and the others (critic, noise head)."""
+    network = {name.removeprefix(NETWORK): x for name, x in state.items() if name.startswith(NETWORK)}
+    return network, {name: x for name, x in state.items() if not name.startswith(NETWORK)}
+
+
 def save_folder(checkpoint: Checkpoint, of: Architecture, state: Mapping[str, Tensor], out: Path) -> None:
     """Write a policy's state_dict into the new folder `out`, in the layout of `checkpoint`.
 
@@ -209,7 +215,7 @@ def save_folder(checkpoint: Checkpoint, of: Architecture, state: Mapping[str, Te
     the layout. Tensors missing in it, such as frozen ones, are copied from the folder. ConfigError: `out` exists, or a
     shape differs from the folder's.
     """
-    network = {name.removeprefix(NETWORK): tensor for name, tensor in state.items() if name.startswith(NETWORK)}
+    network, ours = split_state(state)
     found = fit(checkpoint, weight_specs(network), of)
     for name, (held, there) in found.reshaped.items():
         raise ConfigError(
@@ -217,7 +223,6 @@ def save_folder(checkpoint: Checkpoint, of: Architecture, state: Mapping[str, Te
             "the layout of the folder that it was built from"
         )
     stored_as = {name: name for name in found.found} | dict(of.aliases)
-    ours = {name: tensor for name, tensor in state.items() if not name.startswith(NETWORK)}
     ours |= {NETWORK + name: network[name] for name in network if name not in found.found}
     save_changed(checkpoint, lambda name: network.get(stored_as.get(name, name)), out, ours)
 
@@ -234,8 +239,7 @@ def save_new(of: Architecture, size: Any, state: Mapping[str, Tensor], out: Path
             f"policy.type = {of.name!r}, from a seed: its config.json cannot be written yet; name a released folder of "
             "the same size as --base, in whose layout it is saved"
         )
-    network = {name.removeprefix(NETWORK): tensor for name, tensor in state.items() if name.startswith(NETWORK)}
-    ours = {name: tensor for name, tensor in state.items() if not name.startswith(NETWORK)}
+    network, ours = split_state(state)
     content = {**of.config(size), CHOICES: dict(choices)}
     with new_folder(out) as unfinished:
         with name_in_errors(unfinished / CONFIG):
@@ -257,7 +261,11 @@ def save_changed(checkpoint: Checkpoint, new: NewTensor, out: Path, ours: Mappin
             if not any(new(name) is not None for name in places.values()):
                 shutil.copyfile(file, here)
             elif file.suffix == ".pt":
-                _write_torch_file(file, here, places, new)
+                content = dict(read_stored(file, {stored: stored for stored in places}))
+                for stored, old in content.items():
+                    tensor = new(places[stored])
+                    content[stored] = old.clone() if tensor is None else as_stored(tensor, old)
+                torch.save(content, here)
             else:
                 _write_safetensors(checkpoint, file, here, places, new)
         copy_others(checkpoint.folder, unfinished, written)
@@ -298,14 +306,6 @@ def _write_safetensors(
             stream.seek(header.begins[stored])
             kept = old if tensor is None else as_stored(tensor, old)
             stream.write(kept.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _write_torch_file(file: Path, here: Path, places: Mapping[str, str], new: NewTensor) -> None:
-    content = dict(read_stored(file, {stored: stored for stored in places}))
-    for stored, old in content.items():
-        tensor = new(places[stored])
-        content[stored] = old.clone() if tensor is None else as_stored(tensor, old)
-    torch.save(content, here)
 
 
 def as_stored(tensor: Tensor, old: Tensor) -> Tensor:

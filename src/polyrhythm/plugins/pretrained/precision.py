@@ -42,10 +42,6 @@ class Precision:
     def is_single(self) -> bool:
         return self.dtype is torch.float32
 
-    def kept(self, *, trained: bool, role: Role) -> torch.dtype:
-        """The dtype of a matrix that the release does not keep in float32."""
-        return self.master if trained and role == "train" else self.dtype
-
     def computing(self, device: torch.device | str) -> AbstractContextManager[object]:
         """Context of a network's forward pass on a device of this type, in both roles."""
         if self.is_single:
@@ -75,7 +71,8 @@ def cast(network: nn.Module, precision: Precision, role: Role) -> None:
         own = {f"{released}.{name}".lstrip("."): p for name, p in module.named_parameters(recurse=False)}
         single = not isinstance(module, _MATRICES) or any(matches(name, precision.float32) for name in own)
         for p in own.values():
-            wanted = torch.float32 if single else precision.kept(trained=p.requires_grad, role=role)
+            wide = precision.master if p.requires_grad and role == "train" else precision.dtype
+            wanted = torch.float32 if single else wide
             if p.is_floating_point() and p.dtype != wanted:
                 # On meta, avoid torch's conversion, which imports its compiler.
                 p.data = torch.empty(p.shape, dtype=wanted, device="meta") if p.is_meta else p.data.to(wanted)

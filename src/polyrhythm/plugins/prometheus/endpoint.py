@@ -122,7 +122,10 @@ class PrometheusEndpoint:
             self._server, self._thread = start_http_server(port, address, registry, **secured)
             _bound_connections(self._server, ask_s)
         except OSError as error:
-            raise unusable(address, port, error) from error
+            raise StartError(
+                f"prometheus.port = {port}: {address}:{port} cannot be opened ({error.strerror or error}); choose "
+                "another port, or end what has it"
+            ) from error
         self.port = int(self._server.server_port)
 
     def take(self, step: int, values: Mapping[str, float]) -> None:
@@ -215,13 +218,6 @@ def _check_files(certificate: str, key: str, client_ca: str) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     context.load_verify_locations(client_ca)
-
-
-def unusable(address: str, port: int, error: OSError) -> StartError:
-    return StartError(
-        f"prometheus.port = {port}: {address}:{port} cannot be opened ({error.strerror or error}); choose another "
-        "port, or end what has it"
-    )
 
 
 log = logging.getLogger(__name__)

@@ -124,13 +124,9 @@ def add_bit_sums(policy: nn.Module, part: nn.Module, sums: dict[str, int]) -> di
     own = {id(p) for p in part.parameters()}
     for name, p in policy.named_parameters():
         if id(p) in own and not is_sharded(p):
-            sums[name] = _bit_sum(p.detach())
+            size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[p.element_size()]
+            sums[name] = int(p.detach().contiguous().view(size).sum(dtype=torch.int64))
     return sums
-
-
-def _bit_sum(x: Tensor) -> int:
-    bits = x.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
-    return int(bits.sum(dtype=torch.int64))
 
 
 def _backend(store: FileStore, rank: int, size: int, device: torch.device) -> str:
@@ -207,7 +203,11 @@ class DealtShare(Share):
         rows, places = self.pick(index)
         own = batch.take(rows)
         sizes = limits.sizes(len(rows), own.obs, own.forward_inputs)
-        counts = self._micro_batches_by_rank(len(sizes)) if limits.tokens else self.micro_steps(index, limits.steps)
+        if limits.tokens:  # known only to each rank
+            own_count = [len(sizes) * (rank == self.rank) for rank in range(self.ranks)]
+            counts = [int(count) for count in self.totals(own_count)]
+        else:
+            counts = self.micro_steps(index, limits.steps)
         missing = [max(counts) - count for count in counts]
         lacking = missing[self.rank]
         padding = [batch.take(torch.tensor([0])).masked()] * lacking if lacking else ()
@@ -217,10 +217,6 @@ class DealtShare(Share):
         """Each rank's number of micro-batches of at most `size` chunk steps (0: one) in a mini-batch."""
         counts = torch.bincount(self.owner[index], minlength=self.ranks).tolist()
         return [-(-count // size) if size else min(count, 1) for count in counts]
-
-    def _micro_batches_by_rank(self, own: int) -> list[int]:
-        """Number of micro-batches of each rank, exchanged because it depends on token counts known only there."""
-        return [int(count) for count in self.totals([own * (rank == self.rank) for rank in range(self.ranks)])]
 
 
 def share_of(

@@ -2,17 +2,9 @@
 
 from polyrhythm.plugin import Plugin
 
+_COMMAND = f"{__name__}.command"
 PLUGIN = Plugin(
     "report",
-    adds={
-        "observer": {
-            "report": "polyrhythm.plugins.report.command:HOOKS",
-        },
-        "command": {
-            "report": "polyrhythm.plugins.report.command",
-        },
-    },
-    purposes={
-        "report": "write an HTML report of a run, or a comparison of several",
-    },
+    adds={"observer": {"report": f"{_COMMAND}:HOOKS"}, "command": {"report": _COMMAND}},
+    purposes={"report": "write an HTML report of a run, or a comparison of several"},
 )

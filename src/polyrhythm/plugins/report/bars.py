@@ -140,11 +140,15 @@ def timeline(run: Run) -> Figure | None:
     window = timeline_window(run.folder)
     if window is None:
         return None
-    lanes, left_out = _lanes(window)
+    slots = [lane for lane in window.lanes if lane[0] == "slots"]
+    lanes = slots[:_LANES] + [lane for lane in window.lanes if lane[0] != "slots"][: 2 * _LANES]
+    left_out = len(slots[_LANES:])
     parts, y = [], 4
     several = len({name.rpartition("/")[0] for kind, name in window.lanes if kind == "slots"}) > 1
     for lane in lanes:
-        label = _slot(lane[1], whole=several) if lane[0] == "slots" else lane[1]
+        label = lane[1]
+        if lane[0] == "slots":  # of `simulator-0.1/2`: slot 2, or slot 0.1/2 if there are several env batches
+            label = f"slot {label.removeprefix('simulator-') if several else label.rpartition('/')[2]}"
         parts.append(f'<text class="end" x="{_LEFT - 8}" y="{y + 13}">{escape(label)}</text>')
         parts.append(svg.rectangle(_LEFT, y, _WIDTH - _LEFT - _RIGHT, _LANE, "lane"))
         parts += [_bar(window, kind, lane, y) for kind in _KINDS]
@@ -161,17 +165,6 @@ def timeline(run: Run) -> Figure | None:
     )
     picture = svg.picture("Timeline of the stations", _WIDTH, y + 42, parts)
     return Figure("Timeline of the stations", sentence, keys, [picture])
-
-
-def _slot(name: str, *, whole: bool) -> str:
-    """The label of slot `simulator-0.1/2`: slot 2, or slot 0.1/2 if there are several env batches."""
-    return f"slot {name.removeprefix('simulator-') if whole else name.rpartition('/')[2]}"
-
-
-def _lanes(window: Window) -> tuple[list[tuple[str, str]], int]:
-    slots = [lane for lane in window.lanes if lane[0] == "slots"]
-    rest = [lane for lane in window.lanes if lane[0] != "slots"]
-    return slots[:_LANES] + rest[: 2 * _LANES], len(slots[_LANES:])
 
 
 def _x(window: Window, time_s: float) -> float:
@@ -221,11 +214,10 @@ def wall_time(runs: Sequence[Run]) -> Figure | None:
             x += long
         parts.append(f'<text x="{x + 8:.1f}" y="{y + 17}">{sum(wall.values()):,.0f} s</text>')
         y += 32
-    keys = [(area_key(colour(place)), _phase(phase, walls)) for place, phase in enumerate(phases)]
+    keys = []
+    for place, phase in enumerate(phases):
+        seconds = " / ".join(f"{wall.get(phase, 0.0):,.1f} s" for wall in walls)
+        words = "reinforcement learning" if phase == "rl" else phase.replace("_", " ")
+        keys.append((area_key(colour(place)), f"{words}: {seconds}"))
     sentence = "Seconds of each phase, over all parts of the run if it was interrupted."
     return Figure("Wall time by phase", sentence, keys, [svg.picture("Wall time by phase", _WIDTH, y, parts)])
-
-
-def _phase(phase: str, walls: Sequence[dict[str, float]]) -> str:
-    seconds = " / ".join(f"{wall.get(phase, 0.0):,.1f} s" for wall in walls)
-    return f"{'reinforcement learning' if phase == 'rl' else phase.replace('_', ' ')}: {seconds}"

@@ -5,7 +5,7 @@ With one run each series has its own colour; with several runs each run has its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -90,87 +90,62 @@ def change_keys(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 def success(runs: Sequence[Run]) -> Figure | None:
     """Success: evaluations as points with intervals, training as a curve; None if success is not measured."""
-    if not any(run.evaluations or run.updates for run in runs) or not any(run.measures_success for run in runs):
+    if not any(run.measures_success for run in runs):
         return None
-    plot = _over_transitions(runs, "Success", (0.0, 1.0), 340)
-    if (groups := seed_groups(runs)) is not None:
-        _draw_groups(plot, groups, lambda point: point.success.rate if point.success is not None else None)
-    else:
-        for number, run in enumerate(runs):
-            points = [(point.transitions, point.success) for point in training_points(run) if point.success is not None]
-            plot.band([(place, rate.low, rate.high) for place, rate in points], colour(number))
-            plot.line([(place, rate.rate) for place, rate in points], look(number) if len(runs) > 1 else "s0")
-    mark_changes(plot, runs)
-    _evaluations(plot, runs, measured=True)
     sentence = (
         "The curve is the success of training episodes, with noise; the points are evaluations on held-out seeds, each "
-        f"with its Wilson 95% interval.{_seeds_sentence(runs)}"
+        "with its Wilson 95% interval."
     )
-    return Figure("Success over transitions", sentence, _success_keys(runs) + change_keys(runs), [plot.text])
+    return _over_transitions(runs, "Success", sentence, (0.0, 1.0), 340)
 
 
 def returns(runs: Sequence[Run]) -> Figure | None:
     """Mean return, in the form of `success`."""
-    earned = _returns(runs)
+    earned = [y for run in runs for _, y in _training(run, measured=False)]
+    earned += [evaluation.mean_return for run in runs for evaluation in run.evaluations]
     if not earned:
         return None
     high = max(earned) + 0.05 * abs(max(earned))
     measured = any(run.measures_success for run in runs)
-    plot = _over_transitions(runs, "Mean return", (min(0.0, *earned), high), 240 if measured else 340)
-    if (groups := seed_groups(runs)) is not None:
-        _draw_groups(plot, groups, lambda point: point.mean_return)
-    else:
-        for number, run in enumerate(runs):
-            curve = [(p.transitions, p.mean_return) for p in training_points(run) if p.mean_return is not None]
-            plot.line(curve, look(number) if len(runs) > 1 else "s0")
-    mark_changes(plot, runs)
-    _evaluations(plot, runs, measured=False)
     sentence = (
         f"{'' if measured else 'This environment reports no success. '}The curve is the mean return of training "
-        f"episodes, with noise; the points are evaluations on held-out seeds.{_seeds_sentence(runs)}"
+        "episodes, with noise; the points are evaluations on held-out seeds."
     )
-    return Figure("Mean return over transitions", sentence, _success_keys(runs) + change_keys(runs), [plot.text])
+    return _over_transitions(runs, "Mean return", sentence, (min(0.0, *earned), high), 240 if measured else 340)
 
 
-def _draw_groups(plot: Plot, groups: Mapping[int, Sequence[Run]], value: Callable[[Point], float | None]) -> None:
-    """Draw the mean curve of each seed group, with a band from the lowest to the highest seed."""
-    for number, group in groups.items():
-        curves = [[(p.transitions, y) for p in training_points(run) if (y := value(p)) is not None] for run in group]
-        points = over_seeds([curve for curve in curves if curve])
-        if len(group) > 1:
-            plot.band([(x, low, high) for x, _, low, high in points], colour(number))
-        plot.line([(x, mean) for x, mean, _, _ in points], look(number))
+def _training(run: Run, *, measured: bool) -> list[tuple[float, float]]:
+    """The training curve of success (measured) or of returns."""
+    return [(p.transitions, y) for p in training_points(run) if (y := _value(p, measured=measured)) is not None]
 
 
-def _seeds_sentence(runs: Sequence[Run]) -> str:
-    if seed_groups(runs) is None:
-        return ""
-    return " Runs that differ only in their seed share a colour: the mean over them, from the lowest to the highest."
-
-
-def _group_numbers(runs: Sequence[Run]) -> Mapping[int, int]:
-    """Index of each run -> index of the first run of its seed group; its own without seed groups."""
-    groups = seed_groups(runs) or {place: [run] for place, run in enumerate(runs)}
-    group_of = {id(run): place for place, group in groups.items() for run in group}
-    return {number: group_of[id(run)] for number, run in enumerate(runs)}
-
-
-def _over_transitions(runs: Sequence[Run], what: str, y: tuple[float, float], height: int) -> Plot:
+def _over_transitions(runs: Sequence[Run], what: str, sentence: str, y: tuple[float, float], height: int) -> Figure:
+    """Training curves, changes of settings, and the evaluations; runs that differ only in their seed as a mean curve,
+    with a band from the lowest to the highest seed."""
+    measured = what == "Success"
     most = max((line.get("throughput/transitions") or 0.0 for run in runs for line in run.updates), default=1.0)
-    size = (920, height)
-    plot = Plot(f"{what} over transitions", (-0.02 * most, 1.02 * most), y, size=size, right=_space(runs))
-    plot.axes(
-        "transitions (env steps of finished training samples)",
-        what.lower(),
-        y_format=percent if what == "Success" else svg.short,
-        x_ticks=svg.ticks(0, most, 8),
-    )
-    return plot
-
-
-def _space(runs: Sequence[Run]) -> int:
-    """Right margin; with one run it fits the labels of the last evaluation."""
-    return 72 if len(runs) == 1 else 30
+    right = 72 if len(runs) == 1 else 30  # with one run the labels of the last evaluation fit
+    plot = Plot(f"{what} over transitions", (-0.02 * most, 1.02 * most), y, size=(920, height), right=right)
+    y_format, x_ticks = percent if measured else svg.short, svg.ticks(0, most, 8)
+    words = "transitions (env steps of finished training samples)"
+    plot.axes(words, what.lower(), y_format=y_format, x_ticks=x_ticks)
+    if (groups := seed_groups(runs)) is not None:
+        sentence += " Runs that differ only in their seed share a colour: the mean over them, from the lowest to the "
+        sentence += "highest."
+        for number, group in groups.items():
+            points = over_seeds([curve for run in group if (curve := _training(run, measured=measured))])
+            if len(group) > 1:
+                plot.band([(x, low, high) for x, _, low, high in points], colour(number))
+            plot.line([(x, mean) for x, mean, _, _ in points], look(number))
+    else:
+        for number, run in enumerate(runs):
+            if measured:
+                rates = [(point.transitions, point.success) for point in training_points(run)]
+                plot.band([(x, rate.low, rate.high) for x, rate in rates if rate is not None], colour(number))
+            plot.line(_training(run, measured=measured), look(number) if len(runs) > 1 else "s0")
+    mark_changes(plot, runs)
+    _evaluations(plot, runs, measured=measured)
+    return Figure(f"{what} over transitions", sentence, _success_keys(runs) + change_keys(runs), [plot.text])
 
 
 def _ways(runs: Sequence[Run]) -> list[str]:
@@ -179,12 +154,14 @@ def _ways(runs: Sequence[Run]) -> list[str]:
 
 def _evaluations(plot: Plot, runs: Sequence[Run], *, measured: bool) -> None:
     ways = _ways(runs)
-    places, groups = len(runs) * len(ways), _group_numbers(runs)
+    # The first run of each run's seed group; without seed groups, the run itself.
+    groups = {id(run): place for place, group in (seed_groups(runs) or {}).items() for run in group}
+    places = len(runs) * len(ways)
     for number, run in enumerate(runs):
         for evaluation in run.evaluations:
             way = ways.index(evaluation.way)
             aside = 9.0 * (number * len(ways) + way - (places - 1) / 2)
-            kind = colour(groups[number] if len(runs) > 1 else way + 1)
+            kind = colour(groups.get(id(run), number) if len(runs) > 1 else way + 1)
             if measured and evaluation.success is not None:
                 plot.interval(evaluation.transitions, *evaluation.success[1:], kind, aside=aside)
             if (y := _value(evaluation, measured=measured)) is not None:
@@ -193,11 +170,11 @@ def _evaluations(plot: Plot, runs: Sequence[Run], *, measured: bool) -> None:
         _labels(plot, runs[0].evaluations, ways, measured=measured)
 
 
-def _value(evaluation: Measured, *, measured: bool) -> float | None:
-    """The evaluation's height in the figure of success (measured) or of returns; None if it has none."""
+def _value(one: Measured | Point, *, measured: bool) -> float | None:
+    """Its height in the figure of success (measured) or of returns; None if it has none."""
     if not measured:
-        return evaluation.mean_return
-    return None if evaluation.success is None else evaluation.success.rate
+        return one.mean_return
+    return None if one.success is None else one.success.rate
 
 
 def _labels(plot: Plot, evaluations: Sequence[Measured], ways: Sequence[str], *, measured: bool) -> None:
@@ -227,11 +204,6 @@ def _success_keys(runs: Sequence[Run]) -> list[tuple[str, str]]:
         return run_keys(runs) + [(mark_key("plain", number), way) for number, way in enumerate(ways)]
     marks = [(mark_key(colour(number + 1), number), f"evaluation, {way}") for number, way in enumerate(ways)]
     return [(line_key("s0"), "training episodes"), *marks]
-
-
-def _returns(runs: Sequence[Run]) -> list[float]:
-    points = [point.mean_return for run in runs for point in training_points(run) if point.mean_return is not None]
-    return points + [evaluation.mean_return for run in runs for evaluation in run.evaluations]
 
 
 # ---------------------------------------------------------------- throughput, utilisation, lag

@@ -87,7 +87,9 @@ def page(runs: Sequence[Run]) -> str:
     """The report of one run, or the comparison of several."""
     several = len(runs) > 1
     title = f"{len(runs)} runs compared" if several else runs[0].label
-    parts = [f"<h1>{escape(title)}</h1>", *_heads(runs)]
+    notice = '<p class="notice">This run is not finished: here is what it has come to so far.</p>'
+    parts = [f"<h1>{escape(title)}</h1>"]
+    parts += [named(run, notice * (not run.finished) + tables.tiles(run), runs) for run in runs]
     parts.append(section("Settings that differ", tables.settings(runs)))
     parts.append(section("Warnings", *(named(run, tables.setbacks(run), runs) for run in runs)))
     parts_of_one = (tables.by_task, tables.by_samples, tables.by_metric)
@@ -103,7 +105,9 @@ def page(runs: Sequence[Run]) -> str:
     parts += [one.draw(runs) for one in added if one.after == "Utilisation"]
     if (lag := figures.lag(runs)) is not None:
         parts.append(figure_section(lag))
-    parts += _timelines(runs)
+    for run in runs:
+        if (figure := bars.timeline(run)) is not None:
+            parts.append(figure_section(figure._replace(heading=figure.heading + f": {run.label}" * several)))
     wall = bars.wall_time(runs)
     if wall is not None:
         parts.append(figure_section(wall))
@@ -111,7 +115,9 @@ def page(runs: Sequence[Run]) -> str:
     parts.append(section("Faults", *(named(run, tables.faults(run) + tables.set_aside(run), runs) for run in runs)))
     parts.append(section("Weights", *(named(run, tables.weights(run), runs) for run in runs)))
     parts.append(section("Settings that were changed", *(named(run, tables.changes(run), runs) for run in runs)))
-    parts.append(section("Configuration", *(_config(run) for run in runs)))
+    texts = [(escape(run.label), escape(run.config)) for run in runs]
+    files = (f"<details><summary>{name}: config.yaml</summary><pre>{text}</pre></details>" for name, text in texts)
+    parts.append(section("Configuration", *files))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -120,29 +126,9 @@ def page(runs: Sequence[Run]) -> str:
     )
 
 
-def _heads(runs: Sequence[Run]) -> list[str]:
-    parts = []
-    for run in runs:
-        notice = (
-            ""
-            if run.finished
-            else '<p class="notice">This run is not finished: here is what it has come to so far.</p>'
-        )
-        parts.append(named(run, notice + tables.tiles(run), runs))
-    return parts
-
-
 def named(run: Run, content: str, runs: Sequence[Run]) -> str:
     """The content, with the run's name as heading if there are several runs."""
     return f"<h3>{escape(run.label)}</h3>{content}" if content and len(runs) > 1 else content
-
-
-def _timelines(runs: Sequence[Run]) -> list[str]:
-    drawn = [(run, bars.timeline(run)) for run in runs]
-    found = [(run, figure) for run, figure in drawn if figure is not None]
-    if len(runs) == 1:
-        return [figure_section(figure) for _, figure in found]
-    return [figure_section(figure._replace(heading=f"{figure.heading}: {run.label}")) for run, figure in found]
 
 
 def figure_section(figure: Figure, *more: str) -> str:
@@ -159,10 +145,6 @@ def section(heading: str, *content: str) -> str:
     """A section of the page; "" without content."""
     inside = "".join(content)
     return f"<section><h2>{escape(heading)}</h2>{inside}</section>" if inside else ""
-
-
-def _config(run: Run) -> str:
-    return f"<details><summary>{escape(run.label)}: config.yaml</summary><pre>{escape(run.config)}</pre></details>"
 
 
 COMPARISON_FILE = "comparison.html"

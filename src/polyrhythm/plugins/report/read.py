@@ -212,12 +212,9 @@ def fault_times(run: Run) -> list[float]:
 
 def change_places(run: Run, over: str = "throughput/transitions") -> list[float]:
     """Positions of setting changes on an axis: the metric `over` of the last update before each change."""
-    befores = [[line.get(over) for line in run.updates if line["step"] < update] for update in _changed(run)]
+    changed = sorted({change.update for change in run.changes})
+    befores = [[line.get(over) for line in run.updates if line["step"] < update] for update in changed]
     return [(values[-1] if values else None) or 0.0 for values in befores]
-
-
-def _changed(run: Run) -> list[int]:
-    return sorted({change.update for change in run.changes})
 
 
 def lag_points(run: Run) -> list[tuple[float, float, float]]:

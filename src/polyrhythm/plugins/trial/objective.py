@@ -17,7 +17,7 @@ from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.objectives import OwnFunction
 from polyrhythm.conformance import ContractViolation, raised
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.trial.form_contract import check_answers, check_published
+from polyrhythm.plugins.trial.policy_calls import check_answers, check_published
 from polyrhythm.plugins.trial.policy_contract import try_policy
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import PolicyForm

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from polyrhythm.conformance import ContractCheck, ContractViolation, Note
 from polyrhythm.pipeline.validation.check import check_attributes
-from polyrhythm.plugins.trial.form_contract import check_form, check_traits
 from polyrhythm.plugins.trial.policy_calls import (
     Build,
     act_with,
@@ -23,8 +22,10 @@ from polyrhythm.plugins.trial.policy_calls import (
     called,
     check_bounds,
     check_close,
+    check_form,
     check_numbers,
     check_tensor,
+    check_traits,
     evaluate_act,
     first_unlike,
     in_trial,

@@ -9,7 +9,7 @@ PLUGIN = Plugin(
         "policy": {
             "pi0": "polyrhythm.plugins.vla.pi0.settings:Pi0Settings",
             "pi05": "polyrhythm.plugins.vla.pi0.settings:Pi05Settings",
-            "groot_n1d5": "polyrhythm.plugins.vla.groot_n1d5.settings:GrootSettings",
+            "groot_n1d5": "polyrhythm.plugins.vla.groot_n1d5.network:GrootSettings",
             "openvla_oft": "polyrhythm.plugins.vla.openvla_oft.settings:OpenVlaOftSettings",
         },
     },

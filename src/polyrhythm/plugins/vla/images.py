@@ -40,11 +40,6 @@ IMAGENET: Colours = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF: Colours = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
-def turned(images: Tensor) -> Tensor:
-    """Rotate by 180 degrees: [B,H,W,3]."""
-    return images.flip(1, 2)
-
-
 def pi0_images(images: Tensor, side: int, resizing: Resizing = "openpi") -> Tensor:
     """π0's images: resized with preserved aspect ratio -> float32 [B,3,side,side] in -1..1.
 
@@ -52,7 +47,7 @@ def pi0_images(images: Tensor, side: int, resizing: Resizing = "openpi") -> Tens
     and lerobot 0.4 pads these with -1, which becomes -3. Images that already have this size are the same in all.
     """
     if resizing == "openpi":
-        return signed(resize_with_pad(images, side, side))
+        return resize_with_pad(images, side, side).permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
     return interpolated(images.permute(0, 3, 1, 2).float() / 255.0, side, side, *_PADDING[resizing]) * 2.0 - 1.0
 
 
@@ -84,11 +79,6 @@ def groot_images(images: Tensor, side: int, crop: float = 0.95) -> Tensor:
     small = functional.interpolate(cut, (side, side), mode="bilinear", align_corners=False, antialias=True)
     levels = (small * 255.0).to(torch.uint8)
     return standardised(levels.float() / 255.0, *HALF)
-
-
-def signed(images: Tensor) -> Tensor:
-    """uint8 [B,H,W,3] -> float32 [B,3,H,W] in -1..1."""
-    return images.permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
 
 
 def standardised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

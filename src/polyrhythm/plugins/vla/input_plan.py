@@ -70,9 +70,10 @@ class InputForm:
 
     image: side of its images in pixels. horizon: H; action_dim, state_dim: padded entries of action and state;
     state_dim 0: the environment's. needs_state: the network reads the state. vocabulary: exclusive bound of ids; words:
-    of hashed words. length: prompt tokens; 0: those of the longest prompt. fill: where short prompts are padded: right,
-    left, or inside (after the first token). bos, pad, empty, image_token: ids. image_tokens: prompt tokens per image
-    (GR00T). state_in_prompt: π0.5's bins. crop: OpenVLA-OFT's 90% of the area. embodiments: number of GR00T's.
+    of hashed words, 0: the same. length: prompt tokens; 0: those of the longest prompt. fill: where short prompts are
+    padded: right, left, or inside (after the first token). bos, pad, empty, image_token: ids. image_tokens: prompt
+    tokens per image (GR00T). state_in_prompt: π0.5's bins. crop: OpenVLA-OFT's 90% of the area. embodiments: number of
+    GR00T's.
     """
 
     architecture: PolicyType
@@ -98,10 +99,6 @@ class InputForm:
     def pads(self) -> bool:
         """Whether the network's state and actions may have more entries than the robot's."""
         return self.architecture != "openvla_oft"
-
-    def __post_init__(self) -> None:
-        if not self.words:
-            object.__setattr__(self, "words", self.vocabulary)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -283,7 +280,7 @@ def _tokenizer(
     name = settings.tokenizer or choices.get("tokenizer", "")
     if name == WORDS or (not name and source is None):
         specials = {prompts.IMAGE_CONTEXT: form.image_token} if form.image_tokens else {}
-        return WordTokenizer(form.words, bos=form.bos, specials=specials)
+        return WordTokenizer(form.words or form.vocabulary, bos=form.bos, specials=specials)
     if name:
         return folder_tokenizer(name)
     assert source is not None

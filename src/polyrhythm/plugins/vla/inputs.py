@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -179,8 +178,7 @@ class VlaInputs(nn.Module):
         self.state_prompt = StatePrompt(plan.prompts) if isinstance(plan.prompts, StatePrompts) else None
         if isinstance(plan.prompts, PromptTable):
             for name, array in (("tokens", plan.prompts.ids), ("token_present", plan.prompts.present)):
-                dtype = torch.bool if array.dtype == np.bool_ else torch.int64
-                self.register_buffer(name, torch.tensor(array.tolist(), dtype=dtype), persistent=False)
+                self.register_buffer(name, torch.tensor(array.tolist()), persistent=False)
 
     def forward(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The network's inputs; see the class."""
@@ -192,24 +190,13 @@ class VlaInputs(nn.Module):
         padding = self.state_dim - normalised.shape[1]
         found = {"state": functional.pad(normalised.float(), (0, padding))}
         seen = self.images(obs)
+        prompt = {"input_ids": ids, "attention_mask": present}
         if self.form.architecture == "openvla_oft":
-            channels = seen.flatten(1, 2)
-            return found | {
-                "pixel_values": channels,
-                "input_ids": ids,
-                "attention_mask": present,
-                "proprio": found["state"],
-            }
+            return found | prompt | {"pixel_values": seen.flatten(1, 2), "proprio": found["state"]}
         if self.form.architecture == "groot_n1d5":
             row = torch.full((len(ids),), self.plan.embodiment, dtype=torch.int64, device=ids.device)
             visible = torch.ones_like(present) if self.plan.padding_counts else present
-            return found | {
-                "images": seen,
-                "input_ids": ids,
-                "attention_mask": present,
-                "visible": visible,
-                "embodiment_id": row,
-            }
+            return found | prompt | {"images": seen, "visible": visible, "embodiment_id": row}
         there = torch.ones(seen.shape[:2], dtype=torch.bool, device=seen.device)
         return found | {"images": seen, "image_present": there, "tokens": ids, "token_present": present}
 
@@ -234,7 +221,7 @@ class VlaInputs(nn.Module):
         return self.action_map.normalised(actions, self._raw_state(obs) if self.action_map.relative else None)
 
     def _image(self, camera: Tensor) -> Tensor:
-        camera = images.turned(camera) if self.plan.turn else camera
+        camera = camera.flip(1, 2) if self.plan.turn else camera
         if self.form.architecture == "openvla_oft":
             return images.oft_images(camera, self.form.image, crop=self.form.crop, colours=self.plan.colours)
         if self.form.architecture == "groot_n1d5":

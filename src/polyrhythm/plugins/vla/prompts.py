@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -65,43 +65,38 @@ class WordTokenizer:
 
 
 class FolderPromptTokenizer:
+    """The tokenizer of a local folder. MissingError, ConfigError: it does not exist or cannot be loaded."""
+
     def __init__(self, folder: str) -> None:
-        self.origin = f"the tokenizer of {folder}"
-        self._tokenizer = _loaded(folder)
-        self.bos = -1 if self._tokenizer.bos_token_id is None else int(self._tokenizer.bos_token_id)
+        path = Path(folder).expanduser()
+        if not path.is_dir():
+            raise MissingError(
+                f"policy.tokenizer = {folder}: there is no such folder; name the folder with tokenizer.json or "
+                "tokenizer.model (nothing is downloaded here)"
+            )
+        try:
+            with torch.device("cpu"):
+                from transformers import AutoTokenizer
+
+                found = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        except ImportError as error:
+            raise MissingError(
+                f"policy.tokenizer = {folder} needs transformers ({error}); run: {install_command('vla')}"
+            ) from error
+        except Exception as error:  # transformers and its readers raise many types
+            line = str(error).strip().splitlines() or [type(error).__name__]
+            raise ConfigError(
+                f"policy.tokenizer = {folder}: transformers cannot load a tokenizer from it ({line[0][:160]}); copy "
+                "tokenizer.json and tokenizer_config.json again from the release"
+            ) from error
+        self.origin, self._tokenizer = f"the tokenizer of {folder}", found
+        self.bos = -1 if found.bos_token_id is None else int(found.bos_token_id)
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 
-@lru_cache(maxsize=8)
-def folder_tokenizer(folder: str) -> FolderPromptTokenizer:
-    """The tokenizer of a local folder. ConfigError: it does not exist or cannot be loaded."""
-    return FolderPromptTokenizer(folder)
-
-
-def _loaded(folder: str) -> Any:
-    path = Path(folder).expanduser()
-    if not path.is_dir():
-        raise MissingError(
-            f"policy.tokenizer = {folder}: there is no such folder; name the folder with tokenizer.json or "
-            "tokenizer.model (nothing is downloaded here)"
-        )
-    try:
-        with torch.device("cpu"):
-            from transformers import AutoTokenizer
-
-            return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-    except ImportError as error:
-        raise MissingError(
-            f"policy.tokenizer = {folder} needs transformers ({error}); run: {install_command('vla')}"
-        ) from error
-    except Exception as error:  # transformers and its readers raise many types
-        line = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(
-            f"policy.tokenizer = {folder}: transformers cannot load a tokenizer from it ({line[0][:160]}); copy "
-            "tokenizer.json and tokenizer_config.json again from the release"
-        ) from error
+folder_tokenizer = lru_cache(maxsize=8)(FolderPromptTokenizer)
 
 
 #: Bins of π0.5's state: 0..255 within −1..1, −1 below.
@@ -119,10 +114,6 @@ class PromptTable:
 
     ids: NDArray[np.int64]
     present: NDArray[np.bool_]
-
-    @property
-    def length(self) -> int:
-        return int(self.ids.shape[1])
 
 
 def pi0_ids(tokenizer: PromptTokenizer, instruction: str, *, cleans: bool = True) -> Ids:
@@ -260,7 +251,8 @@ def state_prompts(
         return [tokenizer.bos, *tokenizer.encode(text)]
 
     heads = [head(i) for i in range(len(tasks))]
-    numbers = [_after(heads[0], [tokenizer.bos, *tokenizer.encode(_to_number(tasks[0], b))]) for b in BINS]
+    texts = [state_text(tasks[0].instruction, [b]).removesuffix(";\nAction: ") for b in BINS]
+    numbers = [_after(heads[0], [tokenizer.bos, *tokenizer.encode(text)]) for text in texts]
     tail = _after(heads[0] + (numbers[0] or []), whole(0, [BINS[0]]))
     parts = [row or [0] for row in numbers]
     composed = tail is not None and all(numbers)
@@ -282,10 +274,6 @@ def state_prompts(
         entries=entries,
         whole=None if composed else whole,
     )
-
-
-def _to_number(task: Task, number: int) -> str:
-    return state_text(task.instruction, [number]).removesuffix(";\nAction: ")
 
 
 def _after(front: Ids, row: Ids) -> Ids | None:
@@ -324,15 +312,10 @@ class StatePrompt(nn.Module):
         super().__init__()
         self.length, self.entries, self.whole = prompts.length, prompts.entries, prompts.whole
         self.known: dict[tuple[int, ...], list[int]] = {}
-        tables = {
-            "heads": prompts.heads.ids,
-            "head_present": prompts.heads.present,
-            "numbers": prompts.numbers.ids,
-            "number_present": prompts.numbers.present,
-        }
-        for name, array in tables.items():
-            dtype = torch.bool if name.endswith("present") else torch.int64
-            self.register_buffer(name, torch.tensor(array.tolist(), dtype=dtype), persistent=False)
+        for name, table in (("head", prompts.heads), ("number", prompts.numbers)):
+            ids, present = (torch.tensor(array.tolist()) for array in (table.ids, table.present))
+            self.register_buffer(f"{name}s", ids, persistent=False)
+            self.register_buffer(f"{name}_present", present, persistent=False)
         self.register_buffer("tail", torch.tensor(prompts.tail, dtype=torch.int64), persistent=False)
 
     def forward(self, tasks: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

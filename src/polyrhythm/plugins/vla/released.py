@@ -60,8 +60,19 @@ class VlaFolders:
         self, settings: VlaSettings, weights: Mapping[str, Tensor], out: Path, *, base: str, source: Path, env: Any
     ) -> str:
         """Export in the layout of `base`, or as its adapters; without a base as a new folder."""
-        if not base:
-            self._export_new(settings, weights, out, source, *env)
+        if not base:  # drawn from a seed; tensors that its file lacks are drawn again
+            refuse_adapters(source, weights)
+            spec, seed = env
+            if spec is None:
+                raise ConfigError(
+                    f"{source}: the file lacks the environment's form; resume the run once, which adds it"
+                )
+            policy = as_module(settings.build(spec, seed=seed, device="cpu", role="train"))
+            load_published(policy, weights)
+            inputs, network = policy.get_submodule("inputs"), policy.get_submodule("network")
+            assert isinstance(inputs, VlaInputs)
+            choices = {"tokenizer": WORDS, "robot": BOUNDS, "cameras": [slot for slot, _ in inputs.plan.cameras]}
+            save_new(settings.architecture, network.size, policy.state_dict(), out, choices)
             return "network"
         opened = Checkpoint.open(base)
         opened.require(settings.type)
@@ -71,20 +82,6 @@ class VlaFolders:
             return "adapters"
         save_folder(opened, settings.architecture, weights, out)
         return "network"
-
-    def _export_new(
-        self, settings: VlaSettings, weights: Mapping[str, Tensor], out: Path, source: Path, spec: Any, seed: int
-    ) -> None:
-        """Export a policy that was drawn from a seed; tensors that its file lacks are drawn again."""
-        refuse_adapters(source, weights)
-        if spec is None:
-            raise ConfigError(f"{source}: the file lacks the environment's form; resume the run once, which adds it")
-        policy = as_module(settings.build(spec, seed=seed, device="cpu", role="train"))
-        load_published(policy, weights)
-        inputs, network = policy.get_submodule("inputs"), policy.get_submodule("network")
-        assert isinstance(inputs, VlaInputs)
-        choices = {"tokenizer": WORDS, "robot": BOUNDS, "cameras": [slot for slot, _ in inputs.plan.cameras]}
-        save_new(settings.architecture, network.size, policy.state_dict(), out, choices)
 
     def recognises(self, folder: Path) -> bool:
         return bool(Checkpoint.open(folder).architecture)

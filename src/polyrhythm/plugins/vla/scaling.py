@@ -42,16 +42,13 @@ class StatePart(NamedTuple):
 
 def in_other_form(state: Tensor, parts: tuple[StatePart, ...]) -> Tensor:
     """Convert a state [B,D] with these parts to the network's form."""
-    pieces = zip(state.split([part.width for part in parts], dim=1), parts, strict=True)
-    return torch.cat([_taken(x, part.form) for x, part in pieces], dim=1)
-
-
-def _taken(x: Tensor, form: str) -> Tensor:
-    if not form:
-        return x
-    if form == SIN_COS:
-        return torch.cat((x.sin(), x.cos()), dim=1)
-    return _matrix(x, form)[:, :2].flatten(1)
+    taken = []
+    for x, part in zip(state.split([part.width for part in parts], dim=1), parts, strict=True):
+        if part.form == SIN_COS:
+            taken += [x.sin(), x.cos()]
+        else:
+            taken.append(_matrix(x, part.form)[:, :2].flatten(1) if part.form else x)
+    return torch.cat(taken, dim=1)
 
 
 def _matrix(x: Tensor, form: str) -> Tensor:

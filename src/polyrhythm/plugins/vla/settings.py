@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from torch import nn
 
+from polyrhythm.config.base import type_or
 from polyrhythm.plugins.pretrained.adapting import (
     Adaptation,
     AdaptedPolicy,
@@ -18,7 +19,6 @@ from polyrhythm.plugins.pretrained.adapting import (
     LoraSettings,
     Named,
     TrainedPart,
-    UnreadTensors,
     draw_adapters,
 )
 from polyrhythm.plugins.pretrained.building import load_network, load_ours, random_network, unfilled_network
@@ -31,7 +31,7 @@ from polyrhythm.plugins.vla.inputs import VlaInputs
 from polyrhythm.plugins.vla.prompts import WORDS
 from polyrhythm.plugins.vla.statistics import BOUNDS
 from polyrhythm.plugins.vla.vision import VisionSize
-from polyrhythm.policies.base import SETTINGS, named, type_or
+from polyrhythm.policies.base import SETTINGS, named
 from polyrhythm.policies.flow_matching import FlowMethod, check_steps
 from polyrhythm.policies.form import PolicyForm, Role, ValueKind, describe
 from polyrhythm.policies.mlp import seeded
@@ -57,11 +57,18 @@ class InputSizeSettings(BaseModel):
     words: int = Field(512, ge=16)
     """Rows of the word embedding that words are hashed into."""
 
+    #: Divisibility constraints: a setting is a multiple of a number times another setting.
+    multiples: ClassVar[tuple[tuple[str, int, str], ...]] = (("vision_width", 1, "vision_heads"), ("image", 1, "patch"))
+
     @model_validator(mode="after")
     def _check_multiples(self) -> InputSizeSettings:
-        for name, value, divisor, of in self.multiples():
-            if value % of:
-                raise ValueError(f"policy.size.{name} = {value} is not a multiple of {divisor} = {of}: choose one")
+        values = self.model_dump()
+        for name, factor, of in self.multiples:
+            if values[name] % (divisor := factor * values[of]):
+                told = f"{factor} x {of}" if factor > 1 else of
+                raise ValueError(
+                    f"policy.size.{name} = {values[name]} is not a multiple of {told} = {divisor}: choose one"
+                )
         return self
 
     def network(self, *, horizon: int, action_dim: int, state_dim: int) -> Any:
@@ -71,13 +78,6 @@ class InputSizeSettings(BaseModel):
     def tower(self) -> VisionSize:
         width = self.vision_width
         return VisionSize(width, self.vision_layers, 4 * width, self.vision_heads, self.image, self.patch)
-
-    def multiples(self) -> tuple[tuple[str, int, str, int], ...]:
-        """Divisibility constraints: setting, its value, the divisor's name, the divisor."""
-        return (
-            ("vision_width", self.vision_width, "vision_heads", self.vision_heads),
-            ("image", self.image, "patch", self.patch),
-        )
 
 
 def _tag(value: Any) -> str:
@@ -217,7 +217,7 @@ class VlaSettings(BaseModel):
         return self._blueprint(env_spec).build(seed=seed, device=device, role=role)
 
     def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> Any:
-        return self._blueprint(env_spec).build_in_parts(seed=seed, role=role)
+        return self._blueprint(env_spec).build(seed=seed, device="cpu", role=role, in_parts=True)
 
     def outline(self, env_spec: EnvSpec, *, role: Role) -> Any:
         return self._blueprint(env_spec).outline(role)
@@ -311,34 +311,30 @@ class Blueprint:
         adaptation.finish(network, role, 0)
         return self._around(network, adaptation)
 
-    def build(self, *, seed: int, device: str, role: Role) -> AdaptedPolicy:
-        """The policy, loaded directly to the device; without a checkpoint drawn from the seed on the CPU."""
-        adaptation, of = adaptation_of(self.settings, self.architecture), self.architecture
+    def build(self, *, seed: int, device: str, role: Role, in_parts: bool = False) -> AdaptedPolicy:
+        """The policy, loaded directly to the device; without a checkpoint drawn from the seed on the CPU. in_parts: on
+        the host, where `load_part` reads the checkpoint's tensors of its network later."""
+        adaptation, of, unread = adaptation_of(self.settings, self.architecture), self.architecture, None
         prepare = partial(adaptation.prepare, role=role)
         with seeded(seed):
             if self.source is None:
                 network = random_network(of, self.size, seed=seed, device=device, prepare=prepare)
+            elif in_parts:
+                network, unread = unfilled_network(
+                    of, self.source, device=device, prepare=prepare, seed=seed, size=self.size
+                )
             else:
                 network = load_network(of, self.source, device=device, prepare=prepare, seed=seed, size=self.size)
             adaptation.finish(network, role, seed)
-            policy = self._around(network, adaptation).to(device)
+            if unread is not None:
+                draw_adapters(network, seed, allocate=True)
+            policy = self._around(network, adaptation)
+        if self.source is not None and unread is not None:
+            policy.unread = self.source, unread
+        else:
+            policy = policy.to(device)
         if self.source is not None:
             load_ours(policy, self.source)
-        return policy
-
-    def build_in_parts(self, *, seed: int, role: Role) -> AdaptedPolicy:
-        """The policy on the host; the checkpoint's tensors of its network are read later by `load_part`."""
-        if self.source is None:
-            return self.build(seed=seed, device="cpu", role=role)
-        adaptation, of = adaptation_of(self.settings, self.architecture), self.architecture
-        prepare = partial(adaptation.prepare, role=role)
-        with seeded(seed):
-            network, found = unfilled_network(of, self.source, device="cpu", prepare=prepare, seed=seed, size=self.size)
-            adaptation.finish(network, role, seed)
-            draw_adapters(network, seed, allocate=True)
-            policy = self._around(network, adaptation)
-        policy.unread = UnreadTensors(self.source, found)
-        load_ours(policy, self.source)
         return policy
 
     def _around(self, network: nn.Module, adaptation: Adaptation) -> AdaptedPolicy:

@@ -45,9 +45,12 @@ class FolderInputs:
 
 def folder_inputs(source: Checkpoint | None) -> FolderInputs:
     """Input conventions of the folder's own code; openpi's without a folder."""
-    if source is None or not _is_lerobots(source):
+    if source is None:
         return FolderInputs()
     steps, config = lerobot_steps(source), source.config
+    openpi = any(path.name == "norm_stats.json" for path in source.statistics)
+    if not (steps or source.extra or ("input_features" in config and not openpi)):
+        return FolderInputs()
     if _RELATIVE in steps or "use_relative_actions" in config:
         return FolderInputs("lerobot", cleans=False, relative=bool(steps.get(_RELATIVE, {}).get("enabled")))
     if not steps and (source.extra or "resize_imgs_with_padding" in config):
@@ -59,12 +62,6 @@ def folder_inputs(source: Checkpoint | None) -> FolderInputs:
             "it again from its release"
         )
     return FolderInputs("lerobot_0.4", entries, cleans=False)
-
-
-def _is_lerobots(source: Checkpoint) -> bool:
-    """Whether lerobot saved the folder: it has lerobot's processors, buffers or configuration."""
-    openpi = any(path.name == "norm_stats.json" for path in source.statistics)
-    return bool(lerobot_steps(source) or source.extra or ("input_features" in source.config and not openpi))
 
 
 def camera_names(opened: Checkpoint) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,20 +88,6 @@ def tower_seen(tensors: Mapping[str, WeightSpec], start: str) -> dict[str, int]:
     return {f"vision.{field}": value for field, value in found.items()}
 
 
-class SiglipEmbeddings(nn.Module):
-    """Patches plus learned positions. The released policies keep both in float32."""
-
-    def __init__(self, size: VisionSize) -> None:
-        super().__init__()
-        self.patch_embedding = nn.Conv2d(3, size.width, size.patch, size.patch)
-        self.position_embedding = nn.Embedding(size.tokens, size.width)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """[B,3,H,W] -> [B,tokens,width]."""
-        patches: Tensor = self.patch_embedding(images.to(self.patch_embedding.weight.dtype))
-        return patches.flatten(2).transpose(1, 2) + self.position_embedding.weight
-
-
 class SiglipAttention(nn.Module):
     """Bidirectional self-attention with biases."""
 
@@ -132,52 +119,33 @@ class SiglipLayer(nn.Module):
         return x + branch
 
 
-class SiglipEncoder(nn.Module):
-    """The stack of layers. checkpointing: recompute the layers' activations in the backward pass instead of keeping
-    them."""
-
-    def __init__(self, size: VisionSize) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(SiglipLayer(size) for _ in range(size.layers))
-        self.checkpointing = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = run_layer(layer, x, recompute=self.checkpointing)
-        return x
-
-
 class SiglipVisionModel(nn.Module):
-    """Embeddings, encoder and final norm, without a pooling head."""
+    """Patches plus learned positions, both float32 in the released policies, then layers and a final norm, without a
+    pooling head. checkpointing: recompute the layers' activations in the backward pass instead of keeping them."""
 
     def __init__(self, size: VisionSize) -> None:
         super().__init__()
-        self.embeddings = SiglipEmbeddings(size)
-        self.encoder = SiglipEncoder(size)
+        patches = nn.Conv2d(3, size.width, size.patch, size.patch)
+        positions = nn.Embedding(size.tokens, size.width)
+        self.embeddings: Any = nn.ModuleDict({"patch_embedding": patches, "position_embedding": positions})
+        self.encoder: Any = nn.ModuleDict({"layers": nn.ModuleList(SiglipLayer(size) for _ in range(size.layers))})
         self.post_layernorm = nn.LayerNorm(size.width, size.eps)
+        self.checkpointing = False
 
     def forward(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Images [B,3,H,W] in -1..1 -> features [B,tokens,width], computed in `dtype` after the embeddings."""
-        features: Tensor = self.post_layernorm(self.encoder(self.embeddings(images).to(dtype)))
+        embed = self.embeddings.patch_embedding
+        patches: Tensor = embed(images.to(embed.weight.dtype))  # [B,width,rows,columns]
+        x = (patches.flatten(2).transpose(1, 2) + self.embeddings.position_embedding.weight).to(dtype)
+        for layer in self.encoder.layers:
+            x = run_layer(layer, x, recompute=self.checkpointing)
+        features: Tensor = self.post_layernorm(x)
         return features
 
 
 #: The released towers: vit_large_patch14_reg4_dinov2 and vit_so400m_patch14_siglip_224.
 DINOV2_LARGE = VisionSize(1024, 24, 4096, registers=4, layer_scale=True)
 SIGLIP_SO400M = VisionSize(pooled=True)
-
-
-class PatchEmbedding(nn.Module):
-    """Linear projection of patches."""
-
-    def __init__(self, size: VisionSize) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(3, size.width, size.patch, size.patch)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """[B,3,H,W] -> [B,tokens,width]."""
-        patches: Tensor = self.proj(images)
-        return patches.flatten(2).transpose(1, 2)
 
 
 class VitAttention(nn.Module):
@@ -248,7 +216,7 @@ class VisionTransformer(nn.Module):
             self.cls_token = nn.Parameter(torch.empty(1, 1, size.width).normal_(std=0.02))
             self.reg_token = nn.Parameter(torch.empty(1, size.registers, size.width).normal_(std=0.02))
         self.pos_embed = nn.Parameter(torch.empty(1, size.tokens, size.width).normal_(std=0.02))
-        self.patch_embed = PatchEmbedding(size)
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, size.width, size.patch, size.patch)})
         self.blocks = nn.ModuleList(VitBlock(size) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.width, size.eps)
         if size.pooled:
@@ -257,7 +225,8 @@ class VisionTransformer(nn.Module):
     def forward(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Normalised images [B,3,H,W] -> the patches' features after the second-to-last block [B,tokens,width], in
         `dtype`."""
-        x: Tensor = self.patch_embed(images.to(dtype)) + self.pos_embed.to(dtype)
+        patches: Tensor = self.patch_embed["proj"](images.to(dtype))  # [B,width,rows,columns]
+        x = patches.flatten(2).transpose(1, 2) + self.pos_embed.to(dtype)
         prefix = 0
         if self.size.registers:
             tokens = torch.cat((self.cls_token, self.reg_token), dim=1)

@@ -231,8 +231,6 @@ class Exchange:
                 return Denied("refused", f"timeout_s = {timeout_s}: not 0 or more seconds")
         return None
 
-    # ------------------------------------------------------------ time and the end
-
     def deadline(self) -> float:
         return min((wait.deadline for _, wait in self._waiting()), default=math.inf)
 
@@ -263,8 +261,6 @@ class Exchange:
         answers: Answers = [(wait.asker, Denied("over", why)) for _, wait in self._waiting()]
         self._channels.clear()
         return answers
-
-    # ------------------------------------------------------------ descriptions
 
     def sizes(self) -> dict[str, int]:
         return {name: len(channel.queue) for name, channel in self._channels.items()}

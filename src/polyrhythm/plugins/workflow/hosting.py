@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from polyrhythm.plugins.cluster.hosts.agent import Node
-from polyrhythm.plugins.cluster.hosts.build import Places, open_hosts
+from polyrhythm.plugins.cluster.hosts.build import StationNodes, open_hosts
 from polyrhythm.plugins.cluster.parcels import KeptParcels, Parcels, SharedParcels
 from polyrhythm.plugins.workflow.station import WorkerBeside, WorkerFactory
 from polyrhythm.runtime.factories import Resources, StationList
@@ -88,7 +88,7 @@ def open_on_nodes(
 ) -> Opened:
     """Each worker in a process on its node. address: of this machine for the nodes; leave: called at the end.
     StartError: a node lacks something; nothing is left running."""
-    hosts = open_hosts(stations, LAYOUT, NO_WEIGHTS, limits, logs, Places(address, nodes, {}, leave=leave))
+    hosts = open_hosts(stations, LAYOUT, NO_WEIGHTS, limits, logs, StationNodes(address, nodes, {}, leave=leave))
     parcels = SharedParcels(hosts.folder.folder, "driver", MAIN, hosts.memory.clients)
     undo = ExitStack()
     undo.callback(hosts.folder.remove)

@@ -77,8 +77,6 @@ class Controller:
         own = halted.reason.removeprefix(f"worker {group} rank {rank}: ")  # the reason repeats the name
         return WorkerFailed(group, rank, own.replace("supervision.", ""))
 
-    # ------------------------------------------------------------ for the driver
-
     def call(self, station: str, method: str, arguments: Parcel) -> Future[Result]:
         number, future = next(self._numbers), Future[Result]()
         if self.failure is not None:
@@ -100,8 +98,6 @@ class Controller:
             call = self.hosting.station(station).current_call()
             busy |= {f"{station} is {call}" if call else f"{station} is at its call": None}
         return "; ".join([*busy, *self.exchange.waits()]) or "nobody waits"
-
-    # ------------------------------------------------------------ events
 
     def step(self, timeout: float) -> bool:
         """Handle one event that arrives within `timeout` seconds; whether there was one.
@@ -169,8 +165,6 @@ class Controller:
 
     def _send(self, station: str, message: p.To) -> None:
         self.hosting.send(station, ToWorker(station, p.encode(message)))
-
-    # ------------------------------------------------------------ the end
 
     def end(self, error: PolyrhythmError) -> None:
         """End the workflow with this error; later errors are ignored."""

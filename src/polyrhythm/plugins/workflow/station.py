@@ -144,8 +144,6 @@ class WorkerStation:
             why = f"{factory.worker} cannot be made: {type(error).__name__}: {error}"
             raise WorkerFailed(factory.group, factory.rank, why) from error
 
-    # ------------------------------------------------------------ messages
-
     @property
     def traits(self) -> StationTraits:
         return StationTraits(listen_by=self.listen_by)
@@ -206,8 +204,6 @@ class WorkerStation:
             self._awaited = number
             self._turn.pause()
 
-    # ------------------------------------------------------------ work
-
     def work(self) -> bool:
         """Consumes: calls. Waits for: answers, within a call. Unblocked by: answers. Produces: results."""
         if self._turn is None:
@@ -245,8 +241,6 @@ class WorkerStation:
         finally:
             self._doing = ("", 0.0)
             self._done += 1
-
-    # ------------------------------------------------------------ reports
 
     def joined(self) -> WorkerJoined:
         return WorkerJoined(self.name, self._incarnation)

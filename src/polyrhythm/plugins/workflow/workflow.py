@@ -161,8 +161,6 @@ class Workflow:
         self._carrier: Carrier | None = None
         self.puts = PendingPuts()
 
-    # ------------------------------------------------------------ declarations
-
     def group(
         self, name: str, worker: type[Worker], seats: int | Sequence[Resources] = 1, /, *arguments: Any, **named: Any
     ) -> WorkerGroup:
@@ -201,8 +199,6 @@ class Workflow:
             exchange = self._started().exchange
             self._running.do(lambda: exchange.open(name, capacity, producers, order))
         return Channel(name, self)
-
-    # ------------------------------------------------------------ the start and the end
 
     def start(self) -> None:
         """Start all workers and wait until they are constructed; a second call does nothing. WorkerFailed: a

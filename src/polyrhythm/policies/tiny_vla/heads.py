@@ -11,8 +11,9 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, model_val
 from torch import Tensor, nn
 from torch.nn import functional
 
+from polyrhythm.config.base import type_or
 from polyrhythm.policies import distributions, noise
-from polyrhythm.policies.base import SETTINGS, named, type_or
+from polyrhythm.policies.base import SETTINGS, named
 from polyrhythm.policies.flow_matching import FlowMethod, FlowNoise, Network, between, check_steps, start_noise
 from polyrhythm.specs import ArraySpec
 

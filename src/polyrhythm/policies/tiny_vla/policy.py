@@ -13,7 +13,8 @@ import torch
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from torch import Tensor, nn
 
-from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, named, type_or
+from polyrhythm.config.base import type_or
+from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, named
 from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.gaussian import continuous_bounds
 from polyrhythm.policies.mlp import seeded

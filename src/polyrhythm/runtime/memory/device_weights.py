@@ -208,8 +208,6 @@ class DeviceWeights:
             return None
         return self._copy
 
-    # ------------------------------------------------------------ both
-
     def _give_up(self, inode: int, instead: str, error: RuntimeError) -> None:
         self._given_up = inode
         why = (str(error).splitlines() or ["no reason given"])[0]

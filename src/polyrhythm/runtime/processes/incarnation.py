@@ -290,8 +290,6 @@ class Incarnation:
             raise UnfitMessage("unknown_station", f"it is signed by rank {number} of {self.station}")
         return self.ranks[number]
 
-    # ------------------------------------------------------------ transitions
-
     def announce(self, number: int) -> None:
         """A rank is ready."""
         self.rank(number).present = True
@@ -356,8 +354,6 @@ class Incarnation:
     @property
     def _arrived_s(self) -> float:
         return _ARRIVED_FROM_AFAR_S if self.far else _ARRIVED_S
-
-    # ------------------------------------------------------------ questions
 
     @property
     def announced(self) -> bool:

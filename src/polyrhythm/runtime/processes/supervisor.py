@@ -200,8 +200,6 @@ class Supervisor:
         stations = list(self.stations.values())
         return {process.name: process for station in stations for process in station.processes_by_rank}
 
-    # ------------------------------------------------------------ start
-
     def start(self, now: float) -> None:
         for factory, *seats in self._given:
             kind, content = pack(factory)
@@ -469,10 +467,10 @@ class Supervisor:
             now = time.monotonic()
             if self.hosts is not None and now >= self._dismissed.get((name, incarnation), -math.inf) + _DISMISS_S:
                 self._dismissed[name, incarnation] = now
-                self._dismiss_again(name, incarnation)
+                self._send_dismissal(name, incarnation)
             raise UnfitMessage("earlier_incarnation", f"{name} sent it in incarnation {incarnation}, which is lost")
 
-    def _dismiss_again(self, station: str, incarnation: int) -> None:
+    def _send_dismissal(self, station: str, incarnation: int) -> None:
         """Tell one that was given up on a node out of reach, and that speaks again, to leave."""
         content = wire.encode(wire.Dismissed(station, incarnation))
         for endpoint, parts in self._earlier.get((station, incarnation), ()):

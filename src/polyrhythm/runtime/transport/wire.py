@@ -14,7 +14,6 @@ A single message for part 0 is sent without a frame. Frames do not nest.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import msgspec
@@ -25,8 +24,7 @@ from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(msgspec.Struct, frozen=True):
     """A station is ready, or one rank of it. endpoint: of its process's inbox; addresses: of its parts, in order;
     joined: its announcement, encoded."""
 
@@ -38,8 +36,7 @@ class Hello:
     rank: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(msgspec.Struct, frozen=True):
     """A station lives, or one rank of it. doing: its call under way, for `for_s` seconds; "" between two units of work.
     pending_work: what it has not finished, in words; None unless a `Ping` asked for it. place: of a call that lasts
     long, where in user code it is, in words; "" if it is elsewhere.
@@ -56,8 +53,7 @@ class Heartbeat:
     place: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(msgspec.Struct, frozen=True):
     """To generators: send replies for the process `address` to `endpoint`; "" means that it has ended. slots: of that
     simulator, whose requests lie on `host`, where there are several hosts."""
 
@@ -67,24 +63,21 @@ class Connect:
     slots: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HostAt:
+class HostAt(msgspec.Struct, frozen=True):
     """To every process: the run has another host, whose server is at `endpoint`."""
 
     host: str
     endpoint: str
 
 
-@dataclass(frozen=True, slots=True)
-class Dismissed:
+class Dismissed(msgspec.Struct, frozen=True):
     """To a process that was given up and speaks again: if it is this incarnation of the station, it is to leave."""
 
     station: str
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """Why a station ends. fatal: it would fail again if it was started again; at: when, by this host's monotonic
     clock. departed: nobody's fault, who had joined it is gone; blame: then the episodes that it had count as attempts.
     """
@@ -99,8 +92,7 @@ class Failed:
     blame: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """A station cannot obey a command, encoded as it came. why: the reason."""
 
     station: str
@@ -110,8 +102,7 @@ class Refused:
     rank: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Warned:
+class Warned(msgspec.Struct, frozen=True):
     """A module of the station's environment has logged a warning."""
 
     station: str
@@ -119,32 +110,27 @@ class Warned:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(msgspec.Struct, frozen=True):
     """Send a heartbeat now. pending_work: with the unfinished work, for a stall report."""
 
     pending_work: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureSpans:
+class MeasureSpans(msgspec.Struct, frozen=True):
     """Start (on) or stop sending `Spans`."""
 
     on: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """Finish the unit of work under way and leave."""
 
 
-@dataclass(frozen=True, slots=True)
-class WakeUp:
+class WakeUp(msgspec.Struct, frozen=True):
     """From main to itself: another of its threads has something for the one that receives."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyHead:
+class ReplyHead(msgspec.Struct, frozen=True):
     """The part of a reply before its records."""
 
     reply_to: str

@@ -81,11 +81,6 @@ class SlotRegistry:
             del self.slots[slot.name]
         return [slot.name for slot in gone]
 
-    def set_live(self, slot: ServedSlot, *, live: bool) -> None:
-        if not slot.reserved:
-            self.live += live - slot.live
-        slot.live = live
-
     def expect(self, slot: ServedSlot, pool: str | None) -> None:
         """The slot's next request is expected in `pool`; None: it is not expected."""
         before, slot.expected = slot.expected, pool
@@ -200,7 +195,9 @@ class RequestScheduler:
         slot = self.slots.slots.get(name)
         if slot is None:
             return []
-        self.slots.set_live(slot, live=live)
+        if not slot.reserved:
+            self.slots.live += live - slot.live
+        slot.live = live
         request = None if live else self._withdraw(name)
         self._expect(slot)
         if request is None:

@@ -178,8 +178,9 @@ class RolloutScheduler:
             commands += notices
             if not kept:
                 return commands + self.drop(group, DropReason.FILTERED, now)
-        if group.spare:
-            redundancy.promote_spare(self.admission, group)
+        if group.spare:  # it takes the place of the oldest incomplete group
+            others = (other for other in self.admission.groups.values() if not (other.spare or other.complete))
+            self.admission.transfer_quota(next(others), group)
         self.buffer.add(group)
         return commands
 

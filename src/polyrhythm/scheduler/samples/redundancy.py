@@ -55,13 +55,6 @@ def next_ticket(admission: Admission, buffer: SampleBuffer, version: int) -> Tic
     return admission.add_member(admission.open(version, spare=True), version)
 
 
-def promote_spare(admission: Admission, group: Group) -> None:
-    """A spare group is complete: it takes the place of the oldest incomplete group."""
-    admission.transfer_quota(
-        next(other for other in admission.groups.values() if not other.spare and not other.complete), group
-    )
-
-
 def replace_by_spare(admission: Admission, group: Group) -> None:
     """Before a group with a place is dropped: the oldest spare group that is not older takes the place."""
     able = (number for number in admission.spare if admission.groups[number].version >= group.version)
@@ -106,9 +99,6 @@ class SelectionStats:
     released: Lengths = field(default_factory=Lengths)
     cancelled: Lengths = field(default_factory=Lengths)
     waiting: int = 0
-
-    def add_trained(self, sample: Sample) -> None:
-        self.trained.add(sample, sample.seconds)
 
     def add_surplus(self, sample: Sample, now: float) -> None:
         if sample.state in (SampleState.BUFFERED, SampleState.SCORING):

@@ -19,7 +19,7 @@ from polyrhythm.runtime.memory.arena import FAR, Arena, Entries, RequestView, nu
 from polyrhythm.runtime.messages import ACTIONS, VERSION, Reply, newest_version
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
-from polyrhythm.specs import finite
+from polyrhythm.specs import EnvSpec, finite
 from polyrhythm.stations.simulator.chunk import ChunkResult, EpisodeMetrics
 from polyrhythm.stations.simulator.guard import GuardedEnv
 from polyrhythm.stations.simulator.rows import Index, Recorder, RowStates, as_index
@@ -44,6 +44,16 @@ class StepSettings:
     segment_steps: int = 0
     join: bool = False
     whole: bool = False
+
+    def check(self, spec: EnvSpec) -> None:
+        """ValueError: segments are set but the environment cannot keep a parked episode unchanged."""
+        fix = "set segment_steps to 0"
+        if self.segment_steps and not spec.step_rows:
+            raise ValueError(
+                f"the environment steps only whole batches, so no-ops would advance a parked episode; {fix}"
+            )
+        if self.segment_steps and not spec.reset_rows:
+            raise ValueError(f"the environment resets only whole batches, so a parked episode would be lost; {fix}")
 
     @property
     def stride(self) -> int:

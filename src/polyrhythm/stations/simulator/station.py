@@ -1,5 +1,5 @@
 """The simulator station: one env batch. It resets rows, steps slots as soon as their actions arrive, and fails samples
-when the environment raises.
+when the environment raises. Its factory makes it from plain data. Imports neither torch nor transformers.
 
 Invariant: an environment that steps or resets only whole batches is never stepped while a row has an observation that
 it has not acted on, so a no-op never advances a running episode.
@@ -8,15 +8,31 @@ it has not acted on, so a no-op never advances a running episode.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from polyrhythm.envs.base import EnvBatch
+from polyrhythm.config.registry import resolve
+from polyrhythm.envs.base import EnvBatch, EnvSettings
+from polyrhythm.envs.mujoco import RUN_FOLDER
+from polyrhythm.errors import RunHalted
+from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.memory.arena import FAR, Arena
-from polyrhythm.runtime.messages import OffloadStore, Order, Reply, StationTraits
+from polyrhythm.runtime.messages import (
+    OffloadStore,
+    Order,
+    Reply,
+    Station,
+    StationTraits,
+    part_address,
+    process_address,
+)
 from polyrhythm.runtime.spans import RESETTING, STEPPING, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler import records
@@ -30,18 +46,6 @@ from polyrhythm.stations.simulator.waits import DeferredSteps, Lanes
 log = logging.getLogger(__name__)
 
 
-def refuse_segments(spec: EnvSpec, segment_steps: int) -> None:
-    """Raise ValueError if segments are set but the environment cannot keep a parked episode unchanged."""
-    if segment_steps and not spec.step_rows:
-        raise ValueError(
-            "the environment steps only whole batches, so no-ops would advance a parked episode; set segment_steps to 0"
-        )
-    if segment_steps and not spec.reset_rows:
-        raise ValueError(
-            "the environment resets only whole batches, so a parked episode would be lost; set segment_steps to 0"
-        )
-
-
 class Simulator:
     """Simulator of one env batch. source: sender of its events; chunk_steps: number of chunk steps of active rows.
     Raises ValueError for a setting that the environment does not support."""
@@ -49,7 +53,7 @@ class Simulator:
     def __init__(
         self, source: SlotIdentity, info: records.EnvBatchInfo, env: EnvBatch, settings: StepSettings, arena: Arena
     ) -> None:
-        refuse_segments(env.spec, settings.segment_steps)
+        settings.check(env.spec)
         self.name, self.incarnation = source.simulator, source.incarnation
         self.env, self.info = GuardedEnv(env, isolate=True), info
         self.ahead = env if isinstance(env, ResetAhead) else None
@@ -357,3 +361,52 @@ def _in_call(fault: EnvFault, rows: int) -> str:
     """Error detail for each row of a call that raised; the culprit row is unknown."""
     others = f", or another of the {rows} rows of that call" if rows > 1 else ""
     return f"{others}{fault.place}"
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorFactory:
+    """A simulator from plain data. env: the environment's settings; spec: as reported to main. batches: its env batches
+    of `rows` rows and their spares, one part each."""
+
+    name: str
+    env: dict[str, Any]
+    spec: EnvSpec
+    rows: int
+    batches: tuple[records.EnvBatchInfo, ...]
+    step: StepSettings
+
+    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+        settings = resolve("env", self.env)
+        assert isinstance(settings, EnvSettings), "checked before the start"
+        if context.rendezvous is not None:  # a process of its own
+            os.environ[RUN_FOLDER] = str(context.rendezvous.parent)
+
+        def make(info: records.EnvBatchInfo, address: str) -> Station:
+            with ExitStack() as undo:
+                env = settings.build(self.rows + info.spares)
+                undo.callback(env.close)
+                refuse_other(env, self.spec, self.rows + info.spares)
+                source = SlotIdentity(self.name, incarnation, address, context.channels.emit)
+                batch = ResetAhead(env, info.spares) if info.spares else env
+                station = Simulator(source, info, batch, self.step, context.arena)
+                undo.pop_all()
+            return station
+
+        process = process_address(self.name, incarnation)
+        addresses = [part_address(process, part) for part in range(len(self.batches))]
+        return [
+            (address, lambda info=info, address=address: make(info, address))  # type: ignore[misc]
+            for info, address in zip(self.batches, addresses, strict=True)
+        ]
+
+    def announcements(self, incarnation: int) -> Sequence[records.SimulatorJoined]:
+        return [records.SimulatorJoined(self.name, incarnation, (info,)) for info in self.batches]
+
+
+def refuse_other(env: EnvBatch, spec: EnvSpec, rows: int) -> None:
+    """RunHalted: the batch differs from the expected spec or rows."""
+    if env.rows != rows:
+        raise RunHalted(f"env.build({rows}) gave rows = {env.rows}, it must be {rows}; correct the environment")
+    for name, found, wanted in env.spec.differing(spec):
+        where = f"the spec of env.build({rows})"
+        raise RunHalted(f"{where} gave {name} = {found}, it must be {wanted}; correct the environment")

@@ -20,7 +20,7 @@ from tests.runtime.scripted import ScriptedFactory
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found, LocalNode
-from polyrhythm.plugins.cluster.hosts.build import Places, build_hosts_launcher, open_hosts
+from polyrhythm.plugins.cluster.hosts.build import StationNodes, build_hosts_launcher, open_hosts
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import dropped_messages, process_ids
 from polyrhythm.runtime.hosts import Changes, Departure, HostView
@@ -91,7 +91,7 @@ def running(folder: Path, near: LocalNode, far: FarNode) -> Iterator[tuple[Launc
     """Station a on the near node, b on the far one; and b's process."""
     limits = config(supervision={"heartbeat_s": 5.0}).supervision
     stations = [(ScriptedFactory(name), Resources()) for name in "ab"]
-    places = Places(near.address, {"a": near, "b": far}, {})
+    places = StationNodes(near.address, {"a": near, "b": far}, {})
     with closing(build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits, folder, places))) as launcher:
         launcher.hosting.start()
         yield launcher, psutil.Process(process_ids(launcher.hosting)["b"])
@@ -196,7 +196,7 @@ def test_the_run_ends_with_the_agent_of_its_own_host(tmp_path: Path) -> None:
     near, there = apart_by_setting(tmp_path / "memory", 2)
     limits = config().supervision
     stations = [(ScriptedFactory(name), Resources()) for name in "ab"]
-    places = Places(near.address, {"a": near, "b": there}, {})
+    places = StationNodes(near.address, {"a": near, "b": there}, {})
     with closing(build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits, tmp_path, places))) as launcher:
         launcher.hosting.start()
         (agent,) = [p for p in children() if p.cmdline()[-2:] == ["polyrhythm.plugins.cluster.hosts.agent", "main"]]

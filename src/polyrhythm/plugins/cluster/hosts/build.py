@@ -60,7 +60,7 @@ class HostOpener:
         self._numbers = itertools.count(first)
 
     def open_main(self, node: Node, folder: Path, token: str) -> None:
-        self._settle(self._begin(node, MAIN, self.publishers, str(folder))(), token)
+        self._register(self._begin(node, MAIN, self.publishers, str(folder))(), token)
 
     def open(self, node: Node, *, publishes: bool = False) -> Found:
         """The host of a node. publishes: the trainer works there. StartError: its agent does not start."""
@@ -69,7 +69,7 @@ class HostOpener:
         found = self._begin(node, host, publishers)()
         if found.endpoint:
             self.publishers = publishers
-        return self._settle(found)
+        return self._register(found)
 
     def open_together(self, nodes: Sequence[Node], connect: Connect) -> list[Found]:
         """The hosts of several nodes, whose agents start at once. connect: to their servers."""
@@ -85,7 +85,7 @@ class HostOpener:
                     found = shared
                 else:
                     opened.append(_known(found))
-            settled.append(self._settle(found))
+            settled.append(self._register(found))
         return settled
 
     def _next_name(self) -> str:
@@ -115,7 +115,7 @@ class HostOpener:
 
         return found
 
-    def _settle(self, found: Found, token: str = "") -> Found:
+    def _register(self, found: Found, token: str = "") -> Found:
         """The run has this host, if it is another."""
         if found.endpoint:
             self.servers[found.host] = found.endpoint
@@ -165,7 +165,7 @@ def _known(found: Found, token: str = "") -> q.Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class StationNodes:
     """Where the stations of a run are. address: of this machine for other hosts; nodes: of each station; slots: of each
     simulator; trainer: the station that publishes, "" for none; leave: called when everything there has ended. cluster:
     whose nodes come and go, None where they are fixed; needs: of the stations there."""
@@ -198,7 +198,7 @@ def open_hosts(
     weights: WeightsLayout,
     limits: SupervisionLimits,
     logs: Path,
-    places: Places,
+    placement: StationNodes,
     check_report: Callable[[Mapping[str, float]], None] = lambda _: None,
     joining: Joining = NOBODY_JOINS,
 ) -> HostedStations:
@@ -210,15 +210,15 @@ def open_hosts(
     keys, names = make_keys(), [factory.name for factory, *_ in stations]
     with ExitStack() as undo:
         agents = undo.enter_context(ExitStack())
-        agents.callback(places.leave)
+        agents.callback(placement.leave)
         folder = SharedRunFolder(segment_sizes(layout, weights, MAIN, (MAIN,)))
         undo.callback(folder.remove)
         agents.enter_context(start_cleaner(folder.folder))
-        sockets = Sockets("tcp", str(folder.folder), keys, lambda: None, wire.LARGEST, address=places.address)
+        sockets = Sockets("tcp", str(folder.folder), keys, lambda: None, wire.LARGEST, address=placement.address)
         agents.callback(sockets.close)
         opener = HostOpener(layout, weights, keys, silence_limit(limits.heartbeat_s), next_number(logs))
         connect = partial(client_of, sockets)
-        directory = _find_hosts(opener, folder, places, names, agents, connect, limits.heartbeat_s)
+        directory = _find_hosts(opener, folder, placement, names, agents, connect, limits.heartbeat_s)
         if len(opener.publishers) > 1:
             folder.add(MIRROR, shared_nbytes(weights))
         in_flight = InFlight(layout, check_report)
@@ -227,13 +227,13 @@ def open_hosts(
             RunMemory(in_flight, weights, folder.folder),
             limits,
             logs,
-            network=RunSockets("tcp", places.address, keys),
+            network=RunSockets("tcp", placement.address, keys),
             spawn=directory.spawn,
             hosts=directory,
             joining=joining,
         )
         undo.callback(hosting.close)
-        own = directory.view_from(HostView(MAIN, str(folder.folder), places.address))
+        own = directory.view_from(HostView(MAIN, str(folder.folder), placement.address))
         memory = HostMemory(layout, weights, folder.folder, own, sockets)
         agents.callback(memory.close)
         directory.on_host = memory.add_host
@@ -259,7 +259,7 @@ def build_hosts_launcher(hosts: HostedStations) -> Launcher:
 def _find_hosts(
     hosts: HostOpener,
     folder: SharedRunFolder,
-    places: Places,
+    placement: StationNodes,
     names: Sequence[str],
     agents: ExitStack,
     connect: Connect,
@@ -267,36 +267,36 @@ def _find_hosts(
 ) -> HostDirectory:
     """The hosts of main and of all nodes, the trainer's first: the others are told where weights are published.
     heartbeat_s: of silence make one lost."""
-    own = LocalNode("main", places.address)
+    own = LocalNode("main", placement.address)
     agents.callback(own.close)
     hosts.open_main(own, folder.folder, write_identity(folder.folder))
-    nodes = {places.nodes[name].name: places.nodes[name] for name in names}
+    nodes = {placement.nodes[name].name: placement.nodes[name] for name in names}
     found: dict[str, HostedNode] = {}
 
-    def note(node: Node, answer: Found) -> None:
+    def keep(node: Node, answer: Found) -> None:
         found[node.name] = HostedNode(node, answer.host, answer.folder)
         log.info("%s: host %s at %s", node.name, answer.host, node.address)
 
     for node in nodes.values():
         agents.callback(node.close)
-    if places.trainer in names:
-        first = nodes.pop(places.nodes[places.trainer].name)
-        note(first, hosts.open(first, publishes=True))
+    if placement.trainer in names:
+        first = nodes.pop(placement.nodes[placement.trainer].name)
+        keep(first, hosts.open(first, publishes=True))
     for together in in_rounds(list(nodes.values())):
         for node, answer in zip(together, hosts.open_together(together, connect), strict=True):
-            note(node, answer)
-    at = {name: found[places.nodes[name].name] for name in names}
+            keep(node, answer)
+    at = {name: found[placement.nodes[name].name] for name in names}
     survey = None
-    if places.cluster is not None:
-        survey = Survey(places.cluster, hosts.open)
+    if placement.cluster is not None:
+        survey = Survey(placement.cluster, hosts.open)
         agents.callback(survey.close)
     directory = HostDirectory(
         at,
-        places.slots,
+        placement.slots,
         hosts.servers,
         hosts.publishers,
         survey,
-        places.needs,
+        placement.needs,
         heartbeat_s,
         own=HostedNode(own, MAIN, str(folder.folder)),
     )

@@ -132,8 +132,6 @@ class HostDirectory:
     def spawn(self, spec: ChildSpec, file: IO[bytes]) -> ProcessHandle:
         return self._places[spec.station].node.spawn(spec, file)
 
-    # ------------------------------------------------------------ places
-
     def on_station_ended(self, station: str, now: float) -> None:
         """A station has ended; `advance` says when it may start again: once all hosts have answered that are not lost,
         because a lost host takes stations with it, or makes those fail that fetch from it."""

@@ -98,16 +98,14 @@ class Survey:
         """Open the hosts of nodes that came, unless that failed just now."""
         nodes, self.sight = self._cluster.look()
         for name, node in nodes.items():
+            again = self._tried.get(name, -_AGAIN_S) + _AGAIN_S
             if name in self.usable:
                 self._offered.pop(name, None)
-            elif (
-                name not in self._offered
-                and not self._over.is_set()
-                and time.monotonic() >= self._tried.get(name, -_AGAIN_S) + _AGAIN_S
-            ):
+            elif name not in self._offered and not self._over.is_set() and time.monotonic() >= again:
                 self._open(node)
 
     def _open(self, node: Node) -> None:
+        self._tried[node.name] = time.monotonic()
         try:
             node.close()  # the agent of a host that is lost
             found = self._open_host(node)
@@ -115,7 +113,7 @@ class Survey:
             log.warning("%s is there, but cannot be used: %s; it is tried again", node.name, error)
             self._tried[node.name] = time.monotonic()
             return
-        self._tried.pop(node.name, None)
+        del self._tried[node.name]
         self._opened.append(node)
         self._offered[node.name] = found.host
         self._found.put((HostedNode(node, found.host, found.folder), found.endpoint))

@@ -80,8 +80,6 @@ class Cluster:
             self.close()
             raise
 
-    # ------------------------------------------------------------ the cluster
-
     def _connect(self, cpus: float) -> None:
         address = self._settings.address
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -110,11 +110,8 @@ class _Row(Progress):
 
 
 class NativeEngine:
-    """An engine that runs `network` itself. length: the longest sequence in tokens; stops: tokens that end one.
-
-    prompt_tokens: prompt tokens of all started requests; shared_tokens: those copied from another request instead of
-    computed.
-    """
+    """An engine that runs `network` itself. length: the longest sequence in tokens; stops: tokens that end one;
+    prompt_tokens: of all started requests; shared_tokens: those copied from another request instead of computed."""
 
     def __init__(
         self,
@@ -136,9 +133,7 @@ class NativeEngine:
         self._waiting: deque[_Row] = deque()
         self._running: list[_Row] = []
         self._prompt_ends: Tensor | None = None  # [capacity,width] features of the prompts' last tokens
-        with torch.inference_mode(False):
-            self._cache = SlotCache(capacity, length)
-            self._greedy = torch.zeros(capacity, dtype=torch.bool, device=self._device)
+        self._cache = SlotCache(capacity, length)
 
     def add(self, request: EngineRequest) -> None:
         """ValueError: there is no free row, the sequence is too long, or it would generate nothing."""
@@ -205,8 +200,6 @@ class NativeEngine:
         present = [(place, row) for place, row in enumerate(self._running) if row.weights == self._weights]
         known = {row.request.prompt.tobytes(): place for place, row in present}
         self._running += rows
-        own = slice(first, first + len(rows))
-        self._greedy[own] = torch.tensor([row.request.greedy for row in rows], device=self._device)
         computed, shared = self._shares(first, known)
         ends: dict[int, Tensor] = self._compute(computed) if computed else {}
         for source, places in shared.items():
@@ -214,7 +207,7 @@ class NativeEngine:
             assert self._prompt_ends is not None
             self._prompt_ends[places] = self._prompt_ends[source].clone()
             ends |= dict.fromkeys(places, self._prompt_ends[source])
-        return torch.stack([ends[place] for place in range(own.start, own.stop)])
+        return torch.stack([ends[place] for place in range(first, len(self._running))])
 
     def _shares(self, first: int, known: dict[bytes, int]) -> tuple[list[int], dict[int, list[int]]]:
         """Split the rows from `first` on into rows to compute and, by source row, rows that copy its prompt. known:
@@ -252,10 +245,10 @@ class NativeEngine:
 
     def _sample(self, features: Tensor) -> None:
         """Append a token to every running request, sampled from features [n,width] of the last positions."""
-        n = len(features)
         log_p = process_logits(self._network.logits(features), self._sampling)
         uniform = torch.tensor([row.uniform.at(len(row.tokens)) for row in self._running], device=self._device)
-        tokens, logprobs = draw(log_p, uniform, self._greedy[:n])
+        greedy = torch.tensor([row.request.greedy for row in self._running], device=self._device)
+        tokens, logprobs = draw(log_p, uniform, greedy)
         for row, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)
@@ -266,9 +259,8 @@ class NativeEngine:
         last = len(self._running) - 1
         if place < last:
             self._cache.copy(last, [place], self._running[last].length)
-            for own in (self._greedy, self._prompt_ends):
-                if own is not None:
-                    own[place] = own[last].clone()
+            if self._prompt_ends is not None:
+                self._prompt_ends[place] = self._prompt_ends[last].clone()
             self._running[place] = self._running[last]
         self._running.pop()
 

@@ -84,9 +84,7 @@ class CausalLmFolders:
 
 def save_trained(weights: Mapping[str, Tensor], section: CausalLmSettings, base: Checkpoint, out: Path) -> str:
     """Write a policy's published weights into the new folder `out`; return what was written: adapters or the network.
-
-    ConfigError: `base` is not a causal language model, or lacks a tensor.
-    """
+    ConfigError: `base` is not a causal language model, or lacks a tensor."""
     with torch.device("meta"):
         tied = tied_names(empty_network(open_config(str(base.folder))).model)
     model = {name.removeprefix(_MODEL): tensor for name, tensor in weights.items() if name.startswith(_MODEL)}

@@ -20,10 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.language.causal_lm.packing import Packing, SlotCache, register_attention
-from polyrhythm.plugins.pretrained.adapting import Adaptation, LoraSettings
 from polyrhythm.plugins.pretrained.folder_files import weight_files
-from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.policies.form import Role
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs import ActionSpec
 from polyrhythm.specs.model_folder import end_ids
@@ -42,8 +39,7 @@ def is_known(model_type: object) -> bool:
 
 
 def open_config(folder: str) -> Any:
-    """Configuration of a folder's model. MissingError: the folder does not exist. ConfigError: it does not hold a
-    supported causal language model."""
+    """Configuration of a folder's model. MissingError: no such folder. ConfigError: it holds no model that fits."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -126,8 +122,7 @@ class CausalNetwork(nn.Module):
         return frozenset(f"model.{name}" for name in getattr(self.model, "frozen_names", ()))
 
     def packed(self, tokens: Tensor, packing: Packing, cache: SlotCache | None = None) -> Tensor:
-        """Features [T,width] of sequences [T] int64 concatenated as `packing` describes. cache: begun at these rows
-        and positions."""
+        """Features [T,width] of sequences [T] int64 packed by `packing`. cache: begun at their rows and positions."""
         found = self._features(tokens[None], None, packing.positions(tokens.device), cache, packing=packing)[0]
         assert packing.layers, "no attention layer was told where the sequences are"
         return found
@@ -141,9 +136,7 @@ class CausalNetwork(nn.Module):
         self, tokens: Tensor, positions: Tensor, longest: int, cache: SlotCache, *, even: bool = False
     ) -> Tensor:
         """Features [n,width] of the next token [n] int64 of the cache's first n rows, at positions [n] < `longest`.
-
-        even: all positions equal `longest` - 1, so no mask is needed.
-        """
+        even: all positions equal `longest` - 1, so no mask is needed."""
         cache.advance(positions, longest)
         mask = None if even else (torch.arange(longest, device=tokens.device) <= positions[:, None])[:, None, None]
         return self._features(tokens[:, None], mask, positions[:, None], cache)[:, 0]
@@ -156,7 +149,6 @@ class CausalNetwork(nn.Module):
         return features
 
     def logits(self, features: Tensor) -> Tensor:
-        """Logits [...,vocabulary] of features [...,width]."""
         found: Tensor = self.model.get_output_embeddings()(features)  # type: ignore[operator]
         return found
 
@@ -203,26 +195,9 @@ def loaded_network(folder: str) -> CausalNetwork:
     return CausalNetwork(model)
 
 
-def adapt(model: nn.Module, train: str, lora: LoraSettings, role: Role, seed: int) -> None:
-    """Select the trained and published tensors of the model, and add its adapters, drawn from `seed`.
-
-    Without `lora.targets`, all linear layers except the output layer are adapted. ValueError: no layer matches.
-    """
-    output = model.get_output_embeddings()  # type: ignore[operator]
-    inner = tuple(
-        f"{path}.weight" for path, part in model.named_modules() if isinstance(part, nn.Linear) and part is not output
-    )
-    how = Adaptation(train, {"lora": inner}, Precision(torch.float32), lora=lora)  # type: ignore[arg-type]
-    how.prepare(model, role)
-    how.finish(model, role, seed)
-
-
 def recompute_layers(model: nn.Module) -> None:
-    """Keep only the input of each decoder layer and recompute the rest in the backward pass.
-
-    The checkpointing of transformers needs training mode, whose dropout would change log-probs. ValueError: the model
-    has no decoder layers.
-    """
+    """Keep only the input of each decoder layer and recompute the rest in the backward pass. The checkpointing of
+    transformers needs training mode, whose dropout would change log-probs. ValueError: there are no such layers."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
@@ -270,8 +245,7 @@ def check_vocabulary(checkpoint: str, config: Any, action: ActionSpec) -> None:
 
 @lru_cache(maxsize=8)
 def _own_ids(folder: Path) -> int:
-    """Number of ids of the folder's tokenizer.json: the largest, added tokens included, plus 1. 0 if it cannot be
-    read."""
+    """The largest id of the folder's tokenizer.json, added tokens included, plus 1; 0 if it cannot be read."""
     from transformers import PreTrainedTokenizerFast
 
     try:

@@ -19,10 +19,8 @@ ATTENTION = "polyrhythm_packed"
 
 
 class Packing:
-    """Layout of packed sequences. lengths: of each sequence, ascending, so that equal ones are neighbours.
-
-    layers: number of attention layers that have used it. A model that drops the keyword would mix the sequences.
-    """
+    """Layout of packed sequences. lengths: of each sequence, ascending, so that equal ones are neighbours; layers:
+    number of attention layers that have used it, as a model that drops the keyword would mix the sequences."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.runs = [(len(list(same)), length) for length, same in groupby(lengths)]
@@ -88,10 +86,8 @@ def attend(
     packing: Packing | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention with the signature of transformers: query, key, value [B,heads,L,d] to [B,L,heads,d].
-
-    With `packing`, the single row holds several sequences, each of which attends only to itself.
-    """
+    """Attention with the signature of transformers: query, key, value [B,heads,L,d] to [B,L,heads,d]. With `packing`,
+    the single row holds several sequences, each of which attends only to itself."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -131,8 +127,7 @@ class SlotCache:
         self._write, self._read = (rows, slice(None), positions), None
 
     def advance(self, positions: Tensor, longest: int) -> None:
-        """Prepare a pass of one position for each of the rows 0..n-1: positions [n]; it reads the first `longest`
-        positions."""
+        """Prepare a pass of one position for each of the rows 0..n-1, [n]; it reads the first `longest` positions."""
         n = len(positions)
         self._write = (torch.arange(n, device=positions.device), slice(None), positions)
         self._read = (slice(n), slice(longest))

@@ -31,7 +31,6 @@ from polyrhythm.plugins.language.causal_lm.engine_settings import (
 )
 from polyrhythm.plugins.language.causal_lm.network import (
     CausalNetwork,
-    adapt,
     cache_bytes,
     check_context,
     check_vocabulary,
@@ -44,7 +43,8 @@ from polyrhythm.plugins.language.causal_lm.network import (
 from polyrhythm.plugins.language.causal_lm.packing import PackedMessages, Packing, SlotCache, pack, pack_longest
 from polyrhythm.plugins.language.causal_lm.servers.engine import ServerEngine, protocol_of
 from polyrhythm.plugins.language.causal_lm.vllm_engine import VllmEngine, VllmModel
-from polyrhythm.plugins.pretrained.adapting import AdaptedPolicy, LoraSettings
+from polyrhythm.plugins.pretrained.adapting import Adaptation, AdaptedPolicy, LoraSettings
+from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.policies import distributions
 from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations
 from polyrhythm.policies.engine import Engine, EngineRequest, Generated
@@ -112,7 +112,6 @@ class CausalLmSettings(BaseModel):
     @field_validator("engine", mode="before")
     @classmethod
     def _named(cls, engine: Any) -> Any:
-        """Expand the short form `policy.engine=vllm`."""
         return {"type": engine} if isinstance(engine, str) else engine
 
     @model_validator(mode="after")
@@ -195,14 +194,21 @@ class CausalLmSettings(BaseModel):
         return self._adapted(env_spec, empty_network(self._config(env_spec)), role, seed=0)
 
     def _adapted(self, env_spec: EnvSpec, network: CausalNetwork, role: Role, seed: int) -> CausalLm:
-        adapt(network.model, self.train, self.lora, role, seed)
+        """Select the trained and published tensors of the model, and add its adapters, by default to all linear layers
+        except the output layer. ValueError: no layer matches."""
+        model: Any = network.model
+        output = model.get_output_embeddings()
+        linear = [path for path, part in model.named_modules() if isinstance(part, nn.Linear) and part is not output]
+        inner = {"lora": tuple(f"{path}.weight" for path in linear)}
+        how = Adaptation(self.train, inner, Precision(torch.float32), lora=self.lora)
+        how.prepare(model, role)
+        how.finish(model, role, seed)
         if self.gradient_checkpointing and role == "train":
-            recompute_layers(network.model)
+            recompute_layers(model)
         if not self.value_head:
             return CausalLm(self, env_spec, network)
-        width = network.model.get_output_embeddings().in_features  # type: ignore[operator]
         with seeded(seed):
-            return CausalLm(self, env_spec, network, nn.Linear(width, 1))
+            return CausalLm(self, env_spec, network, nn.Linear(output.in_features, 1))
 
     def _config(self, env_spec: EnvSpec) -> Any:
         """The model's configuration. ConfigError: it is not a text environment, or the model does not fit it."""
@@ -283,8 +289,6 @@ class CausalLm(AdaptedPolicy):
 
     @torch.no_grad()
     def act_longest(self, obs: Observations) -> Tensor:
-        """Run the first step at full prompt length and allocate the cache, to measure memory: as many messages as
-        rows."""
         tokens = obs[TOKENS].long()
         count, length = tokens.shape
         rows = torch.arange(count, device=tokens.device).repeat_interleave(length)
@@ -294,8 +298,7 @@ class CausalLm(AdaptedPolicy):
 
     def _answer(self, found: list[Generated], device: torch.device) -> Act:
         shape = (len(found), self.chunk)
-        message = np.full(shape, self._stops[0], np.int64)
-        logprob = np.zeros(shape, np.float32)
+        message, logprob = np.full(shape, self._stops[0], np.int64), np.zeros(shape, np.float32)
         for row, generated in enumerate(found):
             count = len(generated.tokens)
             message[row, :count], logprob[row, :count] = generated.tokens, generated.logprobs
@@ -305,7 +308,6 @@ class CausalLm(AdaptedPolicy):
         return Act(actions.unsqueeze(-1), logprobs.unsqueeze(-1), value, {MESSAGE: actions.to(torch.int32)})
 
     def make_engine(self, capacity: int) -> Engine:
-        """Create an engine with this module's weights, on its device or at a server (`policies.engine.Streams`)."""
         how, what = self._engine, (self.network, self.sampling, self._stops)
         room: dict[str, Any] = {"capacity": capacity, "length": self._prompt + self.chunk}
         if isinstance(how, AddedSettings):
@@ -319,18 +321,14 @@ class CausalLm(AdaptedPolicy):
         return NativeEngine(*what, **room, refresh=self._refresh)
 
     def ask_server(self) -> None:
-        """Check that the engine's server answers (trait asks_server)."""
         assert isinstance(self._engine, ServerSettings)
         protocol_of(self._engine, self.network, self.sampling, self._stops).begin(self._prompt + self.chunk)
 
     def prompt_of(self, obs: Observations) -> tuple[NDArray[np.int32], int]:
-        """Prompt and maximum number of new tokens of one row of observations (tensors [1,...])."""
         length = int(_lengths(obs)[0])
         return obs[TOKENS][0, :length].cpu().numpy().astype(np.int32), self.chunk
 
     def act_of(self, obs: Observations, generated: Generated) -> Act:
-        """The `Act` of one row (tensors [1,...]) whose message an engine generated; equal to `act` with these
-        tokens."""
         return self._answer([generated], obs[TOKENS].device)
 
     def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
@@ -338,11 +336,9 @@ class CausalLm(AdaptedPolicy):
         return self._evaluation(self._pack(obs, message), message)
 
     def row_tokens(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
-        """Number of positions that `evaluate` computes for each row: [B] int64."""
         return _lengths(obs) + self._counts(forward_inputs[MESSAGE].long()) - 1
 
     def evaluate_longest(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
-        """`evaluate` with every prompt and message at full length; the tensors need no values."""
         message = forward_inputs[MESSAGE].long()
         return self._evaluation(pack_longest(obs[TOKENS].long(), message), message)
 
@@ -355,7 +351,6 @@ class CausalLm(AdaptedPolicy):
         return self._values(self._features(packed), packed, first).expand(-1, self.chunk)
 
     def late_values(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
-        """The values of `evaluate`, without logits."""
         message = forward_inputs[MESSAGE].long()
         packed = self._pack(obs, message)
         return self._values(self._features(packed), packed, message)
@@ -381,8 +376,7 @@ class CausalLm(AdaptedPolicy):
         return self.network.packed(packed.tokens, packed.packing)[packed.predicts]
 
     def _evaluation(self, packed: PackedMessages, message: Tensor) -> Evaluation:
-        """Log-probs, entropies and values [B,C] float32 of messages [B,C] int64, 0 after their ends (values [B] without
-        a critic)."""
+        """Numbers [B,C] float32 of messages [B,C] int64, 0 after their ends (values [B] without a critic)."""
         features, tokens = self._features(packed), message.flatten()[packed.places]
         scores = self._scores(features, tokens, self.sampling, with_entropy=True)
         logprob, entropies = (_spread(flat, packed, message).unsqueeze(-1) for flat in scores)
@@ -397,8 +391,8 @@ class CausalLm(AdaptedPolicy):
     def _scores(
         self, features: Tensor, tokens: Tensor, sampling: Sampling, *, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [T] of tokens [T] from features [T,width]; entropies are 0 unless `with_entropy`.
-        Logits are computed in pieces, and recomputed in the backward pass."""
+        """Log-probs and entropies, or 0, [T] of tokens [T] from features [T,width]. Logits are computed in pieces, and
+        recomputed in the backward pass."""
         size = max(1, self._logits_bytes // (self.sampling.choices * 4))
         if len(tokens) <= size:
             return self._score(features, tokens, sampling, with_entropy)

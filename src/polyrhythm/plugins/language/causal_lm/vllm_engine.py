@@ -90,7 +90,6 @@ class BatchSampler:
         self.version = -1
         self.requests: dict[str, Running] = {}
         self._rows: dict[int, Running] = {}
-        self._greedy = torch.zeros(0, dtype=torch.bool)
 
     def follow(self, update: BatchUpdate | None) -> None:
         """Apply vLLM's batch update: removed, added and moved rows, in this order."""
@@ -107,10 +106,8 @@ class BatchSampler:
                 self._rows[target] = moved
             if other is not None and direction.name == "SWAP":
                 self._rows[source] = other
-        self._greedy = torch.zeros(0, dtype=torch.bool)
 
     def take(self, name: str) -> Running:
-        """Remove a request that has ended."""
         found = self.requests.pop(name)
         found.end()
         return found
@@ -118,10 +115,9 @@ class BatchSampler:
     def draw(self, logits: Tensor) -> Tensor:
         """Draw a token for each of the rows 0..n-1 and mask all others in logits [n,V], in place."""
         rows = [self._rows[row] for row in range(len(logits))]
-        if len(self._greedy) != len(rows):
-            self._greedy = torch.tensor([row.request.greedy for row in rows], device=logits.device)
+        greedy = torch.tensor([row.request.greedy for row in rows], device=logits.device)
         uniform = torch.tensor([row.next_uniform() for row in rows], device=logits.device)
-        tokens, logprobs = draw(process_logits(logits, self.sampling), uniform, self._greedy)
+        tokens, logprobs = draw(process_logits(logits, self.sampling), uniform, greedy)
         for row, logprob in zip(rows, logprobs.tolist(), strict=True):
             row.put(logprob, self.version)
         return logits.fill_(-torch.inf).scatter_(1, tokens[:, None], 0.0)
@@ -209,11 +205,8 @@ class VllmModel:
                 raise RunHalted(f"policy.engine.type = vllm: it did not start: {_first_line(error)}") from error
 
     def load(self, network: CausalNetwork, version: int = -1) -> None:
-        """Copy the network's weights over the model's, in place, from memory, and start the check request.
-
-        Requests added from here on do not reuse the prefix cache of older weights. The network keeps its weights until
-        the next call.
-        """
+        """Copy the network's weights over the model's, in place, from memory, and start the check request. Later
+        requests do not reuse the prefix cache of older weights. The network keeps its weights until the next call."""
         self._network, self.sampler.version = network, version
         self._weights += 1
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(network.model)})
@@ -256,7 +249,6 @@ class VllmModel:
         return name
 
     def abort(self, name: str) -> Running:
-        """Abort a request; returns it with its tokens so far."""
         self._engine.abort_request([name])
         return self.sampler.take(name)
 
@@ -266,8 +258,7 @@ class VllmModel:
         return self._check is not None
 
     def step(self) -> list[Running]:
-        """Run one vLLM step; return the requests that it finished. RunHalted: its log-probs differ from the
-        network's."""
+        """Run one vLLM step; return the requests that it finished. RunHalted: its log-probs are wrong."""
         ended = []
         for output in self._engine.step():
             if not output.finished:
@@ -307,11 +298,8 @@ def plain_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 class VllmEngine:
     """An engine over `model`, which holds `network`'s weights. length: the longest sequence; stops: tokens that end
-    one; refresh: recompute keys and values of unfinished requests after a weight change.
-
-    prompt_tokens: prompt tokens, prefixes included, of finished requests; shared_tokens: those found in the prefix
-    cache.
-    """
+    one; refresh: recompute keys and values of unfinished requests after a weight change; prompt_tokens: of finished
+    requests, prefixes included; shared_tokens: those found in the prefix cache."""
 
     def __init__(
         self,

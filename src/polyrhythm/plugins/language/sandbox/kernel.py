@@ -92,17 +92,14 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 
 def mount_folder(target: str, mib: int, files: int) -> None:
-    """Mount an empty tmpfs limited to this many MiB and files; requires an own mount namespace."""
+    """Mount an empty tmpfs limited to this many MiB and files, in a mount namespace of this process."""
     call("unshare", CLONE_NEWNS)
     mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, f"size={mib}m,nr_inodes={files},mode=700")
 
 
 def change_root(readable: Sequence[str], hidden: Sequence[str], work: str) -> None:
-    """Change the root to one that has only the folders `readable`, read-only at their paths, and the empty folder
-    `work`. The folders `hidden` below `readable` appear empty.
-
-    For process 1 of new namespaces. Lacking: mounting is not allowed there.
-    """
+    """Change the root, in process 1 of new namespaces, to one that has only the folders `readable`, read-only at their
+    paths, with empty folders `hidden` below, and the empty folder `work`. Lacking: mounting is not allowed there."""
     real = {path: os.path.realpath(path) for path in readable}
     try:
         mount("none", "/", "", _MS_REC | _MS_PRIVATE)

@@ -81,6 +81,8 @@ def run_child(confinement: Confinement, parent: int, code: int, output: int, cal
 
 
 def _confine(confinement: Confinement, parent: int, output: int, call: int) -> None:
+    """Limits are set soft and hard alike, so that reaching a time limit ends the process. The server enforces the exact
+    limit of CPU time; the kernel's, which is sampled, applies when the server cannot."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise ProcessLookupError("the server is gone")
@@ -96,20 +98,11 @@ def _confine(confinement: Confinement, parent: int, output: int, call: int) -> N
     if confinement.landlock:
         kernel.restrict_files(confinement.landlock, confinement.readable, writable)
     kernel.drop_capabilities()
-    _limit(confinement)
-    if confinement.seccomp:
-        kernel.restrict_calls(confinement.seccomp)
-
-
-def _limit(confinement: Confinement) -> None:
-    """Set the kernel's limits, soft and hard alike, so that reaching a time limit ends the process. The server
-    enforces the exact limit of CPU time; the kernel's, which is sampled, applies when the server cannot."""
-    file_bytes = max(confinement.files_mib * _MIB, confinement.output_bytes + 1)
     for limit, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, 2 * confinement.cpu_s + 1),
         (resource.RLIMIT_AS, confinement.memory_mib * _MIB),
-        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_FSIZE, max(confinement.files_mib * _MIB, confinement.output_bytes + 1)),
         (resource.RLIMIT_NOFILE, confinement.open_files),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_MEMLOCK, 0),
@@ -119,6 +112,8 @@ def _limit(confinement: Confinement) -> None:
         hard = resource.getrlimit(limit)[1]
         bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(limit, (bound, bound))
+    if confinement.seccomp:
+        kernel.restrict_calls(confinement.seccomp)
 
 
 def _run(text: str) -> int:
@@ -147,8 +142,7 @@ def _run(text: str) -> int:
 
 @dataclass(slots=True)
 class _Running:
-    """process: its pidfd; late: deadline in wall time by `time.monotonic`; look: earliest time at which its CPU time
-    can reach the limit."""
+    """process: its pidfd; late: deadline by `time.monotonic`; look: when its CPU time can reach the limit at first."""
 
     pid: int
     process: int
@@ -159,14 +153,11 @@ class _Running:
     timed_out: bool = False
 
     def cpu_s(self) -> float:
-        """CPU time so far, from the kernel's exact count; the count behind RLIMIT_CPU is sampled and may be far off
-        on a busy machine."""
+        """CPU time so far, by the kernel's exact count; that of RLIMIT_CPU is sampled, so may be far off."""
         return time.clock_gettime((~self.pid << 3) | _CPU_CLOCK)
 
 
 class SandboxServer:
-    """Running calls by the descriptor of their process."""
-
     def __init__(self, client: socket.socket, confinement: Confinement, wall_s: float, at_a_time: int) -> None:
         self._client, self._confinement = client, confinement
         self._wall_s, self._cpu_s, self._at_a_time = wall_s, confinement.cpu_s, at_a_time
@@ -176,7 +167,6 @@ class SandboxServer:
         self._poll.register(client, select.POLLIN)
 
     def serve(self) -> None:
-        """Handle requests until the client is gone."""
         while True:
             looks = [min(one.late, one.look) for one in self._running.values() if not one.timed_out]
             patience_ms = max(0, int(1000 * (min(looks) - time.monotonic())) + 1) if looks else None
@@ -288,8 +278,7 @@ def _prepare(client: socket.socket, settings: dict[str, Any]) -> SandboxServer:
 
 
 def main() -> NoReturn:
-    """Report missing mechanisms or modules to the client, or serve it. The first argument holds its settings as
-    JSON."""
+    """Report missing mechanisms or modules to the client, or serve it. The argument has settings as JSON."""
     settings = json.loads(sys.argv.pop())
     client = socket.socket(fileno=settings["socket"])
     os.environ.clear()

@@ -114,12 +114,10 @@ class ToolCall:
 
 
 class PythonTool:
-    """Runs code in this process's sandbox. Calls are independent; threads may share the tool. without: mechanisms that
-    are not used."""
+    """Runs code in this process's sandbox; threads may share it. without: mechanisms that are not used."""
 
     def __init__(self, settings: SandboxSettings, without: Sequence[str] = (), *, patience_s: float = 10.0) -> None:
-        """patience_s: time beyond a call's limits after which the sandbox counts as lost. ConfigError: the machine
-        lacks a required mechanism."""
+        """patience_s: time beyond a call's limits after which the sandbox is lost. ConfigError: a mechanism lacks."""
         self._settings, self.without, self._patience_s = settings, list(without), patience_s
         self._lock = threading.Lock()
         self._calls = 0  # started, neither finished nor dropped
@@ -129,7 +127,6 @@ class PythonTool:
             _LOG.warning("the Python tool's sandbox has no %s; see docs/sandbox.md", ", no ".join(self.without))
 
     def run(self, code: str) -> ToolOutcome:
-        """Run code and wait for it. Raises SandboxLost."""
         return self.finish(self.start(code))
 
     def start(self, code: str) -> ToolCall:
@@ -152,8 +149,7 @@ class PythonTool:
         return ToolCall(ours, output, time.monotonic() + turns * self._settings.wall_s + self._patience_s, server)
 
     def finish(self, call: ToolCall) -> ToolOutcome:
-        """Wait for a call. Raises SandboxLost; a sandbox that does not answer in time is killed, and the next call
-        starts a new one."""
+        """Wait for a call. SandboxLost: the sandbox ended, or did not answer in time and was killed."""
         most = self._settings.output_bytes
         call.socket.settimeout(max(0.001, call.deadline - time.monotonic()))
         try:
@@ -280,8 +276,7 @@ def _readable(packages: Sequence[str]) -> list[str]:
 
 
 def _packages_within(readable: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Folders of installed packages below the readable ones, such as those of the base Python, except the wanted
-    ones."""
+    """Folders of packages below the readable ones, such as those of the base Python, except the wanted ones."""
     names = [f"{versions}{kind}-packages" for versions in ("", "python*/") for kind in ("site", "dist")]
     found = {path for folder in readable for name in names for path in Path(folder).glob(name)}
     found = {path for path in found if not path.is_symlink()} | {path.resolve() for path in found}

@@ -13,6 +13,7 @@ import re
 import resource
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
@@ -40,15 +41,12 @@ def same_text(one: str, other: str, *, casefold: bool) -> bool:
 
 
 def _last_match(pattern: str, text: str) -> str | None:
-    found: str | None = None
-    for match in re.finditer(pattern, text):
-        found = match[1] if match.re.groups else match[0]
-    return found
+    found = deque(re.finditer(pattern, text), maxlen=1)
+    return found[0][1 if found[0].re.groups else 0] if found else None
 
 
 def math_equal(message: str, answer: str) -> bool:
-    """Whether math-verify finds the message's answer (in \\boxed{}, else its last formula or number) equal to the
-    answer."""
+    """Whether math-verify finds the answer in the message (in \\boxed{}, else its last formula or number)."""
     from math_verify import parse, verify
 
     found = parse(message, parsing_timeout=None)
@@ -68,25 +66,20 @@ def _parsed(answer: str) -> Any:
     return found
 
 
-def comparison(kind: str, options: dict[str, Any]) -> Callable[[str, str], bool]:
-    if kind == "regex":
-        return partial(regex_equal, **options)
-    import math_verify  # noqa: F401 - takes a second, which no comparison is to have
-
-    return math_equal
-
-
 def main() -> None:
-    """Serve comparisons until stdin ends."""
     logging.disable(logging.CRITICAL)  # of math-verify, at each message that it cannot read
     start = json.loads(sys.stdin.readline())
-    equal, limit_s = comparison(start["kind"], start["options"]), start["limit_s"]
-    memory = start["memory_mib"] << 20
+    equal: Callable[[str, str], bool] = math_equal
+    if start["kind"] == "regex":
+        equal = partial(regex_equal, **start["options"])
+    else:
+        import math_verify  # noqa: F401 - takes a second, which no comparison is to have
+    limit_s, memory = start["limit_s"], start["memory_mib"] << 20
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, meant for the run, which ends this process by EOF
-    _write("ready")
+    print('"ready"', flush=True)  # noqa: T201 - to the one that started it
     for line in sys.stdin:
         message, answer = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, limit_s)
@@ -95,12 +88,7 @@ def main() -> None:
         except (Exception, MemoryError) as error:  # noqa: BLE001 - of a library, at what a model wrote
             found = f"{type(error).__name__}: {error}"[:300]
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _write(found)
-
-
-def _write(value: object) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+        print(json.dumps(found), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

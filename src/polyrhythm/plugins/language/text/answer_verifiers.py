@@ -45,10 +45,8 @@ class Verdict(NamedTuple):
 
 
 class Verifier(NamedTuple):
-    """Computes rewards; made by `VerifierSettings.open`, closed by its owner.
-
-    verify(message, answer, row): answer: of the data row; row: all its columns. close: releases resources, once.
-    """
+    """Computes rewards. verify(message, answer, row): answer: of the data row; row: all its columns. close: releases
+    resources; called by the owner."""
 
     verify: Callable[[str, Any, Mapping[str, Any]], Verdict]
     close: Callable[[], None] = lambda: None
@@ -206,7 +204,6 @@ def as_text(answer: Any) -> str:
 
 
 def _as_json(answer: Any) -> Any:
-    """The answer, parsed if it is a string with JSON."""
     if not isinstance(answer, str):
         return answer
     try:
@@ -233,8 +230,7 @@ AnyVerifier = Annotated[
 
 
 class Beside:
-    """Compares in its own process, started by the first comparison and again after it has ended. start: what the
-    process is given first, as JSON."""
+    """Compares in a process, which the first comparison starts, and the next one after its end. start: its options."""
 
     def __init__(self, start: str, limit_s: float) -> None:
         self._start, self._limit_s = start, limit_s

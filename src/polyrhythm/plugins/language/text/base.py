@@ -120,11 +120,8 @@ class TextSettings(BaseModel):
         return Transcript(prompt, messages, before[1] + messages[-1])
 
     def check(self) -> None:
-        """Check the settings before a run.
-
-        MissingError: the tokenizer's package is not installed. ConfigError: most of the first prompts do not fit whole,
-        or the chat template changes earlier turns. A warning, if some prompts do not fit.
-        """
+        """MissingError: the tokenizer's package is not installed. ConfigError: most of the first prompts do not fit
+        whole, or the chat template changes earlier turns. A warning, if some prompts do not fit."""
         chat = self.open_chat()
         if chat is not None:
             chat.check(self.max_turns)
@@ -222,5 +219,4 @@ def draw_apart(
 
 
 def is_held_out(prompt: str) -> bool:
-    """Whether a prompt belongs to evaluations."""
     return zlib.crc32(prompt.encode()) % _APART == 0

@@ -47,11 +47,8 @@ class MessageTooLong(EpisodeRefused):
 
 
 class TextBatch:
-    """Rows that reset and step independently.
-
-    A row's context is its prompt, its messages as sampled, and the replies: model output is never tokenized again.
-    metrics: names of the environment's metrics; kind: its type, for errors.
-    """
+    """Rows that reset and step independently. A row's context is its prompt, its messages as sampled, and the replies:
+    model output is never tokenized again. metrics: names of the environment's metrics; kind: its type, for errors."""
 
     def __init__(
         self,
@@ -144,18 +141,15 @@ class TextBatch:
         return False
 
     def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
-        """Let conversations with `prepare` start their replies."""
         for row, message, whole in self._messages(rows, actions):
             if whole and self._prepared.expects(row):
                 self._prepared.prepare(row, self._text(message))
 
     def drop_step(self, rows: RowNumbers) -> None:
-        """Let conversations with `drop` cancel prepared replies."""
         for row in map(int, rows):
             self._prepared.drop(row)
 
     def waits(self, rows: RowNumbers) -> bool:
-        """Whether `reply` of one of these rows would block."""
         return self._prepared.waits(map(int, rows))
 
     def fileno(self) -> int:
@@ -256,16 +250,13 @@ class TextBatch:
         return self.tokenizer.decode(self._tokens[row, first : self._length[row]].tolist())
 
     def texts(self, row: int) -> tuple[str, ...]:
-        """See `envs.base.FullEnvBatch`: the decoded context, a cut last message, and replies that the model did not
-        see."""
+        """The decoded context, a cut last message, and replies that the model did not see."""
         decode = self.tokenizer.decode
         return tuple(said if isinstance(said, str) else decode(said.tolist()) for said in self._said[row])
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.int64]:
         """The expert's next message of each row: [n,C,1], with an end-of-text token unless it has a stop of its own.
-
-        EpisodeRefused, for a row: the message is too long or cannot be encoded.
-        """
+        EpisodeRefused, for a row: the message is too long or cannot be encoded."""
         found = np.full((len(rows), self.spec.chunk, 1), self.tokenizer.ends[0], np.int64)
         refused: dict[int, Exception] = {}
         for i, row in enumerate(map(int, rows)):
@@ -293,8 +284,7 @@ class TextBatch:
 
 
 class PreparedMessages:
-    """Messages passed to conversations in advance, and the descriptors on which their replies wait. Closed by the
-    batch.
+    """Messages passed to conversations in advance, and the descriptors on which their replies wait.
 
     Invariant: a row is awaited, and its descriptor watched, only between `prepare` and `take`, `drop` or `forget`.
     """
@@ -312,7 +302,6 @@ class PreparedMessages:
         return row not in self._errors and self._traits[row].prepare
 
     def prepare(self, row: int, message: str) -> None:
-        """Let the row's conversation prepare its reply."""
         conversation = self.conversations[row]
         self._errors[row] = None
         try:
@@ -348,7 +337,6 @@ class PreparedMessages:
             self._give_up(row)
 
     def forget(self, row: int) -> None:
-        """Stop waiting for the row."""
         self._errors.pop(row, None)
         if row in self._awaited:
             self._end(row)

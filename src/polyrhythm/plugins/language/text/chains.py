@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import accumulate
 from random import Random
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -79,11 +80,7 @@ class ChainProblem(NamedTuple):
 
     @property
     def totals(self) -> list[int]:
-        """Running totals, starting with the first term."""
-        found = [self.first]
-        for step in self.steps:
-            found.append(found[-1] + step)
-        return found
+        return list(accumulate(self.steps, initial=self.first))
 
 
 def draw_problem(random: Random, terms: tuple[int, int], largest_total: int | None) -> ChainProblem:

@@ -99,7 +99,6 @@ class Chat:
         self._around = self._decoded(head), self._decoded(tail)
 
     def opening(self, prompt: Prompt) -> list[Message]:
-        """The turns before the first message."""
         turns = [_turn("user", prompt)] if isinstance(prompt, str) else list(prompt)
         system = self.settings.system
         return [_turn("system", system), *turns] if system and turns[0]["role"] != "system" else turns
@@ -122,8 +121,7 @@ class Chat:
             raise TemplateFault(f"{self.what}: turns of {roles}: {fault}") from fault
 
     def check(self, turns: int) -> None:
-        """Try a conversation of `turns` turns, at most three. ConfigError: the template rejects it, or changes
-        earlier turns."""
+        """Try at most three of `turns` turns. ConfigError: the template rejects them, or changes earlier turns."""
         try:
             for message in (_STAND_IN, *([_REASONED] if self.settings.earlier == "refuse" else [])):
                 talk = ChatTurns(self, "a")
@@ -167,8 +165,7 @@ def _folder(tokenizer: str) -> Path | None:
 
 
 def open_chat(setting: str, chat: ChatSettings | Literal["auto"], tokenizer: Tokenizer) -> Chat | None:
-    """The chat template of a tokenizer, opened once per process; None if `chat` is `auto` and the folder has none.
-    setting: the tokenizer's."""
+    """The tokenizer's chat template, opened once per process; None if `chat` is `auto` and there is none."""
     return _opened(setting, chat if chat == "auto" else chat.model_dump_json(), tokenizer)
 
 
@@ -295,8 +292,7 @@ class ChatTemplate:
             raise TemplateFault(f"it is not a valid template ({_words(error)})") from error
 
     def render(self, messages: Sequence[Message], *, ask: bool) -> str:
-        """Render the turns. ask: append the start of the next assistant turn. TemplateFault: the template rejects
-        them, fails, or exceeds a limit."""
+        """ask: append the start of the next assistant turn. TemplateFault: it rejects the turns or fails."""
         limits = _Limits()
         token = _limits.set(limits)
         chat = {"messages": [dict(message) for message in messages], "tools": None, "documents": None}
@@ -373,8 +369,7 @@ def _measured(part: Any) -> Any:
 
 
 class _Generation(Extension):
-    """Ignores `{% generation %}` blocks, which mark assistant turns for training masks; masks are computed
-    elsewhere."""
+    """Ignores `{% generation %}` blocks, which mark assistant turns for training masks."""
 
     tags = {"generation"}  # noqa: RUF012 - of jinja2
 

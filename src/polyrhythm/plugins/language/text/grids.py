@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -51,8 +51,7 @@ def beside(place: Place, step: Place) -> Place:
 def shortest(
     start: _State, moved: Callable[[_State, Place], _State], solved: Callable[[_State], bool], most: int
 ) -> list[str]:
-    """Moves of a shortest way to a solved state; [] if there is none among the `most` states nearest to the start.
-    moved: the state after a step."""
+    """Moves of a shortest way to a solved state among the `most` nearest; [] if none. moved: the state after a step."""
     found: dict[_State, tuple[_State, str] | None] = {start: None}
     waiting = deque([start])
     while waiting and len(found) < most:
@@ -102,55 +101,43 @@ class FrozenLakeSettings(TextSettings):
         return FrozenLake(self)
 
 
-class _Lake(NamedTuple):
-    """fields: its rows."""
-
-    prompt: str
-    fields: list[str]
-
-    def shown(self, place: Place) -> str:
-        """The lake as text, one line per row; the start looks like any frozen field."""
-        rows = [list(row.replace("S", "F")) for row in self.fields]
-        rows[place[0]][place[1]] = "P"
-        return "".join(f"{''.join(row)}\n" for row in rows)
-
-
 class FrozenLake:
     def __init__(self, settings: FrozenLakeSettings) -> None:
         self._settings = settings
-        self._lake, self._place = _Lake("", []), (0, 0)
+        self._fields: list[str] = []
+        self._place = (0, 0)
         self._env: Any = None
 
     def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
         import gymnasium
-
-        self.close()
-        self._lake, self._place = draw_apart(seed, self._draw), (0, 0)
-        slippery, most = self._settings.slippery, self._settings.max_turns
-        env = gymnasium.make("FrozenLake-v1", desc=self._lake.fields, is_slippery=slippery, max_episode_steps=most)
-        self._env = env.unwrapped
-        self._env.reset(seed=library_seed(seed))
-        return self._lake.prompt
-
-    def _draw(self, random: Random) -> _Lake:
         from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
-        settings = self._settings
-        lake = _Lake("", generate_random_map(size=settings.size, p=settings.frozen, seed=random.randrange(2**31)))
-        return lake._replace(prompt=lake.shown((0, 0)))
+        self.close()
+        size, frozen, most = self._settings.size, self._settings.frozen, self._settings.max_turns
+
+        def draw(random: Random) -> list[str]:
+            fields: list[str] = generate_random_map(size=size, p=frozen, seed=random.randrange(2**31))
+            return fields
+
+        self._fields, self._place = draw_apart(seed, draw, lambda fields: _shown(fields, (0, 0))), (0, 0)
+        slippery = self._settings.slippery
+        env = gymnasium.make("FrozenLake-v1", desc=self._fields, is_slippery=slippery, max_episode_steps=most)
+        self._env = env.unwrapped
+        self._env.reset(seed=library_seed(seed))
+        return _shown(self._fields, self._place)
 
     def reply(self, message: str) -> Reply:
         move = last_move(message)
         if move is None:
-            return Reply(self._lake.shown(self._place), done=False)
+            return Reply(_shown(self._fields, self._place), done=False)
         state, reward, done, *_ = self._env.step(list(MOVES).index(move))
         self._place = divmod(int(state), self._settings.size)
         won = float(reward) > 0
-        return Reply("" if done else self._lake.shown(self._place), float(won), bool(done), won)
+        return Reply("" if done else _shown(self._fields, self._place), float(won), bool(done), won)
 
     def expert(self) -> str:
         """The first move of a shortest path to the goal."""
-        fields = {(row, i): field for row, line in enumerate(self._lake.fields) for i, field in enumerate(line)}
+        fields = {(row, i): field for row, line in enumerate(self._fields) for i, field in enumerate(line)}
 
         def moved(place: Place, step: Place) -> Place:
             after = beside(place, step)
@@ -162,6 +149,13 @@ class FrozenLake:
         if self._env is not None:
             self._env.close()
             self._env = None
+
+
+def _shown(fields: Sequence[str], place: Place) -> str:
+    """The lake as text, one line per row; the start looks like any frozen field."""
+    rows = [list(row.replace("S", "F")) for row in fields]
+    rows[place[0]][place[1]] = "P"
+    return "".join(f"{''.join(row)}\n" for row in rows)
 
 
 class SokobanSettings(TextSettings):
@@ -213,7 +207,6 @@ class Position(NamedTuple):
 class Room(NamedTuple):
     """An initial room. floor: fields without walls; solution: moves that solve it."""
 
-    prompt: str
     size: int
     floor: frozenset[Place]
     goals: frozenset[Place]
@@ -221,7 +214,6 @@ class Room(NamedTuple):
     solution: tuple[str, ...]
 
     def shown(self, position: Position) -> str:
-        """The room as text, one line per row."""
         rows = range(self.size)
         return "".join("".join(self._character((row, column), position) for column in rows) + "\n" for row in rows)
 
@@ -237,13 +229,14 @@ class Sokoban:
         self._settings = settings
 
     def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
-        return self.enter(draw_apart(seed, lambda random: draw_room(random, self._settings)))
+        made: Callable[[Random], Room] = partial(draw_room, settings=self._settings)
+        return self.enter(draw_apart(seed, made, lambda room: room.shown(room.position)))
 
     def enter(self, room: Room) -> str:
         """Begin in this room."""
         self._room, self._position = room, room.position
         self._plan = deque(room.solution)
-        return room.prompt
+        return room.shown(room.position)
 
     def reply(self, message: str) -> Reply:
         move = last_move(message)
@@ -288,8 +281,7 @@ def draw_room(random: Random, settings: SokobanSettings) -> Room:
         solution = tuple(word for _, word in reversed(moves[1:]))
         start = moves[-1][0]
         if settings.shortest <= len(solution) <= settings.max_turns and not start.boxes & frozenset(goals):
-            room = Room("", settings.size, floor, frozenset(goals), start, solution)
-            return room._replace(prompt=room.shown(start))
+            return Room(settings.size, floor, frozenset(goals), start, solution)
     raise ConfigError(
         f"env.boxes = {settings.boxes}: no room of {_ROOMS} has so many boxes off their goals and a solution of "
         f"{settings.shortest} to {settings.max_turns} moves; raise env.size or env.max_turns, or lower env.walls"
@@ -297,8 +289,7 @@ def draw_room(random: Random, settings: SokobanSettings) -> Room:
 
 
 def _played_back(random: Random, floor: frozenset[Place], solved: Position) -> list[tuple[Position, str]]:
-    """Positions reached backwards from the solved one, without repetition, each with the move that undoes its last
-    step."""
+    """Positions reached backwards from the solved one, without loops, each with the move that undoes its last step."""
     way: list[tuple[Position, str]] = [(solved, "")]
     for _ in range(_MOVES_BACK * len(solved.boxes)):
         player, boxes = way[-1][0]

@@ -28,8 +28,7 @@ Reader = Callable[[bytes, str], Iterator[tuple[str, Any]]]
 
 
 class PromptRow(NamedTuple):
-    """One prompt. prompt: a text, or the turns of a conversation, each with role and content; source_line: file and
-    line, for errors."""
+    """prompt: a text, or turns, each with role and content; source_line: file and line, for errors."""
 
     prompt: str | list[dict[str, str]]
     answer: Any

@@ -13,7 +13,7 @@ import json
 import logging
 import zlib
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -106,8 +106,7 @@ class PromptsSettings(TextSettings):
         log.info(words, len(data.training), len(data.held_out), data.set_aside)
 
     def data(self) -> PromptData:
-        """The rows, read once per process while size and time of the files do not change. ConfigError: they are
-        invalid."""
+        """The rows, read once while size and time of the files do not change. ConfigError: they are invalid."""
         stamps = []
         for file in (*self.files, *self.eval_files):
             with suppress(OSError):  # reading it tells
@@ -116,12 +115,10 @@ class PromptsSettings(TextSettings):
         return _load(type(self), self.model_dump_json(), tuple(stamps))
 
     def reference(self, seed: int) -> Any:
-        """See `envs.base.FullEnvSettings`."""
         return self.data().row(seed).answer
 
     def shown(self, row: PromptRow) -> Prompt:
-        """The prompt of a row: a text, or turns for the chat template. ConfigError: several turns without a
-        template."""
+        """The row's prompt: a text, or turns for the chat template. ConfigError: turns without a template."""
         roles = [] if isinstance(row.prompt, str) else [turn["role"] for turn in row.prompt]
         if roles in ([], ["user"]):
             text = row.prompt if isinstance(row.prompt, str) else row.prompt[0]["content"]
@@ -135,8 +132,6 @@ class PromptsSettings(TextSettings):
 
 
 class Answering:
-    """Conversation with one prompt and one answer."""
-
     def __init__(self, settings: PromptsSettings) -> None:
         self._settings, self._verifier = settings, settings.verify.open()
         self._data = settings.data()
@@ -177,7 +172,6 @@ class PromptData(NamedTuple):
     digest: str
 
     def row(self, seed: int) -> PromptRow:
-        """The row of an episode with this seed."""
         rows = self.held_out if seed & HELD_OUT else self.training
         return rows[seed % len(rows)]
 
@@ -198,14 +192,14 @@ def _load(kind: type[PromptsSettings], given: str, stamps: Sequence[object]) -> 
         limit = (settings.held_out or _HELD_OUT) * 2**32
         held_out = [row for row in rows if zlib.crc32(_identity(row)) < limit]
         training = [row for row in rows if zlib.crc32(_identity(row)) >= limit]
-    seen, sides = len(training) + len(held_out), {"training": training, "evaluations": held_out}
-    for side, found in sides.items():
-        if not found:
-            raise ConfigError(
-                f"env.files: of {len(rows)} rows none is left for {side}; give more, or other env.eval_files or "
-                "env.held_out"
-            )
-    (training, held_out), why = _showable(settings, sides.values())
+    if not training or not held_out:
+        side = "evaluations" if training else "training"
+        raise ConfigError(
+            f"env.files: of {len(rows)} rows none is left for {side}; give more, or other env.eval_files or "
+            "env.held_out"
+        )
+    seen = len(training) + len(held_out)
+    (training, held_out), why = _showable(settings, (training, held_out))
     set_aside = seen - len(training) - len(held_out)
     if not training or not held_out:
         side = "evaluations" if training else "training"
@@ -213,14 +207,12 @@ def _load(kind: type[PromptsSettings], given: str, stamps: Sequence[object]) -> 
     if why:
         notes.append(f"env.files: {set_aside} of {seen} prompts are set aside: {why}")
     notes += _ambiguous([*training, *held_out])
-    compared = [(_turns(row), row.answer) for row in training]
+    compared = [
+        (row.prompt if isinstance(row.prompt, str) else [list(turn.values()) for turn in row.prompt], row.answer)
+        for row in training
+    ]
     digest = hashlib.sha256(json.dumps(compared, sort_keys=True, default=str).encode()).hexdigest()[:16]
     return PromptData(tuple(training), tuple(held_out), set_aside, tuple(notes), digest)
-
-
-def _turns(row: PromptRow) -> str | list[list[str]]:
-    """The prompt, with its turns as lists of role and content."""
-    return row.prompt if isinstance(row.prompt, str) else [list(turn.values()) for turn in row.prompt]
 
 
 def _identity(row: PromptRow) -> bytes:
@@ -274,31 +266,28 @@ def _showable(settings: PromptsSettings, sides: Iterable[Sequence[PromptRow]]) -
 def _try_verifier(settings: PromptsSettings, rows: Sequence[PromptRow]) -> None:
     """Try the verifier on the data's own answers. ConfigError: it accepts fewer than `min_verified` of them."""
     tried = rows[:: max(1, len(rows) // _TRIED)][:_TRIED]
-    verifier = settings.verify.open()
-    try:
+    what, written = f"env.verify = {settings.verify.type}", settings.verify.written
+    with closing(settings.verify.open()) as verifier:
         judged = [(row, *_verdict_on_own(settings, verifier, row)) for row in tried]
-    finally:
-        verifier.close()
     if wrong := [one for one in judged if one[1].reward < settings.success]:
         row, verdict, too_long = wrong[0]
         why = f" ({verdict.failure})" if verdict.failure else ""
         said = (
-            f"env.verify = {settings.verify.type}: it does not accept {len(wrong)} of {len(tried)} of the data's own "
-            f"answers, such as that of {row.source_line}, {row.answer!r:.80}, in the message "
-            f"{settings.verify.written(row.answer)!r:.80}{why}"
+            f"{what}: it does not accept {len(wrong)} of {len(tried)} of the data's own answers, such as that of "
+            f"{row.source_line}, {row.answer!r:.80}, in the message {written(row.answer)!r:.80}{why}"
         )
         if len(wrong) > (1 - settings.min_verified) * len(tried):
             if too_long:
                 raise ConfigError(f"{said}; raise env.max_new_tokens to {max(tokens for *_, tokens in wrong)}")
             raise ConfigError(f"{said}; use another verifier or env.answer, or lower env.min_verified")
         log.warning("%s; such rows can earn no reward", said)
-    typical = median(len(settings.verify.written(row.answer)) for row in tried)
+    typical = median(len(written(row.answer)) for row in tried)
     if settings.verify.type == "exact" and typical > _LONG:
-        log.warning(
-            "env.verify = exact: a typical answer has %d characters, all of which a message has to repeat; for worked "
-            "solutions use math, or regex with a pattern",
-            typical,
+        words = (
+            "%s: a typical answer has %d characters, all of which a message has to repeat; for worked solutions use "
         )
+        words += "math, or regex with a pattern"
+        log.warning(words, typical)
 
 
 def _verdict_on_own(settings: PromptsSettings, verifier: Verifier, row: PromptRow) -> tuple[Verdict, int]:
@@ -315,6 +304,7 @@ def _verdict_on_own(settings: PromptsSettings, verifier: Verifier, row: PromptRo
     try:
         return verifier.verify(message, row.answer, row.columns), 0
     except Exception as error:
-        raise ConfigError(
+        words = (
             f"env.verify = {settings.verify.type}: at the answer of {row.source_line} it {raised(error)}; correct it"
-        ) from error
+        )
+        raise ConfigError(words) from error

@@ -194,8 +194,7 @@ def begin(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 
 def encode_after(tokenizer: Tokenizer, before: str, text: str) -> list[int]:
-    """Ids of a text that follows another; if a token would span both, those of the text alone. ValueError: parts of
-    the text cannot be encoded."""
+    """Ids of a text after another; if a token would span both, of the text alone. ValueError: as of `encode`."""
     ids = tokenizer.encode(text)
     if not before or tokenizer.lacking(before):
         return ids

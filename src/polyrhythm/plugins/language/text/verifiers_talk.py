@@ -21,8 +21,10 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
+from polyrhythm.plugins.language.sandbox.tool import Shared
 from polyrhythm.plugins.language.text.base import enclosed
 
 log = logging.getLogger(__name__)
@@ -33,14 +35,13 @@ _MARKS = "<tool_call>", "</tool_call>"
 
 class PolicyAgent:
     """Agent of an environment whose messages come from the policy. trace: of its single interaction, once started;
-    shared: tools of all episodes; toolsets: creates a task's tool servers, anew for every episode."""
+    shared: tools of all episodes; a task's own are created anew for every episode."""
 
-    def __init__(self, talk: Talk, shared: SharedTools, toolsets: Callable[[Any], Sequence[Any]]) -> None:
+    def __init__(self, talk: Talk, shared: SharedTools) -> None:
         self.trace: Any = None
-        self._talk, self._shared, self._toolsets = talk, shared, toolsets
+        self._talk, self._shared = talk, shared
 
     async def run(self, task: Any) -> Any:
-        """Run the task in one turn."""
         async with self.interaction(task) as interaction:
             await interaction.turn()
         return interaction.trace
@@ -52,7 +53,7 @@ class PolicyAgent:
             raise RuntimeError("the environment opened a second interaction in one episode")
         async with AsyncExitStack() as stack:
             tools = Tools(await self._shared.open_once())
-            await tools.open(self._toolsets(task), stack, task)
+            await tools.open(toolsets_of(task), stack, task)
             found = _Interaction(self._talk, task, tools)
             self.trace = found.trace
             yield found
@@ -82,11 +83,7 @@ class _Interaction:
 
     async def turn(self, message: Any = None) -> Any:
         """Send a message and return the segment of the policy's answer, including tool calls, up to a message without a
-        call.
-
-        After the interaction has ended, returns one segment that says so; RuntimeError: the environment continues after
-        that.
-        """
+        call; after the end one segment that says so. RuntimeError: the environment continues after that."""
         from verifiers.v1.agent import Segment
         from verifiers.v1.dialects import parse_message
         from verifiers.v1.types import AssistantMessage, ToolCall, ToolMessage, UserMessage, content_text
@@ -140,14 +137,19 @@ class _Interaction:
 
 
 def read_call(call: str) -> tuple[str, Any]:
-    """Name and arguments of a call; the name is "" for an invalid call, such as JSON with half a surrogate pair,
-    which pydantic rejects."""
+    """Name and arguments of a call; "" for an invalid one, such as with half a surrogate pair, as pydantic wants."""
     try:
         found = json.loads(call)
         json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         found = None
     return (str(found.get("name", "")), found.get("arguments", {})) if isinstance(found, dict) else ("", {})
+
+
+def toolsets_of(owner: Any) -> Sequence[Any]:
+    """New tool servers of a task or taskset."""
+    found: Sequence[Any] = type(owner).toolsets(owner.config)
+    return found
 
 
 def lacking(task: Any, toolsets: Sequence[Any]) -> str:
@@ -227,7 +229,6 @@ class Tools:
                 self._listed.append(json.dumps(described))
 
     async def call(self, name: str, arguments: Any) -> str:
-        """The result as text, or an error text."""
         from mcp.server.mcpserver.exceptions import ToolError
 
         if name not in self._servers:
@@ -284,7 +285,6 @@ class SharedTools:
                 ready.set_exception(RuntimeError("the setup of the shared tools was cancelled"))
 
     async def end(self) -> None:
-        """Close the tools if they were opened."""
         serving, self._serving = self._serving, None
         if serving is not None:
             self._over.set()
@@ -309,8 +309,7 @@ class Talk:
         self._answer: asyncio.Future[str] | None = None
 
     def begin(self, run: Coroutine[Any, Any, None]) -> str | None:
-        """Start a coroutine, ending one that still runs; return its text before it requests a message, None if it
-        has ended."""
+        """Start a coroutine, ending one that runs; return its text before it requests a message, None at its end."""
         self.drop()
 
         async def start() -> str | None:
@@ -367,3 +366,11 @@ def run_in_loop(call: Coroutine[Any, Any, _Found]) -> _Found:
             loop = _loops[process] = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
     return asyncio.run_coroutine_threadsafe(call, _loops[process]).result()
+
+
+_SHARED = Shared[SharedTools](lambda tools: run_in_loop(tools.end()))
+
+
+def shared_tools(name: str, options: str, taskset: Any) -> tuple[SharedTools, Callable[[], None]]:
+    """The tools that conversations with this taskset and options share in this process, and what ends their use."""
+    return _SHARED.open((os.getpid(), name, options), lambda: SharedTools(partial(toolsets_of, taskset)))

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -18,15 +17,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from polyrhythm.errors import ConfigError, MissingError, install_command
-from polyrhythm.plugins.language.sandbox.tool import Shared
 from polyrhythm.plugins.language.text.base import Count, TextSettings, draw_apart, is_held_out
 from polyrhythm.plugins.language.text.conversation import Reply
-from polyrhythm.plugins.language.text.verifiers_talk import PolicyAgent, SharedTools, Talk, lacking, run_in_loop
+from polyrhythm.plugins.language.text.verifiers_talk import PolicyAgent, Talk, lacking, shared_tools, toolsets_of
 
 log = logging.getLogger(__name__)
-
-#: Tools that conversations with equal settings share within a process.
-_SHARED = Shared[SharedTools](lambda tools: run_in_loop(tools.end()))
 
 
 class VerifiersSettings(TextSettings):
@@ -53,21 +48,18 @@ class VerifiersSettings(TextSettings):
 
 
 class VerifiersTask:
-    """Conversation over the tasks of a taskset, played by its environment."""
-
     def __init__(self, settings: VerifiersSettings) -> None:
         options = json.dumps(settings.options)
         loaded = self._loaded = _load(settings.taskset, options, settings.most)
         self._success = settings.success
         self._talk = Talk()
-        key = os.getpid(), settings.taskset, options
-        self._shared, self._leave = _SHARED.open(key, lambda: SharedTools(loaded.shared))
+        self._shared, self._leave = shared_tools(settings.taskset, options, loaded.environment.taskset)
         self._agent: PolicyAgent | None = None
 
     def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
         loaded = self._loaded
         drawn = draw_apart(seed, lambda random: random.choice(loaded.tasks), loaded.apart_by)
-        agent = self._agent = PolicyAgent(self._talk, self._shared, loaded.toolsets)
+        agent = self._agent = PolicyAgent(self._talk, self._shared)
         said = self._talk.begin(loaded.environment.run(drawn, SimpleNamespace(**{loaded.agent: agent})))
         if said is None:
             raise ConfigError("env.taskset: its environment ended before it asked for a message; use another")
@@ -87,14 +79,12 @@ class VerifiersTask:
 
 
 class _Loaded(NamedTuple):
-    """A taskset: its tasks, its environment, the name of the environment's agent, factories of shared and per-task
-    tools, and the text that separates training tasks from evaluation tasks."""
+    """A taskset: its tasks, its environment, the name of the environment's agent, and the text of a task that assigns
+    it to training or evaluation."""
 
     tasks: list[Any]
     environment: Any
     agent: str
-    shared: Callable[[], Sequence[Any]]
-    toolsets: Callable[[Any], Sequence[Any]]
     apart_by: Callable[[Any], str]
 
 
@@ -138,18 +128,13 @@ def _load(name: str, options: str, most: int) -> _Loaded:
         raise MissingError(f"{what}: {error}") from error
     except Exception as error:
         raise ConfigError(f"{what}: {type(error).__name__}: {error}; correct env.taskset or env.options") from error
-    taskset = environment.taskset
-    found = list(islice(taskset, most))
+    found = list(islice(environment.taskset, most))
     if not found:
         raise ConfigError(f"{what}: it has no tasks; correct env.options")
 
-    def toolsets(of: Any) -> Sequence[Any]:
-        made: Sequence[Any] = type(of).toolsets(of.config)
-        return made
-
     agents = list(agent_config_fields(config))
-    own, of_all = type(environment), toolsets(taskset)
-    needs = lacking(found[0], [*of_all, *toolsets(found[0])])
+    own, of_all = type(environment), toolsets_of(environment.taskset)
+    needs = lacking(found[0], [*of_all, *toolsets_of(found[0])])
     if len(agents) > 1:
         needs = f"{len(agents)} agents ({', '.join(agents)})"
     elif own.finalize is not Env.finalize or own.start is not Env.start:
@@ -158,5 +143,4 @@ def _load(name: str, options: str, most: int) -> _Loaded:
         raise ConfigError(f"{what}: its tasks need {needs}; use a taskset that does without")
     _warn_of_tasks(what, of_all)
     sides = {is_held_out(_prompt(task)) for task in found}
-    shared = partial(toolsets, taskset)
-    return _Loaded(found, environment, agents[0], shared, toolsets, _prompt if len(sides) == 2 else _data)
+    return _Loaded(found, environment, agents[0], _prompt if len(sides) == 2 else _data)

@@ -37,8 +37,7 @@ class WithPython:
     conversation's. The first row of a process starts the sandbox, and the last one that is closed ends it.
 
     code_in: the code of a message, None if it has none; shown: the reply to an outcome, by default the output between
-    `<output>` and `</output>`, after which the episode continues. ConfigError: the sandbox is not available on this
-    machine.
+    `<output>` and `</output>`, after which the episode continues. ConfigError: this machine has no sandbox.
     """
 
     def __init__(

@@ -44,9 +44,19 @@ def make_env(settings: ManiSkillFields, task: str, rows: int) -> Any:
 
     ConfigError: an unknown task or a rejected setting; MissingError: assets or a driver.
     """
+    from mani_skill.utils.assets import data
+
     registered = find_registered(task)
     modes = modes_of(settings, task, registered.cls)
-    _refuse_missing_assets(task, registered)
+    missing, needed = [], []  # for which ManiSkill would ask on stdin
+    for name in registered.asset_download_ids or ():
+        group = name in data.DATA_GROUPS
+        sources = data.expand_data_group_into_individual_data_source_ids(name) if group else [name]
+        lacking = [source for source in sources if not data.is_data_source_downloaded(source)]
+        missing += lacking
+        needed += [name] if lacking else []
+    if missing:
+        raise _lacks_assets(task, ", ".join(sorted(missing)[:3]), needed)
     height, width = settings.picture
     own_size = modes.is_twin or settings.observation == "state"
     chosen: dict[str, Any] = {"control_mode": settings.control_mode, "robot_uids": settings.robot}
@@ -104,21 +114,6 @@ def find_registered(task: str) -> Any:
         near = ", ".join(difflib.get_close_matches(name, REGISTERED_ENVS, n=3, cutoff=0.0))
         raise ConfigError(f"env.tasks = {task}: ManiSkill has no such task; the nearest are {near}")
     return REGISTERED_ENVS[name]
-
-
-def _refuse_missing_assets(task: str, registered: Any) -> None:
-    """MissingError: files of the task are missing; ManiSkill would ask on stdin to download them."""
-    from mani_skill.utils.assets import data
-
-    missing, needed = [], []
-    for name in registered.asset_download_ids or ():
-        group = name in data.DATA_GROUPS
-        sources = data.expand_data_group_into_individual_data_source_ids(name) if group else [name]
-        lacking = [source for source in sources if not data.is_data_source_downloaded(source)]
-        missing += lacking
-        needed += [name] if lacking else []
-    if missing:
-        raise _lacks_assets(task, ", ".join(sorted(missing)[:3]), needed)
 
 
 def _lacks_assets(task: str, what: str, names: Sequence[str]) -> MissingError:

@@ -54,7 +54,8 @@ class Views:
 
 
 class RobosuiteBatch(RowsBatch):
-    """make: creates an environment of a task; kept: number of idle environments, and of GL contexts, that are kept."""
+    """make: creates an environment of a task; kept: number of idle environments, and of GL contexts, that are kept.
+    ConfigError: an environment's arrays differ from the spec, for example in a version unknown to the table."""
 
     def __init__(
         self, settings: SimulatorSettings, rows: int, views: Views, make: Callable[[str], Instance], kept: int
@@ -68,11 +69,7 @@ class RobosuiteBatch(RowsBatch):
         self._changing = threading.Lock()  # held for changes of `instances` and of `row_tasks`
         #: By task, or by (row, task) where resets make new models, and image size.
         self.renderers: dict[tuple[object, int], SceneRenderer] = {}
-        self._warm_up()
-
-    def _warm_up(self) -> None:
-        """Create the first row's environment and step it once, which compiles robosuite's controllers. ConfigError:
-        its arrays differ from the spec, for example in a version unknown to the table."""
+        # The first row's environment is stepped once, which compiles robosuite's controllers.
         began = time.monotonic()
         instance = self._simulator_for(0, 0)
         instance.reset(0)

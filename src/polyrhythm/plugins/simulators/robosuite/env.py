@@ -24,7 +24,6 @@ from polyrhythm.plugins.simulators.robosuite.library import (
     PLACED,
     ROBOCASA,
     Instance,
-    Sizes,
     check_robocasa,
     find_class,
     has_package,
@@ -112,12 +111,11 @@ class RobosuiteSettings(SimulatorSettings):
             known = KNOWN.get(task)
             if known is None:
                 if not self.registered_by and not has_package(ROBOCASA):
-                    raise InvalidSetting(
-                        "tasks",
-                        task,
+                    why = (
                         f"robosuite has no such task; {nearest(task, KNOWN)}RoboCasa's need the package robocasa, "
-                        "which is not installed, other packages' need registered_by",
+                        "which is not installed, other packages' need registered_by"
                     )
+                    raise InvalidSetting("tasks", task, why)
                 continue
             if self.reward == "dense" and not known.dense:
                 raise InvalidSetting("reward", "dense", f"robosuite has no dense reward for {task}; set sparse")
@@ -168,23 +166,28 @@ class RobosuiteSettings(SimulatorSettings):
     def spec(self) -> EnvSpec:
         """The spec of a batch. robosuite's tasks with the Panda need no simulator; others create an environment once
         per process. ConfigError: an unknown task, or tasks of different sizes."""
-        sizes = [self.sizes(task) for task in self.tasks]
-        first = sizes[0]
+        named = (self.robot, self.controller, self.registered_by, self.kwargs)
+        sizes = [sizes_of(task, *named) for task in self.tasks]
+        first, states = sizes[0], self.observation == "state"
         for task, other in zip(self.tasks, sizes, strict=True):
+            if states and other.objects is None:
+                raise ConfigError(
+                    f"env.observation = state: the objects of {task} differ between episodes; set observation: pixels"
+                )
             if (other.low, other.high) != (first.low, first.high):
                 raise ConfigError(
                     f"env.tasks = {task}: its actions have {len(other.low)} entries, those of {self.tasks[0]} "
                     f"{len(first.low)}, or other bounds; tasks of one run need equal actions"
                 )
-            if other.proprio != first.proprio or (self.observation == "state" and other.objects != first.objects):
+            if other.proprio != first.proprio or (states and other.objects != first.objects):
                 raise ConfigError(
                     f"env.tasks = {task}: its state has {other.objects} + {other.proprio} numbers, that of "
                     f"{self.tasks[0]} {first.objects} + {first.proprio}; tasks of one run need equal sizes"
                 )
         image = ArraySpec((self.image_size, self.image_size, 3), "uint8")
         arrays = {**dict.fromkeys(self._views.names, image), "proprio": ArraySpec((first.proprio,), "float32")}
-        if self.observation == "state":
-            assert first.objects is not None, "refused by `sizes`"
+        if states:
+            assert first.objects is not None, "refused above"
             arrays = {"state": ArraySpec((first.objects + first.proprio,), "float32")}
         return EnvSpec(
             observation=arrays,
@@ -210,15 +213,6 @@ class RobosuiteSettings(SimulatorSettings):
         cannot."""
         choose_gl_backend()
         return self
-
-    def sizes(self, task: str) -> Sizes:
-        """Sizes of a task's arrays. ConfigError: a required state has no fixed size."""
-        found = sizes_of(task, self.robot, self.controller, self.registered_by, self.kwargs)
-        if self.observation == "state" and found.objects is None:
-            raise ConfigError(
-                f"env.observation = state: the objects of {task} differ between episodes; set observation: pixels"
-            )
-        return found
 
     def make(self, task: str) -> Instance:
         """Create an environment of the task. ConfigError or MissingError: it cannot be created."""

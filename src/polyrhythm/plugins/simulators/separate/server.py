@@ -151,17 +151,6 @@ def raised(error: BaseException) -> p.CallRaised:
     return p.CallRaised("", f"{type(error).__name__}: {error}{own_place(error)}")
 
 
-def serve(line: p.EnvLink, server: EnvServer) -> None:
-    """Answer requests until the connection is closed."""
-    while True:
-        request = line.receive()
-        try:
-            reply = server.answer(request)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the parent raises it
-            reply = raised(error)
-        line.send(reply)
-
-
 def main(words: list[str]) -> int:
     end, memory, parent = (int(word) for word in words)
     if sys.platform == "linux":
@@ -172,8 +161,14 @@ def main(words: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent ends it
     line, server = p.EnvLink(socket.socket(fileno=end), p.Request), EnvServer(memory)
-    with suppress(EOFError, OSError):
-        serve(line, server)
+    with suppress(EOFError, OSError):  # the connection was closed
+        while True:
+            request = line.receive()
+            try:
+                reply = server.answer(request)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the parent raises it
+                reply = raised(error)
+            line.send(reply)
     with suppress(Exception, SystemExit):  # nobody asks any more
         server.close()
     return 0

@@ -116,7 +116,6 @@ class EnvProcess:
     backend unless it has one. ConfigError: the process does not start, or has no such environment."""
 
     def __init__(self, python: Path, name: str, env: Mapping[str, Any]) -> None:
-        self._name = name
         self.memory = p.memory_file()
         ours, theirs = socket.socketpair()
         arguments = [str(number) for number in (theirs.fileno(), self.memory, os.getpid())]
@@ -137,25 +136,19 @@ class EnvProcess:
             theirs.close()
         self._line = p.EnvLink(ours, p.Reply)
         try:
-            opened = self._open(env)
-        except BaseException:
+            opened = self.request(p.Open(dict(env), simulators=simulator_count()), p.EnvOpened)
+        except BaseException as error:
             self.close()
+            if isinstance(error, EnvLost):
+                fix = "is polyrhythm installed there? polyrhythm envs setup makes such a Python"
+                raise MissingError(f"env.python = {name}: {error}; {fix}") from error
+            if isinstance(error, PolyrhythmError | ImportError | RuntimeError):
+                kind = type(error) if isinstance(error, ConfigError) else ConfigError
+                raise kind(f"env.python = {name}: {error}") from error
             raise
         self.spec, self.env = opened.spec, opened.env
         if opened.gl:
             os.environ.setdefault("MUJOCO_GL", opened.gl)
-
-    def _open(self, env: Mapping[str, Any]) -> p.EnvOpened:
-        try:
-            return self.request(p.Open(dict(env), simulators=simulator_count()), p.EnvOpened)
-        except EnvLost as lost:
-            raise MissingError(
-                f"env.python = {self._name}: {lost}; is polyrhythm installed there? polyrhythm envs setup makes such a "
-                "Python"
-            ) from lost
-        except (PolyrhythmError, ImportError, RuntimeError) as error:
-            kind = type(error) if isinstance(error, ConfigError) else ConfigError
-            raise kind(f"env.python = {self._name}: {error}") from error
 
     def request(self, message: p.Request, kind: type[R]) -> R:
         """Send a request and wait for its answer.

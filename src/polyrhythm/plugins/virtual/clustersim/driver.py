@@ -164,7 +164,8 @@ class VirtualDriver:
         self._drain()
         while (self.reached < version or self.evaluating) and not self.halted:
             upcoming = clock.upcoming
-            due = inf if self.cpu is not None and self.cpu.occupied else self._deadline
+            # Queued events of the main thread precede a passed deadline.
+            due = inf if self.cpu is not None and self.cpu.main.at_work else self._deadline
             time = min(upcoming, due)
             if time == inf:
                 raise Deadlock(

@@ -51,15 +51,15 @@ class VirtualClock:
         call(argument)
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """A pass. left: remaining seconds of work at full speed."""
 
-    __slots__ = ("argument", "done", "left", "occupies", "owner")
-
-    def __init__(
-        self, owner: object, seconds: float, occupies: float, done: Callable[[Any], None], argument: object
-    ) -> None:
-        self.owner, self.left, self.occupies, self.done, self.argument = owner, seconds, occupies, done, argument
+    owner: object
+    left: float
+    occupies: float
+    done: Callable[[Any], None]
+    argument: object
 
 
 class Device:
@@ -280,11 +280,6 @@ class ConductorCpu:
         thread.waiting.append((self._clock.now, event))
         if not thread.at_work:
             self._begin(thread)
-
-    @property
-    def occupied(self) -> bool:
-        """Whether the main thread has queued events, which precede a passed deadline."""
-        return self.main.at_work
 
     def _begin(self, thread: CpuThread) -> None:
         came, event = thread.waiting.popleft()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar
 
@@ -18,14 +19,15 @@ class LeaseError(RuntimeError):
     """Two stations are on a leased device, or one works without being on all of its own."""
 
 
+@dataclass(slots=True)
 class VirtualLease:
     """One station's lease of a device. seconds, size (bytes): of a switch; on: it is there; switching: under way."""
 
-    __slots__ = ("device", "on", "seconds", "size", "switching")
-
-    def __init__(self, device: Device, seconds: float, size: int) -> None:
-        self.device, self.seconds, self.size = device, seconds, size
-        self.on = self.switching = False
+    device: Device
+    seconds: float
+    size: int
+    on: bool = False
+    switching: bool = False
 
 
 class VirtualStation:

@@ -7,7 +7,9 @@ state, learned ones, one for each action. The release has no mask here, so its h
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -152,19 +154,10 @@ class HeadAttention(nn.Module):
         return out
 
 
-class FeedForward(nn.Module):
-    """Two layers around gelu with the tanh approximation; the middle of `net` is the release's dropout."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        first = nn.Module()
-        first.proj = nn.Linear(width, 4 * width)
-        self.net = nn.ModuleList([first, nn.Identity(), nn.Linear(4 * width, width)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = functional.gelu(self.net[0].proj(x), approximate="tanh")  # type: ignore[operator]
-        found: Tensor = self.net[2](hidden)
-        return found
+def feed_forward(width: int) -> nn.Sequential:
+    """Two layers around gelu with the tanh approximation; the middle is the release's dropout."""
+    first = nn.Sequential(OrderedDict(proj=nn.Linear(width, 4 * width), gelu=nn.GELU("tanh")))
+    return nn.Sequential(first, nn.Identity(), nn.Linear(4 * width, width))
 
 
 class AdaptiveNorm(nn.Module):
@@ -187,12 +180,12 @@ class SelfAttentionBlock(nn.Module):
         super().__init__()
         self.norm1, self.norm3 = nn.LayerNorm(size.width, _NORM_EPS), nn.LayerNorm(size.width, _NORM_EPS)
         self.attn1 = HeadAttention(size, size.width)
-        self.ff = FeedForward(size.width)
+        self.ff: Any = nn.ModuleDict({"net": feed_forward(size.width)})
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         normed = self.norm1(x)
         x = x + self.attn1(normed, self.attn1.keys_values(normed), mask)
-        found: Tensor = x + self.ff(self.norm3(x))
+        found: Tensor = x + self.ff.net(self.norm3(x))
         return found
 
 
@@ -204,7 +197,7 @@ class DitBlock(nn.Module):
         self.crosses = context > 0
         self.norm1 = AdaptiveNorm(size.width)
         self.attn1 = HeadAttention(size, context or size.width)
-        self.ff = FeedForward(size.width)
+        self.ff: Any = nn.ModuleDict({"net": feed_forward(size.width)})
 
     def forward(self, x: Tensor, time: Tensor, context: KeysValues | None, mask: Tensor | None) -> Tensor:
         """mask: of the context."""
@@ -214,24 +207,7 @@ class DitBlock(nn.Module):
         else:
             x = x + self.attn1(normed, context, mask)
         normed = functional.layer_norm(x, x.shape[-1:], eps=_NORM_EPS)
-        found: Tensor = x + self.ff(normed)
-        return found
-
-
-class TimestepEncoder(nn.Module):
-    """An MLP on the code of the time, under the release's name `timestep_embedder`."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.timestep_embedder = nn.ModuleDict(
-            {"linear_1": nn.Linear(_TIME_CHANNELS, width), "linear_2": nn.Linear(width, width)}
-        )
-
-    def forward(self, bucket: Tensor) -> Tensor:
-        half = _TIME_CHANNELS // 2
-        code = time_code(bucket, half, divisor=half - 1, sine_first=False)
-        mlp = self.timestep_embedder
-        found: Tensor = mlp["linear_2"](functional.silu(mlp["linear_1"](code)))
+        found: Tensor = x + self.ff.net(normed)
         return found
 
 
@@ -242,7 +218,9 @@ class Dit(nn.Module):
     def __init__(self, size: GrootSize) -> None:
         super().__init__()
         stack, self.checkpointing = size.dit, False
-        self.timestep_encoder = TimestepEncoder(stack.width)
+        layers = {"linear_1": nn.Linear(_TIME_CHANNELS, stack.width), "silu": nn.SiLU()}
+        layers["linear_2"] = nn.Linear(stack.width, stack.width)
+        self.timestep_encoder: Any = nn.ModuleDict({"timestep_embedder": nn.Sequential(OrderedDict(layers))})
         self.transformer_blocks = nn.ModuleList(
             DitBlock(stack, size.llm.width if index % 2 == 0 else 0) for index in range(stack.layers)
         )
@@ -253,9 +231,16 @@ class Dit(nn.Module):
         """Keys and values of the backbone's features [B,P,width], for each block that attends to them."""
         return tuple(block.attn1.keys_values(features) for block in self.transformer_blocks[::2])  # type: ignore[union-attr,operator]
 
+    def embed_time(self, bucket: Tensor) -> Tensor:
+        """Buckets [B] -> [B,width] float32."""
+        half = _TIME_CHANNELS // 2
+        code = time_code(bucket, half, divisor=half - 1, sine_first=False)
+        found: Tensor = self.timestep_encoder.timestep_embedder(code)
+        return found
+
     def forward(self, x: Tensor, bucket: Tensor, context: tuple[KeysValues, ...], mask: Tensor | None = None) -> Tensor:
         """Tokens x [B,T,width], bucket [B] of the time, mask [B,1,1,P] of the context -> [B,T,hidden]."""
-        time = self.timestep_encoder(bucket)
+        time = self.embed_time(bucket)
         for index, block in enumerate(self.transformer_blocks):
             seen = context[index // 2] if index % 2 == 0 else None
             x = run_layer(block, x, time, seen, mask, recompute=self.checkpointing)

@@ -1,4 +1,4 @@
-"""Network of GR00T N1.5, with the parameter names of the release.
+"""Network of GR00T N1.5, with the parameter names of the release, and the policy's settings.
 
 The backbone, the self-attention over its features, and the keys and values that every second block of the diffusion
 transformer reads are computed once per chunk step. GR00T's time runs from 0 (noise) to 1 (data) in 1,000 buckets and
@@ -8,11 +8,14 @@ its velocity is data − noise; both are reversed here to match `FlowNetwork`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import COUNT, Architecture, resized, seen, told, written
 from polyrhythm.plugins.pretrained.precision import computing_dtype
 from polyrhythm.plugins.vla.decoder import (
@@ -25,7 +28,16 @@ from polyrhythm.plugins.vla.decoder import (
     positions_of,
 )
 from polyrhythm.plugins.vla.flow_policy import FlowNetwork, Prefix
-from polyrhythm.plugins.vla.groot_n1d5.action_head import ActionHead, AdaptiveNorm, EmbodimentLinear, GrootSize
+from polyrhythm.plugins.vla.groot_n1d5.action_head import (
+    QWEN3,
+    ActionHead,
+    AdaptiveNorm,
+    EmbodimentLinear,
+    GrootSize,
+    StackSize,
+)
+from polyrhythm.plugins.vla.input_plan import InputForm
+from polyrhythm.plugins.vla.settings import FlowVlaSettings, InputSizeSettings, OwnOrReleased
 from polyrhythm.plugins.vla.vision import SiglipVisionModel, VisionSize, tower_keys, tower_seen
 from polyrhythm.specs import WeightSpec
 
@@ -252,3 +264,70 @@ GROOT_N1D5 = Architecture(
     dead=(_POOLING,),
     float32=("*.embeddings.*", "*norm.*", "*norm?.*", "*layernorm.*", "*timestep_encoder.*", *_FLOW_HEADS),
 )
+
+
+class GrootSizeSettings(InputSizeSettings):
+    """Form of a network that is not a checkpoint's. The default has 1 million parameters."""
+
+    multiples: ClassVar = (("width", 2, "heads"), ("dit_width", 1, "heads"), *InputSizeSettings.multiples)
+
+    width: int = Field(96, ge=8)
+    """Features per token of the language model; heads x an even number."""
+    mlp: int = Field(288, ge=8)
+    """Hidden units of its MLPs."""
+    layers: int = Field(2, ge=1)
+    """Its layers."""
+    heads: int = Field(4, ge=1)
+    """Its attention heads, and those of the action head."""
+    dit_width: int = Field(64, ge=8)
+    """Features per token of the diffusion transformer; a multiple of heads."""
+    dit_layers: int = Field(4, ge=1)
+    """Its blocks; the even ones attend to images and words."""
+    hidden: int = Field(64, ge=8)
+    """Units of the encoders of state and actions."""
+
+    def network(self, *, horizon: int, action_dim: int, state_dim: int) -> GrootSize:
+        """Size of the network, with one embodiment and without padded entries."""
+        head_dim, heads = self.width // self.heads, self.heads
+        llm = replace(QWEN3, width=self.width, layers=self.layers, mlp=self.mlp, heads=heads, kv_heads=heads)
+        return GrootSize(
+            llm=replace(llm, head_dim=head_dim),
+            vision=self.tower(),
+            vocabulary=self.words,
+            image_token=self.words - 1,
+            vl=StackSize(1, heads, head_dim),
+            dit=StackSize(self.dit_layers, heads, self.dit_width // heads),
+            hidden=self.hidden,
+            horizon=horizon,
+            action_dim=action_dim,
+            state_dim=state_dim,
+            embodiments=1,
+            future=4,
+            positions=horizon,
+        )
+
+
+class GrootSettings(FlowVlaSettings):
+    """GR00T N1.5 (NVIDIA 2025)."""
+
+    architecture: ClassVar = GROOT_N1D5
+
+    type: Literal["groot_n1d5"] = "groot_n1d5"
+    """The policy's name."""
+    size: OwnOrReleased[GrootSizeSettings] = GrootSizeSettings()
+    """Form of the network without a checkpoint; released: full size (2.4 billion parameters), for measurements."""
+
+    def input_form(self, size: GrootSize, source: Checkpoint | None) -> InputForm:  # noqa: ARG002 - all alike
+        return InputForm(
+            architecture=self.type,
+            image=size.image,
+            horizon=size.horizon,
+            action_dim=size.action_dim,
+            vocabulary=size.vocabulary,
+            words=size.image_token,
+            state_dim=size.state_dim,
+            fill="left",
+            image_token=size.image_token,
+            image_tokens=size.vision.tokens,
+            embodiments=size.embodiments,
+        )

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 class OftSizeSettings(InputSizeSettings):
     """Form of a network that is not a checkpoint's. The default learns on a CPU."""
 
+    multiples: ClassVar = (("width", 2, "heads"), *InputSizeSettings.multiples)
+
     width: int = Field(128, ge=8)
     """Features per token of the language model."""
     layers: int = Field(4, ge=2)
@@ -47,12 +49,6 @@ class OftSizeSettings(InputSizeSettings):
     """Layers of each vision tower; the last is never computed."""
     bins: int = Field(256, ge=3, le=256)
     """Rows that stand for an action entry's values."""
-
-    def multiples(self) -> tuple[tuple[str, int, str, int], ...]:
-        return (
-            ("width", self.width, "2 x heads", 2 * self.heads),
-            *super().multiples(),
-        )
 
     def network(self, *, horizon: int, action_dim: int, state_dim: int) -> OpenVlaOftSize:  # noqa: ARG002
         """Size of the network, without proprioception and L1 head."""

@@ -83,8 +83,7 @@ class ServerClient:
             return self._object(path, response.read())
 
     def post(self, path: str, body: Mapping[str, Any], deadline_s: float = 0.0) -> dict[str, Any]:
-        """POST a JSON object and return the answer; {} if it is empty or plain text. deadline_s: of this call, 0 for
-        the client's."""
+        """POST a JSON object and return the answer; {} if it is no object. deadline_s: of this call."""
 
         def ask() -> bytes:
             with self._response(path, body, deadline_s) as response:
@@ -94,7 +93,6 @@ class ServerClient:
         return self._object(path, content) if content.strip().startswith(b"{") else {}
 
     def again(self, ask: Callable[[], Found]) -> Found:
-        """Return `ask()`; repeat it after a lost connection."""
         for failures in range(1, self.retries + 1):
             try:
                 return ask()
@@ -125,8 +123,7 @@ class ServerClient:
     def _response(
         self, path: str, body: Mapping[str, Any] | None, deadline_s: float = 0.0, line: Line | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        """The server's answer, of status 200. A timeout is not a lost connection, as the deadline has already passed;
-        it is not retried."""
+        """The server's answer, of status 200. A timeout, whose deadline has already passed, is not retried."""
         try:
             with closing(
                 self._connection(self._host, self._port, timeout=deadline_s or self._deadline_s)
@@ -164,11 +161,9 @@ class ServerClient:
         return found
 
     def lost(self, what: str) -> ServerLost:
-        """A `ServerLost` with address and remedy."""
         return ServerLost(str(self.error(what)))
 
     def error(self, what: str) -> RunHalted:
-        """A `RunHalted` with address and remedy."""
         return RunHalted(f"policy.engine.url = {self.url}: {what}")
 
 

@@ -80,7 +80,6 @@ class StreamReader:
         self.news = threading.Condition()
 
     def begin(self, stream: ServerStream) -> None:
-        """Start a thread that reads the stream."""
         threading.Thread(target=self.read, args=(stream,), name=stream.name, daemon=True).start()
 
     def read(self, stream: ServerStream) -> None:
@@ -122,8 +121,7 @@ class StreamReader:
         stream.reason = "abort" if ends_otherwise else part.reason
 
     def end(self, streams: Sequence[ServerStream], ask: Callable[[], None]) -> None:
-        """End streams and keep their tokens. ask: tells the server to end them, within its deadline where it does so.
-        RunHalted: a stream failed or does not end."""
+        """End streams and keep their tokens. ask: tells the server. RunHalted: a stream failed or does not end."""
         if not self._protocol.ends_streams:
             self.cut(streams)
         ask()
@@ -153,10 +151,7 @@ class StreamReader:
 
 class ServerEngine:
     """An engine over a server that receives `network`'s weights. length: the longest sequence; stops: tokens that end
-    one.
-
-    Every call raises RunHalted if the server does not answer, or not as this model would.
-    """
+    one. Every call raises RunHalted if the server does not answer, or not as this model would."""
 
     def __init__(
         self,
@@ -285,8 +280,7 @@ class ServerEngine:
             self._resume(stream)
 
     def _load(self) -> None:
-        """Write the network's weights to a folder and have the server load it. RunHalted: they cannot be written, or
-        the server does not load them."""
+        """Have the server load the weights from a folder. RunHalted: they cannot be written, or are not loaded."""
         within = Path(self._how.folder or tempfile.gettempdir())
         try:
             within.mkdir(parents=True, exist_ok=True)

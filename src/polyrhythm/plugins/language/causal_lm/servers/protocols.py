@@ -32,9 +32,8 @@ _SEEDS, _APART = 2**63, 0x9E3779B97F4A7C15
 @dataclass(slots=True)
 class ServerStream(Progress):
     """A request at the server. version: of its weights; failures: consecutive lost connections before it; name: a
-    prefix of no other, as servers abort by prefixes; reason: why it ended, "" while it runs; error: the exception that
-    ended it; prompt_tokens, shared_tokens: size of its prompt, and how much of it the server had cached; line: its
-    connection."""
+    prefix of no other, as servers abort by prefixes; reason: why it ended, "" while it runs; error: what ended it;
+    prompt_tokens, shared_tokens: size of its prompt, and how much of it was cached; line: its connection."""
 
     version: int = -1
     failures: int = 0
@@ -56,7 +55,6 @@ class ServerStream(Progress):
 
     @property
     def lost(self) -> bool:
-        """Whether its connection was lost, so that it may be resumed."""
         return isinstance(self.error, ServerLost)
 
 
@@ -199,8 +197,7 @@ class SglangProtocol(_Protocol):
 
 class OpenAiProtocol(_Protocol):
     """A stream is ended by closing its connection. Its seed depends on the request and on the number of tokens before
-    it, because a server restarts its noise with each request: with one seed, a resumed answer would repeat the same
-    noise."""
+    it, because a server restarts its noise with each request: a resumed answer would repeat the same noise."""
 
     kind = "a server of OpenAI's protocol"
     path = "/v1/completions"
@@ -254,8 +251,7 @@ class OpenAiProtocol(_Protocol):
             raise self._lacks(self._calls.named, "named", refusal) from refusal
 
     def answer(self, stream: ServerStream) -> Generator[AnswerPart, None, None]:
-        """Parts of an answer. The weight version is queried after the answer has begun: a server that restarts later
-        ends the answer."""
+        """The weight version is queried after the answer has begun: a server that restarts later ends the answer."""
         last: AnswerPart | None = None  # held until the usage event after it, or the end
         shared, first = 0, True
         body = self._body(stream)
@@ -298,7 +294,6 @@ class OpenAiProtocol(_Protocol):
         }
 
     def _part(self, event: dict[str, Any], prompt_tokens: int) -> AnswerPart | None:
-        """The part of an event; None for an event without a choice."""
         try:
             if not event["choices"]:
                 return None
