@@ -82,7 +82,7 @@ class TrainingOnlyConductor:
         self._alone = restore_conductor(settings, json.loads(json.dumps(conductor.save())))
         saved = self._alone.serving
         self._turns = Turns(
-            *(settings, saved.queue, saved.router, saved.slots, saved.generators),
+            *(settings, saved.queue, saved.router, saved.generators, saved.slots),
             batches=saved.batches,
             tuning=saved.tuning,
         )

@@ -26,15 +26,19 @@ from typing import Any, Protocol, get_args
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import state_codec
 from polyrhythm.scheduler.inference.batches import BatchScheduler
-from polyrhythm.scheduler.inference.generators import GeneratorState
+from polyrhythm.scheduler.inference.generators import GeneratorRegistry, GeneratorState
+from polyrhythm.scheduler.inference.requests import RequestQueue, load_key
+from polyrhythm.scheduler.inference.routing import Router
 from polyrhythm.scheduler.inference.serving import Tuner
 from polyrhythm.scheduler.inference.streams import StreamScheduler
 from polyrhythm.scheduler.records import JOINED, SENDERS, ApplyWeights, Command, DropReason, Event, Halt, TargetReached
 from polyrhythm.scheduler.rollout.granting import grant, grant_background, reissue_lost
 from polyrhythm.scheduler.rollout.reset_forecast import ResetForecast
 from polyrhythm.scheduler.rollout.tickets import RolloutScheduler, SampleScoring
+from polyrhythm.scheduler.samples.admission import Admission
+from polyrhythm.scheduler.samples.buffer import SampleBuffer
 from polyrhythm.scheduler.samples.groups import SampleLedger
-from polyrhythm.scheduler.samples.limits import FaultLimit
+from polyrhythm.scheduler.samples.limits import FaultLimit, ReturnFilter
 from polyrhythm.scheduler.settings import SchedulerSettings
 from polyrhythm.scheduler.updates import UpdateScheduler
 from polyrhythm.scheduler.versions import VersionLedger
@@ -84,9 +88,8 @@ class AnyConductor(Protocol):
     updates: UpdateScheduler
     serving: Serving
     stations: StationRegistry
+    ledger: SampleLedger
 
-    @property
-    def ledger(self) -> SampleLedger: ...
     def handle(self, event: Event, now: float) -> list[Command]: ...
     def deadline(self) -> float: ...
     def summary(self) -> dict[str, Any]: ...
@@ -111,10 +114,13 @@ class Conductor:
         assert (settings.scoring is None) == (scoring is None), "build it by polyrhythm.conductors"
         self.settings = settings
         self.versions = VersionLedger(settings)
-        self.rollout = RolloutScheduler.create(settings, scoring or SampleScoring())
+        parts = Admission(settings), SampleBuffer(settings), ReturnFilter(settings)
+        self.rollout = RolloutScheduler(settings, scoring or SampleScoring(), *parts)
+        self.ledger = self.rollout.ledger
         self.updates = UpdateScheduler(settings)
-        streams = settings.batching == "streams"
-        self.serving: Serving = StreamScheduler.create(settings) if streams else BatchScheduler.create(settings, tuner)
+        serving = StreamScheduler if settings.batching == "streams" else BatchScheduler
+        queue, router = RequestQueue(load_key(settings)), Router(settings.routing)
+        self.serving: Serving = serving(settings, queue, router, GeneratorRegistry(settings), tuning=tuner)
         self.stations = StationRegistry()
         self.faults = FaultLimit(settings)
         self.forecast = ResetForecast()
@@ -154,10 +160,6 @@ class Conductor:
 
     # ------------------------------------------------------------ what others read
 
-    @property
-    def ledger(self) -> SampleLedger:
-        return self.rollout.ledger
-
     def summary(self) -> dict[str, Any]:
         """For a run's summary. groups: `RolloutScheduler.summary`; set_aside: the tasks and seeds, with the reason of
         their last failure; batching: the last choice of `auto`, if any."""
@@ -189,7 +191,7 @@ class Conductor:
         given = {"settings": self.settings, "key": self.serving.queue.key, "scoring": scoring}
         for name in _PARTS:
             setattr(self, name, self.codec.decode(rollout if name == "rollout" else data[name], given))
-        self.announced = data["announced"]
+        self.ledger, self.announced = self.rollout.ledger, data["announced"]
 
     def detach(self) -> None:
         """Forget the stations, after a restore: the run continues with new ones.
@@ -275,12 +277,6 @@ class Conductor:
 
     # ------------------------------------------------------------ stations
 
-    def _add_station(self, station: str, incarnation: int, now: float) -> list[Command]:
-        """A station joins; an earlier incarnation that was not reported lost is removed."""
-        commands = self._remove_station(station, now) if station in self.stations.incarnations else []
-        self.stations.incarnations[station] = incarnation
-        return commands
-
     def _remove_station(self, station: str, now: float, *, blame: bool = True) -> list[Command]:
         del self.stations.incarnations[station]
         if station == self.updates.trainer:
@@ -311,28 +307,24 @@ class Conductor:
         assert generator is not None, f"{name} is present, but no generator"
         return generator
 
-    def _on_simulator(self, event: records.SimulatorJoined, now: float) -> list[Command]:
-        commands = self._add_station(event.simulator, event.incarnation, now)
-        self.rollout.rows.join(event.simulator, event.batches)
-        self.forecast.join(event.simulator, event.batches)
-        self.serving.slots.join(event.simulator, event.batches, event.host)
-        return commands
-
-    def _on_generator(self, event: records.GeneratorJoined, now: float) -> list[Command]:
-        commands = self._add_station(event.generator, event.incarnation, now)
-        self.serving.add_generator(event)
-        self._update_applied()
-        return commands
-
-    def _on_trainer(self, event: records.TrainerJoined, now: float) -> list[Command]:
-        commands = self._add_station(event.trainer, event.incarnation, now)
-        if self.updates.trainer:
-            commands += self._remove_station(self.updates.trainer, now)
-        return commands + self.updates.join(event.trainer, event.updates, self.versions, self.rollout, now)
-
-    def _on_scorer(self, event: records.ScorerJoined, now: float) -> list[Command]:
-        commands = self._add_station(event.scorer, event.incarnation, now)
-        self.rollout.scoring.join(event)
+    def _on_joined(self, event: records.StationJoined, now: float) -> list[Command]:
+        """A station joins; an earlier incarnation that was not reported lost is removed, and an earlier trainer."""
+        station, incarnations = str(getattr(event, SENDERS[type(event)])), self.stations.incarnations
+        commands = self._remove_station(station, now) if station in incarnations else []
+        incarnations[station] = event.incarnation
+        if isinstance(event, records.SimulatorJoined):
+            self.rollout.rows.join(event.simulator, event.batches)
+            self.forecast.join(event.simulator, event.batches)
+            self.serving.slots.join(event.simulator, event.batches, event.host)
+        elif isinstance(event, records.GeneratorJoined):
+            self.serving.add_generator(event)
+            self._update_applied()
+        elif isinstance(event, records.TrainerJoined):
+            if self.updates.trainer:
+                commands += self._remove_station(self.updates.trainer, now)
+            commands += self.updates.join(event.trainer, event.updates, self.versions, self.rollout, now)
+        else:
+            self.rollout.scoring.join(event)
         return commands
 
     # ------------------------------------------------------------ serving
@@ -371,12 +363,10 @@ class Conductor:
 
     # ------------------------------------------------------------ tickets
 
-    def _on_scoring_failed(self, event: records.ScoringFailed, now: float) -> list[Command]:
+    def _on_failed(self, event: records.SampleFailed | records.ScoringFailed, now: float) -> list[Command]:
         self.faults.on_failure(event)
-        return self.rollout.scoring.on_failure(self.rollout, event, now)
-
-    def _on_failed(self, event: records.SampleFailed, now: float) -> list[Command]:
-        self.faults.on_failure(event)
+        if isinstance(event, records.ScoringFailed):
+            return self.rollout.scoring.on_failure(self.rollout, event, now)
         return self.rollout.fail(event, now)
 
     def _on_target(self, event: records.TrainUntil, _now: float) -> list[Command]:
@@ -386,10 +376,7 @@ class Conductor:
 
 #: Event → what it does; the commands that follow from it alone, None for none.
 _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command] | None]] = {
-    records.SimulatorJoined: Conductor._on_simulator,
-    records.GeneratorJoined: Conductor._on_generator,
-    records.TrainerJoined: Conductor._on_trainer,
-    records.ScorerJoined: Conductor._on_scorer,
+    **dict.fromkeys(JOINED, Conductor._on_joined),
     records.StationLost: lambda self, event, now: self._remove_station(event.station, now, blame=event.blame),
     records.RequestArrived: lambda self, event, now: self.serving.on_request(event, now),
     records.BatchDone: Conductor._on_batch_done,
@@ -397,7 +384,7 @@ _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command] | None]] =
     records.SampleFinished: lambda self, event, now: self.rollout.finish(event, now),
     records.SampleFailed: Conductor._on_failed,
     records.SampleScored: lambda self, event, now: self.rollout.scoring.on_score(self.rollout, event, now),
-    records.ScoringFailed: Conductor._on_scoring_failed,
+    records.ScoringFailed: Conductor._on_failed,
     records.PayloadsLost: lambda self, event, _: reissue_lost(self.rollout, event.payload_ids),
     records.UpdateDone: lambda self, event, _: self.updates.finish(event, self.versions, self.rollout),
     records.Published: lambda self, event, _: self.versions.on_published(event.version),

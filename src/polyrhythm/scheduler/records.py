@@ -17,10 +17,8 @@ from polyrhythm.scheduler.codec import UNSAVED
 
 
 class DropReason(StrEnum):
-    """Why a sample failed or was dropped: the only keys of `SampleLedger.dropped` and of the metrics made from it.
-
-    The text of an exception is never a reason: it is the error of `SampleFailed` and goes to the log.
-    """
+    """Why a sample failed or was dropped: the only keys of `SampleLedger.dropped` and of the metrics made from it. The
+    text of an exception is never a reason: it is the error of `SampleFailed` and goes to the log."""
 
     #: Answer to `CancelRow`: given up by command, not a failure.
     CANCELLED = "cancelled"
@@ -142,8 +140,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A request that a generator answers token by token; it ends independently of other streams. pinned: with the copy
-    of the weights that is kept for evaluation."""
+    """A request that a generator answers token by token. pinned: with the weights that are kept for evaluation."""
 
     number: int
     generator: str
@@ -444,10 +441,8 @@ class TrainUntil:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Run these episodes with one version of the weights; training pauses meanwhile unless `background`.
-
-    background: in the reserved rows and with the evaluator's second copy of the weights, so that training goes on.
-    """
+    """Run these episodes with one version of the weights; training pauses meanwhile unless `background`. background: in
+    the reserved rows and with the evaluator's second copy of the weights, so that training goes on."""
 
     name: str
     episodes: tuple[Episode, ...]
@@ -544,10 +539,8 @@ class ApplyWeights:
 
 @dataclass(frozen=True, slots=True)
 class ScoreSample:
-    """Score the finished sample of this payload id; answered by `SampleScored` or `ScoringFailed`.
-
-    number: of this try; task, seed: of its initial state; evaluation: whether it is an evaluation's.
-    """
+    """Score the finished sample of this payload id; answered by `SampleScored` or `ScoringFailed`. number: of this try;
+    task, seed: of its initial state; evaluation: whether it is an evaluation's."""
 
     scorer: str
     number: int
@@ -636,8 +629,7 @@ class SampleEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class ScoreCounted:
-    """A training sample is scored and complete. success: of its episode, from the score, else from the environment;
-    None if neither determines it."""
+    """A training sample is scored and complete. success: by the score, else by the environment; None if by neither."""
 
     ticket: int
     score: float

@@ -177,18 +177,17 @@ class SchedulerSettings:
             )
 
     def _check_redundancy(self) -> None:
-        redundant = {"extra_groups": self.extra_groups, "extra_members": self.extra_members}
-        for name, value in redundant.items():
-            if value and self.order == "ticket":
-                raise ValueError(
-                    f"{name} is {value} but order is ticket: only the lowest tickets would be taken, whoever is first; "
-                    f"make order arrival, or {name} 0"
-                )
-            if value and self.segments:
-                raise ValueError(
-                    f"{name} is {value} but episodes are cut into segments, which cannot be thrown away; make "
-                    f"segment_steps or {name} 0"
-                )
+        name, value = "extra_groups" if self.extra_groups else "extra_members", self.extra_groups or self.extra_members
+        if value and self.order == "ticket":
+            raise ValueError(
+                f"{name} is {value} but order is ticket: only the lowest tickets would be taken, whoever is first; "
+                f"make order arrival, or {name} 0"
+            )
+        if value and self.segments:
+            raise ValueError(
+                f"{name} is {value} but episodes are cut into segments, which cannot be thrown away; make "
+                f"segment_steps or {name} 0"
+            )
         if self.filters and self.segments:
             raise ValueError(
                 "min_return or max_return is set but episodes are cut into segments, whose return is not the "

@@ -1,5 +1,4 @@
-"""Stations, the workers of a run: simulator, generator, trainer. They take commands, do one unit of work at a time,
-emit events.
+"""Stations, the workers of a run: simulator, generator, trainer. They take commands, do units of work, emit events.
 
 `simulator` imports neither torch nor transformers, directly or indirectly.
 """

@@ -118,8 +118,7 @@ class OnePassEngine:
         return max(0.0, self._started + 0.5 * self._took.get(self._flying[0].rows, 0.0) - time.monotonic())
 
     def spans(self, begin: float, end: float) -> Iterator[Span]:
-        """A pass's span begins when it was launched and the previous one had ended; a request's ends when its
-        actions are computed."""
+        """A pass's span begins when the previous one had ended; a request's ends when its actions are computed."""
         if self._done is None:
             return
         batch, begin = self._done.batch, min(begin, self._begun)

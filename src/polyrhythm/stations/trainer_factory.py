@@ -87,13 +87,5 @@ class TrainerFactory:
                 self.states.save(learner).wait()
         if not published and not context.announced:  # else the conductor commands it
             publish_weights(weights, self.version, learner)
-        return Trainer(
-            self.name,
-            incarnation,
-            learner,
-            context.arena,
-            weights,
-            context.channels,
-            self.states,
-            overlap=context.overlap,
-        )
+        name, arena, channels = self.name, context.arena, context.channels
+        return Trainer(name, incarnation, learner, arena, weights, channels, self.states, overlap=context.overlap)

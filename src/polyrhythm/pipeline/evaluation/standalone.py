@@ -138,7 +138,7 @@ def evaluate(
         result, results = measure(changed, name)
         by_kind.setdefault(variant.kind, []).append(results)
         found.setdefault("variants", {})[name] = {"kind": variant.kind, "what": variant.what, **result}
-    if kinds := {kind: _tally_kind(parts) for kind, parts in by_kind.items() if len(parts) > 1}:
+    if kinds := {kind: tally_kind(parts) for kind, parts in by_kind.items() if len(parts) > 1}:
         found["kinds"] = kinds
     told: dict[str, Any] = {
         "instructions": "exchanged" * swap,
@@ -152,7 +152,7 @@ def evaluate(
     return {**found, "seed": seed, "version": version}
 
 
-def _tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:
+def tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:
     """Pooled result over variants that play the same episodes.
 
     Episodes of different variants, and samples of one initial state, are not independent; the interval is therefore

@@ -184,8 +184,7 @@ def snapshot_loop(
     buckets: tuple[int, ...],
     now: float,
 ) -> ClosedLoop:
-    """The closed loop of these slots and generators, with `now` as time 0. running: all current passes; buckets: row
-    counts of padding."""
+    """The closed loop of these slots and generators, with `now` as time 0. running: all current passes."""
     index = {name: number for number, name in enumerate(slots)}
     loop = ClosedLoop(
         rows=[slot.rows for slot in slots.values()],

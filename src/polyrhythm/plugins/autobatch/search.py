@@ -27,11 +27,8 @@ def has_drifted(new: float, old: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """The conditions under which rates are comparable.
-
-    pass_s: predicted seconds of a pass of share_rows rows. short_absence_s: the 5th percentile of all absences.
-    share_rows: rows of all slots per generator.
-    """
+    """The conditions under which rates are comparable. pass_s: predicted seconds of a pass of share_rows rows.
+    short_absence_s: the 5th percentile of all absences. share_rows: rows of all slots per generator."""
 
     pass_s: float = 0.0
     short_absence_s: float = 0.0

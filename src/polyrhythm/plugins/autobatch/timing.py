@@ -1,7 +1,6 @@
 """Measured times that batching depends on: seconds of a pass by its rows, and each slot's absences.
 
-All times are seconds on the conductor's clock, from command to report, so they include message latency, which batching
-cannot change.
+All times are seconds on the conductor's clock, from command to report, so message latency is in them.
 """
 
 from __future__ import annotations
@@ -125,8 +124,7 @@ class RunningPass:
 
 @dataclass(slots=True)
 class ClusterTiming:
-    """Measured passes and slots that serve training. running: generator → its current pass. passes: present generator →
-    number of its passes."""
+    """Measured passes and slots of training. running: generator → its current pass; passes: → number of its passes."""
 
     pass_time: PassTimeModel = field(default_factory=PassTimeModel)
     slots: dict[str, SlotTiming] = field(default_factory=dict)

@@ -101,7 +101,6 @@ class BatchTuner:
                 timing.slots[request.slot].in_pass = True
 
     def on_pass_finished(self, generator: str, answered: Sequence[str], now: float, generators: int) -> None:
-        """The generator's pass is over. answered: slots that are away now; generators: number that serve."""
         timing = self.timing
         finished = timing.running.pop(generator)
         passes = timing.passes[generator] = timing.passes.get(generator, 0) + 1
@@ -134,7 +133,6 @@ class BatchTuner:
         self.meter.rates.clear()
 
     def take_announcement(self) -> BatchingChosen | None:
-        """The last choice; None if it was taken already."""
         if self.announced:
             return None
         self.announced = True

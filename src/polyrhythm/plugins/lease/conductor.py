@@ -21,7 +21,6 @@ from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.conductor import SERVING_EVENTS, Conductor
 from polyrhythm.scheduler.records import ADDRESSEES, SENDERS, AbortStream, Command, DeviceTaken, DeviceYielded, Event
-from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm.scheduler.settings import LeaseSettings
 
 #: Commands that are a unit of work, and the events that end one.
@@ -49,18 +48,14 @@ class LeasedConductor:
         rules = inner.settings.lease
         assert rules is not None, "no station leases a device"
         self.inner, self.settings, self._rules = inner, inner.settings, rules
-        self.delivery = CommandDelivery.create(rules)
+        self.delivery = CommandDelivery(rules, DeviceLeases(rules))
         self._codec = inner.codec.extended((CommandDelivery, DeviceLeases, LeaseState))
         self._share_parts()
 
     def _share_parts(self) -> None:
         inner = self.inner
         self.versions, self.rollout, self.updates = inner.versions, inner.rollout, inner.updates
-        self.serving, self.stations = inner.serving, inner.stations
-
-    @property
-    def ledger(self) -> SampleLedger:
-        return self.inner.ledger
+        self.serving, self.stations, self.ledger = inner.serving, inner.stations, inner.ledger
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """As `Conductor.handle`: the decided commands that are sent now, and the device switches."""
@@ -127,8 +122,11 @@ class LeasedConductor:
                 self.delivery.set_working(slot.simulator, name, working=slot.live and slot.request is None, now=now)
 
     def _update_away(self) -> None:
-        for name, is_open in self.delivery.take_changes():
-            self.serving.generators.set_away(name, away=not is_open)
+        """Tell serving which stations have come onto their devices or left them since the last call."""
+        changed, present = self.delivery.changed, self.delivery.leases.present
+        for name in changed:
+            self.serving.generators.set_away(name, away=not present[name].open)
+        changed.clear()
 
     def deadline(self) -> float:
         due = min(self.serving.deadline(self.delivery.due), self.rollout.next_expiry())
@@ -159,7 +157,7 @@ class LeasedConductor:
 
     def detach(self) -> None:
         self.inner.detach()
-        self.delivery = CommandDelivery.create(self._rules)
+        self.delivery = CommandDelivery(self._rules, DeviceLeases(self._rules))
 
 
 @dataclass(slots=True)
@@ -167,7 +165,7 @@ class CommandDelivery:
     """Holds back commands of stations that are off their devices.
 
     held_back: commands by station; working: leased simulator → its slots with actions to execute, by their requests and
-    answers; changed: stations that came onto or left their devices, for `take_changes`.
+    answers; changed: stations that came onto or left their devices, not told to serving yet.
     """
 
     rules: LeaseSettings = field(metadata=UNSAVED)
@@ -176,10 +174,6 @@ class CommandDelivery:
     working: dict[str, dict[str, None]] = field(default_factory=dict)
     due: list[str] = field(default_factory=list)
     changed: dict[str, None] = field(default_factory=dict)
-
-    @classmethod
-    def create(cls, rules: LeaseSettings) -> CommandDelivery:
-        return cls(rules, DeviceLeases(rules))
 
     def join(self, name: str, flow: int) -> None:
         """Add a station, off the devices that it leases."""
@@ -195,14 +189,6 @@ class CommandDelivery:
         for table in (self.held_back, self.working, self.changed):
             table.pop(name, None)
         self.due = [other for other in self.due if other != name]
-
-    def take_changes(self) -> list[tuple[str, bool]]:
-        """Stations that became able or unable to work since the last call, each with whether it is able."""
-        if not self.changed:
-            return []
-        changes = [(name, self.leases.present[name].open) for name in self.changed]
-        self.changed.clear()
-        return changes
 
     def on_event(self, event: Event, now: float) -> None:
         """Track ends of units of work, and stations that came onto or left a device."""

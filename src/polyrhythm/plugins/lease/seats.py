@@ -32,8 +32,7 @@ def share_seats(
     """The seats with the devices that each leases, the conductor's lease settings (None without leases), and a warning
     if `lease.devices` names devices that no stations share.
 
-    simulators_leave: the environment can leave a device. offload: folder for tensors that leave the host, "" for the
-    system's temporary one.
+    simulators_leave: the environment can leave a device. offload: folder for tensors that leave, "": the system's.
     """
     own: dict[str, set[int]] = {}
     for name, seat in seats.items():

@@ -95,8 +95,7 @@ class Scorer:
         return True
 
     def _serve(self) -> None:
-        """Consumes: samples. Waits for: one, or the reward function. Unblocked by: `handle`. Produces: answers. Ends
-        with `close`."""
+        """Consumes: samples. Waits for: one, or the function. Unblocked by: `handle`, `close`. Produces: answers."""
         while (command := self._todo.get()) is not None:
             self._score(command)
 
@@ -184,17 +183,10 @@ class ScorerFactory:
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         def make() -> Station:
-            return Scorer(
-                self.name,
-                incarnation,
-                load_reward(self.function, self.options),
-                resolve("env", self.env),
-                self.spec,
-                context.arena,
-                context.channels,
-                self.places,
-                overlap=context.overlap,
-            )
+            reward, env = load_reward(self.function, self.options), resolve("env", self.env)
+            arena, channels, overlap = context.arena, context.channels, context.overlap
+            identity, places = (self.name, incarnation), self.places
+            return Scorer(*identity, reward, env, self.spec, arena, channels, places, overlap=overlap)
 
         return [(f"{self.name}.{incarnation}", make)]
 

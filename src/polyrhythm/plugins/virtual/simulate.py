@@ -100,10 +100,8 @@ def simulate(settings: ClusterSettings, span: Span | None = None) -> dict[str, A
 
 
 def simulate_file(path: str | Path, trace_path: str | Path | None = None) -> dict[str, Any]:
-    """Simulate the cluster that a YAML file describes.
-
-    trace_path: where to write a timeline for Perfetto or chrome://tracing. Raises ConfigError for a wrong file.
-    """
+    """Simulate the cluster that a YAML file describes. trace_path: where to write a timeline for Perfetto or
+    chrome://tracing. Raises ConfigError for a wrong file."""
     settings = load_cluster(path)
     if trace_path is None:
         return simulate(settings)

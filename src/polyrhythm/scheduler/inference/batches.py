@@ -45,8 +45,7 @@ class BatchScheduler(RequestScheduler):
         return [] if choice is None else [choice]
 
     def due(self, now: float) -> list[Serve]:
-        """Start every due batch, and queue full ones behind passes. `evaluation_priority` decides which goes first if
-        an evaluator serves training too."""
+        """Start every due batch, and queue full ones behind passes. `evaluation_priority` decides which goes first."""
         if (before := self.slots.expected_among) is not self.generators.live:
             self.slots.expected_among = self.generators.live
             for slot in self.slots.slots.values() if before != self.generators.live else ():
@@ -127,8 +126,7 @@ class BatchScheduler(RequestScheduler):
         return [self._start_tuned(generator, requests, now) for generator, requests in dealt]
 
     def _serve_ahead(self, now: float) -> list[Serve]:
-        """Full batches for generators with room behind their passes, the earliest pass first. Requests that any
-        generator may serve are left to an idle one."""
+        """Full batches behind passes, the earliest first; what any generator may serve is left to an idle one."""
         limits, common = self.limits, () if self.generators.idle else (ANY,)
         if not is_full(*self.queue.view((*common, *self.queue.bound))[:2], limits):
             return []

@@ -57,10 +57,8 @@ def has_place(rows: int, more: int, max_rows: int) -> bool:
 
 
 def split_evenly(requests: Sequence[Request], parts: int) -> list[tuple[Request, ...]]:
-    """Consecutive shares of about equal rows, for `lockstep` over several generators.
-
-    A request goes to the share in which its middle row falls: five requests of one row over two parts give 3 + 2.
-    """
+    """Consecutive shares of about equal rows, for `lockstep` over several generators. A request goes to the share in
+    which its middle row falls: five requests of one row over two parts give 3 + 2."""
     total = sum(request.rows for request in requests)
     shares: list[list[Request]] = [[] for _ in range(parts)]
     before = 0

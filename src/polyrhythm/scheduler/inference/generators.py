@@ -73,12 +73,10 @@ class GeneratorState:
 
 @dataclass(slots=True)
 class GeneratorRegistry:
-    """present: generators that serve training, by name in the order of names; apart: the evaluator, if it does nothing
-    else.
+    """present: generators that serve training, in the order of names; apart: the evaluator, if it does nothing else.
 
     away: live generators that could start a pass if they were on their devices; room: generators with a pass behind
-    which a batch can wait, as they hold the newest published version. several_hosts: the generators run on more than
-    one host.
+    which a batch can wait, as they hold the newest published version. several_hosts: they run on more than one host.
     """
 
     settings: SchedulerSettings = field(metadata=UNSAVED)

@@ -82,10 +82,8 @@ class Pool:
 
 @dataclass(slots=True)
 class RequestQueue:
-    """bound: generators that waiting requests are bound to; orders: slot → (pool, number of its push).
-
-    pushed: numbers the pushes, so that equal keys keep their order.
-    """
+    """bound: generators that waiting requests are bound to; orders: slot → (pool, number of its push). pushed: numbers
+    the pushes, so that equal keys keep their order."""
 
     key: Key = field(default=by_arrival, metadata=UNSAVED)
     pools: dict[str, Pool] = field(default_factory=dict)

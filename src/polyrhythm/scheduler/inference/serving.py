@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol
 
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.inference.generators import GeneratorRegistry, GeneratorState, WeightScheduler
-from polyrhythm.scheduler.inference.requests import ANY, RequestQueue, load_key
+from polyrhythm.scheduler.inference.requests import ANY, RequestQueue
 from polyrhythm.scheduler.inference.routing import Router
 from polyrhythm.scheduler.records import AbortStream, BatchingChosen, EnvBatchInfo, RefuseRequest, Request
 from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
@@ -126,22 +126,11 @@ class RequestScheduler:
     settings: SchedulerSettings = field(metadata=UNSAVED)
     queue: RequestQueue
     router: Router
-    slots: SlotRegistry
     generators: GeneratorRegistry
+    slots: SlotRegistry = field(default_factory=SlotRegistry)
     weights: WeightScheduler = field(default_factory=WeightScheduler)
     background: list[Request] = field(default_factory=list)
     tuning: Tuner | None = None
-
-    @classmethod
-    def create(cls, settings: SchedulerSettings, tuning: Tuner | None = None) -> Self:
-        return cls(
-            settings,
-            RequestQueue(load_key(settings)),
-            Router(settings.routing),
-            SlotRegistry(),
-            GeneratorRegistry(settings),
-            tuning=tuning,
-        )
 
     def host_of(self, request: Request) -> str:
         return self.slots.slots[request.slot].host
@@ -211,17 +200,8 @@ class RequestScheduler:
             # Its reply arrived before its generator's report, or the generator died between the two: it is answered.
             assert slot.request.sequence < event.sequence, f"slot {slot.name} asked twice"
             self._withdraw(slot.name)
-        request = Request(
-            slot=event.slot,
-            simulator=event.simulator,
-            sequence=event.sequence,
-            rows=event.rows,
-            version=event.version,
-            reply_to=event.reply_to,
-            arrived=now,
-            generator=slot.generator,
-            evaluation=event.evaluation,
-        )
+        simulator, _, name, sequence, rows, version, reply_to, evaluation = event
+        request = Request(name, simulator, sequence, rows, version, reply_to, now, slot.generator, evaluation)
         slot.request = slot.last_request = request
         slot.answered_by = ""
         if self.tuning is not None and not slot.reserved:

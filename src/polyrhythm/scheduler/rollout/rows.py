@@ -35,8 +35,7 @@ class SlotState:
 
 @dataclass(slots=True)
 class EnvBatchState:
-    """free: rows that wait for the others to end (only without reset_rows); slot_of: row → slot name. reserved: for
-    background evaluations."""
+    """free: rows that wait for the others to end (only without reset_rows); slot_of: row → slot name."""
 
     name: str
     simulator: str
@@ -58,10 +57,7 @@ class IdleRows:
 @dataclass(slots=True)
 class RowRegistry:
     """Rows of all present simulators. idle, reserved: rows waiting for tickets of training, of background evaluation.
-
-    live: number of live slots without the reserved ones; changed: slots that became live or stopped since
-    `take_changes`.
-    """
+    live: number of live slots without the reserved ones; changed: slots that became live or stopped, not yet taken."""
 
     env_batches: dict[str, EnvBatchState] = field(default_factory=dict)
     slots: dict[str, SlotState] = field(default_factory=dict)

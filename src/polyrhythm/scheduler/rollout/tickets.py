@@ -93,12 +93,12 @@ class RolloutScheduler:
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     scoring: SampleScoring = field(metadata=UNSAVED)
-    rows: RowRegistry
     admission: Admission
     buffer: SampleBuffer
-    ledger: SampleLedger
-    evaluations: EvaluationQueue
     filter: ReturnFilter
+    rows: RowRegistry = field(default_factory=RowRegistry)
+    ledger: SampleLedger = field(default_factory=SampleLedger)
+    evaluations: EvaluationQueue = field(default_factory=EvaluationQueue)
     quarantine: Quarantine = field(default_factory=Quarantine)
     background_quarantine: Quarantine = field(default_factory=lambda: Quarantine(background=True))
     suspects: Suspects = field(default_factory=Suspects)
@@ -106,19 +106,6 @@ class RolloutScheduler:
     samples: dict[int, Sample] = field(default_factory=dict)
     cancelling: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
     expiries: deque[tuple[float, int, int]] = field(default_factory=deque)
-
-    @classmethod
-    def create(cls, settings: SchedulerSettings, scoring: SampleScoring) -> RolloutScheduler:
-        return cls(
-            settings,
-            scoring,
-            RowRegistry(),
-            Admission(settings),
-            SampleBuffer(settings),
-            SampleLedger(),
-            EvaluationQueue(),
-            ReturnFilter(settings),
-        )
 
     def summary(self) -> dict[str, Any]:
         """Counts of filtering and redundancy; empty if neither is on. kept_out_of_bounds: groups trained on although

@@ -32,8 +32,7 @@ from polyrhythm.scheduler.records import JOINED, SENDERS, Checkpointed, Episode,
 
 @dataclass(slots=True)
 class Member:
-    """A station over all its incarnations. devices: their numbers; incarnation: the latest; up: it is alive;
-    failed_at: its last failure."""
+    """A station over all its incarnations. incarnation: the latest; up: it is alive; failed_at: its last failure."""
 
     name: str
     group: StationGroup
@@ -44,10 +43,8 @@ class Member:
 
 
 class VirtualCluster:
-    """The stations, faults and driver of one simulation.
-
-    conductor: the one to drive; by default a fresh one for the settings. record: keep the decisions in `driver.steps`.
-    """
+    """The stations, faults and driver of one simulation. conductor: the one to drive; by default a fresh one for the
+    settings. record: keep the decisions in `driver.steps`."""
 
     def __init__(self, settings: ClusterSettings, conductor: Decider | None = None, record: bool = False) -> None:
         self.settings = settings

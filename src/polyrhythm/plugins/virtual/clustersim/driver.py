@@ -156,10 +156,8 @@ class VirtualDriver:
     # ------------------------------------------------------------ the loop
 
     def run(self, version: int, max_time: float = inf) -> None:
-        """Run until `TargetReached(version)` and the end of every evaluation, or `Halt`, or `max_time`.
-
-        Raises Deadlock if the run cannot continue, ProtocolError for an invalid command.
-        """
+        """Run until `TargetReached(version)` and the end of every evaluation, or `Halt`, or `max_time`. Raises Deadlock
+        if the run cannot continue, ProtocolError for an invalid command."""
         clock = self.clock
         self._drain()
         while (self.reached < version or self.evaluating) and not self.halted:

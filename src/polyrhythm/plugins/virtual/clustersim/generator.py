@@ -91,7 +91,7 @@ class VirtualGenerator(VirtualStation):
             self.enter(APPLY)
             network = self.driver.network
             wait = network.waits("weights", network.mirror(self.host, command.version)) if network else 0.0
-            self.clock.after(wait + group.apply.draw(rng), self._end, command)
+            self.after(wait + group.apply.draw(rng), self._end, command)
             return
         batch, rows = command.batch, 0
         held, rng = self._copy(pinned=batch.pinned)
@@ -108,7 +108,7 @@ class VirtualGenerator(VirtualStation):
         left = self._gather(batch) if gathered < 0 else max(0.0, gathered - self.clock.now)
         seconds = group.serve.draw(rng, rows) + self._generate(self._tokens[batch.number], rng)
         if left:
-            self.clock.after(left, self._compute, (command, seconds))
+            self.after(left, self._compute, (command, seconds))
         else:
             self.work(seconds, self._end, command)
 
@@ -137,9 +137,8 @@ class VirtualGenerator(VirtualStation):
 
     def _compute(self, launched: tuple[Serve, float]) -> None:
         """The inputs are gathered: begin the pass."""
-        if self.alive:
-            command, seconds = launched
-            self.work(seconds, self._end, command)
+        command, seconds = launched
+        self.work(seconds, self._end, command)
 
     def _generate(self, wanted: list[int], rng: random.Random) -> float:
         """Seconds until the longest of these answers has ended; rows that have ended cost nothing more."""
@@ -155,8 +154,6 @@ class VirtualGenerator(VirtualStation):
         return seconds
 
     def _end(self, command: Serve | ApplyWeights) -> None:
-        if not self.alive:
-            return
         if isinstance(command, ApplyWeights):
             if command.pinned:
                 self._pinned = command.version
@@ -329,7 +326,7 @@ class VirtualStreamGenerator(VirtualStation):
         if self._pauses:
             state, seconds, _ = self._pauses[0]
             self.enter(state)
-            self.clock.after(seconds, self._end_pause, self._plan)
+            self.after(seconds, self._end_pause, self._plan)
             return
         left = [row for run in self._streams.values() if run.begun for row in run.running]
         if not left:
@@ -337,17 +334,17 @@ class VirtualStreamGenerator(VirtualStation):
             return
         self.enter(SERVE)
         self._step_s = self._group.decode.draw(self.rng, len(left))
-        self.clock.after(min(left) * self._step_s, self._end_rows, self._plan)
+        self.after(min(left) * self._step_s, self._end_rows, self._plan)
 
     def _end_pause(self, plan: int) -> None:
-        if not self.alive or plan != self._plan:
+        if plan != self._plan:
             return
         _, _, done = self._pauses.popleft()
         done()
         self._go_on()
 
     def _end_rows(self, plan: int) -> None:
-        if not self.alive or plan != self._plan:
+        if plan != self._plan:
             return
         if self._step_s:
             self._decode()

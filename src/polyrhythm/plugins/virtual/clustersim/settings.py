@@ -237,8 +237,7 @@ class FaultPlan(ClusterSection):
 
 
 class EvaluationPlan(ClusterSection):
-    """A planned evaluation: `episodes` episodes, requested `at` a time, in the background or (background: false) while
-    training pauses."""
+    """A planned evaluation, requested `at` a time, in the background or (background: false) while training pauses."""
 
     at: Seconds
     episodes: int = Field(default=1, ge=1)
@@ -393,8 +392,7 @@ class ClusterSettings(ClusterSection):
         return self.sharing == "lease" and (not self.lease.devices or number in self.lease.devices)
 
     def seats(self) -> list[tuple[str, StationGroup, tuple[int, ...]]]:
-        """Every station with its group and its devices: station i of a group is on its device i modulo their number;
-        the trainer is on all of its own."""
+        """Every station with its group and its devices (`StationGroup.seat`); the trainer is on all of its own."""
 
         def dealt(groups: Sequence[StationGroup]) -> list[tuple[str, StationGroup, tuple[int, ...]]]:
             seats = [group.seat(index) for group in groups for index in range(group.count)]

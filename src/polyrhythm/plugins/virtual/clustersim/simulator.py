@@ -193,8 +193,6 @@ class VirtualSimulator(VirtualStation):
         self.work(seconds, self._end, slot)
 
     def _end(self, slot: VirtualSlot) -> None:
-        if not self.alive:
-            return
         thread, unit = slot.thread, slot.running
         self.meter.end(self.clock.now)
         thread.busy = False
@@ -255,35 +253,22 @@ class VirtualSimulator(VirtualStation):
         if not slot.active:
             return
         slot.sequence += 1
-        reply_to = f"{slot.name}@{self.incarnation}#{slot.sequence}"
-        slot.outstanding = reply_to
+        reply_to = slot.outstanding = f"{slot.name}@{self.incarnation}#{slot.sequence}"
         self.measures.requests += 1
         self._queue(1)
-        self.emit(
-            records.RequestArrived(
-                self.name,
-                self.incarnation,
-                slot.name,
-                slot.sequence,
-                len(slot.active),
-                slot.version,
-                reply_to,
-                slot.evaluation,
-            )
-        )
+        identity, rows = (self.name, self.incarnation, slot.name, slot.sequence), len(slot.active)
+        self.emit(records.RequestArrived(*identity, rows, slot.version, reply_to, slot.evaluation))
 
     # ------------------------------------------------------------ measures
 
     def _enter(self, slot: VirtualSlot, state: str) -> None:
         if slot.state == state:
             return
-        now = self.clock.now
-        measures = self.measures
+        now, measures = self.clock.now, self.measures
         measures.states["slots"][slot.state] += now - slot.since
         if measures.span is not None and slot.state in (RESET, STEP) and now > slot.since:
             measures.span(slot.name, slot.state, slot.since, now)
-        slot.state = state
-        slot.since = now
+        slot.state, slot.since = state, now
 
     def _queue(self, delta: int) -> None:
         self.measures.waiting.add(self.clock.now, delta)

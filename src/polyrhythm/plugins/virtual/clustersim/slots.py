@@ -113,11 +113,8 @@ class VirtualSlot:
 
 
 class VirtualEpisodes:
-    """The episodes of one incarnation `station` of a simulator.
-
-    An episode's length depends on its ticket alone, so retries on any row have the same length. Evaluation episodes are
-    never cut into segments.
-    """
+    """The episodes of one incarnation `station` of a simulator. An episode's length depends on its ticket alone, so
+    retries on any row have the same length. Evaluation episodes are never cut into segments."""
 
     def __init__(self, station: VirtualStation, group: SimulatorGroup) -> None:
         self._station, self._group, self._seed = station, group, station.driver.seed
@@ -180,19 +177,6 @@ class VirtualEpisodes:
         station.driver.payloads[payload_id] = sample
         station.measures.samples += 1
         success = success and not station.driver.scored
-        station.emit(
-            SampleFinished(
-                station.name,
-                station.incarnation,
-                ticket.number,
-                ticket.attempt,
-                payload_id,
-                end,
-                row.chunk_steps,
-                row.env_steps,
-                row.oldest,
-                row.newest,
-                success,
-                float(success),
-            )
-        )
+        identity = (station.name, station.incarnation, ticket.number, ticket.attempt)
+        steps, versions = (row.chunk_steps, row.env_steps), (row.oldest, row.newest)
+        station.emit(SampleFinished(*identity, payload_id, end, *steps, *versions, success, float(success)))

@@ -31,7 +31,7 @@ class VirtualLease:
 
 
 class VirtualStation:
-    """One incarnation of a simulated station. A restart makes a new object; calls scheduled by an old one do nothing.
+    """One incarnation of a simulated station. A restart makes a new object.
 
     capacity: pieces of work that it can do at a time; active: those under way. state, since: its present state and the
     start of that, if it has states: those of `Measures.states[states]`, some of which are `at_work`, and some have bars
@@ -119,10 +119,19 @@ class VirtualStation:
     def lost(self) -> None:
         """The conductor learns of the loss: return unanswered requests to their queues."""
 
+    def after(self, delay: float, call: Callable[[Any], None], argument: object = None) -> None:
+        """Call `call(argument)` after `delay` seconds, unless this incarnation has ended by then."""
+        self.clock.after(delay, self._call, (call, argument))
+
+    def _call(self, planned: tuple[Callable[[Any], None], object]) -> None:
+        if self.alive:
+            call, argument = planned
+            call(argument)
+
     def work(self, seconds: float, done: Callable[[Any], None], argument: object = None) -> None:
         """Run a pass of `seconds` at full speed on the station's device; call `done(argument)` at its end."""
         if not self.places:
-            self.clock.after(seconds, done, argument)
+            self.after(seconds, done, argument)
             return
         device, occupies = self.places[0]
         device.begin(self, seconds, occupies, done, argument)
@@ -155,11 +164,9 @@ class VirtualStation:
                 raise LeaseError(f"at {self.clock.now:g} s {lease.device.resident} is there: {command!r}")
             lease.device.resident = self.name
         lease.switching = True
-        self.clock.after(lease.seconds, self._switched, (command, self.clock.now))
+        self.after(lease.seconds, self._switched, (command, self.clock.now))
 
     def _switched(self, switch: tuple[DeviceCommand, float]) -> None:
-        if not self.alive:
-            return
         command, since = switch
         lease, now, measures = self.leases[command.device], self.clock.now, self.measures
         lease.on, lease.switching = isinstance(command, TakeDevice), False
@@ -202,17 +209,11 @@ class VirtualScorer(VirtualStation):
         self._under_way[command.number] = command
         self.meter.begin(self.clock.now)
         if self._group.hangs and self.rng.random() < self._group.hangs:
-            self.clock.after(self._group.deadline, self._overdue)
+            self.after(self._group.deadline, lambda _: self._give_up())
         else:
             self.work(self._group.score.draw(self.rng), self._end, command)
 
-    def _overdue(self, _: object) -> None:
-        if self.alive:
-            self._give_up()
-
     def _end(self, command: ScoreSample) -> None:
-        if not self.alive:
-            return
         del self._under_way[command.number]
         self.meter.end(self.clock.now)
         payload = self.driver.payloads.get(command.payload_id)

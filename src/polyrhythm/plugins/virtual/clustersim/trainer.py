@@ -93,14 +93,12 @@ class VirtualTrainer(VirtualStation):
             wait = network.waits("samples", max(there, default=0.0))
         transitions = sum(sample.transitions for sample in samples)
         if wait:
-            self.clock.after(wait, self._start, transitions)
+            self.after(wait, self._start, transitions)
         else:
             self._start(transitions)
 
     def _start(self, transitions: int) -> None:
         """The samples have arrived: begin the update, or continue with this part."""
-        if not self.alive:
-            return
         self.enter(TRAIN)
         self._transitions += transitions
         if self._begun[-1].more or len(self._begun) > 1:
@@ -109,13 +107,11 @@ class VirtualTrainer(VirtualStation):
             if self.places:
                 self._gradient_step(GradientStep(seconds, 1, part=True))
             else:
-                self.clock.after(seconds, self._passed, None)
+                self.after(seconds, self._passed, None)
         else:
             self._finish(0.0)
 
     def _passed(self, _: None) -> None:
-        if not self.alive:
-            return
         if not self._begun[-1].more:
             self._finish(self._settings.streamed)
             return
@@ -133,7 +129,7 @@ class VirtualTrainer(VirtualStation):
             self._gradient_step(GradientStep(seconds / settings.gradient_steps, settings.gradient_steps))
         else:
             together = sum(settings.synchronise.draw(self.rng, settings.size) for _ in range(settings.gradient_steps))
-            self.clock.after(seconds + together, self._trained, None)
+            self.after(seconds + together, self._trained, None)
 
     def _gradient_step(self, step: GradientStep) -> None:
         """Start each rank's computation on its device; the last one to finish begins the exchange."""
@@ -147,11 +143,9 @@ class VirtualTrainer(VirtualStation):
             self._passed(None)
         elif not step.computing:
             self.enter(EXCHANGE)
-            self.clock.after(self._settings.synchronise.draw(self.rng, self._settings.size), self._synchronised, step)
+            self.after(self._settings.synchronise.draw(self.rng, self._settings.size), self._synchronised, step)
 
     def _synchronised(self, step: GradientStep) -> None:
-        if not self.alive:
-            return
         step.left -= 1
         if step.left:
             self.enter(TRAIN)
@@ -160,8 +154,6 @@ class VirtualTrainer(VirtualStation):
             self._trained(None)
 
     def _trained(self, _: None) -> None:
-        if not self.alive:
-            return
         measures, payloads = self.measures, self.driver.payloads
         for part in self._begun:
             for payload_id in part.payload_ids:
@@ -183,11 +175,9 @@ class VirtualTrainer(VirtualStation):
     def _publish(self) -> None:
         self.check_lease()
         seconds = self._settings.publish.draw(self.rng, self._receivers)
-        self.clock.after(seconds, self._published, (self._publishing[0], seconds))
+        self.after(seconds, self._published, (self._publishing[0], seconds))
 
     def _published(self, published: tuple[PublishWeights, float]) -> None:
-        if not self.alive:
-            return
         command, seconds = published
         self.measures.publishing += seconds
         self.driver.bus = max(self.driver.bus, command.version)
