@@ -15,7 +15,7 @@ from tests.plugins.pretrained.released import TOY, random_state, write_folder
 from polyrhythm.cli.main import main
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import inner_path
-from polyrhythm.plugins.lerobot.recording import _remove_unlisted
+from polyrhythm.plugins.lerobot.recording import remove_unlisted
 from polyrhythm.plugins.lerobot.writing import Journal
 from polyrhythm.plugins.pretrained.building import save_folder
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
@@ -92,7 +92,7 @@ def test_a_recording_removes_nothing_behind_a_link(tmp_path: Path) -> None:
     for path in (other / "precious", data / "chunk-001" / "file-000.parquet.part"):
         path.touch()
     (data / "chunk-000").symlink_to(other)
-    _remove_unlisted(tmp_path / "recording", Journal({}))
+    remove_unlisted(tmp_path / "recording", Journal({}))
     assert (other / "precious").exists()
     assert list(data.glob("*/*")) == [data / "chunk-000" / "precious"]
 

@@ -62,8 +62,10 @@ _DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace"}
 
 
 def private_reads(tree: ast.AST) -> int:
-    """Private attributes that are reached in something else than `self` or `cls`."""
-    return sum(
+    """Private attributes reached in something else than `self` or `cls`, and private names that are imported."""
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    ours = [one for one in imports if one.module and one.module.startswith("polyrhythm")]
+    return sum(name.name.startswith("_") for one in ours for name in one.names) + sum(
         isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.long import long
 
+from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
-from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.plugins.virtual.clustersim.costs import parse_cost, parse_count
@@ -23,7 +23,6 @@ from polyrhythm_bench.cases import (
     language_scaling,
     language_schedules,
 )
-from polyrhythm_bench.cli.bench import _language
 from polyrhythm_bench.harness.version_cost import VersionCost
 from polyrhythm_bench.workloads.answer_scenes import SCENES
 from polyrhythm_bench.workloads.answers import MODES, AnswerScene, SimulatedRates, cut_at, live, simulated
@@ -245,6 +244,6 @@ def test_the_tiny_form_has_lock_step_and_what_overlaps() -> None:
     assert all(mode["samples_per_s"] > 0 for mode in found["modes"].values())
 
 
-def test_the_tiny_form_takes_no_parts_of_its_own() -> None:
-    with pytest.raises(ConfigError, match="--tiny: bench language then has one scene, once; leave out --only"):
-        _language(only=("plain",), tiny=True)
+def test_the_tiny_form_takes_no_parts_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "language", "--only", "plain", "--tiny"]) == 2
+    assert "--tiny: bench language then has one scene, once; leave out --only" in capsys.readouterr().err

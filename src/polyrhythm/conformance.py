@@ -56,15 +56,15 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-#: A check raises ContractViolation, or returns a detail or "".
-ContractCheck = Callable[[], str]
+#: A check raises ContractViolation, or returns a detail, "" or None.
+ContractCheck = Callable[[], str | None]
 
 
 def run_checks(checks: Mapping[str, ContractCheck]) -> Iterator[Finding]:
     """Run all checks, even after a failure."""
     for name, check in checks.items():
         try:
-            detail = check()
+            detail = check() or ""
         except ContractViolation as violation:
             yield Finding(name, "failed", violation.problem, violation.fix)
         else:

@@ -100,34 +100,6 @@ def inner_path(folder: Path, name: object, *, folders: bool = False) -> Path:
     return folder.joinpath(*parts)
 
 
-def check_link(path: Path, inside: Path) -> None:
-    """ConfigError: `path` is a link that leads out of the folder `inside`, or to a folder.
-
-    Links of a download cache, from its folder `snapshots/REVISION` to the files in `blobs` beside `snapshots`, are
-    allowed.
-    """
-    if not path.is_symlink():
-        return
-    home, real = inside.resolve(), path.resolve()
-    homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
-    if real.is_dir() or not any(real.is_relative_to(one) for one in homes):
-        raise ConfigError(
-            f"{path} is a link to {real}, which is not copied; if it belongs to the folder, name a copy of the folder "
-            "with what its links lead to (cp -rL)"
-        )
-
-
-def copy_inner(source: Path, target: Path, inside: Path) -> None:
-    """Copy a file of the folder `inside`, or a subfolder with its files. ConfigError: a link as in `check_link`."""
-    check_link(source, inside)
-    if source.is_dir():
-        target.mkdir()
-        for path in sorted(source.iterdir()):
-            copy_inner(path, target / path.name, inside)
-    elif source.is_file():
-        shutil.copyfile(source, target)
-
-
 def link_or_copy(source: Path, target: Path) -> None:
     """Make `target` a hard link to `source`, or a copy if the file system has no links; for a folder, of all its files.
 
@@ -167,7 +139,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     """Yield the folder `<out>.part`, which becomes `out` when the block succeeds. ConfigError: `out` has files."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError(f"out = {out}: it exists; name a new folder, nothing is overwritten")
-    unfinished = out.with_name(out.name + ".part")
+    unfinished = out.with_name(out.name + UNFINISHED)
     shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
     unfinished.mkdir(parents=True)
     try:

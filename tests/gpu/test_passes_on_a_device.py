@@ -14,7 +14,7 @@ from polyrhythm.policies.categorical import CategoricalPolicy, CategoricalSettin
 from polyrhythm.runtime.messages import ACTIONS, LOGPROB, VALUE, VERSION
 from polyrhythm.scheduler.records import ApplyWeights, Batch, BatchDone, Serve
 from polyrhythm.stations.batch_buffer import BatchLayout
-from polyrhythm.stations.passes import DevicePasses, GraphCapture, _refuse_waiting, passes_on
+from polyrhythm.stations.passes import DevicePasses, GraphCapture, passes_on, refuse_waiting
 
 pytestmark = pytest.mark.gpu
 BUCKETS = (2, 4, 16)
@@ -84,7 +84,7 @@ def test_the_host_does_not_wait_when_it_launches_a_pass(cuda):
                 passes.buffer(rows)
                 passes.launch(served, rows, 0)
                 passes.finish()
-            with _refuse_waiting():
+            with refuse_waiting():
                 passes.launch(served, rows, 0)
             passes.finish()
 

@@ -9,11 +9,10 @@ from tests.pipeline.runs import config
 from tests.plugins.language.test_language_runs import SINGLE, SMALL
 
 from polyrhythm.config.load import load_config
-from polyrhythm.pipeline.build import _own_factories, env_settings
-from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.alarms import mismatch_limit
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.policies.traits import settings_traits
 
 ENV = {"type": "latency", "step_time": "constant:0ms", "episode_steps": 8, "action_dim": 2}
 BROKEN = "tests.pipeline.broken_policies:BrokenSettings"
@@ -50,11 +49,9 @@ def test_a_policy_that_agrees_is_not(tmp_path, caplog):
 
 def test_tokens_are_compared_by_themselves_where_they_keep_nothing_of_older_weights(tmp_path):
     server = ("policy.engine={type: sglang, url: 'http://127.0.0.1:9'}", "policy.refresh_cache=true")
-    cases = {(): False, ("freshness.on_update=abort",): True, ("policy.refresh_cache=true",): True, server: False}
-    for overrides, by_token in cases.items():
+    for overrides, by_token in {(): False, ("policy.refresh_cache=true",): True, server: False}.items():
         chosen = load_config("quickstart_lm", overrides)
-        *_, factory = _own_factories(RunContext(chosen), env_settings(chosen).spec(), [], None, (), None)
-        assert factory.token_versions is by_token, overrides
+        assert settings_traits(chosen.policy).engine.fresh_cache is by_token, overrides
     tiny = (*SMALL, *SINGLE[1:], "launcher=inline", "freshness.on_update=abort")
     (tmp_path / "run").mkdir()
     train(validate_run(load_config(SINGLE[0], tiny)), tmp_path / "run")

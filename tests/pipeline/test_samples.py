@@ -173,13 +173,13 @@ def test_where_no_success_is_reported_there_is_none_of_samples(tmp_path: Path) -
 
 def test_variants_and_samples_of_a_state_are_not_independent() -> None:
     """The interval of a kind of variants is that of their initial states."""
-    from polyrhythm.pipeline.evaluation.standalone import _tally_kind
+    from polyrhythm.pipeline.evaluation.standalone import tally_kind
 
     variants = [
         [SampleEvaluated("e", 0, 0, False, seed % 2 == 0, 0.0, 0, seed=seed) for seed in range(20) for _ in range(4)]
         for _ in range(3)
     ]
-    found = _tally_kind(variants)
+    found = tally_kind(variants)
     assert (found["episodes"], found["rate"]) == (240, 0.5)
     assert (found["low"], found["high"]) == pytest.approx(wilson(10, 20)[3:])
 

@@ -28,7 +28,7 @@ from polyrhythm.pipeline.placed import (
     place,
     station_names,
 )
-from polyrhythm.pipeline.validation.fit import check_ranks
+from polyrhythm.plugins.ranks import check_ranks
 from polyrhythm.runtime.memory.published import Ends
 
 NAMES = {"simulators": ["s0", "s1", "s2"], "generators": ["g0", "g1"], "trainer": ["trainer"]}

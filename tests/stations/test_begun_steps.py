@@ -346,8 +346,8 @@ def test_slots_of_a_simulator_that_joined_are_put_off_too() -> None:
         """Slots that have asked for actions; waits until there are so many."""
         while len(requests(said)) < count:
             assert spoken.acquire(timeout=60)
-            while station.said:
-                said.append(wire.decode(station.said.popleft().event, layout.answer_dtype))  # type: ignore[arg-type]
+            while station.events:
+                said.append(wire.decode(station.events.popleft().event, layout.answer_dtype))  # type: ignore[arg-type]
         return requests(said)
 
     env.instant = {1}

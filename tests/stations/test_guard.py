@@ -89,13 +89,10 @@ def test_rewards_of_any_number_are_taken():
     assert env.step([0, 1], np.zeros((2, 1), np.float32)).reward.dtype == np.float64
 
 
-def test_rows_that_fail_alone_are_one_fault_unless_they_are_isolated():
-    failed = RowsFailed({1: ZeroDivisionError("x")})
-    with pytest.raises(EnvFault, match="reset: ZeroDivisionError: x"):
-        guarded(failed).reset([0, 1], [0, 0], [0, 0])
+def test_rows_that_fail_alone_are_kept_with_their_faults():
     env = Raising(2)
-    env.error = failed
-    isolated = GuardedEnv(env, isolate=True)
+    env.error = RowsFailed({1: ZeroDivisionError("x")})
+    isolated = GuardedEnv(env)
     isolated.reset([0, 1], [0, 0], [0, 0])
     assert {row: str(fault) for row, fault in isolated.failed.items()} == {1: "reset: ZeroDivisionError: x"}
     env.error = RowsFailed({0: ModuleNotFoundError("no mujoco")})
@@ -111,7 +108,7 @@ def test_the_first_error_of_each_kind_is_logged_with_its_traceback(caplog):
             return found
 
     env = Raising(2)
-    isolated = GuardedEnv(env, isolate=True)
+    isolated = GuardedEnv(env)
     for error in (ValueError("x"), ValueError("y"), KeyError("z")):
         env.error = RowsFailed({1: raised(error)})
         isolated.reset([0, 1], [0, 0], [0, 0])
@@ -124,7 +121,7 @@ def test_rows_that_are_not_of_the_call_cannot_have_failed(errors):
     env = Raising(2)
     env.error = RowsFailed(errors)
     with pytest.raises(RunHalted, match="the environment's reset raised RowsFailed for the rows"):
-        GuardedEnv(env, isolate=True).reset([0, 1], [0, 0], [0, 0])
+        GuardedEnv(env).reset([0, 1], [0, 0], [0, 0])
 
 
 class Unseen(Counting):
@@ -138,7 +135,7 @@ class Unseen(Counting):
 
 
 def test_a_row_that_fails_as_it_is_observed_is_a_fault_whether_or_not_another_has_failed():
-    env = GuardedEnv(Unseen(2), isolate=True)
+    env = GuardedEnv(Unseen(2))
     for _ in range(2):
         with pytest.raises(EnvFault, match="observe: RuntimeError: no picture"):
             env.observe([0, 1], {})

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -63,13 +63,6 @@ def _named(kind: str, name: Any, known: dict[str, tuple[str, Tree]], origin: str
 # ------------------------------------------------------------ what an objective needs
 
 
-class UnmetNeed(NamedTuple):
-    """A requirement that the recipe does not meet. fix: override that meets it."""
-
-    words: str
-    fix: str
-
-
 def check_objective(
     objective: str, ours: AlgorithmSettings, training: TrainingSettings, *, segment_steps: int, group_size: int
 ) -> None:
@@ -79,8 +72,8 @@ def check_objective(
         return
     needs = _unmet(_theirs(objective), ours, training, segment_steps, group_size)
     if needs:
-        fixes = " ".join(dict.fromkeys(need.fix for need in needs))
-        why = f"it needs {', and '.join(need.words for need in needs)}; add {fixes}, or choose another objective"
+        fixes = " ".join(dict.fromkeys(needs.values()))
+        why = f"it needs {', and '.join(needs)}; add {fixes}, or choose another objective"
         raise InvalidSetting("objective", objective, why)
 
 
@@ -104,32 +97,26 @@ def describe_objective(name: str) -> str:
 
 def _unmet(
     theirs: AlgorithmSettings, ours: AlgorithmSettings, training: TrainingSettings, segments: int, group_size: int
-) -> list[UnmetNeed]:
-    """Unmet requirements that follow from settings which the objective set."""
+) -> dict[str, str]:
+    """Unmet requirements that follow from settings which the objective set, each with an override that meets it."""
     name, same_advantage = ours.advantage.type, ours.advantage.type == theirs.advantage.type
     same_value = same_advantage and bool(ours.value.coef) == bool(theirs.value.coef)
-    found = []
+    found, why = {}, ""
     if same_advantage and ours.needs_groups and group_size == 1:
-        found.append(
-            UnmetNeed(f"groups of 2 or more samples, which {name} compares (groups.size is 1)", "groups.size=2")
-        )
-    if segments:
-        why = ""
-        if same_advantage and not ours.needs_value:
-            why = f"which {name} scores as a whole"
-        elif ours.needs_value and ours.bootstrap == theirs.bootstrap == "never":
-            why = "since it sets algorithm.bootstrap to never and a segment's end is not an episode's end"
-        if why:
-            found.append(
-                UnmetNeed(f"whole episodes, {why} (rollout.segment_steps is {segments})", "rollout.segment_steps=0")
-            )
+        found[f"groups of 2 or more samples, which {name} compares (groups.size is 1)"] = "groups.size=2"
+    if same_advantage and not ours.needs_value:
+        why = f"which {name} scores as a whole"
+    elif ours.needs_value and ours.bootstrap == theirs.bootstrap == "never":
+        why = "since it sets algorithm.bootstrap to never and a segment's end is not an episode's end"
+    if segments and why:
+        found[f"whole episodes, {why} (rollout.segment_steps is {segments})"] = "rollout.segment_steps=0"
     if same_value and not (ours.needs_value and ours.value.coef):
         if warmup := training.critic_warmup_updates:
             words = f"no warm-up of a critic, since it has none (training.critic_warmup_updates is {warmup})"
-            found.append(UnmetNeed(words, "training.critic_warmup_updates=0"))
+            found[words] = "training.critic_warmup_updates=0"
         if not ours.value.coef and (rate := training.optimizer.value_lr) is not None:
             words = f"no learning rate of a critic, since it has none (training.optimizer.value_lr is {rate:g})"
-            found.append(UnmetNeed(words, "training.optimizer.value_lr=null"))
+            found[words] = "training.optimizer.value_lr=null"
     return found
 
 

@@ -141,20 +141,19 @@ class RunConfig(Section):
 
 def _check_groups(config: RunConfig) -> None:
     size, batch, divided = config.groups.size, config.training.batch_size, config.training.step_samples
+
+    def nearest(samples: int) -> str:
+        lower = samples // size * size
+        return f"make it {f'{lower} or ' if lower else ''}{lower + size}"
+
     if divided % size:
-        lower, upper = divided // size * size, (divided // size + 1) * size
-        raise config.invalid(
-            "training.mini_batch_samples",
-            f"with require_batches {config.training.require_batches} a mini-batch has whole groups (groups.size "
-            f"{size}); make it {f'{lower} or ' if lower else ''}{upper}",
+        why = (
+            f"with require_batches {config.training.require_batches} a mini-batch has whole groups (groups.size {size})"
         )
+        raise config.invalid("training.mini_batch_samples", f"{why}; {nearest(divided)}")
     if batch % size:
-        lower, upper = batch // size * size, (batch // size + 1) * size
-        either = f"{lower} or {upper}" if lower else f"{upper}"
-        raise config.invalid(
-            "groups.size",
-            f"batch_size {batch} (mini_batch_samples x require_batches) is not a multiple of it; make it {either}",
-        )
+        why = f"batch_size {batch} (mini_batch_samples x require_batches) is not a multiple of it; {nearest(batch)}"
+        raise config.invalid("groups.size", why)
     if size > 1 and config.rollout.segment_steps:
         raise config.invalid(
             "rollout.segment_steps",

@@ -82,7 +82,7 @@ class MetricsWriter:
 
     Each line is written at once: updates are seconds apart, and a killed run keeps its last one. TensorBoard's file is
     flushed every `flush_s` seconds of the given times. A resumed run appends. Failed writes, as on a full disk, lose
-    data with one warning per file. receivers: also called with step and numbers. OSError: the files cannot be opened.
+    data with one warning per file. receivers: also called with step and values. OSError: the files cannot be opened.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class MetricsWriter:
         folder: Path,
         tensorboard: bool = True,
         flush_s: float = 10.0,
-        receivers: Sequence[Callable[[int, Mapping[str, float]], None]] = (),
+        receivers: Sequence[Callable[[int, Mapping[str, float | None]], None]] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._tensorboard = _EventFile(folder / "tensorboard") if tensorboard else None
@@ -100,7 +100,7 @@ class MetricsWriter:
     def log(self, step: int, values: Mapping[str, float | None], time_s: float) -> None:
         """Record scalars of one step. time_s: seconds since the run began.
 
-        Numbers that are not finite, and None, become null; TensorBoard and `receivers` do not get None.
+        Numbers that are not finite, and None, become null; TensorBoard does not get None.
         """
         check_names(values)
         numbers = {name: float(value) for name, value in values.items() if value is not None}
@@ -108,7 +108,7 @@ class MetricsWriter:
         line = json.dumps({"step": step, "time_s": round(time_s, 3), **finite}, allow_nan=False)
         self._lines.write(line + "\n")
         for receive in self._receivers:
-            receive(step, numbers)
+            receive(step, values)
         if self._tensorboard:
             self._tensorboard.write(step, numbers)
             if time_s - self._flushed_s >= self._flush_s:

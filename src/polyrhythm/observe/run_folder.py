@@ -14,7 +14,7 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,9 @@ CONFIG_FILE = "config.yaml"
 #: Files of a finished run.
 SUMMARY_FILE, REPORT_FILE = "summary.json", "report.html"
 #: Metrics of a run that trains, one line per update.
-METRICS_FILE = "metrics.jsonl"
+METRICS_FILE, PROGRESS_FILE = "metrics.jsonl", "progress.json"
+#: Every evaluation during training, and the one after it; counts of samples.
+EVALUATIONS_FILE, LEDGER_FILE = "evaluations.json", "ledger.json"
 
 
 def new_run_folder(root: Path, name: str, now: datetime) -> Path:
@@ -39,26 +41,19 @@ def new_run_folder(root: Path, name: str, now: datetime) -> Path:
 
     Creating the folder claims it, so two processes never get the same one. RunFolderError: it cannot be made.
     """
-    parent = root / name
+    parent, stamp, attempt = root / name, now.strftime("%Y%m%d-%H%M%S"), 0
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        return _claim(parent, now.strftime("%Y%m%d-%H%M%S"))
+        while True:
+            attempt += 1
+            folder = parent / (stamp if attempt == 1 else f"{stamp}-{attempt}")
+            with suppress(FileExistsError):
+                folder.mkdir()
+                return folder
     except OSError as error:
         raise RunFolderError(
             f"folder {parent} cannot be made ({error.strerror}); set out_dir to another, or use --out"
         ) from error
-
-
-def _claim(parent: Path, stamp: str) -> Path:
-    attempt = 1
-    while True:
-        folder = parent / (stamp if attempt == 1 else f"{stamp}-{attempt}")
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            attempt += 1
-        else:
-            return folder
 
 
 def find_run(folder: Path) -> Path:

@@ -115,14 +115,13 @@ class Callbacks:
 
 
 class UpdateForwarder(Observer):
-    """Observer that gives the metrics of each update to these functions; attach it after `metrics`."""
+    """Observer that forwards the metrics of each update to the callbacks; attach it after `metrics`."""
 
-    def __init__(self, metrics: UpdateMetrics, *receivers: Callable[[Mapping[str, float | None]], None]) -> None:
-        self._metrics, self._receivers = metrics, receivers
+    def __init__(self, metrics: UpdateMetrics, callbacks: Callbacks) -> None:
+        self._metrics, self._callbacks = metrics, callbacks
 
     def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
-        for receive in self._receivers:
-            receive(self._metrics.latest)
+        self._callbacks.on_update(self._metrics.latest)
 
 
 def _function(given: object, name: str) -> Callable[[Any], object] | None:

@@ -53,8 +53,8 @@ def open_display(stream: TextIO) -> Iterator[Display | None]:
 class RunPart:
     """A plugin's part in one run, from its start or resume to its end; subclass it."""
 
-    def on_metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Called with the known numbers of each line of metrics.jsonl."""
+    def on_metrics(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Called with each line of metrics.jsonl."""
 
     def observers(self, pipeline: Pipeline) -> Sequence[Observer]:  # noqa: ARG002
         """Observers of all phases, from the start of the stations on."""
@@ -85,6 +85,10 @@ class RunHooks:
 
     def rewind(self, folder: Path, version: int) -> None:
         """Called when the run resumes from this version: results of later versions will be recomputed."""
+
+    def warnings(self, lines: Sequence[Mapping[str, Any]]) -> Sequence[str]:  # noqa: ARG002
+        """Sentences about a complete run, from its lines of metrics, for summary and report."""
+        return ()
 
     def finish(self, folder: Path) -> None:
         """Called when the run is complete and its summary is written. An error is logged and changes nothing."""

@@ -15,7 +15,6 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,14 @@ from polyrhythm.env_warnings import warnings_so_far
 from polyrhythm.errors import HostLost, RunDistrusted, RunHalted
 from polyrhythm.files import trouble, write_json
 from polyrhythm.observe.metrics import MetricsWriter, read_lines
-from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
-from polyrhythm.observe.setbacks import SetbackWatch, setbacks
+from polyrhythm.observe.run_folder import LEDGER_FILE, SUMMARY_FILE, lock_run_folder
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForwarder
 from polyrhythm.pipeline.context import Launch, RunContext
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
 from polyrhythm.pipeline.hooks import Display, RunPart, begin_parts, run_hooks
-from polyrhythm.pipeline.observers.alarms import MismatchWarning, mismatch_limit, warn_of_setbacks
+from polyrhythm.pipeline.observers.alarms import MismatchWarning, mismatch_limit
 from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter, WeightsTraffic, limit_of
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.totals import StationActivity
@@ -142,17 +140,14 @@ class _Run:
             pipeline.loop.add_observers(*(one for part in parts for one in part.observers(pipeline)))
             pipeline.loop.add_observers(MismatchWarning(mismatch_limit(config.algorithm, policy)))
             pipeline.loop.stop = lambda: self.interrupts.requested() or self.callbacks.deliver()
-            setbacks = SetbackWatch(read_lines(folder))
-            self.evaluations = EvaluationManager(
-                config, folder, progress, self.metrics, pipeline.spec, self.callbacks, setbacks
-            )
+            self.evaluations = EvaluationManager(config, folder, progress, self.metrics, pipeline.spec, self.callbacks)
             if saved is None:
                 self._start()
             if saved is None and progress.result("rl") is None:  # otherwise the weights before training are gone
                 with self.interrupts.defer_first():
                     self.evaluations.evaluate(pipeline, "before")
             if training:
-                self._learn(setbacks)
+                self._learn()
             if config.training.versions:
                 with self.interrupts.defer_first():
                     self.evaluations.evaluate(pipeline, "after")
@@ -165,7 +160,7 @@ class _Run:
         with self.progress.phase("start"):
             self.pipeline.loop.start()
 
-    def _learn(self, setbacks: SetbackWatch) -> None:
+    def _learn(self) -> None:
         """Train up to the last version. A resumed run's stations are started here, with observers attached.
 
         If the user or the conductor ends it between two events, the run is saved and can be resumed.
@@ -173,7 +168,7 @@ class _Run:
         config, pipeline, progress = self.checked.config, self.pipeline, self.progress
         loop, before = pipeline.loop, pipeline.loop.observers
         updates, whole = config.training.versions * config.freshness.sync_interval, False
-        episodes, lags, saver, traffic, evaluator = self._observe(setbacks)
+        episodes, lags, saver, traffic, evaluator = self._observe()
         if self.live is None:
             loop.add_observers(ProgressLogger(updates, episodes, loop.clock()))
         if self.saved is None:
@@ -207,10 +202,10 @@ class _Run:
             if read is not None:
                 save_policy(read[1], config, self.folder / POLICY_FILE, read[0], pipeline.spec)
         lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=saver.totals.undisturbed)
-        progress.commit("rl", {**totals, "lag": lags.summary(), **self._counts(setbacks.conclusion())})
+        progress.commit("rl", {**totals, "lag": lags.summary(), **self._counts()})
 
     def _observe(
-        self, setbacks: SetbackWatch
+        self,
     ) -> tuple[EpisodeTracker, LagHistogram, RunCheckpointer, WeightsTraffic, BackgroundEvaluator]:
         """Attach the observers of training, each before those that read it; return those that are read later."""
         config, pipeline, loop, saved = self.checked.config, self.pipeline, self.pipeline.loop, self.saved
@@ -228,16 +223,16 @@ class _Run:
         traffic = WeightsTraffic(launcher, placed.ends, {name: seat.device for name, seat in placed.seats.items()})
         sources = (loop.conductor.ledger, episodes, saver.totals, stations, (idle, passes))
         metrics = UpdateMetrics(self.metrics, *sources, began=self.progress.began, now=began)
-        forwarder = UpdateForwarder(metrics, self.callbacks.on_update, partial(warn_of_setbacks, setbacks))
+        forwarder = UpdateForwarder(metrics, self.callbacks)
         evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
         loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, traffic)
         loop.add_observers(evaluator, saver)
         loop.add_observers(*(observer for hooks in run_hooks() for observer in hooks.observers(pipeline)))
         return episodes, lags, saver, traffic, evaluator
 
-    def _counts(self, conclusion: str) -> dict[str, Any]:
-        """Counts for the summary, after the last warnings. RunDistrusted: a sample is missing or counted twice, or a
-        block was never released. conclusion: of the training alarms."""
+    def _counts(self) -> dict[str, Any]:
+        """Counts for the summary. RunDistrusted: a sample is missing or counted twice, or a block was never
+        released."""
         pipeline, conductor = self.pipeline, self.pipeline.loop.conductor
         ledger = conductor.ledger
         # A trainer restored from an older state may leave samples that are no longer needed.
@@ -248,8 +243,6 @@ class _Run:
                 f"the ledger does not balance: {ledger.as_dict()}, blocks never released: {leaked}; distrust this run, "
                 "and report it with its folder"
             )
-        if conclusion:
-            log.warning("%s", conclusion)
         if ledger.dropped_by_faults > _MANY_DROPPED * ledger.started:
             log.warning(
                 "%d of %d samples were dropped because they failed (%s), and the policy was trained only on the "
@@ -275,13 +268,13 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
         summary |= progress.result(part) or {}
     lines = read_lines(folder)
-    summary["warnings"] = warnings_so_far() + setbacks(lines)
+    summary["warnings"] = [*warnings_so_far(), *(text for hooks in run_hooks() for text in hooks.warnings(lines))]
     summary["wall_s"] = progress.summary()
     summary["seats"] = describe_seats(place(checked.config).seats)
     if (limit := limit_of(checked.config, summary, lines)) is not None:
         summary["bottleneck"] = limit
         log.info(limit)
-    write_json(folder / "ledger.json", rl.get("ledger", {}))
+    write_json(folder / LEDGER_FILE, rl.get("ledger", {}))
     write_json(folder / SUMMARY_FILE, summary)
     return summary
 

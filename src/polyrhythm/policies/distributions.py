@@ -43,11 +43,9 @@ def categorical_mean(log_p: Tensor) -> Tensor:
 def categorical_sample(
     log_p: Tensor, uniform: Tensor, greedy: Tensor, best: Tensor, last: Tensor | None = None
 ) -> Tensor:
-    """Token by inverse CDF, or `best` where `greedy`.
-
-    log_p [B,...,K] float32, uniform [B,...] in (0,1), greedy [B] bool, best [B,...] int64 -> [B,...] int64. last: last
-    existing choice, broadcast; None for K - 1. It needs one uniform number per token; the Gumbel trick needs K.
-    """
+    """Token by inverse CDF, or `best` where `greedy`. log_p [B,...,K] float32, uniform [B,...] in (0,1), greedy [B]
+    bool, best [B,...] int64 -> [B,...] int64. last: last existing choice, broadcast; None for K - 1. It needs one
+    uniform number per token; the Gumbel trick needs K."""
     cdf = log_p.exp().cumsum(-1)
     drawn = (cdf <= uniform.unsqueeze(-1) * cdf[..., -1:]).sum(-1)
     drawn = drawn.clamp_(max=log_p.shape[-1] - 1) if last is None else torch.minimum(drawn, last)

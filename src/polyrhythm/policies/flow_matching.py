@@ -248,11 +248,9 @@ class FlowNoise(BaseModel):
         return _table(steps, 0.0, like)[:, 0]
 
     def misfit(self, steps: int, error: Tensor, t: Tensor, raw: Tensor) -> Tensor:
-        """Negative log-likelihood, averaged over entries, of a step's residual, which is error / (tK).
-
-        error: of the predicted data; t broadcasts against the others. Without error the minimum is at 1.2 min_std: at
-        the bound itself the gradient would vanish.
-        """
+        """Negative log-likelihood, averaged over entries, of a step's residual, which is error / (tK). error: of the
+        predicted data; t broadcasts against the others. Without error the minimum is at 1.2 min_std: at the bound
+        itself the gradient would vanish."""
         residual = error / (t * steps)
         variance = residual.square() + (_ROOM * self.min_std) ** 2
         std = squashed(raw.to(error.dtype), self.min_std, self.max_std)

@@ -116,7 +116,7 @@ class InlineHosting:
         return admitted
 
     def _depart(self, part: _Part, departed: Departed) -> None:
-        """Who had joined is gone: the station is lost, and its next incarnation is open."""
+        """The joined simulator is gone: the station is lost, and its next incarnation is open."""
         name, incarnation = part.name, part.incarnation
         log.warning("the simulator that had joined as %s %s; its place is open again", name, departed)
         add_counts(self._past.setdefault(name, {}), part.statistics())

@@ -230,7 +230,7 @@ class GraphCapture:
             with torch.cuda.stream(self._stream):
                 for _ in range(_WARM_UP):
                     run()
-                with _refuse_waiting():
+                with refuse_waiting():
                     run()
             here.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
@@ -247,7 +247,7 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream:
 
 
 @contextmanager
-def _refuse_waiting() -> Iterator[None]:
+def refuse_waiting() -> Iterator[None]:
     """RuntimeError for operations in the context that make the host wait for the device, such as `.item()`."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

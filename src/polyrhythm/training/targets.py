@@ -34,7 +34,7 @@ _Found = TypeVar("_Found")
 
 #: Divergence between generators and trainer for the same weights.
 MISMATCH = "train/actor/mismatch_kl"
-#: Share of samples whose advantages are all 0, where groups are compared (`observe.setbacks`).
+#: Share of samples whose advantages are all 0, where groups are compared (`plugins.alarms`).
 _ZERO_ADVANTAGE = "train/actor/zero_advantage_fraction"
 
 

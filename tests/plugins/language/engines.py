@@ -110,7 +110,7 @@ def at_vllm() -> Iterator[Make]:
 
     def make(policy: CausalLm, capacity: int) -> VllmEngine:
         model = vllm_model()
-        model.sampler.sampling = policy.sampling
+        model.sampling = policy.sampling
         model.load(policy.network)
         made.append(VllmEngine(model, policy.network, STOPS, capacity=capacity, length=64, refresh=policy._refresh))
         return made[-1]

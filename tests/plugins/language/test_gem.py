@@ -8,7 +8,7 @@ import re
 import pytest
 
 from polyrhythm.errors import ConfigError, MissingError
-from polyrhythm.plugins.language.text.gyms import GemSettings, _shown
+from polyrhythm.plugins.language.text.gyms import GemSettings, shown_text
 from polyrhythm.plugins.trial.env_contract import check_contract
 
 EASY = "game:GuessTheNumber-v0-easy"
@@ -23,8 +23,8 @@ def test_without_the_package_the_extra_is_named() -> None:
 
 
 def test_an_observation_ends_with_a_line() -> None:
-    assert _shown("a\n", {"suffix": "b"}) == "a\nb\n"
-    assert _shown("a", {}) == "a\n"
+    assert shown_text("a\n", {"suffix": "b"}) == "a\nb\n"
+    assert shown_text("a", {}) == "a\n"
 
 
 def test_a_game_keeps_the_contract() -> None:

@@ -25,7 +25,7 @@ from polyrhythm.plugins.language.text.chains import ChainsSettings, calculate
 from polyrhythm.plugins.language.text.grids import MOVES, FrozenLakeSettings, Position, Room, Sokoban, SokobanSettings
 from polyrhythm.plugins.language.text.gyms import Problem, ReasoningGymSettings, extract
 from polyrhythm.plugins.language.text.tokenizers import encodable
-from polyrhythm.plugins.language.text.verifiers_talk import _read
+from polyrhythm.plugins.language.text.verifiers_talk import read_call
 from polyrhythm.plugins.language.text.with_python import WithPython
 from polyrhythm.plugins.trial.env_contract import check_contract
 from polyrhythm.specs import split_seed
@@ -810,7 +810,7 @@ def test_an_answer_stands_in_the_last_pair_of_tags() -> None:
     ],
 )
 def test_a_call_that_is_no_text_is_none(call: str, name: str) -> None:
-    assert _read(call)[0] == name
+    assert read_call(call)[0] == name
 
 
 def test_prompts_that_are_too_long_are_told_before_the_start() -> None:

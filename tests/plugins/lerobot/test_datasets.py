@@ -22,9 +22,9 @@ from polyrhythm.plugins.demonstrations.episodes import expert_of, plan_episode
 from polyrhythm.plugins.demonstrations.recording import demonstrate
 from polyrhythm.plugins.lerobot import layout
 from polyrhythm.plugins.lerobot.checking import check_dataset
+from polyrhythm.plugins.lerobot.layout import VideoFrames
 from polyrhythm.plugins.lerobot.reading import read_demonstrations
 from polyrhythm.plugins.lerobot.recording import Source, record_dataset, recorded_form
-from polyrhythm.plugins.lerobot.video import VideoFrames
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.stations.simulator.slot import StepSettings
 

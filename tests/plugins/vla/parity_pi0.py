@@ -132,8 +132,8 @@ def prefix_arrays(
 def suffix_arrays(network: Pi0Network, prefix: Prefix, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     t = inputs["timestep"]
     x, target = flow_matching.between(inputs["actions"], inputs["noise"], t.view(-1, 1, 1))
-    suffix = network.embed_suffix(inputs, x, t)
-    length = suffix.tokens.shape[1]
+    suffix, condition = network.embed_suffix(inputs, x, t)
+    length = suffix.shape[1]
     seen, positions = network.suffix_mask(prefix.present, length)
     nothing = torch.zeros(len(t), prefix.present.shape[1], length, dtype=torch.bool)
     of_prefix = torch.cat((padding_mask(prefix.present).squeeze(1), nothing), dim=2)
@@ -143,15 +143,15 @@ def suffix_arrays(network: Pi0Network, prefix: Prefix, inputs: Mapping[str, Tens
         "x_t": x,
         "u_t": target,
         "time_embedding": network.time_code(t),
-        "suffix_embs": suffix.tokens,
+        "suffix_embs": suffix,
         "full_attention_2d": torch.cat((of_prefix, seen.squeeze(1)), dim=1),
         "full_position_ids": torch.cat((positions_of(prefix.present), positions), dim=1),
-        "joint_suffix_hidden": network.expert_hidden(prefix, suffix),
+        "joint_suffix_hidden": network.expert_hidden(prefix, suffix, condition),
         "velocity": velocity,
         "loss_elementwise": elementwise,
         "loss": elementwise.mean(),
     }
-    return found if suffix.condition is None else found | {"adarms_cond": suffix.condition}
+    return found if condition is None else found | {"adarms_cond": condition}
 
 
 def sampled(network: Pi0Network, prefix: Prefix, inputs: Mapping[str, Tensor], steps: int) -> dict[str, Tensor]:

@@ -155,10 +155,10 @@ def test_float32_parts_with_a_bfloat16_backbone() -> None:
     given = policy.inputs(obs)
     with policy.precision.computing("cpu"):
         prefix = policy.network.prefix(given)
-        suffix = policy.network.embed_suffix(given, torch.zeros(ROWS, HORIZON, PADDED), torch.ones(ROWS))
+        suffix, _ = policy.network.embed_suffix(given, torch.zeros(ROWS, HORIZON, PADDED), torch.ones(ROWS))
         v, features = policy.network.velocity(prefix, given, torch.zeros(ROWS, HORIZON, PADDED), torch.ones(ROWS))
     assert prefix.keys_values[0][0].dtype == torch.bfloat16
-    assert {x.dtype for x in (prefix.features, suffix.tokens, v, features)} == {torch.float32}
+    assert {x.dtype for x in (prefix.features, suffix, v, features)} == {torch.float32}
     act, single = sample(policy, obs), sample(built(settings.model_copy(update={"bfloat16": False})), obs)
     assert {act.logprob.dtype, act.value.dtype, act.forward_inputs["chain"].dtype} == {torch.float32}
     assert torch.allclose(act.actions, single.actions, atol=0.2)

@@ -22,6 +22,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import atomic_write, link_or_copy, write_json
 from polyrhythm.observe.intervals import deciding
+from polyrhythm.observe.run_folder import EVALUATIONS_FILE
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, STATES, save_policy
@@ -143,9 +144,6 @@ class BackgroundEvaluator(Observer):
             self._next,
         )
         self._best.forget(self._version)
-
-
-EVALUATIONS_FILE = "evaluations.json"
 
 
 class BestCheckpoints:

@@ -12,13 +12,11 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.files import atomic_write, trouble
 from polyrhythm.observe.intervals import at_in_words, counted, success_in_words
 from polyrhythm.observe.metrics import MetricsWriter
-from polyrhythm.observe.setbacks import SetbackWatch
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator, BestCheckpoints
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, tally
 from polyrhythm.pipeline.hooks import run_hooks
-from polyrhythm.pipeline.observers.alarms import warn_of_setbacks
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
@@ -44,11 +42,9 @@ class EvaluationManager:
         metrics: MetricsWriter,
         spec: EnvSpec,
         callbacks: Callbacks,
-        setbacks: SetbackWatch,
     ) -> None:
         self._config, self._folder, self._progress = config, folder, progress
         self._metrics, self._spec, self._callbacks = metrics, spec, callbacks
-        self._setbacks = setbacks
         self._best = BestCheckpoints(folder, config.checkpoint.keep_best)
 
     def evaluate(self, pipeline: Pipeline, name: str) -> None:
@@ -173,5 +169,4 @@ class EvaluationManager:
             else:
                 outcome = f"{mean_return} over {counted(total['episodes'], 'episode')}"
             log.info("%s, version %d: %s", key, version, outcome)
-            warn_of_setbacks(self._setbacks, {"step": version, **values})
         return tallies

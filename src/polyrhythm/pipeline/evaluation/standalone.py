@@ -85,7 +85,7 @@ def evaluate(
     run's own evaluation, which reproduces a finished run's `after`. greedy: act without noise; None: yes, unless
     overrides have a sampling setting or there are several samples. live: progress display. video: shows the first
     episodes; each variant has its own file. overrides: `policy.checkpoint=FOLDER` where the released folder has moved,
-    settings of the environment, and of a language model the engine and the sampling (`evaluation.overrides`).
+    settings of the environment, and of a language model the engine and the sampling (`with_overrides`).
 
     The result has the fields of `episodes.tally`, `per_episode`, and where they apply: `variants` (each with kind, what
     differs and its result), `kinds` (results by kind, if one has several variants), `conversations`, `sampling`, `env`.
@@ -138,7 +138,7 @@ def evaluate(
         result, results = measure(changed, name)
         by_kind.setdefault(variant.kind, []).append(results)
         found.setdefault("variants", {})[name] = {"kind": variant.kind, "what": variant.what, **result}
-    if kinds := {kind: _tally_kind(parts) for kind, parts in by_kind.items() if len(parts) > 1}:
+    if kinds := {kind: tally_kind(parts) for kind, parts in by_kind.items() if len(parts) > 1}:
         found["kinds"] = kinds
     told: dict[str, Any] = {
         "instructions": "exchanged" * swap,
@@ -152,7 +152,7 @@ def evaluate(
     return {**found, "seed": seed, "version": version}
 
 
-def _tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:
+def tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:
     """Pooled result over variants that play the same episodes.
 
     Episodes of different variants, and samples of one initial state, are not independent; the interval is therefore

@@ -1,5 +1,5 @@
 """Observers that log warnings: failed samples, quarantined tasks and seeds, skipped optimizer steps, generators that
-disagree with the trainer, and training alarms."""
+disagree with the trainer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.observe.intervals import counted, is_told, times_so_far
-from polyrhythm.observe.setbacks import SetbackWatch
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.messages import Report
@@ -126,9 +125,3 @@ class MismatchWarning(Observer):
             report.step,
             self._limit,
         )
-
-
-def warn_of_setbacks(watch: SetbackWatch, line: Mapping[str, Any]) -> None:
-    """Log the alarms that a line of metrics raises."""
-    for sentence in watch.take(line):
-        log.warning("%s", sentence)

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 POLICY_FILE = "policy.pt"
 #: Demonstrations of the warm start.
 DEMONSTRATIONS_FILE = "demonstrations.npz"
-#: The weights of the best evaluation during training (pipeline.evaluation.best).
+#: The weights of the best evaluation during training (`evaluation.background`).
 BEST_FILE = "best.pt"
 #: The files of an exported policy without a released layout.
 EXPORTED_MODEL, EXPORTED_SETTINGS = "model.safetensors", "policy.json"

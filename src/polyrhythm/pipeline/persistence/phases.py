@@ -25,7 +25,7 @@ from polyrhythm.config.recipes import read
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.files import atomic_write
 from polyrhythm.observe.metrics import has_updates, last_time_s
-from polyrhythm.observe.run_folder import CONFIG_FILE, SUMMARY_FILE
+from polyrhythm.observe.run_folder import CONFIG_FILE, PROGRESS_FILE, SUMMARY_FILE
 from polyrhythm.pipeline.persistence.checkpoints import (
     DEMONSTRATIONS_FILE,
     POLICY_FILE,
@@ -36,8 +36,6 @@ from polyrhythm.pipeline.persistence.checkpoints import (
 from polyrhythm.plugin import load
 
 log = logging.getLogger(__name__)
-
-_FILE = "progress.json"
 
 
 class PhaseJournal:
@@ -53,7 +51,7 @@ class PhaseJournal:
     ) -> None:
         """announce: called at the start of a phase with its name and the run's start. command: that started the run."""
         self._announce = announce
-        self._path = folder / _FILE
+        self._path = folder / PROGRESS_FILE
         said, problem = _read(folder)
         if problem:
             said = _salvaged(folder, problem)
@@ -123,7 +121,7 @@ class _Progress(msgspec.Struct):
 def _read(folder: Path) -> tuple[_Progress, str]:
     """Content of progress.json and "", or an empty one and the problem."""
     try:
-        said = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        said = json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
         found = msgspec.convert(said, _Progress)
     except FileNotFoundError:
         return _Progress(), "is gone"
@@ -185,7 +183,9 @@ def _salvaged(folder: Path, problem: str) -> _Progress:
         found.done |= {"evaluation_after": after} if after else {}
     if found.done or problem != "is gone":
         done = ", ".join(found.done) or "nothing"
-        log.warning("%s %s; by the run's other files this is done: %s", folder / _FILE, problem, done.replace("_", " "))
+        log.warning(
+            "%s %s; by the run's other files this is done: %s", folder / PROGRESS_FILE, problem, done.replace("_", " ")
+        )
     return found
 
 

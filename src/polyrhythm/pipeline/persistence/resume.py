@@ -19,9 +19,20 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError, StartError
 from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.metrics import MetricsWriter, rewind
-from polyrhythm.observe.run_folder import CONFIG_FILE, LOCK_FILE, SUMMARY_FILE, note_changes
+from polyrhythm.observe.run_folder import (
+    CHANGES_FILE,
+    CONFIG_FILE,
+    EVALUATIONS_FILE,
+    LEDGER_FILE,
+    LOCK_FILE,
+    METRICS_FILE,
+    PROGRESS_FILE,
+    SUMMARY_FILE,
+    note_changes,
+)
 from polyrhythm.pipeline.hooks import run_hooks
 from polyrhythm.pipeline.persistence.checkpoints import (
+    BEST_FILE,
     DEMONSTRATIONS_FILE,
     POLICY_FILE,
     STATES,
@@ -45,8 +56,8 @@ log = logging.getLogger(__name__)
 _NOT_NOTED = frozenset({"resume", "out_dir"})
 #: Files and folders that a run writes.
 _FILES = (
-    *(CONFIG_FILE, SUMMARY_FILE, POLICY_FILE, LOCK_FILE, "progress.json", "metrics.jsonl", "settings_changes.jsonl"),
-    *(DEMONSTRATIONS_FILE, "evaluations.json", "best.pt", "ledger.json"),
+    *(CONFIG_FILE, SUMMARY_FILE, POLICY_FILE, LOCK_FILE, PROGRESS_FILE, METRICS_FILE, CHANGES_FILE),
+    *(DEMONSTRATIONS_FILE, EVALUATIONS_FILE, BEST_FILE, LEDGER_FILE),
 )
 _FOLDERS = (STATES, "logs", "tensorboard")
 

@@ -172,7 +172,7 @@ class SharedParcels:
         return found
 
     def _fetch_once(self, host: str, known: re.Match[str], nbytes: int) -> memoryview:
-        """What somebody of this host has fetched already, or fetch it for all of them."""
+        """The parcel as another process of this host has fetched it, or fetch it for all of them."""
         name, owner, number = known[0], known["owner"], known["number"]
         self._folder.mkdir(mode=0o700, exist_ok=True)
         here = self._folder / f"{host}~{owner}~{number}"

@@ -170,7 +170,7 @@ class SealedPort:
         self._drops.stranger()
 
     def _begin(self, connection: socket.socket, ticket: ConnectionTicket) -> None:
-        """Answer it from now on."""
+        """Start the thread that answers the connection."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _PROBES.items():
             if hasattr(socket, option):

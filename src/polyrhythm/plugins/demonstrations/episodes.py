@@ -109,7 +109,7 @@ def play_episodes(
 
     RunHalted: the environment raised for all rows of a call, so the failed episode is unknown.
     """
-    guarded = GuardedEnv(env, isolate=True)
+    guarded = GuardedEnv(env)
     try:
         _play(guarded, episodes, noise_std, step, actor)
     except EnvFault as fault:

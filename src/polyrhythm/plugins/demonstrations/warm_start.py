@@ -172,19 +172,15 @@ def imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: Displa
     """
     refuse_misplaced(folder)
     with lock_run_folder(folder):
-        return _imitate(checked, folder, file, live)
-
-
-def _imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: Display | None) -> dict[str, Any]:
-    progress = PhaseJournal(folder, live.phase if live else None, command="sft")
-    if file is not None and progress.result("demonstrations") is None:
-        found = fitting_demonstrations(file, checked)
-        found.save(folder / DEMONSTRATIONS_FILE)
-        progress.commit("demonstrations", {"file": str(file), "decisions": len(found)})
-    save_settings(checked.config, folder)  # from here on the run can be resumed without the file
-    with MetricsWriter(folder) as metrics:
-        prepare_initial_policy(checked, folder, progress, metrics)
-    results = [progress.result(phase) or {} for phase in ("warm_start", "demonstrations")]
-    summary = {**results[0], **results[1], "wall_s": progress.summary()}
-    write_json(folder / SUMMARY_FILE, summary)
-    return summary
+        progress = PhaseJournal(folder, live.phase if live else None, command="sft")
+        if file is not None and progress.result("demonstrations") is None:
+            found = fitting_demonstrations(file, checked)
+            found.save(folder / DEMONSTRATIONS_FILE)
+            progress.commit("demonstrations", {"file": str(file), "decisions": len(found)})
+        save_settings(checked.config, folder)  # from here on the run can be resumed without the file
+        with MetricsWriter(folder) as metrics:
+            prepare_initial_policy(checked, folder, progress, metrics)
+        results = [progress.result(phase) or {} for phase in ("warm_start", "demonstrations")]
+        summary = {**results[0], **results[1], "wall_s": progress.summary()}
+        write_json(folder / SUMMARY_FILE, summary)
+        return summary

@@ -101,16 +101,16 @@ def examine_env(name: str) -> Iterator[Finding]:
         yield seen._replace(state="missing") if seen.state == "failed" else seen
 
 
-def _python(_: object = None) -> Finding:
+def _python(_: None = None) -> Finding | str:
     wanted = ".".join(map(str, _PYTHON))
     detail = f"{platform.python_version()}, {sys.executable}"
     if sys.version_info >= _PYTHON:
-        return Finding("", "ok", detail)
+        return detail
     fix = f"(with your system's package manager) install Python {wanted}, and this package into it"
     return Finding("", "missing", f"{detail}; {wanted} or newer is needed", fix)
 
 
-def _packages(_: object = None) -> Finding:
+def _packages(_: None = None) -> Finding | str:
     try:
         requirements = metadata.requires("polyrhythm") or []
     except metadata.PackageNotFoundError:
@@ -127,10 +127,10 @@ def _packages(_: object = None) -> Finding:
         there.append(f"{name} {version}")
         if not _satisfies(line, version):
             unfit.append(f"{name} {version} (wanted {line.partition(';')[0].strip()})")
-    if missing or unfit:
-        parts = [f"missing: {', '.join(missing)}"] * bool(missing) + [f"unfit: {', '.join(unfit)}"] * bool(unfit)
+    parts = [f"missing: {', '.join(missing)}"] * bool(missing) + [f"unfit: {', '.join(unfit)}"] * bool(unfit)
+    if parts:
         return Finding("", "missing", "; ".join(parts), install_command(_EXTRA))
-    return Finding("", "ok", ", ".join(there))
+    return ", ".join(there)
 
 
 def _satisfies(requirement: str, version: str) -> bool:
@@ -142,15 +142,15 @@ def _satisfies(requirement: str, version: str) -> bool:
     return Requirement(requirement).specifier.contains(version, prereleases=True)
 
 
-def _torch(_: object = None) -> Finding:
+def _torch(_: None = None) -> str:
     import torch
 
     devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     seen = f"CUDA {torch.version.cuda}: {', '.join(devices)}" if devices else "no CUDA device (none is needed)"
-    return Finding("", "ok", f"{torch.__version__}, {seen}")
+    return f"{torch.__version__}, {seen}"
 
 
-def _cores(_: object = None) -> Finding:
+def _cores(_: None = None) -> Finding | str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = os.environ.get("OMP_NUM_THREADS", "")
     detail = f"{cores} available, OMP_NUM_THREADS {threads or 'not set'}"
@@ -159,29 +159,27 @@ def _cores(_: object = None) -> Finding:
         return Finding("", "note", detail, "export OMP_NUM_THREADS=1")
     if cores < 2:
         return Finding("", "note", f"{detail}; simulation and training share one core")
-    return Finding("", "ok", detail)
+    return detail
 
 
-def _memory(_: object = None) -> Finding:
+def _memory(_: None = None) -> Finding | str:
     from polyrhythm.plugins.memory_estimate.room import free_memory
 
     free = free_memory()
     detail = f"{_gigabytes(free)} free, the quickstart takes about {_gigabytes(MEMORY_BYTES)}"
     if free < MEMORY_BYTES:
         return Finding("", "missing", f"{detail}; end other programs, or use fewer rows (rollout.rows)")
-    return Finding("", "ok", detail)
+    return detail
 
 
-def _leftovers(_: object = None) -> Finding:
+def _leftovers(_: None = None) -> str:
     from polyrhythm.runtime.memory.shared_folder import remove_orphans
 
     removed = remove_orphans()
-    if removed:
-        return Finding("", "ok", f"removed the shared memory of {len(removed)} dead runs")
-    return Finding("", "ok", "no shared memory of dead runs")
+    return f"removed the shared memory of {len(removed)} dead runs" if removed else "no shared memory of dead runs"
 
 
-def _shared_memory(_: object = None) -> Finding:
+def _shared_memory(_: None = None) -> Finding | str:
     from polyrhythm.config.load import load_config
     from polyrhythm.pipeline.build import env_settings, policy_settings
     from polyrhythm.pipeline.validation.check import shared_sizes
@@ -194,12 +192,12 @@ def _shared_memory(_: object = None) -> Finding:
     free = shutil.disk_usage(root).free
     detail = f"{_gigabytes(free)} free in {root}, the quickstart takes {wanted / 1e6:.0f} MB"
     if free >= wanted:
-        return Finding("", "ok", detail)
+        return detail
     remount = f"mount -o remount,size={-(-wanted // 10**9) * 2}G {root}"
     return Finding("", "missing", f"{detail}; in a container: --shm-size", f"{as_root()}{remount}")
 
 
-def _processes(_: object = None) -> Finding:
+def _processes(_: None = None) -> Finding | str:
     done = subprocess.run(
         [sys.executable, "-c", "print(6 * 7)"],
         capture_output=True,
@@ -209,11 +207,11 @@ def _processes(_: object = None) -> Finding:
         stdin=subprocess.DEVNULL,
     )
     if done.stdout.strip() == "42":
-        return Finding("", "ok", "another process can be started")
+        return "another process can be started"
     return Finding("", "missing", f"a process that was started ended with {done.returncode}: {last_line(done.stderr)}")
 
 
-def _messages(_: object = None) -> Finding:
+def _messages(_: None = None) -> Finding | str:
     import zmq
 
     from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, shared_root
@@ -231,7 +229,7 @@ def _messages(_: object = None) -> Finding:
         context.term()
         memory.remove()
     if received == b"probe":
-        return Finding("", "ok", f"ZeroMQ {zmq.zmq_version()} over ipc in {memory.folder.parent}")
+        return f"ZeroMQ {zmq.zmq_version()} over ipc in {memory.folder.parent}"
     return Finding("", "missing", f"no message came through {inbox.endpoint}; set data_plane.transport=tcp")
 
 

@@ -19,7 +19,6 @@ from polyrhythm.config.sections.learning import DatasetSettings
 from polyrhythm.errors import ConfigError, MissingError, RunFolderError
 from polyrhythm.files import inner_path, parse_json
 from polyrhythm.plugins.lerobot import layout
-from polyrhythm.plugins.lerobot.video import check_size, require_video
 from polyrhythm.plugins.lerobot.writing import Journal
 from polyrhythm.specs import EnvSpec
 
@@ -282,7 +281,7 @@ def _check_arrays(folder: Path, features: Mapping[str, Feature], keys: Mapping[s
                 "demonstrations.dataset.keys"
             )
         if feature.dtype == "video":
-            require_video(folder)
+            layout.require_video(folder)
     action = features[layout.ACTION].size if layout.ACTION in features else None
     if action != [spec.action.dim]:
         raise ConfigError(
@@ -317,19 +316,12 @@ def _with_episodes(
     kept = [episode for episode in episodes if not episode.tasks or names & set(episode.tasks)]
     if not kept:
         raise ConfigError(f"{folder} has no episode of the chosen tasks; set demonstrations.dataset.tasks otherwise")
-    _check_files(info, kept)
-    return CheckedDataset(folder, info, keys, sentences, tasks, kept)
-
-
-def _check_files(info: DatasetInfo, episodes: list[Episode]) -> None:
-    """RunFolderError: files are missing, or a camera's first video has another size than declared."""
-    files = {episode.file for episode in episodes}
-    files |= {part.file for episode in episodes for part in episode.videos.values()}
-    missing = sorted(file for file in files if not file.is_file())
-    if missing:
+    files = {episode.file for episode in kept} | {part.file for episode in kept for part in episode.videos.values()}
+    if missing := sorted(file for file in files if not file.is_file()):
         raise RunFolderError(
             f"{missing[0]} is not there (missing: {len(missing)} of {len(files)} files); copy the dataset again"
         )
-    for key, part in episodes[0].videos.items():
+    for key, part in kept[0].videos.items():
         height, width, _ = info.features[key].size
-        check_size(part.file, (height, width))
+        layout.check_size(part.file, (height, width))
+    return CheckedDataset(folder, info, keys, sentences, tasks, kept)

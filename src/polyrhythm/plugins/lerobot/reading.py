@@ -24,7 +24,6 @@ from polyrhythm.files import inner_path
 from polyrhythm.plugins.demonstrations.imitation import Demonstrations
 from polyrhythm.plugins.lerobot import layout
 from polyrhythm.plugins.lerobot.checking import CheckedDataset, Episode, check_dataset, read_table
-from polyrhythm.plugins.lerobot.video import VideoFrames, as_array, decoded
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 from polyrhythm.specs.finite import first_not_finite
 
@@ -44,7 +43,7 @@ def read_demonstrations(settings: DatasetSettings, spec: EnvSpec, chunk: int, ac
     parts: list[tuple[dict[str, NDArray[Any]], NDArray[Any]]] = []
     taken = dict.fromkeys(range(len(spec.tasks)), 0)
     episodes = 0
-    with closing(VideoFrames()) as videos:
+    with closing(layout.VideoFrames()) as videos:
         for episode, columns in _episodes(dataset, settings, taken):
             begins, tasks = _begins(dataset, settings, episode, columns, taken)
             if not len(begins):
@@ -190,7 +189,7 @@ def _begins(
 
 def _array(
     dataset: CheckedDataset,
-    videos: VideoFrames,
+    videos: layout.VideoFrames,
     episode: Episode,
     key: str,
     columns: Mapping[str, Any],
@@ -206,16 +205,16 @@ def _array(
         times = part.first_s + np.asarray(columns["timestamp"], np.float64)[begins]
         if not np.isfinite(times).all() or (np.diff(times) <= 0).any():
             raise RunFolderError(f"{dataset.folder}, episode {episode.number}: timestamp does not ascend; correct it")
-        return as_array(videos.take(key, part.file, times.tolist(), (height, width)), shape)
+        return layout.as_array(videos.take(key, part.file, times.tolist(), (height, width)), shape)
     images = []
     for frame in begins:
         try:
-            images.append(decoded(_stored(dataset.folder, columns[key][frame]), feature.size))
+            images.append(layout.decoded(_stored(dataset.folder, columns[key][frame]), feature.size))
         except ValueError as error:
             raise RunFolderError(
                 f"{dataset.folder}: {key} in frame {frame} of episode {episode.number}: {error}; correct the dataset"
             ) from error
-    return as_array(np.stack(images), shape)
+    return layout.as_array(np.stack(images), shape)
 
 
 def _stored(folder: Path, stored: Any) -> bytes:

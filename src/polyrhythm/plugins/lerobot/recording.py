@@ -147,7 +147,7 @@ def record_dataset(
         if not (folder / layout.OURS).exists():
             (folder / layout.OURS).parent.mkdir(exist_ok=True)
             journal.save(folder)  # marks the folder as ours
-        _remove_unlisted(folder, journal)
+        remove_unlisted(folder, journal)
         done = {(task, index) for task, index, _, _ in journal.outcomes}
         planned = [(task, index) for task in range(len(env.spec.tasks)) for index in range(settings.episodes_per_task)]
         states = env.spec.training_states
@@ -185,7 +185,7 @@ def record_dataset(
         return {"episodes": journal.episodes, "frames": journal.frames, "resumed": len(done), "tasks": rates}
 
 
-def _remove_unlisted(folder: Path, journal: Journal) -> None:
+def remove_unlisted(folder: Path, journal: Journal) -> None:
     """Remove the files of a turn that was interrupted before it was listed; never follows links out of the folder."""
     home = folder.resolve()
     for pattern in (layout.DATA, layout.EPISODES):

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from polyrhythm.files import atomic_write
 from polyrhythm.plugins.demonstrations.episodes import DemoEpisode
 from polyrhythm.plugins.lerobot import layout
-from polyrhythm.plugins.lerobot.video import as_images, decoded, png
 from polyrhythm.specs import EnvSpec
 
 #: Most images, evenly spread over the frames, of which a camera's statistics are made.
@@ -67,9 +66,9 @@ class DatasetWriter:
         if kept:
             tables, rows = [], []
             for number, episode in enumerate(kept, first):
-                columns, statistics = self._columns(episode, number, start)
+                columns, row = self._tables(episode, number, start, place)
                 tables.append(columns)
-                rows.append(self._row(episode, number, start, place) | statistics)
+                rows.append(row)
                 start += len(episode.labels)
             joined = {key: [x for columns in tables for x in columns[key]] for key in tables[0]}
             self._write(layout.DATA, place, joined, typed=True)
@@ -116,7 +115,7 @@ class DatasetWriter:
                 for file in files:
                     column = pq.read_table(file, columns=[key])[key]
                     spread = range(-first % every, len(column), every)
-                    images += [decoded(column[i].as_py()["bytes"]) for i in spread]
+                    images += [layout.decoded(column[i].as_py()["bytes"]) for i in spread]
                     first += len(column)
                 found[key] = image_statistics(np.stack(images))
             else:
@@ -124,7 +123,10 @@ class DatasetWriter:
                 found[key] = array_statistics(np.concatenate(parts))
         write_json(self._folder / layout.STATS, found)
 
-    def _columns(self, episode: DemoEpisode, number: int, start: int) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    def _tables(
+        self, episode: DemoEpisode, number: int, start: int, place: Mapping[str, int]
+    ) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+        """The episode's columns of frames, and its row in meta/episodes."""
         length = len(episode.labels)
         steps = np.arange(length)
         arrays: dict[str, NDArray[Any]] = {
@@ -141,8 +143,8 @@ class DatasetWriter:
         for name, key in self._keys.items():
             seen = np.stack([observation[name] for observation in episode.obs])
             if self._features[key]["dtype"] == "image":
-                images = as_images(seen, tuple(self._features[key]["shape"]))
-                columns[key] = [{"bytes": png(image), "path": None} for image in images]
+                images = layout.as_images(seen, tuple(self._features[key]["shape"]))
+                columns[key] = [{"bytes": layout.png(image), "path": None} for image in images]
                 found[key] = image_statistics(images[:: 1 + length // _IMAGES])
             else:
                 arrays[key] = seen.reshape(length, -1)
@@ -150,23 +152,19 @@ class DatasetWriter:
             single = self._features[key]["shape"] == [1]
             columns[key] = (array.reshape(length) if single else array).tolist()
             found[key] = array_statistics(array)
-        return columns, {f"stats/{key}/{stat}": x for key, stats in found.items() for stat, x in stats.items()}
-
-    def _row(self, episode: DemoEpisode, number: int, start: int, place: Mapping[str, int]) -> dict[str, Any]:
-        """The episode's row in meta/episodes, without statistics."""
-        length = len(episode.labels)
-        places = {f"{of}/{name}": n for of in ("data", "meta/episodes") for name, n in place.items()}
-        return {
+        row = {
             "episode_index": number,
             "tasks": [layout.sentences_of(self._spec)[episode.task]],
             "length": length,
             "dataset_from_index": start,
             "dataset_to_index": start + length,
-            **places,
+            **{f"{of}/{name}": n for of in ("data", "meta/episodes") for name, n in place.items()},
             "seed": episode.seed,
             "noisy": episode.noise is not None,
             "success": episode.success_at >= 0,
+            **{f"stats/{key}/{stat}": x for key, stats in found.items() for stat, x in stats.items()},
         }
+        return columns, row
 
     def _write(self, pattern: str, place: Mapping[str, int], columns: Mapping[str, Any], *, typed: bool) -> None:
         import pyarrow as pa

@@ -45,7 +45,7 @@ CHECKS = (
 )
 PLUGIN = Plugin(
     "memory_estimate",
-    needs=("lease",),
+    needs=("lease", "ranks"),
     adds={
         "check": {
             "memory": "polyrhythm.plugins.memory_estimate:CHECKS",

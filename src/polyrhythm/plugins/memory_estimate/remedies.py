@@ -16,7 +16,6 @@ from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.array_specs import env_batch_infos
 from polyrhythm.pipeline.placed import trainer_ranks
-from polyrhythm.pipeline.validation.fit import check_ranks
 from polyrhythm.plugins.memory_estimate.needs import (
     HOST,
     longest_sample,
@@ -25,6 +24,7 @@ from polyrhythm.plugins.memory_estimate.needs import (
     stream_places,
 )
 from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, MemoryPlan, Planner, with_settings
+from polyrhythm.plugins.ranks import check_ranks
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.messages import station_of
 

@@ -27,7 +27,7 @@ from polyrhythm.plugins.pretrained.checkpoint import Checkpoint, read_stored, st
 from polyrhythm.plugins.pretrained.fitting import Architecture, fit
 from polyrhythm.plugins.pretrained.folder_files import ADAPTER_CONFIG, ADAPTER_TENSORS, OURS, few, matches, read_json
 from polyrhythm.policies.mlp import seeded
-from polyrhythm.safetensors_files import read_header, write_tensors
+from polyrhythm.safetensors_files import write_tensors
 from polyrhythm.specs.weights import weight_specs
 
 _PEFT = "base_model.model."
@@ -102,8 +102,7 @@ class Adapters:
 
     def read(self) -> dict[str, Tensor]:
         """All tensors by their names in the file. ConfigError: a number is not finite."""
-        names = {name: name for name in stored_specs(self.file)}
-        tensors = dict(read_stored(self.file, names))
+        tensors = dict(read_stored(self.file))
         for name, tensor in tensors.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise ConfigError(f"{self.file}: {name} has numbers that are not finite; name other adapters")
@@ -112,7 +111,7 @@ class Adapters:
     def ours(self) -> dict[str, Tensor]:
         """The tensors of the folder's polyrhythm.safetensors (critic, noise head)."""
         file = self.folder / OURS
-        return dict(read_stored(file, {name: name for name in read_header(file).tensors})) if file.is_file() else {}
+        return dict(read_stored(file)) if file.is_file() else {}
 
 
 def _unmergeable(config: Mapping[str, Any]) -> str:
@@ -139,10 +138,8 @@ def _init(config: Mapping[str, Any]) -> Any:
 
 def merge_into(network: nn.Module, adapters: Adapters) -> list[list[str]]:
     """Add the adapters to the network's tensors with peft; return the groups of names that shared a tensor before.
-
     Afterwards each name has its own tensor, because an adapter changes only one of the tied layers. MissingError: peft
-    is not installed. ConfigError: the adapters are of another network.
-    """
+    is not installed. ConfigError: the adapters are of another network."""
     try:
         from peft import LoraConfig, PeftModel, set_peft_model_state_dict
     except ImportError as error:

@@ -114,11 +114,9 @@ def adapted_layers(
 def whole_tensors(
     trained: Iterable[str], adapted: Collection[str], tied: Sequence[Sequence[str]] = ()
 ) -> dict[str, str]:
-    """Fully trained tensors beside adapters, as peft saves them: name -> its name among `trained`.
-
-    trained: names; tensors of adapted layers are excluded. tied: groups of names that are one tensor. ConfigError: a
-    tensor lies in a module that cannot be saved whole, because its layers have adapters or it is the network.
-    """
+    """Fully trained tensors beside adapters, as peft saves them: name -> its name among `trained`. trained: names;
+    tensors of adapted layers are excluded. tied: groups of names that are one tensor. ConfigError: a tensor lies in a
+    module that cannot be saved whole, because its layers have adapters or it is the network."""
     whole = {name: name for name in trained if name.rpartition(".")[0] not in adapted}
     for names in tied:  # peft copies each module that it saves, so a tied tensor is saved by each of its names
         whole |= {name: one for one in names if one in whole for name in names}

@@ -21,10 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.files import check_link, copy_inner, name_in_errors, new_folder
+from polyrhythm.files import name_in_errors, new_folder
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint, read_stored
 from polyrhythm.plugins.pretrained.fitting import Architecture, check_fit, fit, released_size
-from polyrhythm.plugins.pretrained.folder_files import ADAPTER_CONFIG, CHOICES, CONFIG, OURS, SINGLE
+from polyrhythm.plugins.pretrained.folder_files import (
+    ADAPTER_CONFIG,
+    CHOICES,
+    CONFIG,
+    OURS,
+    SINGLE,
+    check_link,
+    copy_inner,
+)
 from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.safetensors_files import read_header, write_tensors
@@ -47,11 +55,9 @@ def load_network(
     seed: int = 0,
     size: Any = None,
 ) -> nn.Module:
-    """The checkpoint's network on `device`. ConfigError: tensors are missing, unexpected or of another shape.
-
-    Dtypes are those of the network after `prepare`, or the file's without it. size: by default `released_size`. seed:
-    for tensors that are `optional` in the architecture and missing in the folder.
-    """
+    """The checkpoint's network on `device`. ConfigError: tensors are missing, unexpected or of another shape. Dtypes
+    are those of the network after `prepare`, or the file's without it. size: by default `released_size`. seed: for
+    tensors that are `optional` in the architecture and missing in the folder."""
     network, found = unfilled_network(of, checkpoint, device=device, prepare=prepare, seed=seed, size=size)
     load_into(network, checkpoint, found, device=device, as_stored=prepare is None)
     _finish(network, device)
@@ -301,7 +307,7 @@ def _write_safetensors(
     header = checkpoint.files.get(file) or read_header(file)
     with name_in_errors(here), file.open("rb") as source, here.open("wb") as stream:
         stream.write(source.read(header.data))
-        for stored, old in read_stored(file, {stored: stored for stored in header.tensors}):
+        for stored, old in read_stored(file):
             tensor = new(places[stored]) if stored in places else None
             stream.seek(header.begins[stored])
             kept = old if tensor is None else as_stored(tensor, old)

@@ -83,7 +83,11 @@ class Checkpoint:
         prefix = _PREFIX if inner and all(name.startswith(_PREFIX) for name in inner) else ""
         places = {name.removeprefix(prefix): stored[name] for name in inner}
         tensors = {name: files[place.file].tensors[place.stored] for name, place in places.items()}
-        side = _side_tensors(folder)
+        side = {
+            f"{module}.{stored.removeprefix(_DDP)}": (spec, TensorSource(file, stored))
+            for module, file in folder_files.side_files(folder).items()
+            for stored, spec in stored_specs(file).items()
+        }
         ours, config = folder / folder_files.OURS, folder / folder_files.CONFIG
         return cls(
             folder=folder,
@@ -112,6 +116,16 @@ class Checkpoint:
                 return name
         return ""
 
+    def number(self, key: str, default: int) -> int:
+        """An entry of config.json, or the default. ConfigError: it is not a number."""
+        found = self.config.get(key) or default
+        if not isinstance(found, int):
+            raise ConfigError(
+                f"checkpoint = {self.folder}: config.json has {key} = {found!r}, which is not a number; copy it again "
+                "from its release"
+            )
+        return found
+
     def require(self, kind: str) -> None:
         """ConfigError unless the folder has this policy type's architecture."""
         found = self.architecture
@@ -138,7 +152,7 @@ class Checkpoint:
 
     def read_ours(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors of polyrhythm.safetensors by the policy's names; none without the file."""
-        return read_stored(self.folder / folder_files.OURS, {name: name for name in self.ours})
+        return read_stored(self.folder / folder_files.OURS, None if self.ours else {})
 
 
 def stored_specs(file: Path) -> Mapping[str, WeightSpec]:
@@ -146,15 +160,13 @@ def stored_specs(file: Path) -> Mapping[str, WeightSpec]:
     return weight_specs(_torch_file(file, "meta")) if file.suffix in _TORCH else read_header(file).tensors
 
 
-def read_stored(file: Path, stored: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of one file, by name -> stored name."""
-    if not stored:
-        return
+def read_stored(file: Path, stored: Mapping[str, str] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of one file, by name -> stored name; by default all by their stored names."""
     if file.suffix in _TORCH:
         found = _torch_file(file, "cpu")
-        yield from ((name, found[inner]) for name, inner in stored.items())
-        return
-    yield from read_tensors(file, stored)
+        yield from found.items() if stored is None else ((name, found[inner]) for name, inner in stored.items())
+    elif stored is None or stored:
+        yield from read_tensors(file, {name: name for name in read_header(file).tensors} if stored is None else stored)
 
 
 def _header(file: Path, expected: list[str] | None) -> Header:
@@ -166,14 +178,6 @@ def _header(file: Path, expected: list[str] | None) -> Header:
             "download both again from one release"
         )
     return header
-
-
-def _side_tensors(folder: Path) -> dict[str, tuple[WeightSpec, TensorSource]]:
-    found = {}
-    for module, file in folder_files.side_files(folder).items():
-        for stored, spec in stored_specs(file).items():
-            found[f"{module}.{stored.removeprefix(_DDP)}"] = (spec, TensorSource(file, stored))
-    return found
 
 
 def _torch_file(file: Path, device: str) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -215,3 +216,31 @@ def _numbers(found: Any, origin: str) -> NDArray[np.float64]:
     if not np.isfinite(array).all():
         raise ConfigError(f"{origin} is not a list of finite numbers; copy it again from its release")
     return array
+
+
+def check_link(path: Path, inside: Path) -> None:
+    """ConfigError: `path` is a link that leads out of the folder `inside`, or to a folder.
+
+    Links of a download cache, from its folder `snapshots/REVISION` to the files in `blobs` beside `snapshots`, are
+    allowed.
+    """
+    if not path.is_symlink():
+        return
+    home, real = inside.resolve(), path.resolve()
+    homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
+    if real.is_dir() or not any(real.is_relative_to(one) for one in homes):
+        raise ConfigError(
+            f"{path} is a link to {real}, which is not copied; if it belongs to the folder, name a copy of the folder "
+            "with what its links lead to (cp -rL)"
+        )
+
+
+def copy_inner(source: Path, target: Path, inside: Path) -> None:
+    """Copy a file of the folder `inside`, or a subfolder with its files. ConfigError: a link as in `check_link`."""
+    check_link(source, inside)
+    if source.is_dir():
+        target.mkdir()
+        for path in sorted(source.iterdir()):
+            copy_inner(path, target / path.name, inside)
+    elif source.is_file():
+        shutil.copyfile(source, target)

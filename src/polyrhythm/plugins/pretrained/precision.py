@@ -61,11 +61,9 @@ def in_float32(device: torch.device | str) -> AbstractContextManager[object]:
 
 
 def cast(network: nn.Module, precision: Precision, role: Role) -> None:
-    """Cast every parameter in place; `requires_grad` marks trained ones. Works on the meta device.
-
-    Layers with float32 weights then compute in float32, and embeddings return `dtype` in both roles. A second call,
-    after adapters were added, changes only the adapters.
-    """
+    """Cast every parameter in place; `requires_grad` marks trained ones. Works on the meta device. Layers with float32
+    weights then compute in float32, and embeddings return `dtype` in both roles. A second call, after adapters were
+    added, changes only the adapters."""
     for path, module in network.named_modules():
         released = path.removesuffix(".base_layer")  # of an adapted layer
         own = {f"{released}.{name}".lstrip("."): p for name, p in module.named_parameters(recurse=False)}

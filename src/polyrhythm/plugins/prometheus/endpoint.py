@@ -128,14 +128,18 @@ class PrometheusEndpoint:
             ) from error
         self.port = int(self._server.server_port)
 
-    def take(self, step: int, values: Mapping[str, float]) -> None:
+    def take(self, step: int, values: Mapping[str, float | None]) -> None:
         """Store the newest numbers of an update, or of an evaluation of version `step`. They replace all of the same
         groups."""
         groups = {_family(name) for name in values}
         kept = {name: value for name, value in self._latest.items() if _family(name) not in groups}
         if "throughput" in groups:
             kept["update"] = float(step)
-        own = {name: value for name, value in values.items() if not name.startswith(_BY_STATION)}
+        own = {
+            name: float(value)
+            for name, value in values.items()
+            if value is not None and not name.startswith(_BY_STATION)
+        }
         self._latest = kept | own  # replaced as a whole: the server's threads read it
 
     def take_stations(self, stations: Iterable[StationSample]) -> None:
@@ -267,8 +271,8 @@ class EndpointPart(RunPart):
     def __init__(self, endpoint: PrometheusEndpoint) -> None:
         self._endpoint = endpoint
 
-    def on_metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._endpoint.take(step, numbers)
+    def on_metrics(self, step: int, values: Mapping[str, float | None]) -> None:
+        self._endpoint.take(step, values)
 
     def observers(self, pipeline: Pipeline) -> Sequence[Observer]:
         return [StationsNow(self._endpoint, pipeline.launcher, pipeline.hosts)]

@@ -19,7 +19,7 @@ from polyrhythm.config.recipes import parse
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.intervals import wilson
 from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, Change, read_changes
-from polyrhythm.observe.setbacks import setbacks
+from polyrhythm.pipeline.hooks import run_hooks
 
 Line = Mapping[str, Any]
 
@@ -119,7 +119,9 @@ def _read(folder: Path) -> Run:
     run = Run(folder, label, config, updates, [], summary, finished, read_changes(folder))
     per_version = int(run.settings.get("freshness.sync_interval", 1))
     measured = _evaluations(lines, per_version)
-    warned = summary["warnings"] if "warnings" in summary else setbacks(lines)
+    warned = summary.get("warnings")
+    if warned is None:
+        warned = [text for hooks in run_hooks() for text in hooks.warnings(lines)]
     return replace(run, evaluations=measured, setbacks=warned)
 
 

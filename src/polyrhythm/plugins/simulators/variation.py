@@ -121,12 +121,9 @@ class Appearance:
 
 def background_of(model: mujoco.MjModel) -> frozenset[int]:
     """Geoms of the world body and of bodies named as table, wall, floor or arena."""
-    found = []
-    for geom, body in enumerate(model.geom_bodyid):
-        name = model.body(int(body)).name.lower()
-        if body == 0 or any(part in name for part in _BACKGROUND):
-            found.append(geom)
-    return frozenset(found)
+    named = [model.body(int(body)).name.lower() for body in model.geom_bodyid]
+    parts = [any(part in name for part in _BACKGROUND) for name in named]
+    return frozenset(np.flatnonzero((model.geom_bodyid == 0) | np.array(parts, bool)).tolist())
 
 
 def _rotation(axis: NDArray[np.float64], angle: float) -> NDArray[np.float64]:

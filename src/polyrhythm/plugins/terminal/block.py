@@ -57,20 +57,16 @@ class Status:
 
 def block(status: Status, width: int, *, plain: bool = False) -> list[str]:
     """Lines of the block, none longer than `width`. plain: ASCII only."""
-    lines = [_heading(status, width), *_wrapped(_metrics(status), " · ", width)]
+    heading = [status.phase]
+    if status.of:
+        heading.append(f"{status.unit} {status.done} of {status.of}")
+    heading.append(f"{duration(status.elapsed_s)} so far")
+    if status.left_s is not None:
+        heading.append(f"about {duration(status.left_s)} left{' of ' if status.left_of else ''}{status.left_of}")
+    lines = [f"── {' · '.join(heading)} ".ljust(width, "─"), *_wrapped(_metrics(status), " · ", width)]
     lines += _wrapped(_stations(status.utilisation), "   ", width) + _wrapped(_hosts(status.hosts), "   ", width)
     cut = [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
     return [line.translate(_PLAIN) for line in cut] if plain else cut
-
-
-def _heading(status: Status, width: int) -> str:
-    parts = [status.phase]
-    if status.of:
-        parts.append(f"{status.unit} {status.done} of {status.of}")
-    parts.append(f"{duration(status.elapsed_s)} so far")
-    if status.left_s is not None:
-        parts.append(f"about {duration(status.left_s)} left{' of ' if status.left_of else ''}{status.left_of}")
-    return f"── {' · '.join(parts)} ".ljust(width, "─")
 
 
 def _metrics(status: Status) -> list[str]:

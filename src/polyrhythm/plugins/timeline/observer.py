@@ -118,16 +118,16 @@ class TraceObserver(Observer):
 
         for name in self._launcher.hosting.names:
             station = self._launcher.hosting.station(name)
-            if station.clock is not None:
-                self._mark_clock(station.host, station.clock, now)
-
-    def _mark_clock(self, host: str, clock: ClockOffset, now: float) -> None:
-        """Mark a host's clock offset: once, and again when it has changed by more than its uncertainty."""
-        before = self._clocks.get(host)
-        if before is None or abs(clock.ahead_s - before.ahead_s) > before.uncertainty_s + clock.uncertainty_s:
-            self._clocks[host] = clock
-            stations = ", ".join(name for name, where in station_hosts(self._launcher.hosting).items() if where == host)
-            self._mark("run", "clocks", f"the clock of {host} is {clock}", now, {"stations": stations})
+            clock, before = station.clock, self._clocks.get(station.host)
+            if clock is None:
+                continue
+            # Marked once, and again when it has changed by more than its uncertainty.
+            if before is None or abs(clock.ahead_s - before.ahead_s) > before.uncertainty_s + clock.uncertainty_s:
+                host = station.host
+                self._clocks[host] = clock
+                hosts = station_hosts(self._launcher.hosting)
+                stations = ", ".join(name for name, where in hosts.items() if where == host)
+                self._mark("run", "clocks", f"the clock of {host} is {clock}", now, {"stations": stations})
 
     # ------------------------------------------------------------ spans to bars
 

@@ -126,7 +126,7 @@ def check_contract(settings: EnvSettings, rows: int, about_to: Callable[[str], N
     yield from run_checks({"build": build})
     if made:
         yield from run_checks(env_checks(made[0]))
-        yield from run_checks({"close": lambda: made[0].close() or ""})  # type: ignore[func-returns-value]
+        yield from run_checks({"close": made[0].close})
 
 
 def _build(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> CheckedEnv:
@@ -141,7 +141,7 @@ def _build(settings: EnvSettings, rows: int, about_to: Callable[[str], None]) ->
 
 def env_checks(env: CheckedEnv) -> dict[str, ContractCheck]:
     """Checks of a batch by name; each begins with a reset."""
-    checks: dict[str, Callable[[CheckedEnv], str]] = {
+    checks: dict[str, Callable[[CheckedEnv], str | None]] = {
         "observe": check_observe,
         "step": check_step,
         "same seed, same state": check_seeds,
@@ -205,7 +205,7 @@ def check_seeds(env: CheckedEnv) -> str:
     return ""
 
 
-def check_order(env: CheckedEnv) -> str:
+def check_order(env: CheckedEnv) -> None:
     """Check that observe(rows) writes row rows[i] at i."""
     forward = _begin(env)
     backward = env.observe(range(env.rows - 1, -1, -1))
@@ -215,32 +215,28 @@ def check_order(env: CheckedEnv) -> str:
     last = env.rows - 1
     if name := _differing(_row(forward, last), _row(env.observe([last]), 0)):
         raise ContractViolation(f"observe([{last}]) writes {name!r} of another row", fix)
-    return ""
 
 
 def check_reset_rows(env: CheckedEnv) -> str:
     """Check that resetting a row does not change the others."""
-    if not env.spec.reset_rows:
-        return "the batch resets as a whole"
-    _check_alone(env, "reset", lambda: env.reset([0], [0], [trial_seed(99)]))
-    return ""
+    return _check_alone(env, "reset", lambda: env.reset([0], [0], [trial_seed(99)]), alone=env.spec.reset_rows)
 
 
 def check_step_rows(env: CheckedEnv) -> str:
     """Check that stepping a row does not change the others."""
-    if not env.spec.step_rows:
-        return "the batch steps as a whole"
-    _check_alone(env, "step", lambda: env.step([0], _actions(env, 1)))
-    return ""
+    return _check_alone(env, "step", lambda: env.step([0], _actions(env, 1)), alone=env.spec.step_rows)
 
 
-def _check_alone(env: CheckedEnv, call: str, change: Callable[[], object]) -> None:
+def _check_alone(env: CheckedEnv, call: str, change: Callable[[], object], *, alone: bool) -> str:
+    if not alone:
+        return f"the batch {call}s as a whole"
     before = _row(_begin(env), 1)
     change()
     if name := _differing(before, _row(env.observe(range(env.rows)), 1)):
         raise ContractViolation(
             f"{call}([0]) changes {name!r} of row 1", f"{call} only these rows, or set {call}_rows False in the spec"
         )
+    return ""
 
 
 def check_end(env: CheckedEnv) -> str:

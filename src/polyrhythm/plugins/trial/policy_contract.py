@@ -109,7 +109,7 @@ def _check_declared(settings: PolicySettings, policy: Policy, obs: Observations)
     return ", ".join(plain_traits(policy_traits(policy))) or "nothing optional"
 
 
-def _alone(policy: Policy, check: ContractCheck) -> str:
+def _alone(policy: Policy, check: ContractCheck) -> str | None:
     with in_trial(policy):
         return check()
 
@@ -176,7 +176,7 @@ def check_evaluate(policy: Policy, obs: Observations) -> str:
     return f"log-probs to {(found.logprob.detach() - act.logprob).abs().max().item():.2g}"
 
 
-def check_value(policy: Policy, obs: Observations) -> str:
+def check_value(policy: Policy, obs: Observations) -> None:
     """`value(obs)` equals act's value; if values are late, its first entry equals the first of `evaluate`."""
     act = sample(policy, obs)
     value = called("value", policy.value, obs)
@@ -185,12 +185,11 @@ def check_value(policy: Policy, obs: Observations) -> str:
         first = evaluate_act(policy, obs, act).value.reshape(len(value), -1)[:, :1]
         own = value.reshape(len(value), -1)[:, :1]
         check_close("value(obs)", own, "evaluate().value", first, value_limit(policy, act), _VALUE_FIX)
-        return ""
+        return
     check_close("value(obs)", value, "act().value", act.value, value_limit(policy, act), _VALUE_FIX)
-    return ""
 
 
-def check_noise(policy: Policy, obs: Observations) -> str:
+def check_noise(policy: Policy, obs: Observations) -> None:
     """A row's draws depend on its key alone: not on time, other rows, or its position in the batch."""
     rows = row_count(obs)
     keys, never = row_keys(obs), torch.zeros(rows, dtype=torch.bool)
@@ -211,7 +210,6 @@ def check_noise(policy: Policy, obs: Observations) -> str:
         check_close(
             "act().actions of a row among other rows", moved, "its own before", actions[index], policy.tolerance, fix
         )
-    return ""
 
 
 def check_key_matters(policy: Policy, obs: Observations) -> str:
@@ -233,7 +231,7 @@ def check_key_matters(policy: Policy, obs: Observations) -> str:
     return Note(f"almost deterministic here ({entropy:.2g} nats): other keys gave the same actions")
 
 
-def check_greedy(policy: Policy, obs: Observations) -> str:
+def check_greedy(policy: Policy, obs: Observations) -> None:
     """A greedy row ignores its key and does not affect the other rows."""
     first, second = (sample(policy, obs, key, greedy=True).actions for key in (0, 99))
     fix = "where greedy is set take the mode, without noise"
@@ -245,7 +243,6 @@ def check_greedy(policy: Policy, obs: Observations) -> str:
     check_close(
         "act().actions with some rows greedy", mixed, "those of each row alone", expected, policy.tolerance, fix
     )
-    return ""
 
 
 def check_gradient(policy: Policy, obs: Observations) -> str:
@@ -296,7 +293,7 @@ def check_seed(build: Build) -> str:
     return "" if first_unlike(first, other) else Note("other seeds give the same weights")
 
 
-def check_state_round_trip(build: Build, obs: Observations) -> str:
+def check_state_round_trip(build: Build, obs: Observations) -> None:
     """Loading the state_dict of one policy into another makes them equal, as generators require."""
     first, second = built(build, 0), built(build, 1)
     for policy in (first, second):
@@ -309,20 +306,18 @@ def check_state_round_trip(build: Build, obs: Observations) -> str:
         check_close(
             what, getattr(theirs, name), "that of the policy copied", getattr(ours, name), logprob_limit(first), fix
         )
-    return ""
 
 
-def check_registered(plain: Mapping[str, Tensor]) -> str:
+def check_registered(plain: Mapping[str, Tensor]) -> None:
     """Every tensor moves with the module. plain: tensors of the policy that are neither parameters nor buffers."""
     if plain:
         raise ContractViolation(
             f"{next(iter(plain))} is a tensor, but neither parameter nor buffer, so it does not move with the policy",
             FIX,
         )
-    return ""
 
 
-def check_supervised_loss(policy: Policy, obs: Observations) -> str:
+def check_supervised_loss(policy: Policy, obs: Observations) -> None:
     """`sft_loss` is a finite scalar with gradient."""
     loss = called("sft_loss", policy.sft_loss, obs, sample(policy, obs).actions)
     if not isinstance(loss, Tensor) or loss.shape != () or not loss.requires_grad:
@@ -330,4 +325,3 @@ def check_supervised_loss(policy: Policy, obs: Observations) -> str:
             f"sft_loss is {kind_of(loss)}", "return a scalar tensor with gradient, the mean over the batch"
         )
     check_numbers("sft_loss()", loss)
-    return ""

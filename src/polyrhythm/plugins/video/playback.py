@@ -124,7 +124,7 @@ class _Playback:
     def __init__(
         self, batch: EnvBatch, policy: Policy, episodes: Sequence[Episode], step: StepSettings, every: int
     ) -> None:
-        self._env, self._batch, self._every, self._step = GuardedEnv(batch, isolate=True), batch, every, step
+        self._env, self._batch, self._every, self._step = GuardedEnv(batch), batch, every, step
         self._spec, self._policy = batch.spec, policy
         as_module(policy).eval()
         self._advance: Step = self._env.step if self._spec.step_rows else whole_batch(self._env)

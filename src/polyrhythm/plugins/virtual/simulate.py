@@ -24,14 +24,6 @@ from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file", type=Path, metavar="FILE", help="YAML description of the cluster and its workload, or a shipped one"
-    )
-    parser.add_argument("--trace", type=Path, metavar="PATH", help="write a timeline for ui.perfetto.dev")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-
-
 def run(arguments: argparse.Namespace) -> int:
     summary = simulate_file(_find(arguments.file), trace_path=arguments.trace)
     print(json.dumps(summary, indent=2) if arguments.json else show.aligned(_rows(summary)))

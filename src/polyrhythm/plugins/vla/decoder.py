@@ -250,8 +250,8 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         angles: Rotary,
         mask: Tensor | None,
-        past: KeysValues | None,
-        condition: Tensor | None,
+        past: KeysValues | None = None,
+        condition: Tensor | None = None,
         outputs: slice | None = None,
     ) -> tuple[Tensor, KeysValues]:
         """x [B,T,width], mask over past and own keys -> the layer's output, and its own keys and values. outputs: the
@@ -296,7 +296,8 @@ class Decoder(nn.Module):
         angles = rotary(positions, self.size.head_dim, self.size.theta)
         found: list[KeysValues] = []
         for index, layer in enumerate(self.layers):
-            x, own = self._layer(layer, x, angles, mask, None if past is None else past[index], condition)
+            before = None if past is None else past[index]
+            x, own = run_layer(layer, x, angles, mask, before, condition, recompute=self.checkpointing)
             found.append(own)
         return normed_by(self.norm, x, condition)[0], found
 
@@ -306,8 +307,8 @@ class Decoder(nn.Module):
         angles = rotary(positions, self.size.head_dim, self.size.theta)
         *before, last = self.layers
         for layer in before:
-            x, _ = self._layer(layer, x, angles, mask, None, None)
-        x, _ = self._layer(last, x, angles, mask, None, None, outputs)
+            x, _ = run_layer(layer, x, angles, mask, recompute=self.checkpointing)
+        x, _ = run_layer(last, x, angles, mask, None, None, outputs, recompute=self.checkpointing)
         return normed_by(self.norm, x, None)[0]
 
     def keys_values(self, x: Tensor, positions: Tensor, mask: Tensor | None) -> list[KeysValues]:
@@ -316,15 +317,11 @@ class Decoder(nn.Module):
         *before, last = self.layers
         found: list[KeysValues] = []
         for layer in before:
-            x, own = self._layer(layer, x, angles, mask, None, None)
+            x, own = run_layer(layer, x, angles, mask, recompute=self.checkpointing)
             found.append(own)
         assert isinstance(last, DecoderLayer)
         found.append(last.keys_values(x, angles))
         return found
-
-    def _layer(self, layer: nn.Module, *arguments: object) -> tuple[Tensor, KeysValues]:
-        x, own = run_layer(layer, *arguments, recompute=self.checkpointing)
-        return x, own
 
 
 def normed_by(norm: nn.Module, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | None]:

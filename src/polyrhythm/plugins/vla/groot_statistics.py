@@ -117,10 +117,8 @@ def groot_scalings(
     tag: str, robot: Mapping[str, Any], name: str, origin: str
 ) -> tuple[Scaling | None, Scaling | None, tuple[StatePart, ...]]:
     """Scalings of one embodiment's state and actions, None if the folder has no numbers, and the parts of a state that
-    the network reads in another form. name: of its data configuration, "" for the embodiment's own.
-
-    ConfigError: no configuration is known, it needs a missing key, or an unsupported transform.
-    """
+    the network reads in another form. name: of its data configuration, "" for the embodiment's own. ConfigError: no
+    configuration is known, it needs a missing key, or an unsupported transform."""
     statistics = mapping_in(robot, "statistics", f"{origin}: {tag}")
     state, action = (mapping_in(statistics, kind, origin) for kind in ("state", "action"))
     if not state and not action:

@@ -41,11 +41,9 @@ HALF: Colours = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def pi0_images(images: Tensor, side: int, resizing: Resizing = "openpi") -> Tensor:
-    """π0's images: resized with preserved aspect ratio -> float32 [B,3,side,side] in -1..1.
-
-    openpi resizes with Pillow before it sends an image. lerobot resizes floats in 0..1 bilinearly without antialiasing,
-    and lerobot 0.4 pads these with -1, which becomes -3. Images that already have this size are the same in all.
-    """
+    """π0's images: resized with preserved aspect ratio -> float32 [B,3,side,side] in -1..1. openpi resizes with Pillow
+    before it sends an image. lerobot resizes floats in 0..1 bilinearly without antialiasing, and lerobot 0.4 pads these
+    with -1, which becomes -3. Images that already have this size are the same in all."""
     if resizing == "openpi":
         return resize_with_pad(images, side, side).permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
     return interpolated(images.permute(0, 3, 1, 2).float() / 255.0, side, side, *_PADDING[resizing]) * 2.0 - 1.0
@@ -67,11 +65,9 @@ def oft_images(
 
 
 def groot_images(images: Tensor, side: int, crop: float = 0.95) -> Tensor:
-    """GR00T N1.5's images in evaluation -> float32 [B,3,side,side] in -1..1.
-
-    The central `crop` of both sides, linear with antialiasing in float32, truncated to whole levels, mean and standard
-    deviation 0.5. GPU interpolation may round differently, which can change a level by one.
-    """
+    """GR00T N1.5's images in evaluation -> float32 [B,3,side,side] in -1..1. The central `crop` of both sides, linear
+    with antialiasing in float32, truncated to whole levels, mean and standard deviation 0.5. GPU interpolation may
+    round differently, which can change a level by one."""
     height, width = images.shape[1:3]
     rows, columns = int(height * crop), int(width * crop)
     top, left = round((height - rows) / 2.0), round((width - columns) / 2.0)
@@ -116,10 +112,8 @@ def interpolated(images: Tensor, height: int, width: int, around: float, centred
 
 def central_area(images: Tensor, area: float) -> Tensor:
     """Crop the centre with this share of the area and enlarge it to the full size: uint8 [B,H,W,3] -> [B,H,W,3].
-
     Bilinear with aligned corners in float32, like TensorFlow's crop_and_resize; back to uint8 like its
-    convert_image_dtype.
-    """
+    convert_image_dtype."""
     height, width = images.shape[1:3]
     x = images.float() * (1.0 / 255.0)
     row, column = (_corner_taps(size, area, images.device) for size in (height, width))
@@ -145,12 +139,9 @@ def _corner_taps(size: int, area: float, device: torch.device) -> tuple[Tensor, 
 
 
 def resample(images: Tensor, size: tuple[int, int], kernel: Filter) -> Tensor:
-    """Pillow's antialiased `resize` with this filter: uint8 [B,H,W,3] -> [B,*size,3], bit for bit.
-
-    The order of the two passes, which determines rounding, is that of Pillow 13; earlier versions always process rows
-    first. The order matters for images that shrink in height by more than twice as many pixels as in width, never for
-    square ones.
-    """
+    """Pillow's antialiased `resize` with this filter: uint8 [B,H,W,3] -> [B,*size,3], bit for bit. The order of the two
+    passes, which determines rounding, is that of Pillow 13; earlier versions always process rows first. The order
+    matters for images that shrink in height by more than twice as many pixels as in width, never for square ones."""
     if images.device.type == "cpu" and len(images) > 1:  # one image at a time stays in the cache
         return torch.cat([resample(image, size, kernel) for image in images.split(1)])
     lost = [before - after for before, after in zip(images.shape[1:3], size, strict=True)]

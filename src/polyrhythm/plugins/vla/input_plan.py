@@ -126,13 +126,11 @@ class InputPlan:
 
 
 def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, source: Checkpoint | None) -> InputPlan:
-    """Plan all inputs and outputs that are known before the start.
-
-    ConfigError, with both values: cameras, state, actions, statistics, robot, tokenizer or prompts do not match;
-    ValueError: the environment's actions are not continuous.
-    """
+    """Plan all inputs and outputs that are known before the start. ConfigError, with both values: cameras, state,
+    actions, statistics, robot, tokenizer or prompts do not match; ValueError: the environment's actions are not
+    continuous."""
     choices: Mapping[str, Any] = source.config.get(CHOICES) or {} if source is not None else {}
-    statistics = None
+    statistics = RobotStatistics()
     robot = settings.robot or choices.get("robot", "")
     if source is not None and settings.size != type(settings).model_fields["size"].default:
         _warn(f"policy.size is not used: checkpoint = {source.folder} has a network of its own; leave policy.size out")
@@ -155,7 +153,7 @@ def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, sourc
         colours=_colours(source),
         state=state,
         state_scaling=state_scaling,
-        parts=() if statistics is None else statistics.parts,
+        parts=statistics.parts,
         actions=plan_actions(settings, env_spec, form, statistics),
         prompts=_plan_prompts(settings, env_spec, form, tokenizer, len(cameras), state_scaling.size, release),
         padding_counts=settings.prompt_length > 0,
@@ -234,7 +232,7 @@ def _last(name: str) -> str:
 
 
 def _plan_state(
-    settings: VlaSettings, env_spec: EnvSpec, form: InputForm, statistics: RobotStatistics | None
+    settings: VlaSettings, env_spec: EnvSpec, form: InputForm, statistics: RobotStatistics
 ) -> tuple[str, Scaling]:
     spec = env_spec.observation.get(settings.state)
     if spec is None and not form.needs_state:
@@ -245,16 +243,15 @@ def _plan_state(
             f"of floats, the environment shows {_shown(env_spec)}; name one of them"
         )
     (width,) = spec.shape
-    parts = () if statistics is None else statistics.parts
-    taken = sum(part.taken for part in parts) or width
+    taken = sum(part.taken for part in statistics.parts) or width
     if form.state_dim and (taken > form.state_dim or (taken < form.state_dim and not form.pads)):
         doubled = "" if taken == width else f" ({taken} in the network's form)"
         raise ConfigError(
             f"policy.state = {settings.state!r} has {width} entries{doubled}, the network takes {form.state_dim}; "
             "choose another array or checkpoint"
         )
-    found = statistics.state if statistics is not None else None
-    if statistics is None or (found is None and not form.needs_state):
+    found = statistics.state
+    if not statistics.origin or (found is None and not form.needs_state):
         return settings.state, scaling.identity(width)
     if found is None:
         raise ConfigError(f"{statistics.origin} has no statistics of the state; copy it again from its release")
@@ -329,17 +326,17 @@ def _plan_prompts(
     )
 
 
-def _embodiment(settings: VlaSettings, form: InputForm, statistics: RobotStatistics | None) -> int:
+def _embodiment(settings: VlaSettings, form: InputForm, statistics: RobotStatistics) -> int:
     if not form.embodiments:
         return 0
-    key = statistics.key if statistics is not None else "new_embodiment"
+    key = statistics.key if statistics.origin else "new_embodiment"
     found = settings.embodiment if settings.embodiment >= 0 else EMBODIMENTS.get(key, -1)
     if found < 0:
         raise ConfigError(
             f"policy.robot = {key!r}: its row of the per-embodiment weights is not known here; set policy.embodiment"
         )
     if found >= form.embodiments:
-        if settings.embodiment < 0 and statistics is None:
+        if settings.embodiment < 0 and not statistics.origin:
             return form.embodiments - 1
         raise ConfigError(
             f"policy.embodiment = {found}: the network has {form.embodiments} embodiments; set policy.embodiment below "

@@ -46,22 +46,18 @@ class ActionPlan:
     gripper: Gripper
 
 
-def plan_actions(
-    settings: VlaSettings, env_spec: EnvSpec, form: InputForm, statistics: RobotStatistics | None
-) -> ActionPlan:
+def plan_actions(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, statistics: RobotStatistics) -> ActionPlan:
     """ConfigError: chunk, entries, statistics and the environment's actions do not match."""
-    with torch.device("cpu"):
-        continuous_bounds(env_spec.action, form.architecture)
-    action = env_spec.action
+    action, found = env_spec.action, statistics.actions
+    continuous_bounds(action, form.architecture)
     if settings.chunk > form.horizon:
         raise ConfigError(
             f"policy.chunk = {settings.chunk}: the network predicts {form.horizon} actions; lower it, or set "
             "policy.horizon to what it was trained with"
         )
-    found = statistics.actions if statistics is not None else None
-    if statistics is not None and found is None:
+    if statistics.origin and found is None:
         raise ConfigError(f"{statistics.origin} has no statistics of actions; copy it again from its release")
-    if statistics is not None and found is not None:
+    if found is not None:
         size, whose = found.size, f" of {statistics.key}" if statistics.key else ""
         if size > form.action_dim or (size < form.action_dim and not form.pads):
             raise ConfigError(
@@ -71,8 +67,7 @@ def plan_actions(
             )
     if found is not None and found.size == form.action_dim and not settings.entries:  # as some releases have it
         found = found.without_padding(action.dim)
-    origin = "" if statistics is None else statistics.origin
-    entries = _entries(settings.entries, action.dim, form, None if found is None else found.size, origin)
+    entries = _entries(settings.entries, action.dim, form, None if found is None else found.size, statistics.origin)
     plan = scaling.bounds(action.low, action.high, method="min_max") if found is None else found.chosen(entries)
     if settings.relative_entries:
         state = env_spec.observation.get(settings.state)

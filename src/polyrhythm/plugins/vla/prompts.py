@@ -162,10 +162,8 @@ def table(
     rows: Sequence[Ids], tasks: Sequence[Task], *, length: int, pad: int, side: str, vocabulary: int, origin: str
 ) -> PromptTable:
     """The prompts padded to `length` (0: the longest). side: of the padding: "right", "left", or "inside", after the
-    first token.
-
-    ConfigError: a prompt is too long or has ids outside the vocabulary, or two instructions give the same ids.
-    """
+    first token. ConfigError: a prompt is too long or has ids outside the vocabulary, or two instructions give the same
+    ids."""
     lengths = [len(row) for row in rows]
     longest = lengths.index(max(lengths))
     check_length(lengths[longest], length, tasks[longest], origin)
@@ -236,12 +234,9 @@ class StatePrompts:
 def state_prompts(
     tokenizer: PromptTokenizer, tasks: Sequence[Task], entries: int, length: int, vocabulary: int
 ) -> StatePrompts:
-    """Prompts for a state with this many entries.
-
-    A tokenizer may merge characters across a seam. So assembled prompts are compared with whole ones that contain every
-    bin; if one differs, prompts are encoded whole, on the CPU, at every step. ConfigError: the longest prompt does not
-    fit.
-    """
+    """Prompts for a state with this many entries. A tokenizer may merge characters across a seam. So assembled prompts
+    are compared with whole ones that contain every bin; if one differs, prompts are encoded whole, on the CPU, at every
+    step. ConfigError: the longest prompt does not fit."""
 
     def whole(task: int, bins: Sequence[int]) -> Ids:
         return [tokenizer.bos, *tokenizer.encode(state_text(tasks[task].instruction, bins))]

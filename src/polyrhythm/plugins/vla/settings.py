@@ -229,10 +229,8 @@ class VlaSettings(BaseModel):
 
     def stand_ins(self) -> Iterator[Self]:
         """Variants of these settings with fewer requirements on local files, for checks on machines that lack them.
-
         Hashed words replace the tokenizer first, then the released network of this type replaces the checkpoint's
-        folder.
-        """
+        folder."""
         yield self.model_copy(update={"tokenizer": WORDS})
         if not self.checkpoint:
             return

@@ -55,13 +55,7 @@ def folder_inputs(source: Checkpoint | None) -> FolderInputs:
         return FolderInputs("lerobot", cleans=False, relative=bool(steps.get(_RELATIVE, {}).get("enabled")))
     if not steps and (source.extra or "resize_imgs_with_padding" in config):
         return FolderInputs("lerobot_0.3", cleans=False)
-    entries = config.get("max_state_dim", _STATE_DIM)
-    if not isinstance(entries, int):
-        raise ConfigError(
-            f"checkpoint = {source.folder}: config.json has max_state_dim = {entries!r}, which is not a number; copy "
-            "it again from its release"
-        )
-    return FolderInputs("lerobot_0.4", entries, cleans=False)
+    return FolderInputs("lerobot_0.4", source.number("max_state_dim", _STATE_DIM), cleans=False)
 
 
 def camera_names(opened: Checkpoint) -> tuple[str, ...]:
@@ -105,13 +99,13 @@ _OPENPI = "assets/ID/norm_stats.json, or lerobot's policy_preprocessor files"
 
 @dataclass(frozen=True, slots=True)
 class RobotStatistics:
-    """Normalisation of one robot's state and actions; None if the folder has none. origin: the file; parts: of a
-    state in another form (GR00T)."""
+    """Normalisation of one robot's state and actions; None if the folder has none. origin: the file, "" where none is
+    asked for; parts: of a state in another form (GR00T)."""
 
-    key: str
-    origin: str
-    state: Scaling | None
-    actions: Scaling | None
+    key: str = ""
+    origin: str = ""
+    state: Scaling | None = None
+    actions: Scaling | None = None
     parts: tuple[StatePart, ...] = ()
 
 
@@ -265,8 +259,5 @@ def _lerobot_scaling(stats: Mapping[str, np.ndarray], mode: str, origin: str) ->
 
 
 def _read(path: Path, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    from polyrhythm.safetensors_files import read_header
-
-    names = [name] if name else [*read_header(path).tensors]
-    for stored, tensor in read_stored(path, {one: one for one in names}):
+    for stored, tensor in read_stored(path, {name: name} if name else None):
         yield stored, tensor.double().flatten().numpy()

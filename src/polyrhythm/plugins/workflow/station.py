@@ -183,18 +183,20 @@ class WorkerStation:
         self._asked += 1
         self._open.add(self._asked)
         self._send(p.Asked(self._asked, request))
-        return Reply(partial(self._has_answer, self._asked), partial(self._await_answer, self._asked))
+        number = self._asked
 
-    def _has_answer(self, number: int) -> bool:
-        """Whether the request is answered, after receiving new messages. With `inline` other workers run meanwhile."""
-        if number in self._open:
-            self._listen(0.0, 0)
-        return number not in self._open
+        def is_done() -> bool:
+            """After receiving new messages. With `inline` other workers run meanwhile."""
+            if number in self._open:
+                self._listen(0.0, 0)
+            return number not in self._open
 
-    def _await_answer(self, number: int) -> p.Answer:
-        while number in self._open:
-            self._listen(_WAIT_S, number)
-        return self._answers.pop(number)
+        def wait() -> p.Answer:
+            while number in self._open:
+                self._listen(_WAIT_S, number)
+            return self._answers.pop(number)
+
+        return Reply(is_done, wait)
 
     def _listen(self, seconds: float, number: int) -> None:
         if self._receive is not None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from polyrhythm.plugins.workflow.channel import Channel, PendingPuts, Reply
 from polyrhythm.plugins.workflow.exchange import Orders, orders_of
-from polyrhythm.plugins.workflow.hosting import Launcher, Limits, open_inline, open_local, open_ray
+from polyrhythm.plugins.workflow.hosting import Launcher, Limits, Opened, open_inline, open_local, open_ray
 from polyrhythm.plugins.workflow.protocol import Answer, Denied, Parcel, Request, WorkflowError
 from polyrhythm.plugins.workflow.running import (
     Controller,
@@ -227,14 +227,7 @@ class Workflow:
             for group, (address, seats, arguments) in self._groups.items()
             for rank, seat in enumerate(seats)
         ]
-        if self._launcher == "inline":
-            opened = open_inline(stations)
-        else:
-            logs = self._logs or Path(self._undo.enter_context(tempfile.TemporaryDirectory(prefix="workflow-")))
-            if self._launcher == "ray":
-                opened = open_ray(stations, self._limits, logs, self._ray)
-            else:
-                opened = open_local(stations, self._limits, logs, self._transport)
+        opened = self._open(stations)
         self._undo.push(opened.undo)
         self._undo.callback(opened.hosting.close)
         self._carrier = Carrier(opened.parcels, lambda name: Channel(name, self))
@@ -245,6 +238,15 @@ class Workflow:
         self._running = ControllerThread(controller, opened.waker()) if opened.waker else DriverTurns(controller)
         self._controller = controller
         atexit.register(self.close)
+
+    def _open(self, stations: Sequence[tuple[WorkerFactory, Resources]]) -> Opened:
+        """Open the workers' hosting; another class may put them elsewhere."""
+        if self._launcher == "inline":
+            return open_inline(stations)
+        logs = self._logs or Path(self._undo.enter_context(tempfile.TemporaryDirectory(prefix="workflow-")))
+        if self._launcher == "ray":
+            return open_ray(stations, self._limits, logs, self._ray)
+        return open_local(stations, self._limits, logs, self._transport)
 
     def close(self) -> None:
         """End all workers; unfinished handles raise `WorkflowOver`. A second call does nothing."""

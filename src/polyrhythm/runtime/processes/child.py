@@ -225,7 +225,7 @@ class StationProcess:
         self._outgoing.send(wire.Hello(spec.station, spec.incarnation, self._endpoint, addresses, joined, spec.rank))
 
     def _beat(self, *, pending_work: bool = False) -> None:
-        """Say that it lives, and what the part that has been busy longest is doing; before that, what it has done."""
+        """Send the spans measured so far, then a heartbeat with the call of the part that has been busy longest."""
         with self._telling:  # a part beats too when it is asked, and spans are to come in order
             for part in self._parts:
                 measured, lost = part.spans.take()

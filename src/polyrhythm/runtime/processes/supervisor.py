@@ -285,7 +285,7 @@ class Supervisor:
             self._connect(station)
 
     def _connect(self, station: SupervisedStation) -> None:
-        """Know a ready station's parts, and let generators know where the slots of simulators are."""
+        """Register a ready station's parts, and send generators the addresses of the slots of simulators."""
         first = station.processes_by_rank[0]
         if self._tracing:
             first.send_all(wire.MeasureSpans(True))  # before its first command
@@ -367,7 +367,7 @@ class Supervisor:
     def _lose(
         self, station: SupervisedStation, now: float, emit: Callable[[records.StationLost], None]
     ) -> RunHalted | None:
-        """Report a lost station; the end of the run, if that is what follows."""
+        """Report a lost station; returns the error that ends the run, if one follows."""
         name, incarnation = station.name, station.incarnation
         reason, departed, leaves = incarnation.reason, incarnation.departed, incarnation.leaves
         outcome = self._restart_or_halt(station, now)
@@ -467,16 +467,12 @@ class Supervisor:
             now = time.monotonic()
             if self.hosts is not None and now >= self._dismissed.get((name, incarnation), -math.inf) + _DISMISS_S:
                 self._dismissed[name, incarnation] = now
-                self._send_dismissal(name, incarnation)
+                content = wire.encode(wire.Dismissed(name, incarnation))
+                for endpoint, parts in self._earlier.get((name, incarnation), ()):  # given up on a node out of reach
+                    outbox = self._sockets.outbox(endpoint)
+                    outbox.send(wire.frame([(part, content) for part in range(parts)]))
+                    outbox.close(_DISMISS_S)
             raise UnfitMessage("earlier_incarnation", f"{name} sent it in incarnation {incarnation}, which is lost")
-
-    def _send_dismissal(self, station: str, incarnation: int) -> None:
-        """Tell one that was given up on a node out of reach, and that speaks again, to leave."""
-        content = wire.encode(wire.Dismissed(station, incarnation))
-        for endpoint, parts in self._earlier.get((station, incarnation), ()):
-            outbox = self._sockets.outbox(endpoint)
-            outbox.send(wire.frame([(part, content) for part in range(parts)]))
-            outbox.close(_DISMISS_S)
 
     def send(self, station: str, message: wire.Message, slot: str = "") -> None:
         """Send to the station, to all its ranks, or to its part that has the slot; to all its parts what is about a

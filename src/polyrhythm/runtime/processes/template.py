@@ -209,7 +209,7 @@ def main() -> None:
 
 
 def _fork(line: socket.socket, what: int, spec: int, log_file: int, asker: int) -> None:
-    """Make a fork, whose parent has ended when this returns."""
+    """Fork twice: the fork's parent has ended when this returns."""
     middle = os.fork()
     if middle:
         os.waitpid(middle, 0)
@@ -224,7 +224,7 @@ def _fork(line: socket.socket, what: int, spec: int, log_file: int, asker: int) 
 
 
 def _become(middle: int, what: int, spec: int, log_file: int, asker: int) -> NoReturn:
-    """Be the station's process, once this is a child of who asks and has been told to."""
+    """In the forked child: run the station once the asking process has adopted it and its spec arrives."""
     try:
         with os.fdopen(what, "rb") as asked:
             request = msgspec.msgpack.decode(asked.read(), type=ForkRequest)

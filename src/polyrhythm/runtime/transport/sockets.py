@@ -175,7 +175,12 @@ class Sockets:
             found = re.fullmatch(r"tcp://([0-9.]{7,15}):([1-9][0-9]{0,4})", address)
             if found is None or int(found[2]) >= _PORTS:
                 return False
-            return found[1] == LOOPBACK if self.address == LOOPBACK else _is_ipv4(found[1])
+            if self.address == LOOPBACK:
+                return found[1] == LOOPBACK
+            try:
+                return bool(ipaddress.IPv4Address(found[1]))
+            except ValueError:
+                return False
         begin = f"ipc://{self.folder}/"
         short = len(address.encode(errors="replace")) < len("ipc://") + _PATH
         return short and address.startswith(begin) and address.isprintable() and "/" not in address.removeprefix(begin)
@@ -244,14 +249,6 @@ def raise_file_limit() -> float:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
     return math.inf if soft == resource.RLIM_INFINITY else soft
-
-
-def _is_ipv4(address: str) -> bool:
-    try:
-        ipaddress.IPv4Address(address)
-    except ValueError:
-        return False
-    return True
 
 
 class AnsweringEnd:

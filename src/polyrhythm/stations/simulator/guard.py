@@ -59,13 +59,12 @@ class GuardedEnv:
     solve: PolyrhythmError and ImportError. A step's result is checked once for each number of rows: RunHalted if it
     does not match `StepResult`.
 
-    isolate: rows that fail individually (`RowsFailed`) are stored in `failed`, with their faults, and the call
-    continues: in a step they end with a reward of NaN, and they are not observed. Handling a fault removes it.
+    Rows that fail individually (`RowsFailed`) are stored in `failed`, with their faults, and the call continues: in a
+    step they end with a reward of NaN, and they are not observed. Handling a fault removes it.
     """
 
-    def __init__(self, inner: EnvBatch, *, isolate: bool = False) -> None:
+    def __init__(self, inner: EnvBatch) -> None:
         self.failed: dict[int, EnvFault] = {}
-        self._isolate = isolate
         self.spec, self.rows, self.seconds = inner.spec, inner.rows, 0.0
         self.doing = IDLE
         self.inner, self.traits = cast(FullEnvBatch, inner), batch_traits(inner)
@@ -122,8 +121,7 @@ class GuardedEnv:
             raise _fault("observe", first_cause(failed)) from failed
 
     def _keep_faults(self, call: str, failed: RowsFailed, rows: RowNumbers) -> None:
-        """Store the faults of rows. EnvFault: rows may not fail individually. RunHalted: the
-        rows are not of the call."""
+        """Store the faults of rows. RunHalted: the rows are not of the call."""
         if not failed.errors or not failed.errors.keys() <= set(map(int, rows)):
             names = list(failed.errors)
             raise RunHalted(
@@ -132,8 +130,6 @@ class GuardedEnv:
         if isinstance(first_cause(failed), PolyrhythmError | ImportError):
             raise first_cause(failed)
         faults = {row: _fault(call, error) for row, error in failed.errors.items()}
-        if not self._isolate:
-            raise next(iter(faults.values())) from failed
         for row, fault in faults.items():
             kind = call, type(failed.errors[row])
             if kind not in self._traced and not fault.refused:

@@ -55,7 +55,7 @@ class Simulator:
     ) -> None:
         settings.check(env.spec)
         self.name, self.incarnation = source.simulator, source.incarnation
-        self.env, self.info = GuardedEnv(env, isolate=True), info
+        self.env, self.info = GuardedEnv(env), info
         self.ahead = env if isinstance(env, ResetAhead) else None
         metrics = EpisodeMetrics(env.spec.metrics, env.rows) if env.spec.metrics else None
         self.slots = {slot.slot: Slot(slot, self.env, settings, arena, source, metrics) for slot in info.slots}

@@ -92,7 +92,7 @@ class HostOpener:
         return f"{_HOST}{next(self._numbers)}"
 
     def _begin(self, node: Node, host: str, publishers: tuple[str, ...], folder: str = "") -> Callable[[], Found]:
-        """Start the agent of a node; what waits for what it finds."""
+        """Start the agent of a node; returns the function that waits for its answer."""
         spec = AgentSpec(
             host=host,
             known=tuple(known for known in self.known if known.host not in self.lost),
@@ -116,7 +116,7 @@ class HostOpener:
         return found
 
     def _register(self, found: Found, token: str = "") -> Found:
-        """The run has this host, if it is another."""
+        """Add this host to those of the run, if it is another."""
         if found.endpoint:
             self.servers[found.host] = found.endpoint
             self.known.append(_known(found, token))

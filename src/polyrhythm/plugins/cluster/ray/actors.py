@@ -167,8 +167,10 @@ class ActorProcess:
             with suppress(RayError):
                 ray.get(self._pid_ref, timeout=0)
                 return _WITH_ITS_NODE  # it had started
-            if _is_of_node(error):
+            if isinstance(error, ActorUnschedulableError):
                 return _WITH_ITS_NODE
+            if isinstance(error, ActorDiedError) and "creation task" not in str(error):
+                return _WITH_ITS_NODE  # else its own `__init__` failed
             self._write(f"{last_line(error)}\n".encode())  # as if the process had said it
             return _NOT_STARTED
         while self._keep(self._reading or self.actor.read_log.remote(self._offset, _LOG_BYTES)) == _LOG_BYTES:
@@ -208,13 +210,6 @@ class ActorProcess:
 
 def last_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
-
-
-def _is_of_node(error: RayError) -> bool:
-    """Whether an actor could not be made because its node is gone, or going."""
-    if isinstance(error, ActorDiedError):
-        return "creation task" not in str(error)  # else its own `__init__` failed
-    return isinstance(error, ActorUnschedulableError)
 
 
 class Watcher:

@@ -82,48 +82,7 @@ class Running(Progress):
         del self.logprobs[len(self.tokens) :], self.versions[len(self.tokens) :]
 
 
-class BatchSampler:
-    """Tracks vLLM's batch and draws one token per row. version: of the weights; requests: in vLLM, by name."""
-
-    def __init__(self, sampling: Sampling) -> None:
-        self.sampling = sampling
-        self.version = -1
-        self.requests: dict[str, Running] = {}
-        self._rows: dict[int, Running] = {}
-
-    def follow(self, update: BatchUpdate | None) -> None:
-        """Apply vLLM's batch update: removed, added and moved rows, in this order."""
-        if update is None:
-            return
-        for row in update.removed:
-            self._rows.pop(row, None)
-        for row, params, _, output in update.added:
-            self._rows[row] = self.requests[(params.extra_args or {})[_EXTRA]]
-            self._rows[row].output = output
-        for source, target, direction in update.moved:
-            moved, other = self._rows.pop(source, None), self._rows.pop(target, None)
-            if moved is not None:
-                self._rows[target] = moved
-            if other is not None and direction.name == "SWAP":
-                self._rows[source] = other
-
-    def take(self, name: str) -> Running:
-        found = self.requests.pop(name)
-        found.end()
-        return found
-
-    def draw(self, logits: Tensor) -> Tensor:
-        """Draw a token for each of the rows 0..n-1 and mask all others in logits [n,V], in place."""
-        rows = [self._rows[row] for row in range(len(logits))]
-        greedy = torch.tensor([row.request.greedy for row in rows], device=logits.device)
-        uniform = torch.tensor([row.next_uniform() for row in rows], device=logits.device)
-        tokens, logprobs = draw(process_logits(logits, self.sampling), uniform, greedy)
-        for row, logprob in zip(rows, logprobs.tolist(), strict=True):
-            row.put(logprob, self.version)
-        return logits.fill_(-torch.inf).scatter_(1, tokens[:, None], 0.0)
-
-
-def processor_class(sampler: BatchSampler) -> type[Any]:
+def processor_class(model: VllmModel) -> type[Any]:
     """The logits processor class for vLLM, defined here because its base class needs vLLM to be imported."""
     from vllm.v1.sample.logits_processor import LogitsProcessor
 
@@ -135,10 +94,10 @@ def processor_class(sampler: BatchSampler) -> type[Any]:
             return False
 
         def update_state(self, batch_update: BatchUpdate | None) -> None:
-            sampler.follow(batch_update)
+            model.follow(batch_update)
 
         def apply(self, logits: Tensor) -> Tensor:
-            return sampler.draw(logits)
+            return model.draw(logits)
 
     return OwnSampling
 
@@ -154,7 +113,9 @@ class VllmModel:
         self, network: CausalNetwork, sampling: Sampling, how: VllmSettings, *, capacity: int, length: int
     ) -> None:
         """RunHalted: vLLM does not start with this model, or its log-probs differ from the network's."""
-        self.sampler = BatchSampler(sampling)
+        self.sampling, self._version = sampling, -1
+        self._requests: dict[str, Running] = {}  # by name
+        self._rows: dict[int, Running] = {}  # of vLLM's batch
         os.environ.update(_ENVIRONMENT)
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # quiet
         self._engine = self._start(network, how, capacity, length)
@@ -197,7 +158,7 @@ class VllmModel:
                         enable_prefix_caching=True,
                         async_scheduling=False,
                         enforce_eager=not how.compile,
-                        logits_processors=[processor_class(self.sampler)],
+                        logits_processors=[processor_class(self)],
                         disable_log_stats=True,
                     )
                 )
@@ -207,16 +168,16 @@ class VllmModel:
     def load(self, network: CausalNetwork, version: int = -1) -> None:
         """Copy the network's weights over the model's, in place, from memory, and start the check request. Later
         requests do not reuse the prefix cache of older weights. The network keeps its weights until the next call."""
-        self._network, self.sampler.version = network, version
+        self._network, self._version = network, version
         self._weights += 1
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(network.model)})
         if self._check is not None:
             self.abort(self._check)
-        self._check = self.add(compared_request(self.sampler.sampling.choices), ())
+        self._check = self.add(compared_request(self.sampling.choices), ())
 
     def _compare(self, found: Running) -> None:
         """RunHalted: the log-probs differ from the network's."""
-        worst = worst_difference(self._network, self.sampler.sampling, found)
+        worst = worst_difference(self._network, self.sampling, found)
         self.checks += 1
         self.check_difference += worst
         if worst > self._tolerance:
@@ -234,7 +195,7 @@ class VllmModel:
 
         self._named += 1
         name = str(self._named)
-        run = self.sampler.requests[name] = Running.of(request)
+        run = self._requests[name] = Running.of(request)
         params = SamplingParams(
             temperature=0.0,  # vLLM takes the one choice that the sampler has left
             max_tokens=request.max_new_tokens - len(run.tokens),
@@ -250,7 +211,38 @@ class VllmModel:
 
     def abort(self, name: str) -> Running:
         self._engine.abort_request([name])
-        return self.sampler.take(name)
+        return self._take(name)
+
+    def _take(self, name: str) -> Running:
+        found = self._requests.pop(name)
+        found.end()
+        return found
+
+    def follow(self, update: BatchUpdate | None) -> None:
+        """Apply vLLM's batch update: removed, added and moved rows, in this order."""
+        if update is None:
+            return
+        for row in update.removed:
+            self._rows.pop(row, None)
+        for row, params, _, output in update.added:
+            self._rows[row] = self._requests[(params.extra_args or {})[_EXTRA]]
+            self._rows[row].output = output
+        for source, target, direction in update.moved:
+            moved, other = self._rows.pop(source, None), self._rows.pop(target, None)
+            if moved is not None:
+                self._rows[target] = moved
+            if other is not None and direction.name == "SWAP":
+                self._rows[source] = other
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """Draw a token for each of the rows 0..n-1 and mask all others in logits [n,V], in place."""
+        rows = [self._rows[row] for row in range(len(logits))]
+        greedy = torch.tensor([row.request.greedy for row in rows], device=logits.device)
+        uniform = torch.tensor([row.next_uniform() for row in rows], device=logits.device)
+        tokens, logprobs = draw(process_logits(logits, self.sampling), uniform, greedy)
+        for row, logprob in zip(rows, logprobs.tolist(), strict=True):
+            row.put(logprob, self._version)
+        return logits.fill_(-torch.inf).scatter_(1, tokens[:, None], 0.0)
 
     @property
     def checking(self) -> bool:
@@ -263,7 +255,7 @@ class VllmModel:
         for output in self._engine.step():
             if not output.finished:
                 continue
-            run = self.sampler.take(output.request_id)
+            run = self._take(output.request_id)
             run.cached = output.num_cached_tokens or 0
             if output.request_id == self._check:
                 self._check = None

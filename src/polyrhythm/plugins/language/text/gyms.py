@@ -88,12 +88,12 @@ class Gem:
 
     def begin(self, task: int, seed: int) -> str:  # noqa: ARG002 - there is one
         observation, info = self._drawing(self._env.reset, library_seed(seed))
-        return _shown(observation, info)
+        return shown_text(observation, info)
 
     def reply(self, message: str) -> Reply:
         observation, reward, terminated, truncated, info = self._drawing(self._env.step, message)
         done = bool(terminated or truncated)
-        text = "" if done else f"\n{_shown(observation, info)}"
+        text = "" if done else f"\n{shown_text(observation, info)}"
         return Reply(text, float(reward), done, done and float(reward) >= self._success)
 
     def _drawing(self, call: Callable[[Any], Any], argument: object) -> Any:
@@ -107,7 +107,7 @@ class Gem:
                 _set_states(others)
 
 
-def _shown(observation: object, info: Mapping[str, Any]) -> str:
+def shown_text(observation: object, info: Mapping[str, Any]) -> str:
     """An observation with GEM's suffix and a line end."""
     parts = [str(observation), str(info.get("suffix", ""))]
     return "".join(f"{part.rstrip()}\n" for part in parts if part.strip())

@@ -108,7 +108,7 @@ class _Interaction:
                 self._add(AssistantMessage(content=answer), sampled=True)
                 await self._stop()
                 break
-            name, arguments = _read(call)
+            name, arguments = read_call(call)
             number = str(len(self.trace.nodes))
             asked = ToolCall(id=number, name=name, arguments=json.dumps(arguments))
             self._add(AssistantMessage(content=answer, tool_calls=[asked]), sampled=True)
@@ -136,7 +136,7 @@ class _Interaction:
         return False
 
 
-def _read(call: str) -> tuple[str, Any]:
+def read_call(call: str) -> tuple[str, Any]:
     """Name and arguments of a call; "" for an invalid one, such as with half a surrogate pair, as pydantic wants."""
     try:
         found = json.loads(call)

@@ -26,7 +26,7 @@ from polyrhythm.envs.info import as_aggregates
 from polyrhythm.envs.mujoco import count_gpus
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.simulators.base import SimulatorSettings
-from polyrhythm.plugins.simulators.variation import VISION, draw_beyond
+from polyrhythm.plugins.simulators.variation import VISION, AppearanceSettings, draw_beyond
 from polyrhythm.specs.hashing import mix
 from polyrhythm.specs.spaces import Aggregate, check_metrics
 
@@ -136,6 +136,9 @@ class ManiSkillFields(SimulatorSettings):
     """The Vulkan device. `auto`: gpu if there is an NVIDIA GPU, else cpu."""
     placement: Literal["usual", "beyond"] = "usual"
     """Positions of objects and goals: ManiSkill's range, or a shell around it, for tasks that have room there."""
+
+    appearance: AppearanceSettings = AppearanceSettings()
+    """How far pictures differ from the usual ones: camera and light; colours cannot be changed."""
 
     @field_validator("metrics")
     @classmethod

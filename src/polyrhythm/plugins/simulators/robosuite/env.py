@@ -29,9 +29,9 @@ from polyrhythm.plugins.simulators.robosuite.library import (
     has_package,
     is_kitchen,
     make,
+    parameters,
     place_beyond,
     sizes_of,
-    unknown_arguments,
     words_of,
 )
 from polyrhythm.plugins.simulators.variation import VISION
@@ -217,7 +217,7 @@ class RobosuiteSettings(SimulatorSettings):
     def make(self, task: str) -> Instance:
         """Create an environment of the task. ConfigError or MissingError: it cannot be created."""
         found = find_class(task, self.registered_by)
-        if unknown := unknown_arguments(found, self.kwargs):
+        if unknown := sorted(set(self.kwargs) - parameters(found)):
             raise ConfigError(f"env.kwargs.{unknown[0]}: {task} takes no such argument; correct or remove it")
         kitchen = is_kitchen(found)
         if kitchen and self.reward == "dense":

@@ -132,7 +132,7 @@ def make(found: Any, robots: int, robot: str, controller: str, given: Mapping[st
             f"env.robot = {robot}: {nearest(robot, robosuite.ALL_ROBOTS)}known robots are "
             f"{', '.join(sorted(robosuite.ALL_ROBOTS))}"
         )
-    known = _parameters(found)
+    known = parameters(found)
     ours = {
         "robots": [robot] * robots,
         "controller_configs": _controller(robot, controller),
@@ -154,11 +154,6 @@ def make(found: Any, robots: int, robot: str, controller: str, given: Mapping[st
         ) from error
 
 
-def unknown_arguments(found: Any, given: Mapping[str, Any]) -> list[str]:
-    """Names in `given` that the environment class does not accept."""
-    return sorted(set(given) - _parameters(found))
-
-
 def _controller(robot: str, part: str) -> dict[str, Any]:
     """The robot's composite controller, with `part` for each arm that has another one."""
     from robosuite.controllers import load_composite_controller_config, load_part_controller_config
@@ -172,7 +167,7 @@ def _controller(robot: str, part: str) -> dict[str, Any]:
     return config
 
 
-def _parameters(found: Any) -> set[str]:
+def parameters(found: Any) -> set[str]:
     """Keyword arguments of the class, following `**kwargs` into its parents."""
     names: set[str] = set()
     for parent in found.__mro__:

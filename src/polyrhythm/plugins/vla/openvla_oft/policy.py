@@ -79,26 +79,15 @@ class TokenDistribution(NamedTuple):
 def token_distribution(
     logits: Tensor, temperature: float, top_k: int = 0, kept: Tensor | None = None
 ) -> TokenDistribution:
-    """The float32 distribution for sampling tokens and evaluating them: logits [...,bins].
-
-    top_k: sample only from the k likeliest rows, 0 for all. kept: those rows at sampling time; the distribution is then
-    over them, so a token keeps a log-prob even if the likeliest rows have changed.
-    """
+    """The float32 distribution for sampling tokens and evaluating them: logits [...,bins]. top_k: sample only from the
+    k likeliest rows, 0 for all. kept: those rows at sampling time; the distribution is then over them, so a token keeps
+    a log-prob even if the likeliest rows have changed."""
     scaled = logits.float() / temperature
     if kept is None and 0 < top_k < logits.shape[-1]:
         kept = scaled.detach().topk(top_k, dim=-1).indices.to(torch.uint8)
     if kept is not None:
         scaled = scaled.gather(-1, kept.long())
     return TokenDistribution(distributions.log_probs(scaled), kept)
-
-
-def soft_labels(actions: Tensor, bins: int, sigma: float) -> Tensor:
-    """Target probabilities of supervised training: actions in -1..1 [...] -> [...,bins]. sigma: their width in units
-    of half the range; 0 puts all probability on the action's row, as published."""
-    if sigma == 0.0:
-        return functional.one_hot(rows_of(actions, bins), bins).float()
-    distance = centres(bins).to(actions.device) - actions.clamp(-1.0, 1.0).unsqueeze(-1)
-    return (-0.5 * (distance / sigma).square()).softmax(-1)
 
 
 _HIDDEN = (512, 128)
@@ -205,7 +194,8 @@ class OpenVlaOftPolicy(AdaptedPolicy):
         log_p = token_distribution(self._scores(hidden), 1.0).log_p
         if self.settings.label_sigma == 0.0:
             return functional.nll_loss(log_p.flatten(0, -2), rows_of(wanted, log_p.shape[-1]).flatten())
-        return -(soft_labels(wanted, log_p.shape[-1], self.settings.label_sigma) * log_p).sum(-1).mean()
+        distance = (self.centres - wanted.clamp(-1.0, 1.0).unsqueeze(-1)) / self.settings.label_sigma
+        return -((-0.5 * distance.square()).softmax(-1) * log_p).sum(-1).mean()
 
     @torch.no_grad()
     def precompute(self, obs: Observations) -> dict[str, Tensor]:

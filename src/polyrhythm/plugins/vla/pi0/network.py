@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,13 +104,6 @@ class PaliGemma(nn.Module):
         return features
 
 
-class Suffix(NamedTuple):
-    """Input of the expert: tokens [B,T,width] float32, and the condition of its norms [B,width] or None."""
-
-    tokens: Tensor
-    condition: Tensor | None
-
-
 class Pi0Network(FlowNetwork):
     """π0, or π0.5 if the size is adaptive, as a `FlowNetwork`.
 
@@ -172,19 +165,20 @@ class Pi0Network(FlowNetwork):
         return embedded, torch.cat((image_present, inputs["token_present"]), dim=1)
 
     def velocity(self, prefix: Prefix, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.expert_hidden(prefix, self.embed_suffix(inputs, x, t))
+        hidden = self.expert_hidden(prefix, *self.embed_suffix(inputs, x, t))
         features = hidden[:, -self.horizon :].float()
         return self.action_out_proj(features), features
 
-    def embed_suffix(self, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> Suffix:
-        """The expert's tokens for the flow's state x [B,H,A] at time t [B]; its layers have float32 weights."""
+    def embed_suffix(self, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The expert's tokens [B,T,width] float32 for the flow's state x [B,H,A] at time t [B], and the condition of
+        its norms [B,width] or None; its layers have float32 weights."""
         time, actions = self.time_code(t), self.action_in_proj(x.float())
         if self.size.adaptive:
             condition = functional.silu(self.time_mlp_out(functional.silu(self.time_mlp_in(time))))
-            return Suffix(actions, condition)
+            return actions, condition
         both = torch.cat((actions, time.unsqueeze(1).expand_as(actions)), dim=2)
         mixed = self.action_time_mlp_out(functional.silu(self.action_time_mlp_in(both)))
-        return Suffix(torch.cat((self.state_proj(inputs["state"].float()).unsqueeze(1), mixed), dim=1), None)
+        return torch.cat((self.state_proj(inputs["state"].float()).unsqueeze(1), mixed), dim=1), None
 
     def time_code(self, t: Tensor) -> Tensor:
         """sin and cos of the time t [B] at geometric periods -> [B,width] float32, computed in float64."""
@@ -193,12 +187,12 @@ class Pi0Network(FlowNetwork):
         angles = t.double().unsqueeze(1) * (2.0 * math.pi / (shortest * (longest / shortest) ** steps))
         return torch.cat((angles.sin(), angles.cos()), dim=1).float()
 
-    def expert_hidden(self, prefix: Prefix, suffix: Suffix) -> Tensor:
+    def expert_hidden(self, prefix: Prefix, tokens: Tensor, condition: Tensor | None) -> Tensor:
         """The expert's hidden states after its last norm [B,T,width]."""
-        tokens = suffix.tokens.to(self._dtype)
+        tokens = tokens.to(self._dtype)
         mask, positions = self.suffix_mask(prefix.present, tokens.shape[1])
         expert = self.paligemma_with_expert.gemma_expert.model
-        hidden, _ = expert(tokens, positions, mask, prefix.keys_values, suffix.condition)
+        hidden, _ = expert(tokens, positions, mask, prefix.keys_values, condition)
         assert isinstance(hidden, Tensor)
         return hidden
 

@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import Architecture
 from polyrhythm.plugins.vla.decoder import DecoderSize
@@ -72,14 +71,11 @@ class _FlowGemmaSettings(FlowVlaSettings):
 
     def input_form(self, size: Pi0Size, source: Checkpoint | None) -> InputForm:
         """Inputs and outputs of the network. Prompts have the release's length, or that of the longest prompt here."""
-        length = PROMPT_LENGTH[self.type] if source is not None or isinstance(self.size, str) else 0
+        released = PROMPT_LENGTH[self.type]
         if source is not None:
-            length = source.config.get("tokenizer_max_length") or length
-            if not isinstance(length, int):
-                raise ConfigError(
-                    f"checkpoint = {source.folder}: config.json has tokenizer_max_length = {length!r}, which is not a "
-                    "number; copy it again from its release"
-                )
+            length = source.number("tokenizer_max_length", released)
+        else:
+            length = released if isinstance(self.size, str) else 0
         binned = self._binned_state
         return InputForm(
             architecture=self.type,

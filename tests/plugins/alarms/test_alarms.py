@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.observe.setbacks import SetbackWatch, setbacks
+from polyrhythm.plugins.alarms.setbacks import SetbackWatch, setbacks
 
 #: Metrics of an update of a healthy run.
 HEALTHY = {

@@ -5,13 +5,22 @@ A watch takes the lines of `metrics.jsonl` in order, during the run or afterward
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import sqrt
+from pathlib import Path
 from statistics import fmean, variance
 from typing import Any, NamedTuple
 
+from polyrhythm.config.schema import RunConfig
 from polyrhythm.observe.intervals import is_told, times_so_far
+from polyrhythm.observe.metrics import read_lines
+from polyrhythm.pipeline.build import Pipeline
+from polyrhythm.pipeline.hooks import RunHooks, RunPart
+from polyrhythm.pipeline.observers.base import Observer
+
+log = logging.getLogger(__name__)
 
 Line = Mapping[str, Any]
 
@@ -255,3 +264,35 @@ _ALARMS: Mapping[str, Callable[[_Updates], str]] = {
     "old": _old_samples,
     "same": _equal_returns,
 }
+
+
+class AlarmPart(RunPart):
+    """Logs the alarms of each line of metrics."""
+
+    _watch: SetbackWatch | None = None
+
+    def observers(self, pipeline: Pipeline) -> Sequence[Observer]:
+        """None; lines of metrics count from now on, as a resumed run has none of updates that it repeats."""
+        folder = pipeline.context.folder
+        assert folder is not None, "a run that trains has a folder"
+        self._watch = SetbackWatch(read_lines(folder))
+        return ()
+
+    def on_metrics(self, step: int, values: Mapping[str, float | None]) -> None:
+        for sentence in self._watch.take({"step": step, **values}) if self._watch is not None else ():
+            log.warning("%s", sentence)
+
+
+class AlarmHooks(RunHooks):
+    def begin(self, config: RunConfig) -> RunPart:  # noqa: ARG002
+        return AlarmPart()
+
+    def warnings(self, lines: Sequence[Line]) -> list[str]:
+        return setbacks(lines)
+
+    def finish(self, folder: Path) -> None:
+        if conclusion := SetbackWatch(read_lines(folder)).conclusion():
+            log.warning("%s", conclusion)
+
+
+HOOKS = AlarmHooks()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyrhythm.observe.intervals import wilson
-from polyrhythm.observe.setbacks import ZERO_ADVANTAGE, SetbackWatch, setbacks
+from polyrhythm.plugins.alarms.setbacks import ZERO_ADVANTAGE, SetbackWatch, setbacks
 
 
 def evaluated(version: int, successes: int, way: str = "greedy") -> Mapping[str, Any]:
