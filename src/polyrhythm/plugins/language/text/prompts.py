@@ -283,10 +283,8 @@ def _try_verifier(settings: PromptsSettings, rows: Sequence[PromptRow]) -> None:
         log.warning("%s; such rows can earn no reward", said)
     typical = median(len(written(row.answer)) for row in tried)
     if settings.verify.type == "exact" and typical > _LONG:
-        words = (
-            "%s: a typical answer has %d characters, all of which a message has to repeat; for worked solutions use "
-        )
-        words += "math, or regex with a pattern"
+        words = "env.verify = exact: a typical answer has %d characters, all of which a message has to repeat; for "
+        words += "worked solutions use math, or regex with a pattern"
         log.warning(words, typical)
 
 
