@@ -110,7 +110,11 @@ def read_run(folder: Path) -> Run:
 def _read(folder: Path) -> Run:
     lines = _lines(folder / METRICS_FILE)
     finished = (folder / SUMMARY_FILE).is_file()
-    summary = _json(folder / SUMMARY_FILE) if finished else _so_far(_json(folder / "progress.json"))
+    summary = _json(folder / SUMMARY_FILE if finished else folder / "progress.json")
+    if not finished:
+        done, wall_s = summary.get("done", {}), summary.get("wall_s", {})
+        parts = [done.get(part) or {} for part in ("evaluation_before", "rl", "evaluation_after")]
+        summary = {**parts[0], **parts[1], **parts[2], "wall_s": wall_s}
     with _naming(folder / CONFIG_FILE, "name another run"):
         config = (folder / CONFIG_FILE).read_text(encoding="utf-8")
     updates = [line for line in lines if "throughput/transitions_per_s" in line]
@@ -123,14 +127,6 @@ def _read(folder: Path) -> Run:
     if warned is None:
         warned = [text for hooks in run_hooks() for text in hooks.warnings(lines)]
     return replace(run, evaluations=measured, setbacks=warned)
-
-
-def _so_far(progress: Line) -> dict[str, Any]:
-    done = progress.get("done", {})
-    summary: dict[str, Any] = {}
-    for part in ("evaluation_before", "rl", "evaluation_after"):
-        summary |= done.get(part) or {}
-    return {**summary, "wall_s": progress.get("wall_s", {})}
 
 
 def _evaluations(lines: list[Line], per_version: int) -> list[Measured]:
@@ -193,16 +189,15 @@ def pace_points(run: Run) -> list[list[tuple[float, float]]]:
         return []
     parts = split_at_pauses(series)
     least = sum(part[-1][0] - part[0][0] for part in parts) / _POINTS
-    return [points for part in parts if (points := _paces(part, least))]
-
-
-def _paces(series: Sequence[tuple[float, float]], least: float) -> list[tuple[float, float]]:
-    points, (begin, before) = [], series[0]
-    for time_s, transitions in series[1:]:
-        if time_s - begin >= least and time_s > begin:
-            points.append(((begin + time_s) / 2, (transitions - before) / (time_s - begin)))
-            begin, before = time_s, transitions
-    return points
+    found = []
+    for part in parts:
+        points, (begin, before) = [], part[0]
+        for time_s, transitions in part[1:]:
+            if time_s - begin >= least and time_s > begin:
+                points.append(((begin + time_s) / 2, (transitions - before) / (time_s - begin)))
+                begin, before = time_s, transitions
+        found += [points] if points else []
+    return found
 
 
 def fault_times(run: Run) -> list[float]:

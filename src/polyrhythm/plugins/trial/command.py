@@ -16,7 +16,6 @@ from polyrhythm.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyrhythm.checks import Examined
-    from polyrhythm.config.schema import RunConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
 
     config = load_config(arguments.recipe, arguments.overrides)
+    from polyrhythm.pipeline.placed import describe_seats, place
     from polyrhythm.pipeline.validation.check import examine
 
     found: list[Examined] = []
@@ -40,21 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     failed = [f"{part}: {finding.name}" for part, finding in found if finding.state == "failed"]
     if arguments.json:
         checks = [{"part": part, **finding._asdict()} for part, finding in found]
-        print(json.dumps({"ready": not failed, "seats": _seats(config), "checks": checks}, indent=2))
+        try:
+            seats = describe_seats(place(config).seats)
+        except ConfigError:
+            seats = None
+        print(json.dumps({"ready": not failed, "seats": seats, "checks": checks}, indent=2))
+    elif failed:
+        print(f"\n{len(failed)} of {len(found)} checks failed: {', '.join(failed)}")
     else:
-        print(f"\n{len(failed)} of {len(found)} checks failed: {', '.join(failed)}" if failed else _ready(found))
+        notes = sum(finding.state == "note" for _, finding in found)
+        print(f"\nall {len(found)} checks passed" + f", {notes} with a note" * bool(notes))
     return 1 if failed else 0
-
-
-def _seats(config: RunConfig) -> dict[str, dict[str, str | int]] | None:
-    from polyrhythm.pipeline.placed import describe_seats, place
-
-    try:
-        return describe_seats(place(config).seats)
-    except ConfigError:
-        return None
-
-
-def _ready(found: list[Examined]) -> str:
-    notes = sum(finding.state == "note" for _, finding in found)
-    return f"\nall {len(found)} checks passed" + f", {notes} with a note" * bool(notes)
