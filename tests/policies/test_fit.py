@@ -13,8 +13,7 @@ from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.flow_matching import FlowNoise
 from polyrhythm.policies.gaussian import GaussianSettings
 from polyrhythm.policies.tiny_vla.heads import BinsSettings, FlowMatchingSettings
-from polyrhythm.policies.tiny_vla.policy import TinyVla, TinyVlaSettings
-from polyrhythm.policies.tiny_vla.trunk import word_ids, word_table
+from polyrhythm.policies.tiny_vla.policy import TinyVla, TinyVlaSettings, word_ids, word_table
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
 TASKS = (Task("push", "push the red block"), Task("close", "close the door"))

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from polyrhythm.policies.flow_matching import FlowMethod, FlowNoise, FlowSde, Ode
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.policies.tiny_vla.heads import FlowMatchingSettings
-from polyrhythm.policies.tiny_vla.policy import TinyVla, TinyVlaSettings
-from polyrhythm.policies.tiny_vla.trunk import Trunk, word_table
+from polyrhythm.policies.tiny_vla.policy import TinyVla, TinyVlaSettings, Trunk, word_table
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 
 TASKS = (Task("push", "push the red block"), Task("close", "close the door"))

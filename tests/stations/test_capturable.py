@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyrhythm.plugins.vla.groot_n1d5.network import GrootSettings
-from polyrhythm.plugins.vla.openvla_oft.settings import OpenVlaOftSettings
+from polyrhythm.plugins.vla.openvla_oft.policy import OpenVlaOftSettings
 from polyrhythm.plugins.vla.pi0.settings import Pi0Settings, Pi05Settings
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.gaussian import GaussianSettings

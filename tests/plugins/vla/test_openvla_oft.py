@@ -34,12 +34,13 @@ from polyrhythm.plugins.vla.openvla_oft.network import (
 from polyrhythm.plugins.vla.openvla_oft.policy import (
     FEATURES,
     HIDDEN,
+    OftSizeSettings,
+    OpenVlaOftSettings,
     TokenDistribution,
     ValueHead,
     centres,
     rows_of,
 )
-from polyrhythm.plugins.vla.openvla_oft.settings import OftSizeSettings, OpenVlaOftSettings
 from polyrhythm.policies.form import weights_on_meta
 from polyrhythm.policies.mlp import seeded
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task

@@ -10,7 +10,7 @@ PLUGIN = Plugin(
             "pi0": "polyrhythm.plugins.vla.pi0.settings:Pi0Settings",
             "pi05": "polyrhythm.plugins.vla.pi0.settings:Pi05Settings",
             "groot_n1d5": "polyrhythm.plugins.vla.groot_n1d5.network:GrootSettings",
-            "openvla_oft": "polyrhythm.plugins.vla.openvla_oft.settings:OpenVlaOftSettings",
+            "openvla_oft": "polyrhythm.plugins.vla.openvla_oft.policy:OpenVlaOftSettings",
         },
     },
 )
