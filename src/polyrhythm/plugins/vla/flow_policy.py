@@ -11,23 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import torch
+from pydantic import BeforeValidator, Discriminator, Field, model_validator
 from torch import Tensor, nn
 
+from polyrhythm.config.base import type_or
 from polyrhythm.plugins.pretrained.adapting import ADAPTED, AdaptedPolicy
 from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.decoder import KeysValues
 from polyrhythm.plugins.vla.inputs import VlaInputs
+from polyrhythm.plugins.vla.settings import VlaSettings
 from polyrhythm.policies import noise
-from polyrhythm.policies.base import Act, Evaluation, Observations
-from polyrhythm.policies.flow_matching import FlowNoise, Kept, Network, between, start_noise
+from polyrhythm.policies.base import Act, Evaluation, Observations, named
+from polyrhythm.policies.flow_matching import FlowMethod, FlowNoise, Kept, Network, between, check_steps, start_noise
 from polyrhythm.policies.mlp import Mlp
-from polyrhythm.specs import PROGRESS
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.vla.settings import FlowVlaSettings
+from polyrhythm.specs import PROGRESS, ArraySpec, EnvSpec
 
 #: How the names of a stored prefix and of the inputs beside it begin, within observations (`FlowPolicy.precompute`).
 STORED, STORED_INPUT = "prefix.", "prefix_input."
@@ -301,3 +301,30 @@ class _Recorded:
             return lambda _x, _t: (chosen, None)
         answers = iter(self.answers)
         return lambda _x, _t: next(answers)
+
+
+class FlowVlaSettings(VlaSettings):
+    """Common settings of flow policies: π0, π0.5 and GR00T N1.5."""
+
+    policy_traits: ClassVar = FLOW_TRAITS
+
+    steps: int = Field(4, ge=1)
+    """Steps from noise to actions (K)."""
+    method: Annotated[FlowMethod, Discriminator(type_or("flow_sde")), BeforeValidator(named)] = Field(
+        {"type": "flow_sde"}, validate_default=True
+    )
+    """Where noise enters: flow_sde, flow_cps (one step per row), flow_noise (all steps, learned), ode (not for RL)."""
+    sft_draws: int = Field(1, ge=1)
+    """Pairs of time and noise per demonstrated chunk in supervised training, on one prefix pass; releases use 1."""
+
+    @model_validator(mode="after")
+    def _method_has_a_noisy_step(self) -> Self:
+        check_steps(self.method, self.steps)
+        return self
+
+    def policy(self, network: nn.Module, inputs: VlaInputs, precision: Precision) -> FlowPolicy:
+        assert isinstance(network, FlowNetwork)
+        return FlowPolicy(network, inputs, self, precision)
+
+    def answers(self, env_spec: EnvSpec, size: Any) -> Mapping[str, ArraySpec]:  # noqa: ARG002 - in the network's shape
+        return self.method.answers(self.steps, (size.horizon, size.action_dim))

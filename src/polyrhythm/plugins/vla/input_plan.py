@@ -6,17 +6,17 @@ Everything is checked before the start; each mismatch is one sentence with both 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.folder_files import CHOICES, read_json
 from polyrhythm.plugins.vla import prompts, scaling
 from polyrhythm.plugins.vla.images import HALF, IMAGENET, Colours, Resizing
-from polyrhythm.plugins.vla.inputs import ActionPlan, plan_actions
+from polyrhythm.plugins.vla.input_settings import Gripper, InputSettings, PolicyType
 from polyrhythm.plugins.vla.prompts import (
     WORDS,
     PromptTable,
@@ -34,15 +34,11 @@ from polyrhythm.plugins.vla.statistics import (
     folder_inputs,
     robot_statistics,
 )
+from polyrhythm.policies.gaussian import continuous_bounds
 from polyrhythm.specs import EnvSpec
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.vla.settings import VlaSettings
 
 log = logging.getLogger(__name__)
 
-
-PolicyType = Literal["pi0", "pi05", "openvla_oft", "groot_n1d5"]
 
 #: Names of the cameras of each architecture in the order of its inputs, for folders that do not name theirs.
 CAMERAS = {
@@ -102,6 +98,20 @@ class InputForm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ActionPlan:
+    """How actions are mapped. entries: index in the network's action of each of the environment's entries; relative:
+    number of leading entries that are predicted relative to the state."""
+
+    chunk: int
+    entries: tuple[int, ...]
+    scaling: Scaling
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    relative: int
+    gripper: Gripper
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class InputPlan:
     """Everything that `VlaInputs` needs.
 
@@ -125,7 +135,7 @@ class InputPlan:
     embodiment: int
 
 
-def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, source: Checkpoint | None) -> InputPlan:
+def plan_inputs(settings: InputSettings, env_spec: EnvSpec, form: InputForm, source: Checkpoint | None) -> InputPlan:
     """Plan all inputs and outputs that are known before the start. ConfigError, with both values: cameras, state,
     actions, statistics, robot, tokenizer or prompts do not match; ValueError: the environment's actions are not
     continuous."""
@@ -161,8 +171,66 @@ def plan_inputs(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, sourc
     )
 
 
+def plan_actions(
+    settings: InputSettings, env_spec: EnvSpec, form: InputForm, statistics: RobotStatistics
+) -> ActionPlan:
+    """ConfigError: chunk, entries, statistics and the environment's actions do not match."""
+    action, found = env_spec.action, statistics.actions
+    continuous_bounds(action, form.architecture)
+    if settings.chunk > form.horizon:
+        raise ConfigError(
+            f"policy.chunk = {settings.chunk}: the network predicts {form.horizon} actions; lower it, or set "
+            "policy.horizon to what it was trained with"
+        )
+    if statistics.origin and found is None:
+        raise ConfigError(f"{statistics.origin} has no statistics of actions; copy it again from its release")
+    if found is not None:
+        size, whose = found.size, f" of {statistics.key}" if statistics.key else ""
+        if size > form.action_dim or (size < form.action_dim and not form.pads):
+            raise ConfigError(
+                f"{statistics.origin} has statistics of {size} action entries{whose}, the network predicts "
+                f"{form.action_dim}; copy that file again from the checkpoint's release, or set policy.robot to the "
+                "robot that it was trained for"
+            )
+    if found is not None and found.size == form.action_dim and not settings.entries:  # as some releases have it
+        found = found.without_padding(action.dim)
+    entries = _entries(settings.entries, action.dim, form, None if found is None else found.size, statistics.origin)
+    plan = scaling.bounds(action.low, action.high, method="min_max") if found is None else found.chosen(entries)
+    if settings.relative_entries:
+        state = env_spec.observation.get(settings.state)
+        width = 0 if state is None else state.shape[0]
+        if settings.relative_entries > min(len(entries), width):
+            raise ConfigError(
+                f"policy.relative_entries = {settings.relative_entries}, but the action has {len(entries)} entries and "
+                f"the state {settings.state!r} {width}; set it to at most the smaller number"
+            )
+    return ActionPlan(
+        settings.chunk, entries, plan, action.low, action.high, settings.relative_entries, settings.gripper
+    )
+
+
+def _entries(given: Sequence[int], dim: int, form: InputForm, found: int | None, origin: str) -> tuple[int, ...]:
+    """The network's entry for each of the environment's entries. found: number of entries with statistics, in the
+    file `origin`."""
+    available = form.action_dim if found is None else min(found, form.action_dim)
+    whose = "the network predicts" if found is None else f"{origin} has statistics of"
+    if given:
+        if len(given) != dim or not all(0 <= entry < available for entry in given) or len(set(given)) != len(given):
+            raise ConfigError(
+                f"policy.entries = {list(given)}: the environment takes {dim} entries and {whose} {available}; give "
+                f"{dim} different numbers below {available}"
+            )
+        return tuple(given)
+    if dim > available or (found is not None and dim != found):
+        raise ConfigError(
+            f"the environment takes actions of {dim} entries and {whose} {available}: choose the checkpoint of this "
+            "robot, or set policy.entries to the policy's entry for each of the environment's"
+        )
+    return tuple(range(dim))
+
+
 def _plan_cameras(
-    settings: VlaSettings, env_spec: EnvSpec, form: InputForm, source: Checkpoint | None
+    settings: InputSettings, env_spec: EnvSpec, form: InputForm, source: Checkpoint | None
 ) -> tuple[tuple[str, str], ...]:
     seen = {name: spec for name, spec in env_spec.observation.items() if spec.dtype == "uint8" and len(spec.shape) == 3}
     there = ", ".join(f"{name} {list(spec.shape)}" for name, spec in seen.items())
@@ -232,7 +300,7 @@ def _last(name: str) -> str:
 
 
 def _plan_state(
-    settings: VlaSettings, env_spec: EnvSpec, form: InputForm, statistics: RobotStatistics
+    settings: InputSettings, env_spec: EnvSpec, form: InputForm, statistics: RobotStatistics
 ) -> tuple[str, Scaling]:
     spec = env_spec.observation.get(settings.state)
     if spec is None and not form.needs_state:
@@ -271,7 +339,7 @@ def _shown(env_spec: EnvSpec) -> str:
 
 
 def _tokenizer(
-    settings: VlaSettings, form: InputForm, source: Checkpoint | None, choices: Mapping[str, Any]
+    settings: InputSettings, form: InputForm, source: Checkpoint | None, choices: Mapping[str, Any]
 ) -> PromptTokenizer:
     """The tokenizer of the settings or of the folder, else hashed words."""
     name = settings.tokenizer or choices.get("tokenizer", "")
@@ -290,7 +358,7 @@ def _tokenizer(
 
 
 def _plan_prompts(
-    settings: VlaSettings,
+    settings: InputSettings,
     env_spec: EnvSpec,
     form: InputForm,
     tokenizer: PromptTokenizer,
@@ -326,7 +394,7 @@ def _plan_prompts(
     )
 
 
-def _embodiment(settings: VlaSettings, form: InputForm, statistics: RobotStatistics) -> int:
+def _embodiment(settings: InputSettings, form: InputForm, statistics: RobotStatistics) -> int:
     if not form.embodiments:
         return 0
     key = statistics.key if statistics.origin else "new_embodiment"

@@ -9,97 +9,17 @@ buffers, can be made on any device (also meta), and never synchronises with its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.vla import images, scaling
+from polyrhythm.plugins.vla import images
+from polyrhythm.plugins.vla.input_plan import ActionPlan, InputPlan
 from polyrhythm.plugins.vla.prompts import PromptTable, StatePrompt, StatePrompts
-from polyrhythm.plugins.vla.scaling import Scaler, Scaling, in_other_form
-from polyrhythm.plugins.vla.statistics import RobotStatistics
-from polyrhythm.policies.gaussian import continuous_bounds
-from polyrhythm.specs import INSTRUCTION, EnvSpec
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.vla.input_plan import InputForm, InputPlan
-    from polyrhythm.plugins.vla.settings import VlaSettings
-
-Gripper = Literal["as_is", "open_is_one"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ActionPlan:
-    """How actions are mapped. entries: index in the network's action of each of the environment's entries; relative:
-    number of leading entries that are predicted relative to the state."""
-
-    chunk: int
-    entries: tuple[int, ...]
-    scaling: Scaling
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    relative: int
-    gripper: Gripper
-
-
-def plan_actions(settings: VlaSettings, env_spec: EnvSpec, form: InputForm, statistics: RobotStatistics) -> ActionPlan:
-    """ConfigError: chunk, entries, statistics and the environment's actions do not match."""
-    action, found = env_spec.action, statistics.actions
-    continuous_bounds(action, form.architecture)
-    if settings.chunk > form.horizon:
-        raise ConfigError(
-            f"policy.chunk = {settings.chunk}: the network predicts {form.horizon} actions; lower it, or set "
-            "policy.horizon to what it was trained with"
-        )
-    if statistics.origin and found is None:
-        raise ConfigError(f"{statistics.origin} has no statistics of actions; copy it again from its release")
-    if found is not None:
-        size, whose = found.size, f" of {statistics.key}" if statistics.key else ""
-        if size > form.action_dim or (size < form.action_dim and not form.pads):
-            raise ConfigError(
-                f"{statistics.origin} has statistics of {size} action entries{whose}, the network predicts "
-                f"{form.action_dim}; copy that file again from the checkpoint's release, or set policy.robot to the "
-                "robot that it was trained for"
-            )
-    if found is not None and found.size == form.action_dim and not settings.entries:  # as some releases have it
-        found = found.without_padding(action.dim)
-    entries = _entries(settings.entries, action.dim, form, None if found is None else found.size, statistics.origin)
-    plan = scaling.bounds(action.low, action.high, method="min_max") if found is None else found.chosen(entries)
-    if settings.relative_entries:
-        state = env_spec.observation.get(settings.state)
-        width = 0 if state is None else state.shape[0]
-        if settings.relative_entries > min(len(entries), width):
-            raise ConfigError(
-                f"policy.relative_entries = {settings.relative_entries}, but the action has {len(entries)} entries and "
-                f"the state {settings.state!r} {width}; set it to at most the smaller number"
-            )
-    return ActionPlan(
-        settings.chunk, entries, plan, action.low, action.high, settings.relative_entries, settings.gripper
-    )
-
-
-def _entries(given: Sequence[int], dim: int, form: InputForm, found: int | None, origin: str) -> tuple[int, ...]:
-    """The network's entry for each of the environment's entries. found: number of entries with statistics, in the
-    file `origin`."""
-    available = form.action_dim if found is None else min(found, form.action_dim)
-    whose = "the network predicts" if found is None else f"{origin} has statistics of"
-    if given:
-        if len(given) != dim or not all(0 <= entry < available for entry in given) or len(set(given)) != len(given):
-            raise ConfigError(
-                f"policy.entries = {list(given)}: the environment takes {dim} entries and {whose} {available}; give "
-                f"{dim} different numbers below {available}"
-            )
-        return tuple(given)
-    if dim > available or (found is not None and dim != found):
-        raise ConfigError(
-            f"the environment takes actions of {dim} entries and {whose} {available}: choose the checkpoint of this "
-            "robot, or set policy.entries to the policy's entry for each of the environment's"
-        )
-    return tuple(range(dim))
+from polyrhythm.plugins.vla.scaling import Scaler, in_other_form
+from polyrhythm.specs import INSTRUCTION
 
 
 class ActionMap(nn.Module):

@@ -27,7 +27,7 @@ from polyrhythm.plugins.vla.decoder import (
     mean_of,
     positions_of,
 )
-from polyrhythm.plugins.vla.flow_policy import FlowNetwork, Prefix
+from polyrhythm.plugins.vla.flow_policy import FlowNetwork, FlowVlaSettings, Prefix
 from polyrhythm.plugins.vla.groot_n1d5.action_head import (
     QWEN3,
     ActionHead,
@@ -37,7 +37,7 @@ from polyrhythm.plugins.vla.groot_n1d5.action_head import (
     StackSize,
 )
 from polyrhythm.plugins.vla.input_plan import InputForm
-from polyrhythm.plugins.vla.settings import FlowVlaSettings, InputSizeSettings, OwnOrReleased
+from polyrhythm.plugins.vla.input_settings import InputSizeSettings, OwnOrReleased
 from polyrhythm.plugins.vla.vision import SiglipVisionModel, VisionSize, tower_keys, tower_seen
 from polyrhythm.specs import WeightSpec
 

@@ -30,6 +30,7 @@ from polyrhythm.plugins.pretrained.precision import Precision, in_float32
 from polyrhythm.plugins.vla.decoder import DecoderSize
 from polyrhythm.plugins.vla.flow_policy import STORED, STORED_INPUT
 from polyrhythm.plugins.vla.input_plan import InputForm
+from polyrhythm.plugins.vla.input_settings import InputSizeSettings, OwnOrReleased
 from polyrhythm.plugins.vla.inputs import VlaInputs
 from polyrhythm.plugins.vla.openvla_oft.network import (
     OPENVLA_OFT,
@@ -40,7 +41,7 @@ from polyrhythm.plugins.vla.openvla_oft.network import (
     dead_patterns,
     l1_head_from_config,
 )
-from polyrhythm.plugins.vla.settings import InputSizeSettings, OwnOrReleased, VlaSettings
+from polyrhythm.plugins.vla.settings import VlaSettings
 from polyrhythm.policies import distributions, noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.specs import PROGRESS, ArraySpec, EnvSpec

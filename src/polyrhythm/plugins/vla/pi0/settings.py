@@ -10,9 +10,10 @@ from pydantic import Field
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.fitting import Architecture
 from polyrhythm.plugins.vla.decoder import DecoderSize
+from polyrhythm.plugins.vla.flow_policy import FlowVlaSettings
 from polyrhythm.plugins.vla.input_plan import InputForm
+from polyrhythm.plugins.vla.input_settings import InputSizeSettings, OwnOrReleased
 from polyrhythm.plugins.vla.pi0.network import PI0, PI05, Pi0Size, dead_tensors
-from polyrhythm.plugins.vla.settings import FlowVlaSettings, InputSizeSettings, OwnOrReleased
 from polyrhythm.specs import EnvSpec
 
 
