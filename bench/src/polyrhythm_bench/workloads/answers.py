@@ -12,10 +12,9 @@ from typing import Literal, NamedTuple
 from polyrhythm.config.base import Count, Section, Whole
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster, summarise
 from polyrhythm.plugins.virtual.clustersim.costs import Count as TokenCount
 from polyrhythm.plugins.virtual.clustersim.costs import parse_cost, parse_count
-from polyrhythm.plugins.virtual.clustersim.measures import summarise
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.specs.distributions import Distribution
 from polyrhythm_bench.workloads.answers_env import Share

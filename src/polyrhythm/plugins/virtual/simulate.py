@@ -18,8 +18,8 @@ from polyrhythm.config.base import models_in
 from polyrhythm.config.recipes import examples_folder, read
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.timeline.trace import TraceWriter
-from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
-from polyrhythm.plugins.virtual.clustersim.measures import Span, summarise
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster, summarise
+from polyrhythm.plugins.virtual.clustersim.measures import Span
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.settings import SchedulerSettings
 

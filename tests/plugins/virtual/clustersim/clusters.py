@@ -7,8 +7,7 @@ from typing import Any
 from tests.oracles.guarantees import GuaranteeChecker
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
-from polyrhythm.plugins.virtual.clustersim.measures import summarise
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster, summarise
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 
 

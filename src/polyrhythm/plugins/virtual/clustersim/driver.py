@@ -15,20 +15,16 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from polyrhythm.plugins.virtual.clustersim.costs import FREE, Cost
-from polyrhythm.plugins.virtual.clustersim.hardware import ConductorCpu, Network, VirtualClock
+from polyrhythm.plugins.virtual.clustersim.hardware import Network, VirtualClock
 from polyrhythm.plugins.virtual.clustersim.measures import Measures
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import SERVING_EVENTS
 from polyrhythm.scheduler.records import AbortStream, Command, Decision, Evaluate, EvaluationDone, Event, Halt, Request
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.virtual.clustersim.simulator import VirtualSimulator
-    from polyrhythm.plugins.virtual.clustersim.station import VirtualStation
 
 #: Events at one instant after which the run counts as an endless loop.
 INSTANT_LIMIT = 5_000_000
@@ -44,6 +40,29 @@ class Decider(Protocol):
     def handle(self, event: Event, now: float) -> list[Command]: ...
 
     def deadline(self) -> float: ...
+
+
+class Station(Protocol):
+    """The part of a simulated station that the driver uses; see `VirtualStation`."""
+
+    host: str
+    cut: float
+    last_sent: float
+    last_told: float
+
+    def handle(self, command: Command) -> None: ...
+
+
+class RequestSender(Station, Protocol):
+    """A simulated simulator, to which generators answer."""
+
+    def taken(self, request: Request) -> None: ...
+
+    def tokens(self, request: Request) -> list[int]: ...
+
+    def answered(self, request: Request, version: int) -> None: ...
+
+    def returned(self, request: Request) -> None: ...
 
 
 class Deadlock(RuntimeError):
@@ -81,8 +100,8 @@ class VirtualDriver:
         self.conductor, self.seed = conductor, seed
         self.clock = VirtualClock()
         self.measures = Measures()
-        self.stations: dict[str, VirtualStation] = {}
-        self.simulators: dict[str, VirtualSimulator] = {}
+        self.stations: dict[str, Station] = {}
+        self.simulators: dict[str, RequestSender] = {}
         self.payloads: dict[str, Payload] = {}
         self.steps: list[Decision] = []
         self.observer: Callable[[float, Event, list[Command]], None] | None = None
@@ -108,7 +127,7 @@ class VirtualDriver:
 
     # ------------------------------------------------------------ messages
 
-    def emit(self, station: VirtualStation, event: Event) -> None:
+    def emit(self, station: Station, event: Event) -> None:
         """Send a station's event to the conductor."""
         if self._direct:
             self._inbox.append(event)
@@ -117,12 +136,12 @@ class VirtualDriver:
         arrival = station.last_sent = max(now + self._delay_of(station, event), station.last_sent)
         self.clock.at(arrival, self._deliver, (station, now, event))
 
-    def _deliver(self, message: tuple[VirtualStation, float, Event]) -> None:
+    def _deliver(self, message: tuple[Station, float, Event]) -> None:
         station, sent, event = message
         if sent <= station.cut:
             self._inbox.append(event)
 
-    def _delay_of(self, station: VirtualStation, message: Event | Command) -> float:
+    def _delay_of(self, station: Station, message: Event | Command) -> float:
         seconds = self._delay.draw(self._rng)
         if self.network is None or (self.cpu is not None and self.cpu.beside and type(message) in _SERVING):
             return seconds
@@ -134,7 +153,7 @@ class VirtualDriver:
             self.evaluating.add(event.name)
         self._inbox.append(event)
 
-    def report(self, station: VirtualStation, event: Event) -> None:
+    def report(self, station: Station, event: Event) -> None:
         """Deliver supervision's event about a station after the station's own messages."""
         if station.last_sent <= self.clock.now:
             self._inbox.append(event)
@@ -256,3 +275,85 @@ class VirtualDriver:
             self.measures.evaluations_dropped += command.dropped
         elif isinstance(command, Halt):
             self.halted = command.reason
+
+
+@dataclass(slots=True)
+class CpuThread:
+    """A thread of the conductor. waiting: events with their arrival times."""
+
+    waiting: deque[tuple[float, Event]] = field(default_factory=deque)
+    at_work: bool = False
+    busy_s: float = 0.0
+    events: int = 0
+
+
+class ConductorCpu:
+    """CPU cost of the conductor: a thread handles one event at a time, and its commands are sent when it is done.
+
+        event ─▶ queue of a thread ─▶ conductor.handle(event) ─▶ cost ─▶ commands are sent
+
+    beside: a thread on each host handles the serving events. The decisions are still those of a single conductor with
+    full knowledge: a serving half per host cannot decide better.
+
+    cost: of an event, by the number of its commands.
+
+    Invariants: a thread handles events in the order of arrival; commands reach a station in the order of decision.
+    """
+
+    def __init__(self, driver: VirtualDriver, cost: Cost, *, beside: bool) -> None:
+        self.threads: dict[str, CpuThread] = {"": CpuThread()}
+        self.waited = 0.0
+        self.beside = beside
+        self._driver, self._clock, self._cost = driver, driver.clock, cost
+        self._due: dict[str, float] = {}
+        self._rng = random.Random(f"{driver.seed}/conductor")
+
+    @property
+    def main(self) -> CpuThread:
+        """The thread of tickets, samples and weights; of everything, unless serving is beside the generators."""
+        return self.threads[""]
+
+    def receive(self, event: Event, host: str) -> None:
+        """Queue an event of a station on this host. A `Wake` costs a serving half nothing."""
+        if self.beside and type(event) is records.Wake:
+            for command in self._driver.decide(event):
+                self._driver.send(command)
+            return
+        name = host or "main" if self.beside and type(event) in SERVING_EVENTS else ""
+        thread = self.threads.setdefault(name, CpuThread())
+        thread.waiting.append((self._clock.now, event))
+        if not thread.at_work:
+            self._begin(thread)
+
+    def _begin(self, thread: CpuThread) -> None:
+        came, event = thread.waiting.popleft()
+        thread.at_work = True
+        self.waited += self._clock.now - came
+        commands = self._driver.decide(event)
+        seconds = self._cost.draw(self._rng, len(commands))
+        thread.busy_s += seconds
+        thread.events += 1
+        end = self._clock.now + seconds
+        for command in commands:
+            station = records.address_of(command)
+            due = self._due[station] = max(end, self._due.get(station, 0.0))
+            self._clock.at(due, self._driver.send, command)
+        self._clock.at(end, self._end, thread)
+
+    def _end(self, thread: CpuThread) -> None:
+        thread.at_work = False
+        if thread.waiting:
+            self._begin(thread)
+
+    def summary(self) -> dict[str, object]:
+        """share: busy share of the main thread; halves_share: of the busiest half; wait_s: mean wait of an event."""
+        now = self._clock.now or 1.0
+        halves = [thread for name, thread in self.threads.items() if name]
+        heard = sum(thread.events for thread in self.threads.values())
+        return {
+            "share": self.main.busy_s / now,
+            "events": self.main.events,
+            "wait_s": self.waited / max(1, heard),
+            "halves": len(halves),
+            "halves_share": max((thread.busy_s for thread in halves), default=0.0) / now,
+        }

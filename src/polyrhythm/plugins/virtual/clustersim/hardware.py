@@ -1,22 +1,12 @@
-"""The virtual clock, and simulated hardware that stations contend for: devices, the network between hosts, and the
-conductor's CPU."""
+"""The virtual clock, and simulated hardware that stations contend for: devices and the network between hosts."""
 
 from __future__ import annotations
 
-import random
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Any
-
-from polyrhythm.plugins.virtual.clustersim.costs import Cost
-from polyrhythm.scheduler.conductor import SERVING_EVENTS
-from polyrhythm.scheduler.records import Event, Wake, address_of
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.virtual.clustersim.driver import VirtualDriver
+from typing import Any
 
 #: Remaining seconds of a pass that count as none, because of rounding.
 _ROUNDING_S = 1e-12
@@ -230,86 +220,4 @@ class Network:
             "busiest_share": busy.get(busiest, 0.0),
             "mean_share": sum(busy.values()) / max(1, len(busy)),
             "waited_s": dict(self.waited),
-        }
-
-
-@dataclass(slots=True)
-class CpuThread:
-    """A thread of the conductor. waiting: events with their arrival times."""
-
-    waiting: deque[tuple[float, Event]] = field(default_factory=deque)
-    at_work: bool = False
-    busy_s: float = 0.0
-    events: int = 0
-
-
-class ConductorCpu:
-    """CPU cost of the conductor: a thread handles one event at a time, and its commands are sent when it is done.
-
-        event ─▶ queue of a thread ─▶ conductor.handle(event) ─▶ cost ─▶ commands are sent
-
-    beside: a thread on each host handles the serving events. The decisions are still those of a single conductor with
-    full knowledge: a serving half per host cannot decide better.
-
-    cost: of an event, by the number of its commands.
-
-    Invariants: a thread handles events in the order of arrival; commands reach a station in the order of decision.
-    """
-
-    def __init__(self, driver: VirtualDriver, cost: Cost, *, beside: bool) -> None:
-        self.threads: dict[str, CpuThread] = {"": CpuThread()}
-        self.waited = 0.0
-        self.beside = beside
-        self._driver, self._clock, self._cost = driver, driver.clock, cost
-        self._due: dict[str, float] = {}
-        self._rng = random.Random(f"{driver.seed}/conductor")
-
-    @property
-    def main(self) -> CpuThread:
-        """The thread of tickets, samples and weights; of everything, unless serving is beside the generators."""
-        return self.threads[""]
-
-    def receive(self, event: Event, host: str) -> None:
-        """Queue an event of a station on this host. A `Wake` costs a serving half nothing."""
-        if self.beside and type(event) is Wake:
-            for command in self._driver.decide(event):
-                self._driver.send(command)
-            return
-        name = host or "main" if self.beside and type(event) in SERVING_EVENTS else ""
-        thread = self.threads.setdefault(name, CpuThread())
-        thread.waiting.append((self._clock.now, event))
-        if not thread.at_work:
-            self._begin(thread)
-
-    def _begin(self, thread: CpuThread) -> None:
-        came, event = thread.waiting.popleft()
-        thread.at_work = True
-        self.waited += self._clock.now - came
-        commands = self._driver.decide(event)
-        seconds = self._cost.draw(self._rng, len(commands))
-        thread.busy_s += seconds
-        thread.events += 1
-        end = self._clock.now + seconds
-        for command in commands:
-            station = address_of(command)
-            due = self._due[station] = max(end, self._due.get(station, 0.0))
-            self._clock.at(due, self._driver.send, command)
-        self._clock.at(end, self._end, thread)
-
-    def _end(self, thread: CpuThread) -> None:
-        thread.at_work = False
-        if thread.waiting:
-            self._begin(thread)
-
-    def summary(self) -> dict[str, object]:
-        """share: busy share of the main thread; halves_share: of the busiest half; wait_s: mean wait of an event."""
-        now = self._clock.now or 1.0
-        halves = [thread for name, thread in self.threads.items() if name]
-        heard = sum(thread.events for thread in self.threads.values())
-        return {
-            "share": self.main.busy_s / now,
-            "events": self.main.events,
-            "wait_s": self.waited / max(1, heard),
-            "halves": len(halves),
-            "halves_share": max((thread.busy_s for thread in halves), default=0.0) / now,
         }
