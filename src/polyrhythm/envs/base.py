@@ -96,25 +96,21 @@ class EnvBatch(Protocol):
 
         Equal (task, seed) gives an equal initial state. With `spec.reset_rows` false, `rows` is every row.
         """
-        ...
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         """Take one primitive step; actions [n,A] in env units, or [n,C,A] with `spec.chunk` = C.
 
         With `spec.step_rows` false, `rows` is every row.
         """
-        ...
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         """Write the current observation of the n rows into `out[name][i]` for i in 0..n-1 (n = len(rows)).
 
         The mapping `out` is read-only: write into its arrays, do not replace them.
         """
-        ...
 
     def close(self) -> None:
         """Free all resources; called once."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +132,9 @@ class EnvSettings(Protocol):
 
     def spec(self) -> EnvSpec:
         """Spec of a batch, without building one. ConfigError: there is no such environment."""
-        ...
 
     def build(self, rows: int) -> EnvBatch:
         """Build a batch of `rows` rows. ImportError or PolyrhythmError: this machine cannot run it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,27 +194,21 @@ class FullEnvSettings(EnvSettings, Protocol):
 
     def model_copy(self, *, update: Mapping[str, Any]) -> EnvSettings:
         """Pydantic's: the same settings with other values."""
-        ...
 
     def variants(self) -> Mapping[str, Variant]:
         """Variants that these settings allow, by name."""
-        ...
 
     def rendering(self) -> EnvSettings | None:
         """The same settings with batches that draw their rows; None if that is impossible."""
-        ...
 
     def transcribe(self, trajectory: Trajectory) -> Transcript:
         """The conversation of a finished sample."""
-        ...
 
     def reference(self, seed: int) -> Any:
         """Reference answer to the prompt of an episode with this seed."""
-        ...
 
     def check_expert(self, episodes: Sequence[tuple[int, int]]) -> None:
         """Raise ConfigError if the expert can act in none of these episodes, each (task, seed)."""
-        ...
 
 
 class FullEnvBatch(EnvBatch, Protocol):
@@ -228,32 +216,26 @@ class FullEnvBatch(EnvBatch, Protocol):
 
     def suspend(self) -> int:
         """Move the state on its device to the host; returns the bytes freed. Called between two other calls."""
-        ...
 
     def resume(self) -> None:
         """Move the suspended state back to the device, unchanged."""
-        ...
 
     def expert_actions(self, rows: RowNumbers) -> NDArray[np.generic]:
         """The scripted expert's action for the current state of each row: [n,A] in env units, [n,C,A] with
         `spec.chunk`."""
-        ...
 
     def render(self, row: int) -> NDArray[np.uint8]:
         """Render the current state of the row: [H,W,3]. ConfigError: this machine cannot."""
-        ...
 
     def discard(self, row: int) -> None:
         """Drop state of the row that outlives episodes, such as a simulator, because its numbers are not finite.
 
         The row is not used before its next reset, which must rebuild it, as after `RowsFailed`.
         """
-        ...
 
     def prepare_observation(self, row: int) -> None:
         """Do the first part of the row's next `observe` ahead of time, in the thread that reset the row, not the
         observing one."""
-        ...
 
     def begin_step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> None:
         """Start the part of `step` that waits, and return at once.
@@ -261,12 +243,10 @@ class FullEnvBatch(EnvBatch, Protocol):
         Each row is later stepped with these actions, dropped or reset, possibly not all together. Failures are raised
         by `step`.
         """
-        ...
 
     def drop_step(self, rows: RowNumbers) -> None:
         """Abandon the begun steps of these rows: they were cancelled, or `begin_step` or `step` has raised. A reset
         follows."""
-        ...
 
     def waits(self, rows: RowNumbers) -> bool:
         """Whether `step` of these rows would block now.
@@ -274,18 +254,15 @@ class FullEnvBatch(EnvBatch, Protocol):
         False once the wait has timed out, which `step` then reports. A call, even for no rows, must make the descriptor
         unreadable.
         """
-        ...
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when `waits` may have changed since its last call."""
-        ...
 
     def texts(self, row: int) -> Sequence[str]:
         """Prompt of the row's episode, then the policy's messages and the environment's replies in turn.
 
         Called after the episode has ended, before the row's next reset.
         """
-        ...
 
 
 def traits_of(settings: object) -> EnvTraits:

@@ -73,11 +73,9 @@ class Callback(Protocol):
         env/success_once is None if no episode reported success. An update that is repeated after the trainer was lost
         is reported again.
         """
-        ...
 
     def on_evaluation(self, result: EvaluationResult) -> None:
         """Called after each evaluation: before, during and after training."""
-        ...
 
 
 class Callbacks:

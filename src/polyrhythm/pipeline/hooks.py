@@ -22,22 +22,18 @@ class Display(Protocol):
 
     def phase(self, name: str, began: float) -> None:
         """A phase begins. began: start time of the whole run."""
-        ...
 
     def count_episodes(self, done: int, of: int) -> None:
         """Set the progress of a phase without stations, such as the recording of demonstrations."""
-        ...
 
     def watch(self, pipeline: Pipeline) -> None:
         """Show the stations of this pipeline, and its evaluations."""
-        ...
 
     def train(
         self, updates: int, episodes: EpisodeTracker, totals: RunTotals, lags: LagHistogram, after_s: float
     ) -> None:
         """The current phase is training with `updates` updates in all; the other arguments are read live. after_s:
         estimated seconds of the phases after it."""
-        ...
 
 
 @contextmanager

@@ -60,17 +60,14 @@ class Policy(Protocol):
 
     def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
         """One forward pass without gradient. greedy [B] bool; noise_key [B] int64, one per row and step."""
-        ...
 
     def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation: ...
 
     def value(self, obs: Observations) -> Tensor:
         """The value alone, for bootstrapping; same shape and definition as in `act`."""
-        ...
 
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:
         """Supervised loss (scalar) of demonstrated actions [B,C,A] in env units."""
-        ...
 
     def state_dict(self) -> dict[str, Tensor]: ...
 
@@ -80,54 +77,43 @@ class OptionalMethods(Policy, Protocol):
 
     def late_values(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
         """Values of `evaluate`, without the rest, for a policy whose `act` returns zeros as values."""
-        ...
 
     def published(self) -> dict[str, Tensor]:
         """Live tensors of the state_dict that training may change: generators receive them, and weight files hold them.
         All other tensors are equal in all modules that `build` makes."""
-        ...
 
     def reference_state(self) -> dict[str, Tensor]:
         """Copies of the tensors that distinguish the current policy from later ones."""
-        ...
 
     def as_reference(self, state: Mapping[str, Tensor]) -> AbstractContextManager[None]:
         """Within this context the policy acts with the weights of `state`, from `reference_state`; frozen parts are not
         copied."""
-        ...
 
     def precompute(self, obs: Observations) -> Mapping[str, Tensor]:
         """Outputs of a frozen part that depend on the observations alone, rows first, under names not in `obs`;
         empty if no part is frozen. `evaluate` and `value` find them in `obs`, in place of the arrays they were
         computed from."""
-        ...
 
     def prefix_arrays(self, obs: Observations) -> Mapping[str, Tensor]:
         """Arrays that `act` keeps of the observations during a pass, rows first; counted by memory estimates."""
-        ...
 
     def row_tokens(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Tensor:
         """Number of tokens that `evaluate` computes for each row, [B] int64, if rows differ in length. The form
         declares `row_tokens`, and `training.micro_batch_tokens` bounds the passes."""
-        ...
 
     def evaluate_longest(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
         """`evaluate` as if every row had maximum length, for memory estimates; the tensors need no values."""
-        ...
 
     def act_longest(self, obs: Observations) -> Tensor:
         """Last output of generation's largest pass for this number of rows of maximum length; the tensors need no
         values."""
-        ...
 
     def load_part(self, part: torch.nn.Module, device: str) -> None:
         """Read the tensors within `part`, the policy or one of its modules, that have no values yet, onto `device`."""
-        ...
 
     def blocks(self) -> Iterable[torch.nn.Module]:
         """Modules whose weights a rank of a sharded trainer gathers one at a time, if these are not the repeated layers
         (`plugins.ranks.sharded`)."""
-        ...
 
 
 class PolicySettings(Protocol):
@@ -135,7 +121,6 @@ class PolicySettings(Protocol):
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
         """Shapes, dtypes and sizes of the policy for this environment, without weights (`policies.form.describe`)."""
-        ...
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> Policy:
         """Build the policy on `device`, with parameters that depend on `seed` alone.
@@ -144,7 +129,6 @@ class PolicySettings(Protocol):
         trainer, whose state_dict holds tensors of the same names and shapes. If `form` publishes only a part, the rest
         must follow from these settings (a checkpoint) or from `seed`.
         """
-        ...
 
 
 class OptionalSettings(PolicySettings, Protocol):
@@ -153,21 +137,17 @@ class OptionalSettings(PolicySettings, Protocol):
     def outline(self, env_spec: EnvSpec, *, role: Role) -> Policy:
         """The module of `build` with correct shapes and dtypes and arbitrary values, made in `policies.form.outlined`
         for memory estimates, which run it without memory."""
-        ...
 
     def build_in_parts(self, env_spec: EnvSpec, *, seed: int, role: Role) -> Policy:
         """The policy of `build` on the host, for ranks that shard it without any rank holding the whole. If it has
         `load_part`, some tensors are read later."""
-        ...
 
     def miniature(self) -> PolicySettings:
         """Settings of the smallest network with the same ways of acting and learning, from a seed, for the trial before
         a run."""
-        ...
 
     def stand_ins(self) -> Iterable[PolicySettings]:
         """These settings with ever fewer requirements on this machine, for checks when resources are missing."""
-        ...
 
 
 class FolderFormat(Protocol):
@@ -181,20 +161,16 @@ class FolderFormat(Protocol):
         Returns "network" or "adapters", or "" if these weights have no released layout; then nothing is written. base:
         the folder that the policy started from, or ""; source: the saved policy, for errors; env: its EnvSpec and seed.
         """
-        ...
 
     def recognises(self, folder: Path) -> bool:
         """Whether the folder has this format, by config.json and headers."""
-        ...
 
     def inspect(self, folder: Path) -> FolderReport:
         """Describe the folder. ConfigError: it is not a whole folder of this format."""
-        ...
 
     def merge(self, adapters: Path, base: Path, out: Path) -> None:
         """Merge adapters in peft's layout into `base`, and write the result in base's layout into the new folder
         `out`."""
-        ...
 
 
 class FolderReport(NamedTuple):

@@ -93,20 +93,16 @@ class Engine(Protocol):
 
     def add(self, request: EngineRequest) -> None:
         """Run the request from the next step on. There must be fewer than `capacity` requests, and none with its id."""
-        ...
 
     def abort(self, request_id: int) -> Generated:
         """Remove a request and return its tokens so far."""
-        ...
 
     def step(self) -> list[Generated]:
         """Run one decode step of all requests; return the finished ones, which are removed."""
-        ...
 
     def weights_changed(self, version: int) -> None:
         """Called between two steps, after the policy's weights were written in place. Later tokens carry this version;
         caches of the old weights may be kept or rebuilt (`Streams.make_engine`)."""
-        ...
 
     def statistics(self) -> dict[str, int | float]:
         """Counts since its start.
@@ -115,7 +111,6 @@ class Engine(Protocol):
         number of comparisons of its log-probs with the module's, and the sum of their largest differences; missing for
         an engine that runs the module itself.
         """
-        ...
 
 
 class Streams(Protocol):
@@ -123,21 +118,17 @@ class Streams(Protocol):
 
     def make_engine(self, capacity: int) -> Engine:
         """An engine over this module's own weights, on its device."""
-        ...
 
     def prompt_of(self, obs: Observations) -> tuple[NDArray[np.int32], int]:
         """Prompt and maximum number of new tokens for one row of observations (arrays [1, ...])."""
-        ...
 
     def act_of(self, obs: Observations, generated: Generated) -> Act:
         """The result of `act` for this row (arrays [1, ...]) had it sampled these tokens. Each step of the action has
         the version of its token; if there are more tokens than steps, the last step has the last token's."""
-        ...
 
     def ask_server(self) -> None:
         """For a policy with the trait asks_server. RunHalted: the server does not answer, or is not the required
         one."""
-        ...
 
 
 def streaming(policy: Policy) -> Streams:

@@ -119,16 +119,13 @@ class Method(Protocol):
 
     def answers(self, steps: int, shape: tuple[int, int]) -> dict[str, ArraySpec]:
         """forward_inputs of one row, for actions of this shape (C, A)."""
-        ...
 
     def sample(self, network: Network, steps: int, start: Tensor, greedy: Tensor, key: Tensor) -> tuple[Tensor, Kept]:
         """Sample from x_1 = start [B,C,A] (`start_noise`), with greedy [B] bool and key [B] int64; returns data
         [B,C,A], unclipped, and the inputs of `evaluate`."""
-        ...
 
     def evaluate(self, network: Network, steps: int, kept: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Log-prob and entropy of the kept sample, each [B,C,A]."""
-        ...
 
 
 class Ode(BaseModel):

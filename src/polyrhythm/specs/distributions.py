@@ -35,11 +35,9 @@ class Distribution(Protocol):
     @property
     def mean(self) -> float:
         """Exact expected value, seconds."""
-        ...
 
     def sample(self, rng: random.Random) -> float:
         """One draw, seconds; all randomness comes from `rng`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

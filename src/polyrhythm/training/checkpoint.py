@@ -34,11 +34,9 @@ class Saving(Protocol):
     @property
     def copied(self) -> Mapping[str, Any] | None:
         """The whole state in host memory from which it is written; None if there is no such copy, or after `wait`."""
-        ...
 
     def wait(self) -> None:
         """Wait until it has ended; raises its error. Afterwards the state exists, as rank 0 sees it."""
-        ...
 
 
 class Saved:

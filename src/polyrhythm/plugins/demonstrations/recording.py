@@ -47,13 +47,11 @@ class DatasetFormat(Protocol):
         MissingError: folder or package is missing; RunFolderError: it is damaged, or has another layout; ConfigError:
         its arrays or tasks differ from the environment's.
         """
-        ...
 
     def read_demonstrations(
         self, settings: DatasetSettings, spec: EnvSpec, chunk: int, action_repeat: int
     ) -> Demonstrations:
         """The selected episodes, for a policy with `chunk` actions per chunk. Raises what `check_dataset` raises."""
-        ...
 
 
 def dataset_format(settings: DatasetSettings) -> DatasetFormat:

@@ -31,17 +31,14 @@ class Head(Protocol):
 
     def initialise(self) -> None:
         """Initialise the parameters, after all modules of the policy exist."""
-        ...
 
     def act(self, features: Tensor, greedy: Tensor, noise_key: Tensor) -> HeadAct: ...
 
     def evaluate(self, features: Tensor, forward_inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Log-prob and entropy [B,C,A], with gradient."""
-        ...
 
     def sft_loss(self, features: Tensor, actions: Tensor) -> Tensor:
         """Supervised loss (scalar) of actions [B,C,A] in -1..1; a pure function of weights and arguments."""
-        ...
 
 
 class BinsSettings(BaseModel):

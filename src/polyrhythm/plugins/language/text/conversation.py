@@ -33,12 +33,10 @@ class Conversation(Protocol):
         A chat template formats turns; without one, each content is a line. Equal (task, seed) gives an equal prompt;
         `draw_apart` keeps evaluation prompts out of training.
         """
-        ...
 
     def reply(self, message: str) -> Reply:
         """Answer a complete message, without its end-of-text token. A message cut at `max_new_tokens` is not passed
         here: it ends the episode with reward 0."""
-        ...
 
 
 class Awaited(NamedTuple):
@@ -66,24 +64,19 @@ class FullConversation(Conversation, Protocol):
     def prepare(self, message: str) -> None:
         """Start the work of `reply`. Called for the messages of all rows before the first `reply`, so that slow
         replies, such as tool calls, overlap."""
-        ...
 
     def awaits(self) -> Awaited | None:
         """What `reply` to the prepared message would wait for, while other rows continue; None if nothing. The
         descriptor stays open until `reply`, `drop` or `begin`."""
-        ...
 
     def drop(self) -> None:
         """Cancel the work of `prepare`, if any; `reply` will not be called for it."""
-        ...
 
     def expert(self) -> str:
         """A scripted expert's next message, for demonstrations; it is passed to `reply`."""
-        ...
 
     def close(self) -> None:
         """Release the row's resources."""
-        ...
 
 
 def conversation_traits(conversation: object) -> ConversationTraits:
