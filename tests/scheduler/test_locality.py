@@ -15,8 +15,7 @@ from tests.oracles.arbitrary import arbitrary_cluster, arbitrary_streams
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
-from polyrhythm.plugins.virtual.clustersim.measures import summarise
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster, summarise
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.conductor import Conductor
 from polyrhythm.scheduler.inference.generators import GeneratorState
