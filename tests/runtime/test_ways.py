@@ -7,7 +7,7 @@ import logging
 import pytest
 from tests.conformance.weights import HostHandles, Module, layout_of, state
 
-from polyrhythm.pipeline.observers.idle import WeightsTraffic
+from polyrhythm.pipeline.observers.totals import WeightsTraffic
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
 from polyrhythm.runtime.memory.process_memory import open_weights
 from polyrhythm.runtime.memory.published import (

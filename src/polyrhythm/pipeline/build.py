@@ -8,15 +8,16 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.config.sections.rollout import DynamicBatching, StreamsBatching
+from polyrhythm.config.sections.rollout import AutoBatching, DynamicBatching, StreamsBatching
 from polyrhythm.config.streaming import why_whole_updates
 from polyrhythm.envs.base import EnvSettings
 from polyrhythm.errors import ConfigError, RunHalted
@@ -130,36 +131,56 @@ def scheduler_settings(
 ) -> SchedulerSettings:
     """The conductor's settings. buckets: row counts that passes are padded to; lease: stations that share devices in
     turns."""
-    rollout, batching, groups, evaluation = config.rollout, config.batching, config.groups, config.evaluation
-    sections = (config.freshness, config.training, groups, rollout, batching)
-    names = {field.name for field in fields(SchedulerSettings)}
-    found = {name: value for section in sections for name, value in section if name in names}  # of the same name
+    rollout, freshness, batching, groups = config.rollout, config.freshness, config.batching, config.groups
+    limits: dict[str, Any] = {}
+    if isinstance(batching, DynamicBatching | AutoBatching):
+        limits = {"max_rows": batching.max_rows, "max_requests": batching.max_requests}
+    if isinstance(batching, StreamsBatching):
+        limits = {"max_rows": batching.max_rows}
     if isinstance(batching, DynamicBatching):
-        found["max_wait_s"] = batching.max_wait_ms / 1000.0
+        limits |= {"max_wait_s": batching.max_wait_ms / 1000.0, "fire_when_all_wait": batching.fire_when_all_wait}
+    scoring = None
     if config.scoring is not None:
         batches = [info for infos in env_batch_infos(config, spec) for info in infos]
         rows = sum(slot.rows for info in batches for slot in info.slots if not info.reserved)
-        found["scoring"] = ScoringRules(config.scoring.max_attempts, scored_evaluations(rows))
-    own = {
-        "batch_size": config.training.batch_size,
-        "parts": not why_whole_updates(config, ranks=trainer_ranks(config), leased=config.placement.sharing == "lease"),
-        "group_size": groups.size,
-        "min_return": -math.inf if groups.min_return is None else groups.min_return,
-        "max_return": math.inf if groups.max_return is None else groups.max_return,
-        "evaluator": evaluator_name(config),
-        "evaluator_only": evaluation.weights == "own_generator",
-        "evaluation_priority": evaluation.priority,
-        "evaluation_max_wait_s": evaluation.max_wait_s,
-        "evaluation_hedge": evaluation.hedge,
-        "segments": rollout.segment_steps > 0,
-        "batching": batching.type,
-        "buckets": buckets,
-        "tasks": len(spec.tasks),
-        "training_states": spec.training_states,
-        "seed": config.seed,
-        "lease": lease,
-    }
-    return SchedulerSettings(**{**found, **own})
+        scoring = ScoringRules(config.scoring.max_attempts, scored_evaluations(rows))
+    return SchedulerSettings(
+        batch_size=config.training.batch_size,
+        sync_interval=freshness.sync_interval,
+        max_lag=freshness.max_lag,
+        bound=freshness.bound,
+        on_update=freshness.on_update,
+        order=config.training.order,
+        streaming=config.training.streaming,
+        parts=not why_whole_updates(config, ranks=trainer_ranks(config), leased=config.placement.sharing == "lease"),
+        group_size=groups.size,
+        min_return=-math.inf if groups.min_return is None else groups.min_return,
+        max_return=math.inf if groups.max_return is None else groups.max_return,
+        max_filtered=groups.max_filtered,
+        on_max_filtered=groups.on_max_filtered,
+        extra_groups=groups.extra_groups,
+        extra_members=groups.extra_members,
+        evaluator=evaluator_name(config),
+        evaluator_only=config.evaluation.weights == "own_generator",
+        evaluation_priority=config.evaluation.priority,
+        evaluation_max_wait_s=config.evaluation.max_wait_s,
+        evaluation_hedge=config.evaluation.hedge,
+        segments=rollout.segment_steps > 0,
+        batching=batching.type,
+        buckets=buckets,
+        routing=rollout.routing,
+        queue_key=rollout.queue_key,
+        tasks=len(spec.tasks),
+        training_states=spec.training_states,
+        seed=config.seed,
+        episode_deadline_s=rollout.episode_deadline_s,
+        max_attempts=rollout.max_attempts,
+        quarantine_after=rollout.quarantine_after,
+        max_dropped=rollout.max_dropped,
+        lease=lease,
+        scoring=scoring,
+        **limits,
+    )
 
 
 def build_pipeline(context: RunContext, *, start: bool = True, record: bool = False) -> Pipeline:

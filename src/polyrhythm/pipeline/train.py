@@ -30,9 +30,9 @@ from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
 from polyrhythm.pipeline.hooks import Display, RunPart, begin_parts, run_hooks
 from polyrhythm.pipeline.observers.alarms import MismatchWarning, mismatch_limit
-from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter, WeightsTraffic, limit_of
+from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter, limit_of
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
-from polyrhythm.pipeline.observers.totals import StationActivity
+from polyrhythm.pipeline.observers.totals import StationActivity, WeightsTraffic
 from polyrhythm.pipeline.persistence.checkpoints import (
     POLICY_FILE,
     STATES,

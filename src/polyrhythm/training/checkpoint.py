@@ -49,22 +49,26 @@ class Saved:
 
 
 class BackgroundSaving:
-    """A state that a thread writes. write: raises OSError if it cannot; copied: see `Saving`. ended: an event, since an
-    interrupted `Thread.join` may mark a running thread as ended (CPython 3.11)."""
+    """A state that a thread writes. write: raises OSError if it cannot; copied: see `Saving`."""
 
     def __init__(self, write: Callable[[], None], copied: Mapping[str, Any] | None = None) -> None:
         self.copied = copied
-        self.ended = threading.Event()
+        # An event, since an interrupted `Thread.join` may mark a running thread as ended (CPython 3.11).
+        self._ended = threading.Event()
         self._error: BaseException | None = None
         # The thread drops its argument when it ends. A daemon, so that a hanging file system does not keep the process.
         threading.Thread(target=self._run, args=(write,), name="saving", daemon=True).start()
 
     @property
     def over(self) -> bool:
-        return self.ended.is_set()
+        return self._ended.is_set()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until it is over, for at most this time, whether or not the state is written."""
+        self._ended.wait(timeout_s)
 
     def wait(self) -> None:
-        self.ended.wait()
+        self.join()
         self.copied = None
         if self._error is not None:
             raise self._error
@@ -75,7 +79,7 @@ class BackgroundSaving:
         except BaseException as error:  # noqa: BLE001 - raised by wait()
             self._error = error
         finally:
-            self.ended.set()
+            self._ended.set()
 
 
 def save_file(state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from polyrhythm.config.sections.algorithm import AlgorithmSettings
     from polyrhythm.config.sections.learning import TrainingSettings
 
-#: Optimizer steps of an update (`observe.alarms`).
+#: Optimizer steps of an update (read by the plugin `alarms`).
 STEPS = "train/actor/optimizer_steps"
 _ERROR, _RATIO = "train/actor/interpolation_error", "train/actor/ratio"
 #: KL from the policy that the update began with.

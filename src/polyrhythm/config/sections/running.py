@@ -1,4 +1,5 @@
-"""Settings of processes and files: transport, supervision, scorers, checkpoints."""
+"""Settings of processes and files: transport, joined simulators, Prometheus, Ray, supervision, checkpoints,
+scorers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Meters of idle rows, of the idle trainer, of the fill of passes and of the weights' transfers, and the bottleneck of
-a run. The first three are computed from decisions alone and thus equal for every launcher."""
+"""Meters of idle rows, of the idle trainer, of the fill of passes, and the bottleneck of a run. The meters are computed
+from decisions alone and thus equal for every launcher."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -12,17 +11,6 @@ from typing import Any, ClassVar
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.observe.bottleneck import Load, bottleneck, idle_shares
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.memory.published import (
-    APPLY,
-    ONE_PROCESS,
-    PUBLISHED,
-    Choice,
-    Ends,
-    Moved,
-    choose_way,
-    read_traffic,
-)
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.inference.batching import padded
@@ -161,60 +149,3 @@ def limit_of(config: RunConfig, summary: Mapping[str, Any], updates: Sequence[Ma
             fires_when_all_wait=getattr(batching, "fire_when_all_wait", True),
         )
     )
-
-
-log = logging.getLogger(__name__)
-
-#: Seconds between two readings of the stations' counters, which arrive twice a second.
-_LOOK_S = 0.5
-#: Versions after which the rate is logged: the first transfer alone includes page faults.
-_FIRST = 3
-
-
-class WeightsTraffic(Observer):
-    """Polls the weights that generators received, and logs a line for each after its first versions.
-
-    ends: devices where weights are published and used; devices: by station.
-    """
-
-    tick_s: ClassVar[float] = _LOOK_S
-
-    def __init__(self, launcher: Launcher, ends: Ends, devices: Mapping[str, str]) -> None:
-        self._launcher, self._ends, self._devices = launcher, ends, devices
-        self._silent = {name for name in devices if name.startswith("generator")}
-
-    def on_tick(self, now: float) -> None:  # noqa: ARG002
-        if self._silent:
-            self._say(self._launcher.hosting.statistics(), _FIRST)
-
-    def _say(self, counters: Mapping[str, Mapping[str, float]], versions: int) -> None:
-        for name in sorted(self._silent & counters.keys()):
-            moved = read_traffic(counters[name])
-            if moved.get(APPLY, Moved()).versions >= versions:
-                self._silent.discard(name)
-                for way in sorted(moved.keys() - {APPLY, PUBLISHED}):
-                    one, why = moved[way], self._why(name, way)
-                    words = "%s: weights come by %s, because %s; %.3g MB in %.3g ms, %.2g GB/s (mean of %d)"
-                    log.info(words, name, way, why, one.mb, one.ms, one.gb_per_s, one.versions)
-
-    def _why(self, name: str, way: str) -> str:
-        if way == ONE_PROCESS.way:
-            return ONE_PROCESS.why
-        if way == "tcp":
-            return "the trainer is on another host"
-        choice: Choice = choose_way(self._ends, self._devices[name], lambda *_: way == "peer")
-        return choice.why if choice.way == way else f"{choice.way} could not serve at once (its log says why)"
-
-    def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """By station and kind (a transport, published, apply): versions, mb of one, mean ms of one, gb_per_s. Logs the
-        generators that were not logged yet."""
-        found, statistics = {}, self._launcher.hosting.statistics(fresh=True)
-        self._say(statistics, 1)
-        for name, counts in statistics.items():
-            if moved := read_traffic(counts):
-                found[name] = {
-                    kind: {"versions": one.versions, "mb": one.mb, "ms": one.ms, "gb_per_s": one.gb_per_s}
-                    for kind, one in moved.items()
-                    if one.versions
-                }
-        return found

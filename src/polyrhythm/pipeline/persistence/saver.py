@@ -96,7 +96,7 @@ class RunCheckpointer(Observer):
         if writing is None or writing.given_up:
             return
         writing.given_up = True  # an interrupted wait is not repeated
-        writing.saving.ended.wait(self._deadline_s)
+        writing.saving.join(self._deadline_s)
         if self._under_way() is not None:
             said = "%s is not written after %g s and is given up; the saved run before it stays"
             log.error(said, writing.part, time.monotonic() - writing.began)
