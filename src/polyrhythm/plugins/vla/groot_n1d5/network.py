@@ -60,9 +60,17 @@ class PoolingHead(nn.Module):
         self.mlp = gelu_mlp(size.width, size.mlp, size.width, approximate="tanh")
 
 
+class EagleLanguageModel(nn.Module):
+    """The decoder, and `lm_head`: the word embedding, which the release stores under this name."""
+
+    def __init__(self, size: GrootSize) -> None:
+        super().__init__()
+        words = nn.Embedding(size.vocabulary, size.llm.width)
+        self.model, self.lm_head = Decoder(size.llm), words
+
+
 class EagleModel(nn.Module):
-    """The tower with its unused head, a linear map, and the decoder `model` with `lm_head`: the word embedding, which
-    the release stores under this name."""
+    """The tower with its unused head, a linear map, and the language model."""
 
     def __init__(self, size: GrootSize) -> None:
         super().__init__()
@@ -71,8 +79,7 @@ class EagleModel(nn.Module):
         tower.head = PoolingHead(size.vision)
         self.vision_model: Any = nn.ModuleDict({"vision_model": tower})
         self.mlp1 = nn.Sequential(nn.Linear(size.vision.width, size.llm.width))
-        words = nn.Embedding(size.vocabulary, size.llm.width)
-        self.language_model: Any = nn.ModuleDict({"model": Decoder(size.llm), "lm_head": words})
+        self.language_model = EagleLanguageModel(size)
 
     def image_features(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Images [B,3,side,side] in -1..1 -> [B,tokens,width]."""
@@ -97,6 +104,12 @@ class EagleModel(nn.Module):
         return hidden
 
 
+class Backbone(nn.Module):
+    def __init__(self, size: GrootSize) -> None:
+        super().__init__()
+        self.eagle_model = EagleModel(size)
+
+
 #: Input with the backbone's hidden states, in place of images and words.
 _HIDDEN = "backbone_hidden"
 _VISIBLE = "visible"
@@ -119,7 +132,7 @@ class GrootNetwork(FlowNetwork):
         super().__init__()
         self.size, self.horizon, self.action_dim = size, size.horizon, size.action_dim
         self.feature_width, self.action_width = size.llm.width, size.hidden
-        self.backbone: Any = nn.ModuleDict({"eagle_model": EagleModel(size)})
+        self.backbone = Backbone(size)
         self.action_head = ActionHead(size)
 
     def initialise(self) -> None:

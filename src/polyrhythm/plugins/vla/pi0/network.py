@@ -86,17 +86,20 @@ class Pi0Size:
         return self.vision.image
 
 
+class PaliGemmaModel(nn.Module):
+    def __init__(self, size: Pi0Size) -> None:
+        super().__init__()
+        self.vision_tower: Any = nn.ModuleDict({"vision_model": SiglipVisionModel(size.vision)})
+        self.multi_modal_projector: Any = nn.ModuleDict({"linear": nn.Linear(size.vision.width, size.vlm.width)})
+        self.language_model = Decoder(size.vlm)
+
+
 class PaliGemma(nn.Module):
     """The model, and `lm_head`: the word embedding, which the release stores only under this name."""
 
     def __init__(self, size: Pi0Size) -> None:
         super().__init__()
-        parts = {
-            "vision_tower": nn.ModuleDict({"vision_model": SiglipVisionModel(size.vision)}),
-            "multi_modal_projector": nn.ModuleDict({"linear": nn.Linear(size.vision.width, size.vlm.width)}),
-            "language_model": Decoder(size.vlm),
-        }
-        self.model: Any = nn.ModuleDict(parts)
+        self.model = PaliGemmaModel(size)
         self.lm_head = nn.Embedding(size.vocabulary, size.vlm.width)
 
     def image_features(self, images: Tensor, dtype: torch.dtype) -> Tensor:
@@ -109,6 +112,21 @@ class PaliGemma(nn.Module):
         """Ids [B,L] -> embeddings times √width [B,L,width] in `dtype`."""
         features: Tensor = self.lm_head(tokens).to(dtype) * math.sqrt(self.lm_head.embedding_dim)
         return features
+
+
+class GemmaExpert(nn.Module):
+    """The expert, and `lm_head`, which is in every release but unused."""
+
+    def __init__(self, size: Pi0Size) -> None:
+        super().__init__()
+        self.model = Decoder(size.expert)
+        self.lm_head = nn.Linear(size.expert.width, size.expert_vocabulary, bias=False)
+
+
+class PaliGemmaWithExpert(nn.Module):
+    def __init__(self, size: Pi0Size) -> None:
+        super().__init__()
+        self.paligemma, self.gemma_expert = PaliGemma(size), GemmaExpert(size)
 
 
 class Pi0Network(FlowNetwork):
@@ -125,9 +143,7 @@ class Pi0Network(FlowNetwork):
         self.feature_width, self.action_width = size.vlm.width, size.expert.width
         self.step_inputs = () if size.adaptive else ("state",)
         width = size.expert.width
-        paligemma, expert = PaliGemma(size), nn.ModuleDict({"model": Decoder(size.expert)})
-        expert["lm_head"] = nn.Linear(width, size.expert_vocabulary, bias=False)  # unused, in every release
-        self.paligemma_with_expert: Any = nn.ModuleDict({"paligemma": paligemma, "gemma_expert": expert})
+        self.paligemma_with_expert = PaliGemmaWithExpert(size)
         self.action_in_proj = nn.Linear(size.action_dim, width)
         self.action_out_proj = nn.Linear(width, size.action_dim)
         if size.adaptive:
