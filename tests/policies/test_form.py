@@ -76,6 +76,30 @@ def test_forms_of_all_policies_import_no_compiler():
     assert done.stdout.strip() == "[]"
 
 
+CONSTRUCTED = """\
+import sys
+import torch
+from polyrhythm.policies.form import outlined
+made = [
+    outlined(make)
+    for make in (
+        lambda: torch.nn.Parameter(torch.randn(1, 100_000, 76_800) * 0.02),
+        lambda: torch.full((1 << 20, 1 << 20), 0.5),
+        lambda: torch.normal(0.0, 0.02, size=(1 << 20, 1 << 20)),
+        lambda: torch.randint(0, 9, (1 << 20, 1 << 20)),
+        lambda: torch.eye(1 << 20),
+        lambda: torch.zeros(4) / 3,
+    )
+]
+print({x.device.type for x in made}, [name for name in sys.modules if name in ("torch._dynamo", "torch._inductor")])
+"""
+
+
+def test_what_constructors_compute_takes_no_memory_and_no_compiler():
+    done = subprocess.run([sys.executable, "-c", CONSTRUCTED], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{'meta'} []"
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -84,6 +108,10 @@ def test_forms_of_all_policies_import_no_compiler():
         lambda: torch.stack((torch.zeros(2, 3), torch.ones(2, 3)), -1),
         lambda: 1 / torch.arange(1, 7, 2) * torch.ones(2, 1, dtype=torch.bfloat16),
         lambda: torch.ones(3, dtype=torch.bool) + torch.tensor(2),
+        lambda: torch.normal(0.0, 0.02, (4, 4)) * torch.eye(4),
+        lambda: torch.normal(mean=torch.zeros(3), std=0.02, generator=None),
+        lambda: torch.eye(3, 5, dtype=torch.float64) + torch.randint(0, 9, (5,)),
+        lambda: torch.randint(9, size=[2, 3], dtype=torch.int32),
         lambda: torch.arange(0, 1, 0.25) - torch.linspace(0, 1, 4, dtype=torch.float64),
     ],
 )
@@ -103,7 +131,7 @@ class Multiplier(torch.nn.Module):
 
     def __init__(self, _role):
         super().__init__()
-        self.register_buffer("x", torch.ones(1 << 17) * np.ones(1, np.float32))
+        self.register_buffer("x", torch.ones(3) * np.ones(3, np.float32))
 
 
 class Reader(torch.nn.Module):
@@ -111,7 +139,7 @@ class Reader(torch.nn.Module):
 
     def __init__(self, role):
         super().__init__()
-        self.size = int(torch.ones(1 << 17).sum().item())
+        self.size = int(torch.ones(3).sum().item())
 
 
 @pytest.mark.parametrize("module", [Reader, Multiplier])

@@ -98,6 +98,36 @@ def test_rows_of_a_slot_start_together_with_increasing_tickets() -> None:
 # ---------------------------------------------------------------- batches
 
 
+def test_a_served_request_has_each_value_in_its_own_field() -> None:
+    script = Script(slots=1, rows=3)
+    script.now = 7.5
+    arrived = r.RequestArrived(
+        simulator="sim",
+        incarnation=0,
+        slot="s0",
+        sequence=5,
+        rows=3,
+        version=0,
+        reply_to="h",
+        evaluation=True,
+    )
+    (serve,) = script.say(arrived)
+    assert isinstance(serve, r.Serve)
+    assert [request._asdict() for request in serve.batch.requests] == [
+        {
+            "slot": "s0",
+            "simulator": "sim",
+            "sequence": 5,
+            "rows": 3,
+            "version": 0,
+            "reply_to": "h",
+            "arrived": 7.5,
+            "generator": None,
+            "evaluation": True,
+        }
+    ]
+
+
 def test_batch_clock_starts_at_the_oldest_request_not_when_the_generator_is_free() -> None:
     script = Script(slots=3, max_lag=9, max_wait_s=1.0)
     script.ask("s0")

@@ -25,8 +25,8 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-    def invalid(self, path: str, why: str) -> InvalidSetting:
-        """Refusal of the setting at this path of the section; why: as in `InvalidSetting`."""
+    def refusal(self, path: str, why: str) -> InvalidSetting:
+        """The error that refuses the setting at this path of the section; why: as in `InvalidSetting`."""
         return InvalidSetting(path, attrgetter(path)(self), why)
 
 

@@ -131,7 +131,7 @@ class RunConfig(Section):
         for kind in ("simulators", "generators"):
             least, own = getattr(self.ray, f"min_{kind}"), getattr(self.rollout, kind)
             if least is not None and least > own:
-                raise self.invalid(f"ray.min_{kind}", f"the run has {own} {kind}; lower it, or raise rollout.{kind}")
+                raise self.refusal(f"ray.min_{kind}", f"the run has {own} {kind}; lower it, or raise rollout.{kind}")
         _check_scoring(self)
         _check_slots(self)
         _check_streams(self)
@@ -150,30 +150,30 @@ def _check_groups(config: RunConfig) -> None:
         why = (
             f"with require_batches {config.training.require_batches} a mini-batch has whole groups (groups.size {size})"
         )
-        raise config.invalid("training.mini_batch_samples", f"{why}; {nearest(divided)}")
+        raise config.refusal("training.mini_batch_samples", f"{why}; {nearest(divided)}")
     if batch % size:
         why = f"batch_size {batch} (mini_batch_samples x require_batches) is not a multiple of it; {nearest(batch)}"
-        raise config.invalid("groups.size", why)
+        raise config.refusal("groups.size", why)
     if size > 1 and config.rollout.segment_steps:
-        raise config.invalid(
+        raise config.refusal(
             "rollout.segment_steps",
             "segments and groups exclude each other; set segment_steps to 0 or groups.size to 1",
         )
     for name, value in (("extra_groups", config.groups.extra_groups), ("extra_members", config.groups.extra_members)):
         if value and config.training.order == "ticket":
             why = "with order ticket an update takes the lowest tickets, not the first to finish"
-            raise config.invalid(f"groups.{name}", f"{why}; set training.order to arrival, or this to 0")
+            raise config.refusal(f"groups.{name}", f"{why}; set training.order to arrival, or this to 0")
         if value and config.rollout.segment_steps:
             why = "an episode cut into segments cannot be discarded; set segment_steps or this to 0"
-            raise config.invalid(f"groups.{name}", why)
+            raise config.refusal(f"groups.{name}", why)
     if config.evaluation.every and config.evaluation.weights == "pause" and config.rollout.segment_steps:
-        raise config.invalid(
+        raise config.refusal(
             "evaluation.weights",
             "an evaluation in the rows of training would discard episodes that are parked between segments; set "
             "it to second_copy or own_generator, or rollout.segment_steps to 0",
         )
     if config.groups.filters and config.rollout.segment_steps:
-        raise config.invalid(
+        raise config.refusal(
             "rollout.segment_steps",
             "groups.min_return and max_return need whole episodes; set segment_steps to 0, or the bounds to null",
         )
@@ -184,39 +184,39 @@ def _check_advantage(config: RunConfig) -> None:
     algorithm, name = config.algorithm, config.algorithm.advantage.type
     if algorithm.needs_groups and config.groups.size == 1:
         why = f"{name} compares the samples of a group; make it 2 or more, or set algorithm.advantage gae"
-        raise config.invalid("groups.size", why)
+        raise config.refusal("groups.size", why)
     warmup = config.training.critic_warmup_updates
     if warmup and not (algorithm.needs_value and algorithm.value.coef):
         reason = f"{name} uses no value function" if algorithm.value.coef else "algorithm.value.coef is 0"
         why = f"{reason}, so there is no critic to warm up; set it to 0"
-        raise config.invalid("training.critic_warmup_updates", why)
+        raise config.refusal("training.critic_warmup_updates", why)
     value_lr = config.training.optimizer.value_lr
     if value_lr is not None and not algorithm.value.coef:
-        raise config.invalid(
+        raise config.refusal(
             "training.optimizer.value_lr", "algorithm.value.coef is 0, so nothing trains the value; leave it out"
         )
     if algorithm.needs_value and not algorithm.value.coef and config.training.versions:
         why = f"{name} uses a value that nothing would train; raise it, or use grpo, rloo, maxrl, reinforce_plus_plus"
-        raise config.invalid("algorithm.value.coef", why)
+        raise config.refusal("algorithm.value.coef", why)
     if config.rollout.segment_steps and algorithm.bootstrap == "never" and algorithm.needs_value:
         why = "a segment's end is not an episode's end, so its value is needed; use standard, or segment_steps 0"
-        raise config.invalid("algorithm.bootstrap", why)
+        raise config.refusal("algorithm.bootstrap", why)
     if config.rollout.segment_steps and not algorithm.needs_value:
         why = f"{name} needs whole episodes; set it to 0, or algorithm.advantage to gae"
-        raise config.invalid("rollout.segment_steps", why)
+        raise config.refusal("rollout.segment_steps", why)
 
 
 def _check_join(config: RunConfig) -> None:
     join, own = config.join, config.rollout.simulators
     if not own and not join.simulators:
-        raise config.invalid("rollout.simulators", "nothing simulates; set it to 1, or join.simulators to 1 or more")
+        raise config.refusal("rollout.simulators", "nothing simulates; set it to 1, or join.simulators to 1 or more")
     if join.min_simulators > own + join.simulators:
-        raise config.invalid(
+        raise config.refusal(
             "join.min_simulators",
             f"there are {own} simulators and {join.simulators} may join; lower it, or raise join.simulators",
         )
     if join.port + join.simulators - 1 > LAST_PORT:
-        raise config.invalid("join.port", f"{join.simulators} ports from there do not exist; lower it")
+        raise config.refusal("join.port", f"{join.simulators} ports from there do not exist; lower it")
 
 
 def _check_scoring(config: RunConfig) -> None:
@@ -228,11 +228,11 @@ def _check_scoring(config: RunConfig) -> None:
             )
         return
     if config.rollout.segment_steps:
-        raise config.invalid(
+        raise config.refusal(
             "rollout.segment_steps", "a reward function scores whole episodes; set it to 0, or scoring to null"
         )
     if config.launcher == "inline" and devices not in (None, "cpu"):
-        raise config.invalid(
+        raise config.refusal(
             "placement.scorers.devices",
             "with launcher inline a scorer has no process of its own that could be bound to a device; set it to cpu, "
             "or launcher to local",
@@ -246,7 +246,7 @@ def _check_slots(config: RunConfig) -> None:
     if config.join.simulators:
         largest = max(largest, config.join.rows or config.rollout.rows)
     if batching.max_rows < largest:
-        raise config.invalid(
+        raise config.refusal(
             "batching.max_rows",
             f"a request is never split and the largest slot has {largest} rows; raise this, or set rollout.sharding",
         )
@@ -255,16 +255,16 @@ def _check_slots(config: RunConfig) -> None:
 def _check_streams(config: RunConfig) -> None:
     if not isinstance(config.batching, StreamsBatching):
         if config.freshness.on_update == "abort":
-            raise config.invalid(
+            raise config.refusal(
                 "freshness.on_update",
                 "a one-pass policy has no unfinished generation to cut (only a streaming engine has); use continue, or "
                 "batching streams with a policy that generates tokens",
             )
         return
     if config.rollout.buckets not in ("auto", "none"):
-        raise config.invalid("rollout.buckets", "batching streams has no passes to pad; set it to none")
+        raise config.refusal("rollout.buckets", "batching streams has no passes to pad; set it to none")
     if config.evaluation.weights == "second_copy" and config.evaluation.priority != "turns":
-        raise config.invalid(
+        raise config.refusal(
             "evaluation.priority",
             "with batching streams, training and evaluation decode in turns; set it to turns, or evaluation.weights to "
             "own_generator",
@@ -280,7 +280,7 @@ def _check_warm_start(config: RunConfig) -> None:
             "demonstrations", "set", "nothing uses them; add supervised, or set demonstrations to null"
         )
     if updates and training.critic_warmup_updates >= updates:
-        raise config.invalid(
+        raise config.refusal(
             "training.critic_warmup_updates",
             f"all {updates} updates (versions x sync_interval) would train the value head only; give it at most "
             f"{updates - 1}",

@@ -127,9 +127,10 @@ class StandalonePolicy:
         given = [instruction] * rows if isinstance(instruction, str) else list(instruction)
         if len(given) != rows:
             raise ValueError(f"instruction: {len(given)} sentences for {rows} rows; give one, or one for each row")
-        known = {
-            _normalize(words): i for i, task in reversed([*enumerate(tasks)]) for words in (task.name, task.instruction)
-        }
+        known: dict[str, int] = {}
+        for i, task in enumerate(tasks):  # of tasks with the same words, the first
+            known.setdefault(_normalize(task.name), i)
+            known.setdefault(_normalize(task.instruction), i)
         for sentence in given:
             if _normalize(sentence) not in known:
                 near = nearest(sentence, [task.instruction for task in tasks])

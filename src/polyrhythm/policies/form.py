@@ -6,12 +6,13 @@ policy. `polyrhythm check` compares a form with the built module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -57,58 +58,143 @@ class PolicyForm:
     traits: PolicyTraits = field(default_factory=PolicyTraits)
 
 
-#: Factories whose values no constructor relies on: they are overwritten, or drawn.
-_DRAWN = frozenset((torch.empty, torch.rand, torch.randn))
-#: Factories of one repeated value: weights if they are large, constants if not.
-_REPEATED = frozenset((torch.zeros, torch.ones))
-_LARGE = 1 << 16
 #: Methods that overwrite a tensor's values and keep its shape.
 _FILLS = "normal uniform bernoulli exponential log_normal random erfinv clamp zero fill copy add sub mul div"
 _FILLING = frozenset(getattr(Tensor, f"{name}_") for name in _FILLS.split())
 
 
-class _WeightsOnMeta(TorchFunctionMode):
-    """Creates a constructor's weights on the meta device, large zeros and ones included; computes everything else
-    normally, since the first arithmetic on that device imports torch's compiler, which takes seconds.
+def _filled(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The meta tensor that this call only fills, None for other calls."""
+    first = args[0] if args else kwargs.get("tensor")  # by name in torch.nn.init
+    fills = func in _FILLING or getattr(func, "__module__", "") == "torch.nn.init"
+    return first if fills and isinstance(first, Tensor) and first.is_meta else None
 
-    Weights take neither memory nor time, while constants made from numbers (frequencies, tables, scales) have their
-    values, in the state_dict or not. drawn: entries up to which a drawn tensor has values too.
+
+#: Binary elementwise operations whose result has the operands' type, a float type, or bool.
+_SAME = frozenset(
+    getattr(Tensor, name)
+    for name in ("add", "sub", "mul", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__")
+)
+_FLOAT = frozenset(getattr(Tensor, name) for name in ("div", "__truediv__", "__rtruediv__"))
+_BOOL = frozenset(getattr(Tensor, name) for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "ne"))
+
+
+def _empty(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+#: Factory functions of tensors, by shape arguments.
+_FACTORIES: dict[Any, Callable[..., Tensor]] = {
+    torch.rand: _empty,
+    torch.randn: _empty,
+    torch.linspace: lambda _start, _end, steps: _empty(steps),
+    torch.arange: lambda *ends: _empty(len(range(*ends)), dtype=torch.int64),
+}
+#: Factories that draw on the host even with a default device, or whose meta kernels are slow.
+_SLOW = frozenset((torch.normal, torch.randint, torch.eye))
+
+
+class _ShapesOnly(TorchFunctionMode):
+    """Runs the arithmetic of constructors on the meta device, by shapes and dtypes alone.
+
+    Torch's own meta kernels give the same results, but the first call of one imports the compiler, which takes 2 to 9
+    s. Other operations still work, only slower.
     """
 
-    def __init__(self, drawn: int) -> None:
-        super().__init__()
-        self.drawn = drawn
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if (filled := _filled(func, args, kwargs)) is not None:
+            return filled
+        if not kwargs and func in _SAME | _FLOAT | _BOOL and all(not isinstance(x, Tensor) or x.is_meta for x in args):
+            return _elementwise(func, *args)
+        if func is torch.stack and _is_plain_stack(args, kwargs):
+            return _stacked(*args, **kwargs)
+        if func in _FACTORIES and not kwargs and _takes(func, args):
+            return _FACTORIES[func](*args)
+        if func in _SLOW and (shape := _shape(func, args, kwargs)) is not None:
+            return _empty(*shape, dtype=kwargs.get("dtype", torch.int64 if func is torch.randint else None))
+        return func(*args, **kwargs)
+
+
+def _shape(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[int] | None:
+    """Shape that a call of a function of `_SLOW` gives; None if torch itself has to see its arguments."""
+    if not kwargs.keys() <= {"mean", "std", "low", "high", "size", "dtype", "generator"}:
+        return None
+    if func is torch.eye:
+        return (args * 2)[:2] or None
+    shape = kwargs.get("size", args[-1] if args else None)
+    return shape if isinstance(shape, (tuple, list)) else None
+
+
+def _takes(func: Any, args: tuple[Any, ...]) -> bool:
+    kinds = (int, float) if func is torch.linspace else (int,)
+    return all(type(x) in kinds for x in args) and (func is not torch.linspace or len(args) == 3)
+
+
+def _elementwise(func: Any, left: Tensor, right: Any) -> Tensor:
+    shape = np.broadcast_shapes(left.shape, right.shape if isinstance(right, Tensor) else ())
+    dtype = torch.bool if func in _BOOL else torch.result_type(left, right)
+    if func in _FLOAT and not dtype.is_floating_point:
+        dtype = torch.get_default_dtype()
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _is_plain_stack(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    alike = bool(args) and len({(x.dtype, x.is_meta) for x in args[0]}) == 1
+    return alike and args[0][0].is_meta and kwargs.keys() <= {"dim"}
+
+
+def _stacked(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    shape = list(tensors[0].shape)
+    shape.insert(dim % (len(shape) + 1), len(tensors))
+    return torch.empty(shape, dtype=tensors[0].dtype, device="meta")
+
+
+def outlined(make: Callable[[], T]) -> T:
+    """Build `make()` on torch's meta device, by shapes and dtypes alone: without memory, in milliseconds at any size;
+    random state is unchanged."""
+    with torch.device("meta"), _ShapesOnly(), torch.random.fork_rng(devices=[]):
+        return make()
+
+
+#: Factories whose values no constructor relies on: they are overwritten, or drawn.
+_DRAWN = frozenset((torch.empty, torch.rand, torch.randn))
+#: Factories of one repeated value: weights if they are large, constants if not.
+_REPEATED = frozenset((torch.zeros, torch.ones))
+_LARGE = 1 << 16
+
+
+class _WeightsOnMeta(TorchFunctionMode):
+    """Creates a constructor's weights on the meta device, large zeros and ones included; computes everything else
+    normally.
+
+    Weights take neither memory nor time, while constants made from numbers (frequencies, tables, scales) have their
+    values, in the state_dict or not.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _DRAWN or func in _REPEATED:
             shape = kwargs.get("size", args[0] if len(args) == 1 and not isinstance(args[0], int) else args)
-            if prod(shape) > (self.drawn if func in _DRAWN else _LARGE):
+            if func in _DRAWN or prod(shape) > _LARGE:
                 return torch.empty(tuple(shape), dtype=kwargs.get("dtype"), device="meta")
-        first = args[0] if args else kwargs.get("tensor")  # by name in torch.nn.init
-        fills = func in _FILLING or getattr(func, "__module__", "") == "torch.nn.init"
-        return first if fills and isinstance(first, Tensor) and first.is_meta else func(*args, **kwargs)
+        filled = _filled(func, args, kwargs)
+        return func(*args, **kwargs) if filled is None else filled
 
 
 @contextmanager
-def weights_on_meta(*, drawn: int = 0) -> Iterator[None]:
-    """Context in which modules are built without memory for weights, but with real constants; random state is
-    unchanged. drawn: entries of the largest tensor that is drawn or left empty for real."""
-    with torch.random.fork_rng(devices=[]), _WeightsOnMeta(drawn):
+def weights_on_meta() -> Iterator[None]:
+    """Context in which modules are built without memory for weights, but with real constants, to be filled from a
+    checkpoint; random state is unchanged."""
+    with torch.random.fork_rng(devices=[]), _WeightsOnMeta():
         yield
-
-
-def outlined(make: Callable[[], T]) -> T:
-    """Build `make()` for its shapes and dtypes: without memory for large tensors, in milliseconds at any size."""
-    with weights_on_meta(drawn=_LARGE):
-        return make()
 
 
 def describe(
     make: Callable[[Role], nn.Module], answers: Mapping[str, ArraySpec], value: ValueKind = "chunk"
 ) -> PolicyForm:
     """Form of the modules that `make` builds for each role. `make` runs in `outlined`. The form publishes
-    `published_state` of the acting module. ValueError: `make` needs the values of a large tensor."""
+    `published_state` of the acting module. ValueError: `make` needs the values of a tensor."""
     try:
         acting, training = outlined(lambda: make("act")), outlined(lambda: make("train"))
     except (NotImplementedError, RuntimeError, TypeError) as error:

@@ -238,7 +238,7 @@ class Conductor:
             )
         ready = versions.applied >= 0 and not versions.waiting and not rollout.ledger.running
         while ready and evaluations.current and not evaluations.begun:  # one whose episodes are all set aside ends here
-            evaluations.begun = True
+            rollout.begin_evaluation()
             commands += rollout.finish_evaluations()
         if evaluations.background:
             commands += [*self._pin_weights(), *grant_background(rollout, now)]

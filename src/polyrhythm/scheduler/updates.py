@@ -48,17 +48,19 @@ class UpdateScheduler:
             rollout.ledger.move(SampleState.TRAINED, SampleState.ROLLED_BACK, count)
         settings, admission = self.settings, rollout.admission
         admission.consumed = versions.trained * settings.version_samples + versions.in_version * settings.batch_size
-        commands: list[Command] = []
-        # Samples that can no longer be lent in time after a jump of the version are dropped, unfinished ones first.
-        while (
-            settings.bound == "sample" and (late := next((v for v, slack in admission.slack() if slack < 0), -1)) >= 0
-        ):
+        commands = self._drop_late(rollout, now) if settings.bound == "sample" else []
+        return [*commands, PublishWeights(trainer, versions.trained)] if publish else commands
+
+    def _drop_late(self, rollout: RolloutScheduler, now: float) -> list[Command]:
+        """Drop samples that can no longer be lent in time after a jump of the version, unfinished ones first."""
+        admission, commands = rollout.admission, list[Command]()
+        while late := [version for version, slack in admission.slack() if slack < 0]:
             group = min(
-                (group for group in admission.groups.values() if group.version <= late and not group.spare),
+                (group for group in admission.groups.values() if group.version <= late[0] and not group.spare),
                 key=lambda group: (group.complete, -group.number),
             )
             commands += rollout.drop(group, DropReason.ROLLBACK, now)
-        return [*commands, PublishWeights(trainer, versions.trained)] if publish else commands
+        return commands
 
     def leave(self, rollout: RolloutScheduler) -> None:
         """Remove the trainer: its samples return to the buffer."""

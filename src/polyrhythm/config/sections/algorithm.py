@@ -53,11 +53,11 @@ class KlSettings(Section):
     @model_validator(mode="after")
     def _k1_has_a_gradient(self) -> KlSettings:
         if self.coef and self.place == "loss" and self.estimator == "k1":
-            raise self.invalid("estimator", "its gradient as a loss is zero in expectation; use k2, or place reward")
+            raise self.refusal("estimator", "its gradient as a loss is zero in expectation; use k2, or place reward")
         if not self.coef and (self.estimator, self.place, self.cap) != ("k3", "loss", None):
-            raise self.invalid("coef", "there is no reference policy, so nothing to estimate; give a weight")
+            raise self.refusal("coef", "there is no reference policy, so nothing to estimate; give a weight")
         if self.cap is not None and self.estimator != "k3":
-            raise self.invalid("cap", f"it bounds k3, not {self.estimator}; set estimator k3, or this to null")
+            raise self.refusal("cap", f"it bounds k3, not {self.estimator}; set estimator k3, or this to null")
         return self
 
 
@@ -73,7 +73,7 @@ class OverlongSettings(Section):
     @model_validator(mode="after")
     def _penalty_has_an_effect(self) -> OverlongSettings:
         if self.tokens is None and self.penalty != 1.0:
-            raise self.invalid("penalty", "tokens is null, so it has no effect; give a number")
+            raise self.refusal("penalty", "tokens is null, so it has no effect; give a number")
         return self
 
 
@@ -124,14 +124,14 @@ class RolloutCorrectionSettings(Section):
             names += ["normalize"] if switch == "weight" else ["count_rejected"]
             for name in names:
                 if getattr(self, name) != defaults[name].default:
-                    raise self.invalid(name, f"{switch} is none, so it has no effect; set {switch}")
+                    raise self.refusal(name, f"{switch} is none, so it has no effect; set {switch}")
         bounds = (self.reject_below, self.reject_above)
         if self.reject != "none" and bounds == (None, None):
-            raise self.invalid("reject", "it needs a bound; set reject_above or reject_below")
+            raise self.refusal("reject", "it needs a bound; set reject_above or reject_below")
         for low, high in (("weight_min", "weight_max"), ("reject_below", "reject_above")):
             lowest, highest = getattr(self, low), getattr(self, high)
             if lowest is not None and highest is not None and lowest > highest:
-                raise self.invalid(low, f"larger than {high} {highest:g}; lower it")
+                raise self.refusal(low, f"larger than {high} {highest:g}; lower it")
         return self
 
 
@@ -253,15 +253,15 @@ class AlgorithmSettings(Section):
     @model_validator(mode="after")
     def _parts_agree(self) -> AlgorithmSettings:
         if self.loss.type == "decoupled_ppo" and self.proximal == "behavior":
-            raise self.invalid(
+            raise self.refusal(
                 "proximal", "decoupled_ppo needs a proximal policy of its own; set algorithm.proximal recompute"
             )
         if self.reward_level == "action" and self.logprob_level == "chunk":
-            raise self.invalid(
+            raise self.refusal(
                 "reward_level", "a ratio per chunk cannot carry advantages per action; use reward_level chunk"
             )
         if self.normalize_rewards and not self.needs_value:
-            raise self.invalid(
+            raise self.refusal(
                 "normalize_rewards",
                 f"{self.advantage.type} compares returns, whatever their scale; leave it out, or use gae or v_trace",
             )
@@ -271,7 +271,7 @@ class AlgorithmSettings(Section):
         if self.rollout_correction.active:
             _check_rollout_correction(self)
         if (self.aggregation == "sum_over_constant") != (self.aggregation_constant is not None):
-            raise self.invalid(
+            raise self.refusal(
                 "aggregation_constant",
                 f"aggregation is {self.aggregation}; give the constant with sum_over_constant, and only there",
             )
@@ -282,33 +282,33 @@ def _check_proximal(algorithm: AlgorithmSettings) -> None:
     loss = algorithm.loss
     if algorithm.corrects and algorithm.proximal != "recompute":
         why = f"{algorithm.advantage.type} compares the recomputed policy with the one that acted; set it to recompute"
-        raise algorithm.invalid("proximal", why)
+        raise algorithm.refusal("proximal", why)
     weighted = isinstance(loss, OwnFunction) or loss.corrects_staleness or algorithm.rollout_correction.weight != "none"
     if algorithm.advantage.type == "v_trace" and not weighted:
         why = (
             "v_trace leaves the importance weight of a stale sample to the loss; use tis, cispo, topr, gspo, gipo "
             "or decoupled_ppo, or set algorithm.rollout_correction.weight"
         )
-        raise algorithm.invalid("loss.type", why)
+        raise algorithm.refusal("loss.type", why)
     if algorithm.proximal == "interpolate" and not algorithm.uses_proximal:
         why = f"{loss.type} reads no proximal policy; leave it out, or use ppo or decoupled_ppo"
-        raise algorithm.invalid("proximal", why)
+        raise algorithm.refusal("proximal", why)
     if isinstance(loss, ClipCovLoss | KlCovLoss) and algorithm.proximal == "interpolate":
         why = f"{loss.type} selects entries before the forward pass that interpolates; set it to recompute"
-        raise algorithm.invalid("proximal", why)
+        raise algorithm.refusal("proximal", why)
     if isinstance(loss, M2poLoss) and algorithm.proximal != "recompute":
         why = "m2po compares the recomputed policy with the one that acted; set it to recompute"
-        raise algorithm.invalid("proximal", why)
+        raise algorithm.refusal("proximal", why)
 
 
 def _check_mismatch(algorithm: AlgorithmSettings) -> None:
     loss = algorithm.loss
     if algorithm.proximal != "recompute":
         why = f"proximal {algorithm.proximal} never asks the trainer's engine; set algorithm.proximal recompute"
-        raise algorithm.invalid("mismatch_cap", why)
+        raise algorithm.refusal("mismatch_cap", why)
     if isinstance(loss, OwnFunction) or loss.corrects_staleness:
         why = f"with {loss.type} samples would be weighted twice; use ppo or vanilla, or null here"
-        raise algorithm.invalid("mismatch_cap", why)
+        raise algorithm.refusal("mismatch_cap", why)
 
 
 def _check_rollout_correction(algorithm: AlgorithmSettings) -> None:
@@ -317,12 +317,12 @@ def _check_rollout_correction(algorithm: AlgorithmSettings) -> None:
     path = f"rollout_correction.{switch}"
     if algorithm.proximal != "recompute":
         why = "it compares the recomputed policy with the one that acted; set algorithm.proximal recompute"
-        raise algorithm.invalid(path, why)
+        raise algorithm.refusal(path, why)
     if correction.weight == "none":
         return
     if algorithm.mismatch_cap is not None:
         why = "algorithm.mismatch_cap is such a weight too (token, weight_max); set one of them"
-        raise algorithm.invalid(path, why)
+        raise algorithm.refusal(path, why)
     if not isinstance(loss, OwnFunction) and loss.corrects_staleness:
         other = "ppo" if loss.type == "decoupled_ppo" else f"{loss.type} with ratio_to proximal"
-        raise algorithm.invalid(path, f"{loss.type} has an importance weight of its own; use {other}, or weight none")
+        raise algorithm.refusal(path, f"{loss.type} has an importance weight of its own; use {other}, or weight none")

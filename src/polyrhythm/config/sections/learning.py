@@ -51,7 +51,7 @@ class OptimizerSettings(Section):
     def _one_warmup(self) -> OptimizerSettings:
         if self.warmup_steps and self.warmup_updates:
             why = f"warmup_updates = {self.warmup_updates} is a warm-up already; set one of them to 0"
-            raise self.invalid("warmup_steps", why)
+            raise self.refusal("warmup_steps", why)
         return self
 
 
@@ -107,7 +107,7 @@ class TrainingSettings(Section):
     @model_validator(mode="after")
     def _micro_in_mini(self) -> TrainingSettings:
         if self.minibatch_steps and self.micro_batch_steps > self.minibatch_steps:
-            raise self.invalid(
+            raise self.refusal(
                 "micro_batch_steps",
                 f"larger than the mini-batch of {self.minibatch_steps} steps that it divides; lower it, or use 0",
             )
@@ -149,21 +149,21 @@ class EvaluationSettings(Section):
     @model_validator(mode="after")
     def _some_way_to_act(self) -> EvaluationSettings:
         if self.episodes and not (self.greedy or self.sampled):
-            raise self.invalid("episodes", "neither greedy nor sampled is true; set one, or use 0 episodes")
+            raise self.refusal("episodes", "neither greedy nor sampled is true; set one, or use 0 episodes")
         if self.every and not self.episodes_beside:
-            raise self.invalid("every", "it needs episodes; set every_episodes or episodes, or every to 0")
+            raise self.refusal("every", "it needs episodes; set every_episodes or episodes, or every to 0")
         if self.priority != "turns" and self.weights != "second_copy":
             why = f"with weights {self.weights} no generator serves both at a time; leave it out, or set second_copy"
-            raise self.invalid("priority", why)
+            raise self.refusal("priority", why)
         if self.priority != "turns" and not self.every:
             why = "no evaluation runs during training; set evaluation.every, or leave it out"
-            raise self.invalid("priority", why)
+            raise self.refusal("priority", why)
         if self.max_wait_s != EvaluationSettings.model_fields["max_wait_s"].default and self.priority != "last":
-            raise self.invalid("max_wait_s", f"it is for priority last, not {self.priority}; leave it out")
+            raise self.refusal("max_wait_s", f"it is for priority last, not {self.priority}; leave it out")
         if self.samples > 1 and not self.sampled:
-            raise self.invalid("samples", "it is for sampled actions; set sampled to true, or use 1")
+            raise self.refusal("samples", "it is for sampled actions; set sampled to true, or use 1")
         if self.every and not (self.greedy or self.sampled):
-            raise self.invalid("every", "neither greedy nor sampled is true; set one, or every to 0")
+            raise self.refusal("every", "neither greedy nor sampled is true; set one, or every to 0")
         return self
 
     @property
@@ -232,7 +232,7 @@ class SupervisedSettings(Section):
     @model_validator(mode="after")
     def _warmup_ends(self) -> SupervisedSettings:
         if self.warmup_steps >= self.steps:
-            raise self.invalid(
+            raise self.refusal(
                 "warmup_steps", f"the warm-up does not end in steps = {self.steps}; lower it, or raise those"
             )
         return self

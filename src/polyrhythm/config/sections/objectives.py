@@ -47,11 +47,11 @@ class OwnFunction(Section):
         accept its settings."""
         found = import_object(self.type, self.type, "a function")
         if not callable(found):
-            raise self.invalid("type", f"it is {type(found).__name__}; name a function")
+            raise self.refusal("type", f"it is {type(found).__name__}; name a function")
         try:
             keywords = list(inspect.signature(found).parameters.values())[1:]
         except ValueError as error:
-            raise self.invalid("type", f"{error}; name a function that is written in Python") from error
+            raise self.refusal("type", f"{error}; name a function that is written in Python") from error
         names = [keyword.name for keyword in keywords]
         if not any(keyword.kind is keyword.VAR_KEYWORD for keyword in keywords):
             for unknown in (name for name in self.settings if name not in names):
@@ -86,7 +86,7 @@ class VTraceAdvantage(Section):
     @model_validator(mode="after")
     def _caps_are_in_order(self) -> VTraceAdvantage:
         if self.trace_cap > self.rho_cap:
-            raise self.invalid("trace_cap", f"larger than rho_cap {self.rho_cap:g}; lower it")
+            raise self.refusal("trace_cap", f"larger than rho_cap {self.rho_cap:g}; lower it")
         return self
 
 
@@ -124,7 +124,7 @@ class ReinforcePlusPlusAdvantage(Section):
     @model_validator(mode="after")
     def _baseline_is_of_totals(self) -> ReinforcePlusPlusAdvantage:
         if self.group_baseline and self.returns == "to_go":
-            raise self.invalid("group_baseline", "it is a mean of whole returns; set returns total, or this to false")
+            raise self.refusal("group_baseline", "it is a mean of whole returns; set returns total, or this to false")
         return self
 
 
@@ -226,7 +226,7 @@ class ClipCovLoss(LossSection):
     @model_validator(mode="after")
     def _band_is_not_empty(self) -> ClipCovLoss:
         if self.cov_low >= self.cov_high:
-            raise self.invalid("cov_low", f"not below cov_high {self.cov_high:g}; lower it")
+            raise self.refusal("cov_low", f"not below cov_high {self.cov_high:g}; lower it")
         return self
 
 
@@ -285,7 +285,7 @@ class TisLoss(LossSection):
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> TisLoss:
         if self.cap is not None and self.floor > self.cap:
-            raise self.invalid("floor", f"larger than cap {self.cap:g}; lower it")
+            raise self.refusal("floor", f"larger than cap {self.cap:g}; lower it")
         return self
 
 
@@ -317,7 +317,7 @@ class ToprLoss(LossSection):
     @model_validator(mode="after")
     def _something_counts(self) -> ToprLoss:
         if not self.positive_weight and not self.negative_weight:
-            raise self.invalid("positive_weight", "negative_weight is 0 too, so nothing is learned; raise one of them")
+            raise self.refusal("positive_weight", "negative_weight is 0 too, so nothing is learned; raise one of them")
         return self
 
 

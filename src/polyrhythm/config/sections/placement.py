@@ -100,7 +100,7 @@ class TrainerSeatSettings(SeatSettings):
             usual = ShardSettings()
             name, value = next((name, value) for name, value in self.shard if getattr(usual, name) != value)
             why = f"it is for strategy shard, not {self.strategy}; leave it out, or set it to {str(not value).lower()}"
-            raise self.invalid(f"shard.{name}", why)
+            raise self.refusal(f"shard.{name}", why)
         return self
 
 
@@ -118,7 +118,7 @@ class LeaseSection(Section):
     def _devices_are_ids(self) -> LeaseSection:
         if self.devices == "cpu":
             why = "the host is leased where no station has a device, and then alone; write device ids, or leave it out"
-            raise self.invalid("devices", why)
+            raise self.refusal("devices", why)
         return self
 
 

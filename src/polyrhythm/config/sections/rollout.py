@@ -88,7 +88,7 @@ class RolloutSettings(Section):
     @model_validator(mode="after")
     def _spares_fit(self) -> RolloutSettings:
         if self.reset_ahead > self.rows:
-            raise self.invalid("reset_ahead", f"more than rollout.rows; set at most {self.rows}")
+            raise self.refusal("reset_ahead", f"more than rollout.rows; set at most {self.rows}")
         return self
 
     @model_validator(mode="after")
@@ -101,9 +101,9 @@ class RolloutSettings(Section):
         if isinstance(self.sharding, str) and self.sharding.startswith("even:"):
             parts = int(self.sharding.removeprefix("even:"))
             if parts > self.rows:
-                raise self.invalid("sharding", f"more slots than rows; use at most even:{self.rows}")
+                raise self.refusal("sharding", f"more slots than rows; use at most even:{self.rows}")
         if self.queue_key and self.queue_key.count(":") != 1:
-            raise self.invalid("queue_key", "write module:function, or leave it empty for order of arrival")
+            raise self.refusal("queue_key", "write module:function, or leave it empty for order of arrival")
         return self
 
     @property
@@ -206,7 +206,7 @@ class GroupSettings(Section):
     def _bounds_are_in_order(self) -> GroupSettings:
         low, high = self.min_return, self.max_return
         if low is not None and high is not None and low > high:
-            raise self.invalid("min_return", f"no group is above it and below max_return {high:g}; lower it")
+            raise self.refusal("min_return", f"no group is above it and below max_return {high:g}; lower it")
         return self
 
     @property

@@ -62,7 +62,7 @@ class PrometheusSettings(Section):
             if len(missing) < len(files):
                 raise InvalidSetting(missing[0], "''", "https needs certificate, key and client_ca; name all three")
             if not is_loopback(self.address):
-                raise self.invalid(
+                raise self.refusal(
                     "address",
                     "other machines reach it, and plain http would answer everybody; set certificate, key and "
                     "client_ca, or use 127.0.0.1",
@@ -104,7 +104,7 @@ class RaySettings(Section):
         why = "no address of a cluster; write local, auto, or HOST:PORT as `ray start --head` prints it (port 6379)"
         if self.address.startswith("ray://"):
             why = "a run's driver is on a node of the cluster, no client of it; start it there, with auto or HOST:PORT"
-        raise self.invalid("address", why)
+        raise self.refusal("address", why)
 
 
 class SupervisionSettings(Section):

@@ -141,7 +141,7 @@ def evaluate(
     if kinds := {kind: tally_kind(parts) for kind, parts in by_kind.items() if len(parts) > 1}:
         found["kinds"] = kinds
     told: dict[str, Any] = {
-        "instructions": "exchanged" * swap,
+        "instructions": "exchanged" if swap else "",
         "env": [text.strip() for text in overrides if text.strip().startswith("env.")],
         "greedy": acts,
         "sampling": {

@@ -286,7 +286,8 @@ class AdaptedPolicy(nn.Module):
                 for name, tensor in held.items():
                     _exchange(own[name], tensor)
                 for part in self.modules():  # weights gathered from other ranks are stale now
-                    getattr(part, "reshard", lambda: None)()
+                    if callable(reshard := getattr(part, "reshard", None)):  # an FSDPModule, which is slow to import
+                        reshard()
 
 
 def _exchange(own: Tensor, other: Tensor) -> Tensor:

@@ -155,7 +155,7 @@ def without_config(checkpoint: Checkpoint) -> str:
 COUNT = -1
 
 
-def told(config: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+def read_fields(config: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
     """The fields of a size that config.json tells: field -> value, without those that it lacks. keys: field -> key, `.`
     between a section and its key, `|` between alternatives, of which the first there counts."""
     found: dict[str, Any] = {}
@@ -169,7 +169,7 @@ def told(config: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def seen(tensors: Mapping[str, WeightSpec], shapes: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+def fields_of_tensors(tensors: Mapping[str, WeightSpec], shapes: Mapping[str, tuple[str, int]]) -> dict[str, int]:
     """The fields of a size that tensors determine. shapes: field -> name of a tensor and axis, or beginning of names
     and COUNT."""
     found = {}
@@ -182,20 +182,20 @@ def seen(tensors: Mapping[str, WeightSpec], shapes: Mapping[str, tuple[str, int]
     return found
 
 
-def resized(size: Any, values: Mapping[str, Any]) -> Any:
+def with_fields(size: Any, values: Mapping[str, Any]) -> Any:
     """The size with these fields; `.` enters a nested size."""
     nested: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         outer, _, inner = name.partition(".")
         nested.setdefault(outer, {})[inner] = value
     changes = {
-        name: inner[""] if "" in inner else resized(getattr(size, name), inner) for name, inner in nested.items()
+        name: inner[""] if "" in inner else with_fields(getattr(size, name), inner) for name, inner in nested.items()
     }
     return replace(size, **changes)
 
 
-def written(size: Any, *tables: Mapping[str, str]) -> dict[str, Any]:
-    """A config.json with these fields, which `told` reads back; of a field's alternatives the first."""
+def config_of(size: Any, *tables: Mapping[str, str]) -> dict[str, Any]:
+    """A config.json with these fields, which `read_fields` reads back; of a field's alternatives the first."""
     content: dict[str, Any] = {}
     for name, alternatives in (item for keys in tables for item in keys.items()):
         *sections, last = alternatives.partition("|")[0].split(".")

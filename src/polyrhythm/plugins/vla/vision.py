@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.plugins.pretrained.fitting import COUNT, seen
+from polyrhythm.plugins.pretrained.fitting import COUNT, fields_of_tensors
 from polyrhythm.plugins.vla.decoder import attend, gelu_mlp, run_layer, split_heads
 from polyrhythm.specs import WeightSpec
 
@@ -67,13 +67,13 @@ _KEYS = {
 
 
 def tower_keys(section: str) -> dict[str, str]:
-    """Keys in this section of config.json for the tower `vision` of a network's size (`fitting.told`)."""
+    """Keys in this section of config.json for the tower `vision` of a network's size (`fitting.read_fields`)."""
     return {f"vision.{field}": f"{section}.{key}" for field, key in _KEYS.items()}
 
 
 def tower_seen(tensors: Mapping[str, WeightSpec], start: str) -> dict[str, int]:
     """The fields of `vision` that the shapes of a SigLIP tower's tensors determine. start: of their names."""
-    found = seen(
+    found = fields_of_tensors(
         tensors,
         {
             "width": (f"{start}embeddings.patch_embedding.weight", 0),

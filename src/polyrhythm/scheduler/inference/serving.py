@@ -81,6 +81,11 @@ class SlotRegistry:
             del self.slots[slot.name]
         return [slot.name for slot in gone]
 
+    def set_live(self, slot: ServedSlot, *, live: bool) -> None:
+        if not slot.reserved:
+            self.live += live - slot.live
+        slot.live = live
+
     def expect(self, slot: ServedSlot, pool: str | None) -> None:
         """The slot's next request is expected in `pool`; None: it is not expected."""
         before, slot.expected = slot.expected, pool
@@ -184,9 +189,7 @@ class RequestScheduler:
         slot = self.slots.slots.get(name)
         if slot is None:
             return []
-        if not slot.reserved:
-            self.slots.live += live - slot.live
-        slot.live = live
+        self.slots.set_live(slot, live=live)
         request = None if live else self._withdraw(name)
         self._expect(slot)
         if request is None:
@@ -200,6 +203,7 @@ class RequestScheduler:
             # Its reply arrived before its generator's report, or the generator died between the two: it is answered.
             assert slot.request.sequence < event.sequence, f"slot {slot.name} asked twice"
             self._withdraw(slot.name)
+        # By position, in half the time: one of these per chunk step.
         simulator, _, name, sequence, rows, version, reply_to, evaluation = event
         request = Request(name, simulator, sequence, rows, version, reply_to, now, slot.generator, evaluation)
         slot.request = slot.last_request = request

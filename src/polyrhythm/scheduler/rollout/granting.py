@@ -11,8 +11,6 @@ answered or is gone, as its fetch from the lost host still writes there.
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from itertools import islice
@@ -22,7 +20,7 @@ from polyrhythm.scheduler.rollout.evaluation import EvaluationState
 from polyrhythm.scheduler.rollout.rows import IdleRows
 from polyrhythm.scheduler.rollout.tickets import RolloutScheduler
 from polyrhythm.scheduler.samples import redundancy
-from polyrhythm.scheduler.samples.groups import Sample, SampleState
+from polyrhythm.scheduler.samples.groups import SampleState
 
 
 def grant(rollout: RolloutScheduler, version: int, now: float, *, training: bool) -> list[Command]:
@@ -88,23 +86,17 @@ def _deal(
     now: float,
 ) -> list[Command]:
     """Grant tickets to waiting rows until tickets or rows run out."""
-    rows, grants, limit = rollout.rows, dict[str, list[Grant]](), rollout.settings.episode_deadline_s
+    rows, grants = rollout.rows, dict[str, list[Grant]]()
     while (idle := next_idle()) is not None:
         tickets = list(islice(iter(next_ticket, None), len(idle.rows)))
         if not tickets:
             break
         placed = rows.occupy(idle, [ticket.number for ticket in tickets])
         for ticket, (slot, row) in zip(tickets, placed, strict=True):
-            if ticket.number in rollout.samples:
-                rollout.ledger.move(SampleState.REISSUING, SampleState.RUNNING)
-            elif not ticket.evaluation:
-                rollout.ledger.start()
-            rollout.samples[ticket.number] = Sample(ticket, slot=slot.name, row=row, started=now)
-            if math.isfinite(limit):
-                rollout.expiries.append((now + limit, ticket.number, ticket.attempt))
+            rollout.start(ticket, slot.name, row, now)
             resume = idle.parked and not ticket.evaluation
             grants.setdefault(slot.name, []).append(Grant(row, ticket, resume))
-        rollout.suspects.dealt.clear()
+        rollout.suspects.on_granted()
     return [StartRows(rows.slots[slot].simulator, slot, tuple(items)) for slot, items in grants.items()]
 
 
@@ -120,21 +112,5 @@ def reissue_lost(rollout: RolloutScheduler, payload_ids: Collection[str]) -> lis
         for sample in lost
         if sample.state is not SampleState.SCORING or rollout.scoring.give_up(sample.ticket.number, sample.payload_id)
     ]
-    for sample in lost:
-        if sample.ticket.evaluation:  # it awaits its score
-            rollout.end_evaluated(sample).waiting.append(sample.ticket)
-        else:
-            if sample.state is SampleState.BUFFERED:
-                group = rollout.admission.groups[sample.ticket.group]
-                if group.complete:
-                    rollout.buffer.remove(group)
-                    group.completed_order = -1
-                group.finished -= 1
-                group.returns -= sample.episode_return
-            sample.payload_id, sample.oldest = "", -1
-            rollout.move(sample, SampleState.REISSUING)
-            rollout.admission.give_back(sample, blame=False)
-    # They have the attempt that they had, whose deadline was that of the run that is lost.
-    again = {sample.ticket.number for sample in lost}
-    rollout.expiries = deque(expiry for expiry in rollout.expiries if expiry[1] not in again)
+    rollout.reissue(lost)
     return [ReleasePayloads(tuple(free))] if free else []

@@ -117,6 +117,36 @@ class RolloutScheduler:
             result["selection"] = self.selection.as_dict()
         return result
 
+    def start(self, ticket: records.Ticket, slot: str, row: int, now: float) -> None:
+        """A granted ticket occupies this row; one that is reissued keeps its place in the ledger."""
+        if ticket.number in self.samples:
+            self.ledger.move(SampleState.REISSUING, SampleState.RUNNING)
+        elif not ticket.evaluation:
+            self.ledger.start()
+        self.samples[ticket.number] = Sample(ticket, slot=slot, row=row, started=now)
+        if math.isfinite(self.settings.episode_deadline_s):
+            self.expiries.append((now + self.settings.episode_deadline_s, ticket.number, ticket.attempt))
+
+    def reissue(self, lost: Collection[Sample]) -> None:
+        """Finished samples are lost with their host: their tickets are granted again, as if they had never finished."""
+        for sample in lost:
+            if sample.ticket.evaluation:  # it awaits its score
+                self.end_evaluated(sample).waiting.append(sample.ticket)
+                continue
+            if sample.state is SampleState.BUFFERED:
+                group = self.admission.groups[sample.ticket.group]
+                if group.complete:
+                    self.buffer.remove(group)
+                    group.completed_order = -1
+                group.finished -= 1
+                group.returns -= sample.episode_return
+            sample.payload_id, sample.oldest = "", -1
+            self.move(sample, SampleState.REISSUING)
+            self.admission.give_back(sample, blame=False)
+        # They have the attempt that they had, whose deadline was that of the run that is lost.
+        again = {sample.ticket.number for sample in lost}
+        self.expiries = deque(expiry for expiry in self.expiries if expiry[1] not in again)
+
     def finish(self, event: records.SampleFinished, now: float) -> list[Command]:
         """A sample is complete; discard it if it was cancelled meanwhile."""
         sample = self._release_row(event.ticket, event.attempt, parked=event.end is records.SampleEnd.SEGMENT)
@@ -245,6 +275,10 @@ class RolloutScheduler:
         for start in dict.fromkeys((episode.task, episode.seed) for episode in asked.episodes):
             if start in aside:
                 self.evaluations.set_aside(start, background=asked.background)
+
+    def begin_evaluation(self) -> None:
+        """Let the first evaluation take the rows; no training episode may run."""
+        self.evaluations.begun = True
 
     def finish_evaluations(self) -> list[Command]:
         """Report the evaluations under way whose episodes have all ended."""

@@ -92,6 +92,10 @@ class Suspects:
         if ticket.attempt + 1 >= last:
             self.order[_suspect(ticket)] = None
 
+    def on_granted(self) -> None:
+        """All tickets that were handed out have rows."""
+        self.dealt.clear()
+
     def forget(self, ticket: Ticket) -> None:
         """An episode of this task and seed finished: it is no suspect."""
         self.order.pop(_suspect(ticket), None)

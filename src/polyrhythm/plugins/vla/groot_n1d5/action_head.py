@@ -154,10 +154,17 @@ class HeadAttention(nn.Module):
         return out
 
 
-def feed_forward(width: int) -> nn.Sequential:
+class FeedForward(nn.Module):
     """Two layers around gelu with the tanh approximation; the middle is the release's dropout."""
-    first = nn.Sequential(OrderedDict(proj=nn.Linear(width, 4 * width), gelu=nn.GELU("tanh")))
-    return nn.Sequential(first, nn.Identity(), nn.Linear(4 * width, width))
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        first = nn.Sequential(OrderedDict(proj=nn.Linear(width, 4 * width), gelu=nn.GELU("tanh")))
+        self.net = nn.Sequential(first, nn.Identity(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.net(x)
+        return found
 
 
 class AdaptiveNorm(nn.Module):
@@ -180,12 +187,12 @@ class SelfAttentionBlock(nn.Module):
         super().__init__()
         self.norm1, self.norm3 = nn.LayerNorm(size.width, _NORM_EPS), nn.LayerNorm(size.width, _NORM_EPS)
         self.attn1 = HeadAttention(size, size.width)
-        self.ff: Any = nn.ModuleDict({"net": feed_forward(size.width)})
+        self.ff = FeedForward(size.width)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         normed = self.norm1(x)
         x = x + self.attn1(normed, self.attn1.keys_values(normed), mask)
-        found: Tensor = x + self.ff.net(self.norm3(x))
+        found: Tensor = x + self.ff(self.norm3(x))
         return found
 
 
@@ -197,7 +204,7 @@ class DitBlock(nn.Module):
         self.crosses = context > 0
         self.norm1 = AdaptiveNorm(size.width)
         self.attn1 = HeadAttention(size, context or size.width)
-        self.ff: Any = nn.ModuleDict({"net": feed_forward(size.width)})
+        self.ff = FeedForward(size.width)
 
     def forward(self, x: Tensor, time: Tensor, context: KeysValues | None, mask: Tensor | None) -> Tensor:
         """mask: of the context."""
@@ -207,7 +214,7 @@ class DitBlock(nn.Module):
         else:
             x = x + self.attn1(normed, context, mask)
         normed = functional.layer_norm(x, x.shape[-1:], eps=_NORM_EPS)
-        found: Tensor = x + self.ff.net(normed)
+        found: Tensor = x + self.ff(normed)
         return found
 
 

@@ -16,7 +16,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
-from polyrhythm.plugins.pretrained.fitting import COUNT, Architecture, resized, seen, told, written
+from polyrhythm.plugins.pretrained.fitting import (
+    COUNT,
+    Architecture,
+    config_of,
+    fields_of_tensors,
+    read_fields,
+    with_fields,
+)
 from polyrhythm.plugins.pretrained.precision import computing_dtype
 from polyrhythm.plugins.vla.decoder import (
     TEXT_KEYS,
@@ -53,9 +60,17 @@ class PoolingHead(nn.Module):
         self.mlp = gelu_mlp(size.width, size.mlp, size.width, approximate="tanh")
 
 
+class EagleLanguageModel(nn.Module):
+    """The decoder, and `lm_head`: the word embedding, which the release stores under this name."""
+
+    def __init__(self, size: GrootSize) -> None:
+        super().__init__()
+        words = nn.Embedding(size.vocabulary, size.llm.width)
+        self.model, self.lm_head = Decoder(size.llm), words
+
+
 class EagleModel(nn.Module):
-    """The tower with its unused head, a linear map, and the decoder `model` with `lm_head`: the word embedding, which
-    the release stores under this name."""
+    """The tower with its unused head, a linear map, and the language model."""
 
     def __init__(self, size: GrootSize) -> None:
         super().__init__()
@@ -64,8 +79,7 @@ class EagleModel(nn.Module):
         tower.head = PoolingHead(size.vision)
         self.vision_model: Any = nn.ModuleDict({"vision_model": tower})
         self.mlp1 = nn.Sequential(nn.Linear(size.vision.width, size.llm.width))
-        words = nn.Embedding(size.vocabulary, size.llm.width)
-        self.language_model: Any = nn.ModuleDict({"model": Decoder(size.llm), "lm_head": words})
+        self.language_model = EagleLanguageModel(size)
 
     def image_features(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Images [B,3,side,side] in -1..1 -> [B,tokens,width]."""
@@ -90,6 +104,12 @@ class EagleModel(nn.Module):
         return hidden
 
 
+class Backbone(nn.Module):
+    def __init__(self, size: GrootSize) -> None:
+        super().__init__()
+        self.eagle_model = EagleModel(size)
+
+
 #: Input with the backbone's hidden states, in place of images and words.
 _HIDDEN = "backbone_hidden"
 _VISIBLE = "visible"
@@ -112,7 +132,7 @@ class GrootNetwork(FlowNetwork):
         super().__init__()
         self.size, self.horizon, self.action_dim = size, size.horizon, size.action_dim
         self.feature_width, self.action_width = size.llm.width, size.hidden
-        self.backbone: Any = nn.ModuleDict({"eagle_model": EagleModel(size)})
+        self.backbone = Backbone(size)
         self.action_head = ActionHead(size)
 
     def initialise(self) -> None:
@@ -191,6 +211,12 @@ _WORDS = f"{_E}language_model.lm_head.weight"
 _POOLING = f"{_E}vision_model.vision_model.head.*"
 _FLOW_HEADS = ("action_head.state_encoder.*", "action_head.action_encoder.*", "action_head.action_decoder.*")
 
+
+def _stack_keys(name: str, section: str) -> dict[str, str]:
+    keys = {"layers": "num_layers", "heads": "num_attention_heads", "head_dim": "attention_head_dim"}
+    return {f"{name}.{field}": f"action_head_cfg.{section}.{key}" for field, key in keys.items()}
+
+
 #: The size in config.json.
 _KEYS = {
     **{f"llm.{field}": f"eagle_config.text_config.{key}" for field, key in TEXT_KEYS.items()},
@@ -206,11 +232,9 @@ _KEYS = {
     "future": "action_head_cfg.num_target_vision_tokens",
     "positions": "action_head_cfg.max_seq_len",
     "buckets": "action_head_cfg.num_timestep_buckets",
+    **_stack_keys("dit", "diffusion_model_cfg"),
+    **_stack_keys("vl", "vl_self_attention_cfg"),
 }
-for _name, _stack in (("dit", "diffusion_model_cfg"), ("vl", "vl_self_attention_cfg")):
-    _KEYS[f"{_name}.layers"] = f"action_head_cfg.{_stack}.num_layers"
-    _KEYS[f"{_name}.heads"] = f"action_head_cfg.{_stack}.num_attention_heads"
-    _KEYS[f"{_name}.head_dim"] = f"action_head_cfg.{_stack}.attention_head_dim"
 _SHAPES = {
     "llm.width": (f"{_LAYERS}0.mlp.gate_proj.weight", 1),
     "llm.mlp": (f"{_LAYERS}0.mlp.gate_proj.weight", 0),
@@ -235,16 +259,16 @@ _REPEATED = {
 def size_from_config(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec] | None = None) -> GrootSize:
     """Size of a folder's network: from the shapes of its tensors where these determine it, else from config.json,
     else the release's. ValueError: inconsistent numbers."""
-    values = told(config, _KEYS) | seen(tensors or {}, _SHAPES)
+    values = read_fields(config, _KEYS) | fields_of_tensors(tensors or {}, _SHAPES)
     values |= tower_seen(tensors or {}, f"{_E}vision_model.vision_model.")
-    size: GrootSize = resized(GrootSize(), values)
+    size: GrootSize = with_fields(GrootSize(), values)
     return size
 
 
 def config_from_size(size: GrootSize) -> dict[str, Any]:
     """The config.json of a network of this size, with the release's keys."""
     top = {"action_dim": "action_dim", "horizon": "action_horizon", "llm.width": "hidden_size"}
-    content = {"model_type": "gr00t_n1_5", **written(size, top), **written(size, _KEYS, _REPEATED)}
+    content = {"model_type": "gr00t_n1_5", **config_of(size, top), **config_of(size, _KEYS, _REPEATED)}
     content["backbone_cfg"]["project_to_dim"] = None
     return content
 

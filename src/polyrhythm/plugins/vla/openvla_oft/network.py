@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.plugins.pretrained.fitting import Architecture, resized, seen, told
+from polyrhythm.plugins.pretrained.fitting import Architecture, fields_of_tensors, read_fields, with_fields
 from polyrhythm.plugins.pretrained.precision import computing_dtype
 from polyrhythm.plugins.vla.decoder import TEXT_KEYS, Decoder, DecoderSize, draw_unit_variance, gelu_mlp, positions_of
 from polyrhythm.plugins.vla.vision import (
@@ -281,7 +281,7 @@ def size_from_config(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec
             f"policy.checkpoint: config.json has timm_model_ids = {towers}, openvla_oft needs {_TOWERS} fused: "
             "choose a checkpoint of OpenVLA with the dinosiglip-vit-so-224px backbone"
         )
-    values = told(config, _KEYS)
+    values = read_fields(config, _KEYS)
     images = config.get("image_sizes", [224, 224])
     for index, tower in enumerate(("dino", "siglip")):
         values[f"{tower}.image"] = images[index]
@@ -291,15 +291,15 @@ def size_from_config(config: Mapping[str, Any], tensors: Mapping[str, WeightSpec
     width, heads = values.get("llama.width", LLAMA_7B.width), values.get("llama.heads", LLAMA_7B.heads)
     values = {"llama.kv_heads": heads, "llama.head_dim": width // heads} | values
     parts = {"action_dim": ("action_head.model.fc2.weight", 0), "proprio": ("proprio_projector.fc1.weight", 1)}
-    found = seen(tensors or {}, parts)
+    found = fields_of_tensors(tensors or {}, parts)
     head = l1_head_from_config(config) if "action_dim" in found else None
-    size: OpenVlaOftSize = resized(OpenVlaOftSize(l1_head=head), values | found)
+    size: OpenVlaOftSize = with_fields(OpenVlaOftSize(l1_head=head), values | found)
     return size
 
 
 def l1_head_from_config(config: Mapping[str, Any]) -> L1HeadSize:
     """Size of the L1 head, from config.json or else the release's."""
-    found = told(config, {"hidden": "action_head.hidden_dim", "blocks": "action_head.num_blocks"})
+    found = read_fields(config, {"hidden": "action_head.hidden_dim", "blocks": "action_head.num_blocks"})
     return replace(L1HeadSize(), **found)
 
 

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.plugins.pretrained.fitting import COUNT, Architecture, resized, seen, told, written
+from polyrhythm.plugins.pretrained.fitting import (
+    COUNT,
+    Architecture,
+    config_of,
+    fields_of_tensors,
+    read_fields,
+    with_fields,
+)
 from polyrhythm.plugins.pretrained.precision import computing_dtype
 from polyrhythm.plugins.vla.decoder import (
     AdaRMSNorm,
@@ -79,17 +86,20 @@ class Pi0Size:
         return self.vision.image
 
 
+class PaliGemmaModel(nn.Module):
+    def __init__(self, size: Pi0Size) -> None:
+        super().__init__()
+        self.vision_tower: Any = nn.ModuleDict({"vision_model": SiglipVisionModel(size.vision)})
+        self.multi_modal_projector: Any = nn.ModuleDict({"linear": nn.Linear(size.vision.width, size.vlm.width)})
+        self.language_model = Decoder(size.vlm)
+
+
 class PaliGemma(nn.Module):
     """The model, and `lm_head`: the word embedding, which the release stores only under this name."""
 
     def __init__(self, size: Pi0Size) -> None:
         super().__init__()
-        parts = {
-            "vision_tower": nn.ModuleDict({"vision_model": SiglipVisionModel(size.vision)}),
-            "multi_modal_projector": nn.ModuleDict({"linear": nn.Linear(size.vision.width, size.vlm.width)}),
-            "language_model": Decoder(size.vlm),
-        }
-        self.model: Any = nn.ModuleDict(parts)
+        self.model = PaliGemmaModel(size)
         self.lm_head = nn.Embedding(size.vocabulary, size.vlm.width)
 
     def image_features(self, images: Tensor, dtype: torch.dtype) -> Tensor:
@@ -102,6 +112,21 @@ class PaliGemma(nn.Module):
         """Ids [B,L] -> embeddings times √width [B,L,width] in `dtype`."""
         features: Tensor = self.lm_head(tokens).to(dtype) * math.sqrt(self.lm_head.embedding_dim)
         return features
+
+
+class GemmaExpert(nn.Module):
+    """The expert, and `lm_head`, which is in every release but unused."""
+
+    def __init__(self, size: Pi0Size) -> None:
+        super().__init__()
+        self.model = Decoder(size.expert)
+        self.lm_head = nn.Linear(size.expert.width, size.expert_vocabulary, bias=False)
+
+
+class PaliGemmaWithExpert(nn.Module):
+    def __init__(self, size: Pi0Size) -> None:
+        super().__init__()
+        self.paligemma, self.gemma_expert = PaliGemma(size), GemmaExpert(size)
 
 
 class Pi0Network(FlowNetwork):
@@ -118,9 +143,7 @@ class Pi0Network(FlowNetwork):
         self.feature_width, self.action_width = size.vlm.width, size.expert.width
         self.step_inputs = () if size.adaptive else ("state",)
         width = size.expert.width
-        paligemma, expert = PaliGemma(size), nn.ModuleDict({"model": Decoder(size.expert)})
-        expert["lm_head"] = nn.Linear(width, size.expert_vocabulary, bias=False)  # unused, in every release
-        self.paligemma_with_expert: Any = nn.ModuleDict({"paligemma": paligemma, "gemma_expert": expert})
+        self.paligemma_with_expert = PaliGemmaWithExpert(size)
         self.action_in_proj = nn.Linear(size.action_dim, width)
         self.action_out_proj = nn.Linear(width, size.action_dim)
         if size.adaptive:
@@ -217,6 +240,12 @@ _LANGUAGE, _EXPERT = f"{_P}paligemma.model.language_model.", f"{_P}gemma_expert.
 _WORDS, _UNUSED_WORDS = f"{_P}paligemma.lm_head.weight", f"{_P}gemma_expert.lm_head.weight"
 _HEADS = ("action_*", "state_proj.*", "time_mlp_*")
 
+
+def _decoder_shapes(name: str, start: str) -> dict[str, tuple[str, int]]:
+    gate = f"{start}layers.0.mlp.gate_proj.weight"
+    return {f"{name}.width": (gate, 1), f"{name}.mlp": (gate, 0), f"{name}.layers": (f"{start}layers.", COUNT)}
+
+
 #: The size in config.json: keys of lerobot and of openpi.
 _KEYS = {
     "horizon": "chunk_size|action_horizon",
@@ -237,11 +266,9 @@ _SHAPES = {
     "state_dim": ("state_proj.weight", 1),
     "vocabulary": (_WORDS, 0),
     "expert_vocabulary": (_UNUSED_WORDS, 0),
+    **_decoder_shapes("vlm", _LANGUAGE),
+    **_decoder_shapes("expert", _EXPERT),
 }
-for _name, _start in (("vlm", _LANGUAGE), ("expert", _EXPERT)):
-    _SHAPES[f"{_name}.width"] = (f"{_start}layers.0.mlp.gate_proj.weight", 1)
-    _SHAPES[f"{_name}.mlp"] = (f"{_start}layers.0.mlp.gate_proj.weight", 0)
-    _SHAPES[f"{_name}.layers"] = (f"{_start}layers.", COUNT)
 #: A decoder's variant -> its own keys.
 _VARIANT = {
     "width": "width",
@@ -263,7 +290,7 @@ def size_from_config(
     resolution = config.get("image_resolution", (size.image, size.image))
     if len(set(resolution)) != 1:
         raise ValueError(f"config.json: image_resolution = {list(resolution)}: π0's images are square; make them equal")
-    values = {"vision.image": resolution[0]} | told(config, _KEYS) | seen(tensors or {}, _SHAPES)
+    values = {"vision.image": resolution[0]} | read_fields(config, _KEYS) | fields_of_tensors(tensors or {}, _SHAPES)
     values |= tower_seen(tensors or {}, f"{_P}paligemma.model.vision_tower.vision_model.")
     values.setdefault("state_dim", values.get("action_dim", size.action_dim))
     for name, (key, released) in _VARIANTS.items():
@@ -272,19 +299,19 @@ def size_from_config(
             raise ValueError(f"config.json: {key} = {variant!r} is unknown; known are {', '.join(VARIANTS)}")
         own = asdict(VARIANTS[variant]) if isinstance(variant, str) else {of: variant[k] for of, k in _VARIANT.items()}
         values = {f"{name}.{field}": value for field, value in own.items()} | values
-    found: Pi0Size = resized(size, values)
+    found: Pi0Size = with_fields(size, values)
     return found
 
 
 def config_from_size(size: Pi0Size, kind: str, language: int) -> dict[str, Any]:
     """The config.json of a network of this size, with lerobot's keys. language: L, tokens of the prompt."""
-    content = {"type": kind, **written(size, _KEYS), "n_action_steps": size.horizon, "tokenizer_max_length": language}
+    content = {"type": kind, **config_of(size, _KEYS), "n_action_steps": size.horizon, "tokenizer_max_length": language}
     content["image_resolution"] = [size.image, size.image]
     for name, (key, _) in _VARIANTS.items():
         own: DecoderSize = getattr(size, name)
         plain = {known: replace(one, eps=own.eps, theta=own.theta) for known, one in VARIANTS.items()}
         named = next((known for known, one in plain.items() if one == replace(own, condition=0)), None)
-        content[key] = named or written(own, _VARIANT)
+        content[key] = named or config_of(own, _VARIANT)
     return content
 
 
