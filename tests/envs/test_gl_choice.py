@@ -33,8 +33,8 @@ from polyrhythm.runtime.messages import Channels
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.stations.simulator.station import SimulatorFactory
 
-#: A MuJoCo that draws by waiting: `serial` one frame of all processes after another, as one graphics unit of a GPU
-#: does, and `parallel` in each process for itself.
+#: A MuJoCo whose frames take time by a clock of its own: `serial` draws one frame of all processes after another, as
+#: one graphics unit of a GPU does, so they share a clock; `parallel` draws in each process for itself.
 MUJOCO = """
 import fcntl, os, time
 from pathlib import Path
@@ -69,10 +69,15 @@ class Renderer:
         if kind == "serial":
             with (folder / "unit").open("a") as unit:
                 fcntl.flock(unit, fcntl.LOCK_EX)
-                time.sleep(0.02)
-        if kind == "parallel":
-            time.sleep(0.04)
+                unit.write(".")
+        if kind in {"serial", "parallel"}:
+            time.monotonic = self._now
         return np.arange(2) * (kind != "blank")
+
+    def _now(self):
+        if kind == "serial":
+            return 0.02 * (folder / "unit").stat().st_size
+        return 0.04 * self._frames
 
     def close(self):
         pass
@@ -104,7 +109,8 @@ def test_what_draws_one_after_another_is_chosen_for_one_simulator_and_not_for_se
     found = re.search(said, caplog.text)
     assert found, caplog.text
     serial, parallel = map(float, found.groups())
-    assert serial < parallel, "four at 20 ms in turn, and four at 40 ms side by side"
+    assert serial == pytest.approx(50, abs=5), "four at 20 ms in turn"
+    assert parallel == pytest.approx(100, abs=10), "four at 40 ms side by side"
 
 
 @pytest.mark.parametrize("kind", ["refuses", "blank", "crashes", "hangs"])

@@ -1,7 +1,7 @@
 """A station that says, in a file of the folder where the run works, how its process was started.
 
 A template that has imported this has a root logger of its own; and while there is a file named `LATE`, its forks come
-late, and write their process ids there.
+late.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from polyrhythm.runtime.messages import Station
 
 #: The process that has imported this.
 IMPORTED_BY = os.getpid()
-LATE, LATE_S = "late", 1.0
+LATE, LATE_S = "late", 60.0
 _forks = itertools.count(1)
 
 
 def _come_late() -> None:
     """In the second of two forks, which is the station's process; its parent has ended by now."""
-    if next(_forks) == 2 and (late := Path(LATE)).exists():
+    if next(_forks) == 2 and Path(LATE).exists():
         time.sleep(LATE_S)
-        late.write_text(str(os.getpid()))
 
 
 if Path(sys.argv[0]).name == "template.py":

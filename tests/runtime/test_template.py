@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.process.runs import PATIENCE_S, children, config, gone, orphaned_folders, wait_until
+from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
 from tests.runtime.scripted import DIES
-from tests.runtime.telling import LATE, LATE_S, TellingFactory
+from tests.runtime.telling import LATE, TellingFactory
 
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import process_ids
@@ -99,18 +99,18 @@ def test_what_has_another_seat_is_started_by_itself(tmp_path: Path, monkeypatch:
         assert all(each["sockets"] <= 1 for each in said), "that of ZeroMQ, whose thread may not have opened it yet"
 
 
-def test_a_fork_that_comes_late_does_not_work_beside_the_process_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_that_comes_late_is_ended_and_reaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(psutil.Process().children())
     with started(tmp_path, monkeypatch, Resources(), Resources()) as (launcher, told):
-        monkeypatch.setattr(template_module, "_ANSWER_S", LATE_S / 3)
-        late = tmp_path / LATE
-        late.touch()
+        monkeypatch.setattr(template_module, "_ANSWER_S", 1.0)
+        (tmp_path / LATE).touch()
         launcher.hosting.send("s1", PublishWeights("s1", DIES))
         assert isinstance(launcher.receive(PATIENCE_S), StationLost)
         assert launcher.receive(PATIENCE_S) == TrainerJoined("s1", 1, 0)
-        wait_until(lambda: bool(late.read_text()))
-        assert gone([int(late.read_text())], 5.0)
+        # Zombies are children, too: neither the late fork nor what is left of it.
+        assert set(psutil.Process().children()) - before == {
+            *map(psutil.Process, process_ids(launcher.hosting).values())
+        }
         assert not told("s1.1")["forked"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from tests.conformance.weights import Module, layout_of
+from tests.conformance.weights import HostHandles, Module, layout_of, state
 
 from polyrhythm.pipeline.observers.idle import WeightsTraffic
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
@@ -73,7 +73,9 @@ def test_the_trainer_keeps_a_copy_on_its_device_only_if_a_generator_takes_it_fro
 @pytest.mark.parametrize(
     ("device", "ends", "way"),
     [
-        ("cuda:0", Ends("cuda:0", ("cuda:0", "cuda:1")), "ipc"),
+        ("cuda:1", Ends("cuda:0", ("cuda:1",)), "peer"),
+        ("cuda:0", Ends("cuda:0", ("cuda:1", "cuda:0")), "ipc"),
+        ("cuda:3", Ends("cuda:0", ("cuda:3",)), ""),
         ("cuda:1", Ends("cuda:0", ("cuda:1",), SHARDED), ""),
         ("cpu", Ends("cuda:0", ("cuda:0", "cpu")), ""),
         ("cuda:1", None, ""),
@@ -81,13 +83,38 @@ def test_the_trainer_keeps_a_copy_on_its_device_only_if_a_generator_takes_it_fro
 )
 def test_a_process_opens_its_end_for_the_way(device, ends, way, tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    layout = layout_of(Module())
-    found = open_weights(layout, memoryview(bytearray(shared_nbytes(layout))), tmp_path, device, ends)
-    if way:
-        assert isinstance(found, DeviceWeights)
-        assert caplog.messages == [f"weights at {device}: {way}, because trainer and generator are on cuda:0"]
-    else:
+    layout, devices = layout_of(Module()), []
+    memory = bytearray(shared_nbytes(layout))
+
+    def handles(device):
+        devices.append(device)
+        return HostHandles(tmp_path)
+
+    def opened(device):
+        return open_weights(layout, memoryview(memory), tmp_path, device, ends, reaches=ALL, handles=handles)
+
+    found = opened(device)
+    if not way:
         assert isinstance(found, SharedWeights)
+        assert not devices
+        return
+    assert isinstance(found, DeviceWeights)
+    assert caplog.messages == [f"weights at {device}: {way}, because {choose_way(ends, device, ALL).why}"]
+    trainer = opened(ends.trainer)
+    assert devices == ["cuda:0", "cuda:0"], "the memory of the trainer's device, wherever the process is"
+    trainer.publish(4, state(4))
+    into = Module(7)
+    assert found.fetch(4, into.state_dict()).way == way, "the trainer has kept a copy"
+    assert into.values() == [4]
+
+
+@pytest.mark.parametrize(("generator", "kept"), [("cuda:1", True), ("cuda:3", False)])
+def test_a_trainer_copies_to_its_device_only_for_those_that_reach_it(generator, kept, tmp_path):
+    layout, ends = layout_of(Module()), Ends("cuda:0", (generator,))
+    memory = memoryview(bytearray(shared_nbytes(layout)))
+    found = open_weights(layout, memory, tmp_path, "cuda:0", ends, reaches=ALL, handles=lambda _: HostHandles(tmp_path))
+    found.publish(4, state(4))
+    assert (tmp_path / "weights.device").exists() is kept
 
 
 def test_traffic_goes_through_counters_and_back():

@@ -32,6 +32,7 @@ class Gated(Counting):
         if threading.current_thread() is not threading.main_thread():
             self.waits.set()
             assert self.gate.wait(DEADLINE_S)
+        assert [type(given) for given in (rows, tasks, seeds)] == [list] * 3, "what the station gives, too"
         super().reset(rows, tasks, seeds)
         self.threads += [threading.current_thread().name] * len(rows)
 
@@ -79,6 +80,17 @@ def open_when_waited_for(ahead: ResetAhead, inner: Gated) -> None:
     while not ahead.changed._waiters and time.monotonic() < until:  # type: ignore[attr-defined]
         time.sleep(0.001)
     inner.gate.set()
+
+
+def await_idle(ahead: ResetAhead) -> None:
+    """Wait until the thread that resets spare rows has found nothing to do."""
+    until = time.monotonic() + DEADLINE_S
+    while True:
+        with ahead.changed:
+            if ahead.changed._waiters:  # type: ignore[attr-defined]
+                return
+        assert time.monotonic() < until, "it resets a spare row"
+        time.sleep(0.001)
 
 
 def seen(ahead: ResetAhead, rows: Sequence[int]) -> list[list[float]]:
@@ -161,10 +173,8 @@ def test_what_is_about_to_begin_is_kept(ahead: ResetAhead, inner: Gated) -> None
 def test_an_episode_that_has_begun_is_not_reset_again(ahead: ResetAhead, inner: Gated) -> None:
     ahead.prepare([(0, 8), (0, 9), (0, 10)], [])
     settle(ahead, (0, 8), (0, 9))
-    inner.gate.clear()
-    inner.waits.clear()
     ahead.reset([0, 1], [0] * 2, [8, 10])  # one by a spare row, one in place
-    assert not inner.waits.wait(0.2), "no spare row is reset for what has begun"
+    await_idle(ahead)
     assert inner.threads == ["reset ahead"] * 2 + ["MainThread"]
 
 

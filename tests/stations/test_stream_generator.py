@@ -106,6 +106,8 @@ def test_an_aborted_stream_says_what_it_cost_and_answers_nobody() -> None:
     assert not said
     (done,) = stand.do(AbortStream("g", 2), AbortStream("g", 7))
     assert done == StreamDone("g", 0, 2, 0, 3, aborted=True)
+    said = stand.do(stand.start(3, "b", 4), AbortStream("g", 3))
+    assert said == [StreamDone("g", 0, 3, -1, 0, aborted=True)], "no version has answered before its first token"
     assert list(replies(stand.finish())) == ["a"]
 
 

@@ -55,6 +55,7 @@ class PinnedBatch:
         self._version, self._calls = version, 0
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        assert [type(given) for given in (rows, tasks, seeds)] == [list] * 3, "they index arrays"
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
             self._x[row] = task, seed % 100
         if self.settings.defect == "refuses":

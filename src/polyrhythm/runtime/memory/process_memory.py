@@ -9,7 +9,7 @@ Where a run has one host, `ProcessMemory` is all there is. The spec of a process
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,8 @@ from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.specs.weights import WeightsLayout
 
 if TYPE_CHECKING:
-    from polyrhythm.runtime.memory.published import Ends
+    from polyrhythm.runtime.memory.device_weights import CudaHandles
+    from polyrhythm.runtime.memory.published import Ends, Reaches
     from polyrhythm.runtime.memory.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -72,22 +73,30 @@ def open_memory(
     return memory
 
 
-def open_weights(layout: WeightsLayout, memory: memoryview, folder: Path, device: str, ends: Ends | None) -> Weights:
+def open_weights(
+    layout: WeightsLayout,
+    memory: memoryview,
+    folder: Path,
+    device: str,
+    ends: Ends | None,
+    *,
+    reaches: Reaches | None = None,
+    handles: Callable[[str], CudaHandles] | None = None,
+) -> Weights:
     """The end of a process on `device` (cpu or cuda:N). memory, folder: see `SharedWeights`; ends: where all ends are,
-    None: not known, so the host's memory alone. The process's log says which way it takes and why."""
-    from polyrhythm.runtime.memory.device_weights import (  # torch, which simulators do not need
-        CudaHandles,
-        DeviceWeights,
-        can_reach,
-    )
+    None: not known, so the host's memory alone; reaches, handles: None for those of CUDA. The process's log says which
+    way it takes and why."""
+    # torch, which simulators do not need
+    from polyrhythm.runtime.memory.device_weights import CudaHandles, DeviceWeights, can_reach
     from polyrhythm.runtime.memory.published import CPU, choose_way, keeps_copy
     from polyrhythm.runtime.memory.weights import SharedWeights
 
-    host = SharedWeights(layout, memory, folder)
+    host, reaches = SharedWeights(layout, memory, folder), reaches or can_reach
     if ends is None or CPU in (device, ends.trainer) or ends.host_only:
         return host
-    choice = choose_way(ends, device, can_reach)
+    choice = choose_way(ends, device, reaches)
     log.info("weights at %s: %s, because %s", device, choice.way, choice.why)
     if choice.way == "host":
         return host
-    return DeviceWeights(host, folder, CudaHandles(ends.trainer), choice.way, keeps=keeps_copy(ends, can_reach))
+    shared = (handles or CudaHandles)(ends.trainer)
+    return DeviceWeights(host, folder, shared, choice.way, keeps=keeps_copy(ends, reaches))

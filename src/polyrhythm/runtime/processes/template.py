@@ -7,8 +7,8 @@ while it asks, and the template's direct child ends at once (prctl(2), PR_SET_CH
 
 Where anything of this is not possible, `start_child` starts the process.
 
-Invariant: a fork begins its work only when told to by who asked, who then knows its process id; without that it ends.
-So a fork that comes late does not work beside the process that was started in its place.
+Invariant: a fork begins its work only when told to by who asked, who then knows its process id; without that it ends,
+and who asked reaps it. So a fork that comes late does not work beside the process that was started in its place.
 """
 
 from __future__ import annotations
@@ -154,8 +154,14 @@ class Template:
             ours.settimeout(_ANSWER_S)
             pid = int.from_bytes(ours.recv(_PID_BYTES), "little")
             if not pid:
-                raise ChildProcessError("the template has ended, or its fork has not been adopted")
-            ours.send(b"1")
+                raise ChildProcessError("the template has ended")
+            try:
+                if not ours.recv(1):
+                    raise ChildProcessError("the template's fork has ended, or has not been adopted")
+                ours.send(b"1")
+            except OSError:
+                _end(ForkedProcess(pid))  # a child of this process, which would stay as a zombie
+                raise
         return pid
 
     def close(self) -> None:
@@ -163,10 +169,14 @@ class Template:
         process, self._process = self._process, None
         if process is None:
             return
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # from a file system that hangs
-            process.wait(_LEAVE_S)
+        _end(process)
         self._line.close()
+
+
+def _end(process: ProcessHandle) -> None:
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # from a file system that hangs
+        process.wait(_LEAVE_S)
 
 
 def _fits(seat: Resources) -> bool:
@@ -209,14 +219,16 @@ def main() -> None:
 
 
 def _fork(line: socket.socket, what: int, spec: int, log_file: int, asker: int) -> None:
-    """Fork twice: the fork's parent has ended when this returns."""
+    """Fork twice: the fork's parent has said its process id, and has ended, when this returns."""
     middle = os.fork()
     if middle:
         os.waitpid(middle, 0)
         return
     middle = os.getpid()
     try:
-        if not os.fork():
+        if pid := os.fork():
+            os.write(asker, pid.to_bytes(_PID_BYTES, "little"))
+        else:
             line.close()
             _become(middle, what, spec, log_file, asker)
     finally:
@@ -234,7 +246,7 @@ def _become(middle: int, what: int, spec: int, log_file: int, asker: int) -> NoR
         if os.getppid() != request.parent:
             os._exit(1)
         with socket.socket(fileno=asker) as answer:
-            answer.send(os.getpid().to_bytes(_PID_BYTES, "little"))
+            answer.send(b"1")
             if not answer.recv(1):
                 os._exit(1)
         os.setsid()

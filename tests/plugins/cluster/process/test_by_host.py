@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from tests.long import long
 from tests.process.networks import memory
@@ -40,7 +39,7 @@ def other_clock(seconds: int) -> tuple[str, ...]:
 
 
 def kill(station: str) -> None:
-    (process,) = [p for p in psutil.Process().children(recursive=True) if p.cmdline()[-1:] == [station]]
+    (process,) = [p for p in children() if p.cmdline()[-1:] == [station]]
     os.kill(process.pid, signal.SIGKILL)
 
 
