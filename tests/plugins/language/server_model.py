@@ -28,17 +28,13 @@ LENGTH = 64
 
 
 class BiasedEngine(NativeEngine):
-    """The native engine, which tells what runs. bias: by token; endless: requests that no token ends; positioned: noise
-    is keyed by the position in the sequence."""
+    """The native engine, which tells what runs. bias: by token; positioned: noise is keyed by the position in the
+    sequence."""
 
     def __init__(self, *args: Any, positioned: bool, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.bias: dict[str, float] = {}
-        self.endless: set[int] = set()
         self.positioned = positioned
-
-    def _ends(self, row: Any) -> bool:
-        return row.request.request_id not in self.endless and super()._ends(row)
 
     def _sample(self, features: Tensor) -> None:
         logits = self._network.logits(features)
@@ -81,7 +77,6 @@ class Asked(NamedTuple):
     greedy: bool
     seed: int
     bias: Mapping[str, float]
-    endless: bool = False
 
 
 class Model:
@@ -163,8 +158,6 @@ class Model:
         self.asked.append(asked)
         self.names[self.count] = (asked.name, queue.SimpleQueue())
         self.engine.bias = dict(asked.bias)
-        if asked.endless:
-            self.engine.endless.add(self.count)
         prompt = np.array(asked.prompt, np.int32)
         self.engine.add(EngineRequest(self.count, prompt, asked.most, asked.greedy, asked.seed))
         return self.names[self.count][1]

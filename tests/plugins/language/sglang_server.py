@@ -73,8 +73,9 @@ class Handler(BaseHTTPRequestHandler):
         assert tuple(asked["stop_token_ids"]) == tuple(sorted(model.stops))
         assert asked["temperature"] in (0.0, model.sampling.temperature)
         most, greedy, seed = asked["max_new_tokens"], asked["temperature"] == 0.0, asked["sampling_seed"]
-        bias, endless = asked.get("logit_bias", {}), asked["ignore_eos"]
-        events = model.generate(Asked(body["rid"], body["input_ids"], most, greedy, seed, bias, endless))
+        assert not asked["ignore_eos"], "stop_token_ids have no effect then"
+        bias = asked.get("logit_bias", {})
+        events = model.generate(Asked(body["rid"], body["input_ids"], most, greedy, seed, bias))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")

@@ -96,18 +96,19 @@ def test_neighbours_in_the_same_pages_are_not_touched(store: FileStore) -> None:
     assert all(torch.equal(x, y) for x, y in zip(tensors, kept, strict=True))
 
 
-def test_without_room_nothing_is_freed_and_the_error_says_where(tmp_path: Path) -> None:
-    tensors = some_tensors(MB)
+@pytest.mark.parametrize("small", [False, True])
+def test_without_room_nothing_is_freed_and_the_error_says_where(small: bool, tmp_path: Path) -> None:
+    tensors = [torch.ones(2048)] if small else some_tensors(MB)  # the small one fits into the file's buffer
     before = [x.clone() for x in tensors]
     store = FileStore(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MB // 2, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0 if small else MB // 2, hard))
     try:
         with pytest.raises(RunHalted, match=r"placement.sharing = lease: \d+ bytes .*File too large.*make room there"):
             store.suspend(tensors)
+        store.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        store.close()
     assert all(torch.equal(x, y) for x, y in zip(tensors, before, strict=True))
 
 

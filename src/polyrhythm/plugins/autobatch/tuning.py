@@ -190,6 +190,16 @@ class BatchTuner:
 
 
 BatchTuner.saved = (
-    *(BatchTuner, Candidate, ClosedLoop, ClusterTiming, Forecast, MeasuredRate),
-    *(OperatingPoint, PassTimeModel, RateMeter, RunningPass, Search, SlotTiming),
+    BatchTuner,
+    Candidate,
+    ClosedLoop,
+    ClusterTiming,
+    Forecast,
+    MeasuredRate,
+    OperatingPoint,
+    PassTimeModel,
+    RateMeter,
+    RunningPass,
+    Search,
+    SlotTiming,
 )

@@ -20,6 +20,7 @@ import os
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -99,6 +100,9 @@ class FileStore:
                 file.write(_memory(address, size))
             file.flush()
         except OSError as error:
+            with suppress(OSError):  # closing tries to write the rest of its buffer
+                self.close()
+            self._file = None
             raise RunHalted(
                 f"placement.sharing = lease: {sum(size for _, size in places)} bytes of a station cannot be put into "
                 f"{self._folder} ({error.strerror}); make room there"

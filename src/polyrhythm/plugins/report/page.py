@@ -89,7 +89,7 @@ def page(runs: Sequence[Run]) -> str:
     title = f"{len(runs)} runs compared" if several else runs[0].label
     notice = '<p class="notice">This run is not finished: here is what it has come to so far.</p>'
     parts = [f"<h1>{escape(title)}</h1>"]
-    parts += [named(run, notice * (not run.finished) + tables.tiles(run), runs) for run in runs]
+    parts += [named(run, ("" if run.finished else notice) + tables.tiles(run), runs) for run in runs]
     parts.append(section("Settings that differ", tables.settings(runs)))
     parts.append(section("Warnings", *(named(run, tables.setbacks(run), runs) for run in runs)))
     parts_of_one = (tables.by_task, tables.by_samples, tables.by_metric)
@@ -98,8 +98,12 @@ def page(runs: Sequence[Run]) -> str:
     added: Sequence[ReportSection] = load_all("report")
     parts += [one.draw(runs) for one in added if one.after == "Results"]
     draw = (
-        *(figures.success, figures.returns, updates.env_metrics, updates.updates),
-        *(figures.throughput, figures.utilisation),
+        figures.success,
+        figures.returns,
+        updates.env_metrics,
+        updates.updates,
+        figures.throughput,
+        figures.utilisation,
     )
     parts += [figure_section(figure) for drawn in draw if (figure := drawn(runs)) is not None]
     parts += [one.draw(runs) for one in added if one.after == "Utilisation"]
@@ -107,7 +111,8 @@ def page(runs: Sequence[Run]) -> str:
         parts.append(figure_section(lag))
     for run in runs:
         if (figure := bars.timeline(run)) is not None:
-            parts.append(figure_section(figure._replace(heading=figure.heading + f": {run.label}" * several)))
+            heading = f"{figure.heading}: {run.label}" if several else figure.heading
+            parts.append(figure_section(figure._replace(heading=heading)))
     wall = bars.wall_time(runs)
     if wall is not None:
         parts.append(figure_section(wall))

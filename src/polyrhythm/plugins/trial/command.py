@@ -49,5 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"\n{len(failed)} of {len(found)} checks failed: {', '.join(failed)}")
     else:
         notes = sum(finding.state == "note" for _, finding in found)
-        print(f"\nall {len(found)} checks passed" + f", {notes} with a note" * bool(notes))
+        noted = f", {notes} with a note" if notes else ""
+        print(f"\nall {len(found)} checks passed{noted}")
     return 1 if failed else 0

@@ -28,9 +28,24 @@ from polyrhythm.training.objective import advantage_estimate, policy_loss
 _STEPS = (3, 2)
 #: Names of the learner's own metrics.
 _TAKEN = {
-    *("ratio", "approx_kl", "proximal_approx_kl", "behav_approx_kl", "interpolation_error", "mismatch_weight"),
-    *("reference_kl", "mismatch_kl", "policy_loss", "entropy_loss", "grad_norm", "early_stopped", "lr"),
-    *("average_version", "current_version", "correction_weight", "correction_clip_fraction", "rejected_fraction"),
+    "ratio",
+    "approx_kl",
+    "proximal_approx_kl",
+    "behav_approx_kl",
+    "interpolation_error",
+    "mismatch_weight",
+    "reference_kl",
+    "mismatch_kl",
+    "policy_loss",
+    "entropy_loss",
+    "grad_norm",
+    "early_stopped",
+    "lr",
+    "average_version",
+    "current_version",
+    "correction_weight",
+    "correction_clip_fraction",
+    "rejected_fraction",
     "zero_advantage_fraction",
 }
 

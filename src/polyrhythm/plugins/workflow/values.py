@@ -37,8 +37,8 @@ _TUPLE, _ARRAY, _TENSOR, _CHANNEL = range(1, 5)
 #: dtypes without Python objects in them, as numpy writes them.
 _DTYPE = re.compile(r"[<>|=][biufcSUMm][0-9]{1,5}(\[[0-9a-zA-Z]{1,8}\])?")
 _TENSOR_DTYPES = frozenset((
-    *("bool", "uint8", "int8", "int16", "int32", "int64"),
-    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    "bool", "uint8", "int8", "int16", "int32", "int64",
+    "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
 ))  # fmt: skip
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 _encode = msgspec.msgpack.Encoder().encode

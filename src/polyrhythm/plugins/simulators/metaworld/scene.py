@@ -32,14 +32,34 @@ OTHER_WORDS: dict[str, str] = {name: task["other"] for name, task in _TASKS.item
 #: Tasks whose goal is only a position → the site that marks it; cheap rendering keeps it visible.
 GOAL_MARKERS: dict[str, str] = {name: task["marker"] for name, task in _TASKS.items() if "marker" in task}
 _MT10 = (
-    *("reach-v3", "push-v3", "pick-place-v3", "door-open-v3", "drawer-open-v3", "drawer-close-v3"),
-    *("button-press-topdown-v3", "peg-insert-side-v3", "window-open-v3", "window-close-v3"),
+    "reach-v3",
+    "push-v3",
+    "pick-place-v3",
+    "door-open-v3",
+    "drawer-open-v3",
+    "drawer-close-v3",
+    "button-press-topdown-v3",
+    "peg-insert-side-v3",
+    "window-open-v3",
+    "window-close-v3",
 )
 _MT25 = (
     *_MT10,
-    *("coffee-pull-v3", "pick-out-of-hole-v3", "disassemble-v3", "pick-place-wall-v3", "basketball-v3"),
-    *("stick-pull-v3", "button-press-wall-v3", "faucet-open-v3", "door-lock-v3", "lever-pull-v3", "sweep-into-v3"),
-    *("faucet-close-v3", "coffee-button-v3", "button-press-topdown-wall-v3", "dial-turn-v3"),
+    "coffee-pull-v3",
+    "pick-out-of-hole-v3",
+    "disassemble-v3",
+    "pick-place-wall-v3",
+    "basketball-v3",
+    "stick-pull-v3",
+    "button-press-wall-v3",
+    "faucet-open-v3",
+    "door-lock-v3",
+    "lever-pull-v3",
+    "sweep-into-v3",
+    "faucet-close-v3",
+    "coffee-button-v3",
+    "button-press-topdown-wall-v3",
+    "dial-turn-v3",
 )
 #: Meta-World's sets of tasks, in its order; MT50 is all of them, in the order of their names.
 TASK_SETS: dict[str, tuple[str, ...]] = {"MT10": _MT10, "MT25": _MT25, "MT50": tuple(sorted(INSTRUCTIONS))}
@@ -53,8 +73,15 @@ _VISUAL_GROUPS = 3
 #: Bodies that cheap rendering hides: the arm's meshes cost more than everything else.
 HIDDEN_BODIES = frozenset(
     [
-        *("controller_box", "pedestal_feet", "pedestal", "torso", "head"),
-        *("right_arm_base_link", "right_l0", "right_l1", "right_l2"),
+        "controller_box",
+        "pedestal_feet",
+        "pedestal",
+        "torso",
+        "head",
+        "right_arm_base_link",
+        "right_l0",
+        "right_l1",
+        "right_l2",
     ]
 )
 

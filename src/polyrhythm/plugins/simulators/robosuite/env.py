@@ -39,9 +39,25 @@ from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 #: Arguments of robosuite that settings of this adapter decide.
 _RESERVED = {
-    *("robots", "controller_configs", "control_freq", "horizon", "ignore_done", "hard_reset", "reward_shaping"),
-    *("reward_scale", "seed", "use_camera_obs", "use_object_obs", "has_renderer", "has_offscreen_renderer", "renderer"),
-    *("camera_names", "camera_heights", "camera_widths", "camera_depths", "camera_segmentations"),
+    "robots",
+    "controller_configs",
+    "control_freq",
+    "horizon",
+    "ignore_done",
+    "hard_reset",
+    "reward_shaping",
+    "reward_scale",
+    "seed",
+    "use_camera_obs",
+    "use_object_obs",
+    "has_renderer",
+    "has_offscreen_renderer",
+    "renderer",
+    "camera_names",
+    "camera_heights",
+    "camera_widths",
+    "camera_depths",
+    "camera_segmentations",
 }
 
 

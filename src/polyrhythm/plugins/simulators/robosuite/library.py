@@ -263,8 +263,15 @@ def seeded(seed: int, generator: np.random.Generator | None = None) -> Iterator[
 #: Tasks whose objects are drawn from a range on the table, so that there is room around it; the others have bins.
 PLACED = frozenset(
     {
-        *("Lift", "Stack", "Door", "TwoArmLift", "TwoArmHandover"),
-        *("NutAssembly", "NutAssemblySingle", "NutAssemblySquare", "NutAssemblyRound"),
+        "Lift",
+        "Stack",
+        "Door",
+        "TwoArmLift",
+        "TwoArmHandover",
+        "NutAssembly",
+        "NutAssemblySingle",
+        "NutAssemblySquare",
+        "NutAssemblyRound",
     }
 )
 

@@ -309,5 +309,7 @@ def find_python(python: str) -> Path:
     elif named:
         made = [path.name for path in envs_folder().glob("*")]
         near = nearest(python, sorted({*made, *extras}))
-        remedy = f"{near}{'or ' * bool(near)}make it: polyrhythm envs setup {python} --with REQUIREMENT"
+        remedy = f"make it: polyrhythm envs setup {python} --with REQUIREMENT"
+        if near:
+            remedy = f"{near}or {remedy}"
     raise MissingError(f"env.python = {python}: {path} is not a Python interpreter; {remedy}")
