@@ -303,3 +303,14 @@ def test_out_of_an_unfinished_run_proposes_to_resume_it(tmp_path: Path) -> None:
     pr.train(_recipe(), out=tmp_path / "run", callbacks=stop)
     with pytest.raises(pr.PolyrhythmError, match="is not finished; to go on with it: polyrhythm resume"):
         pr.train(_recipe(), out=tmp_path / "run")
+
+
+def test_old_module_names_work_or_say_where_to_import_from(tmp_path: Path) -> None:
+    done = _python("from polyrhythm.workflow.channel import Channel", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for imports, package in {
+        "import polyrhythm.workflow.errors": "polyrhythm.plugins.workflow",
+        "from polyrhythm.envs.text import sokoban": "polyrhythm.plugins.language.text",
+    }.items():
+        said = _python(imports, tmp_path).stderr
+        assert f" is gone; import what you need from {package} or one of its modules" in said

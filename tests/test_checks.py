@@ -9,8 +9,8 @@ from polyrhythm import checks
 from polyrhythm.checks import Check, CheckContext, Examined, examine_all, require_added, with_added
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError, MissingError
-from polyrhythm.pipeline.validation.check import CHECKS
-from polyrhythm.plugin import load_all
+from polyrhythm.pipeline.validation.check import CHECKS, validate_run
+from polyrhythm.plugin import PluginError, load_all
 
 
 def names(depth: checks.Cost) -> list[str]:
@@ -43,6 +43,41 @@ def test_a_plugins_row_names_a_row_of_the_core_or_a_place_that_is_known() -> Non
     places = {"", "spec", "environment's trial", "custom objective", "episode", "policies", "doctor"}
     known = {check.name for check in CHECKS} | places
     assert {one.after for own in load_all("check") for one in own} <= known
+
+
+def own_rows(monkeypatch: pytest.MonkeyPatch, *rows: Check) -> None:
+    theirs = load_all("check")
+    monkeypatch.setattr(checks, "load_all", lambda _: [*theirs, rows])
+
+
+def test_a_row_follows_a_plugins_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [Check(f"after {name}", "recipe", "settings", refuse, after=name) for name in ("placement", "policy")]
+    own_rows(monkeypatch, *own)
+    assert names("contract").index("after placement") > names("contract").index("placement")
+    for depth in ("settings", "machine", "trial", "contract"):
+        found = names(depth)
+        assert [found.count(one.name) for one in own] == [1, 1], depth
+
+
+@pytest.mark.parametrize("after", ["no such row", "rendering", "own"])
+def test_a_row_that_would_never_run_is_an_error(monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+    own_rows(monkeypatch, Check("own", "recipe", "settings", refuse, after=after))
+    with pytest.raises(PluginError, match=f"^check own: after = {after}: there is no such row; name one of devices, "):
+        names("settings")
+
+
+def test_before_a_run_with_a_checkpoint_each_row_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithCheckpoint(type(config().policy)):  # type: ignore[misc]
+        checkpoint: str = "somewhere"
+
+    runs: list[str] = []
+
+    def count(_: CheckContext) -> None:
+        runs.append("form")
+
+    own_rows(monkeypatch, Check("counted", "recipe", "trial", count, needs=("form",), after="policy's form"))
+    validate_run(config().model_copy(update={"policy": WithCheckpoint()}))
+    assert runs == ["form"]
 
 
 def refuse(_: CheckContext) -> str:

@@ -82,10 +82,17 @@ class _Moved(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         name = _new_name(spec.name)
+        try:
+            content = vars(importlib.import_module(name)).items()
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            package = name.rpartition(".")[0]
+            message = f"{spec.name} is gone; import what you need from {package} or one of its modules"
+            raise ModuleNotFoundError(message, name=name) from error
         warnings.warn(f"{spec.name} is now {name}; import that", DeprecationWarning, stacklevel=2)
         module = ModuleType(spec.name)
         own = vars(module) | {"__path__": None}
-        content = vars(importlib.import_module(name)).items()
         module.__dict__.update({key: value for key, value in content if key not in own or key == "__doc__"})
         return module
 

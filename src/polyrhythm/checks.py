@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from polyrhythm.conformance import Finding, own_place, raised, remedy
 from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, StartError
-from polyrhythm.plugin import load_all
+from polyrhythm.plugin import PluginError, load_all
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 #: and runs them (before every run); contract tries all that they promise (`check`).
 Cost = Literal["settings", "machine", "trial", "contract"]
 _COSTS: tuple[Cost, ...] = get_args(Cost)
+#: What a row of a plugin may follow other than another row (`Check`).
+PLACES = ("", "spec", "environment's trial", "custom objective", "policies", "episode", "doctor")
 
 
 class Examined(NamedTuple):
@@ -47,8 +49,8 @@ class CheckContext:
     depth: checks up to this cost run. free: returns the free bytes of a device's memory; None: measured. settings: the
     policy's, or stand-ins if its files are missing; sized: the form has the run's own size. rows: the environment's
     first observations. tried: the policy that is run, or its miniature, with its form. failed: names of failed checks.
-    simulates: environments are built here, not by joining simulators. begun: the run resumes. numbers: measurements by
-    name, for JSON.
+    done: rows whose followers ran ahead of their turn. simulates: environments are built here, not by joining
+    simulators. begun: the run resumes. numbers: measurements by name, for JSON.
     """
 
     config: RunConfig
@@ -65,6 +67,7 @@ class CheckContext:
     rows: dict[str, NDArray[Any]] = field(default_factory=dict)
     tried: tuple[Policy, PolicyForm] | None = None
     failed: set[str] = field(default_factory=set)
+    done: set[str] = field(default_factory=set)
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
@@ -78,7 +81,7 @@ class Check:
 
     cost: lowest depth that runs it. until: depth from which other rows replace it. run: takes the context; a
     PolyrhythmError is a failed finding. needs: fields of the context that must be known. after: for a plugin's row, the
-    core's row that it follows, or one of
+    row that it follows, or one of
 
         ""                     before all
         "spec"                 where the environment's spec is read: sets it in the context
@@ -102,7 +105,7 @@ class Check:
         return _COSTS.index(self.cost) <= reached and (self.until is None or reached < _COSTS.index(self.until))
 
     def is_ready(self, context: CheckContext) -> bool:
-        return all(getattr(context, name) is not None for name in self.needs)
+        return self.after not in context.done and all(getattr(context, name) is not None for name in self.needs)
 
     def findings(self, context: Any) -> Iterator[Examined]:
         """Run the check and yield its findings."""
@@ -119,11 +122,29 @@ def added(depth: Cost, after: str) -> list[Check]:
 
 
 def with_added(checks: Sequence[Check], depth: Cost) -> list[Check]:
-    """Rows of this depth in order, including those of plugins."""
-    rows = added(depth, "")
+    """Rows of this depth in order, including those of plugins. PluginError: one follows a row that is not there."""
+    core, followers, rows = {check.name for check in checks}, dict[str, list[Check]](), list[Check]()
+    for own in load_all("check"):
+        for one in own:
+            followers.setdefault(one.after, []).append(one)
+
+    def follow(name: str) -> None:
+        found = followers.pop(name, [])
+        rows.extend(found)
+        for one in found:
+            if one.name not in core:
+                follow(one.name)
+
+    follow("")
     for check in checks:
-        rows += [check] * check.runs_at(depth) + added(depth, check.name)
-    return rows
+        rows.append(check)
+        follow(check.name)
+    for after in followers.keys() - {*PLACES}:
+        raise PluginError(
+            f"check {followers[after][0].name}: after = {after}: there is no such row; name one of "
+            f"{', '.join(check.name for check in checks)}, or a place that polyrhythm.checks.Check lists"
+        )
+    return [row for row in rows if row.runs_at(depth)]
 
 
 def examine_all(checks: Iterable[Check], context: CheckContext) -> Iterator[Examined]:

@@ -10,14 +10,16 @@ from typing import Literal
 import pytest
 import torch
 import yaml
-from tests.pipeline.runs import LOCKSTEP
+from tests.pipeline.runs import LOCKSTEP, config
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
-from polyrhythm.errors import RunFolderError, RunHalted
+from polyrhythm.errors import RunFolderError, RunHalted, StartError
+from polyrhythm.pipeline.callbacks import Callbacks
 from polyrhythm.pipeline.evaluation.episodes import held_out, tally
 from polyrhythm.pipeline.evaluation.standalone import evaluate
+from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
@@ -218,6 +220,72 @@ def test_a_run_that_was_cut_and_goes_on_learns_what_a_whole_one_does(at, tmp_pat
     assert cut.summary()["lag"]["counts"] == whole.summary()["lag"]["counts"] == {"0": 120}
     assert cut.summary()["ledger"]["trained"] == 120
     assert len(list(cut.folder.glob("trace*.json"))) == parts
+
+
+class FailsAtItsEnd(Observer):
+    def finish(self, now):
+        raise RuntimeError("cannot finish")
+
+
+class Finishes(Observer):
+    finished = False
+
+    def finish(self, now):
+        self.finished = True
+
+
+class Watches:
+    """A display that adds observers of its own when training begins."""
+
+    def __init__(self, *observers):
+        self.observers = observers
+
+    def phase(self, name, began):
+        pass
+
+    def watch(self, pipeline):
+        self.loop = pipeline.loop
+
+    def train(self, updates, episodes, totals, lags, after_s):
+        self.loop.add_observers(*self.observers)
+
+
+class CannotStart(Watches):
+    """A run whose stations cannot be started."""
+
+    def watch(self, pipeline):
+        pipeline.loop.start = self.refuse
+
+    def refuse(self):
+        raise StartError("no room for the stations")
+
+
+@pytest.mark.parametrize("ends", [ValueError("it is enough"), None], ids=["ended", "complete"])
+def test_observers_are_finished_and_the_policy_is_written_whatever_one_of_them_raises(ends, tmp_path, caplog):
+    def end(metrics):
+        if ends is not None:
+            raise ends
+
+    last = Finishes()
+    with pytest.raises(RuntimeError if ends is None else ValueError, match=str(ends or "cannot finish")):
+        train(validate_run(config()), tmp_path, Watches(FailsAtItsEnd(), last), Callbacks(end))
+    assert last.finished
+    assert json.loads((tmp_path / "trace.json").read_text())
+    assert load_policy(tmp_path)[2] >= 1
+    assert ("an observer failed while the run ended" in caplog.messages) == (ends is not None)
+
+
+def test_a_resumed_part_that_cannot_start_closes_its_timeline(tmp_path):
+    def enough(metrics):
+        raise ValueError("it is enough")
+
+    with pytest.raises(ValueError, match="it is enough"):
+        train(validate_run(config()), tmp_path, callbacks=Callbacks(enough))
+    policy = (tmp_path / "policy.pt").read_bytes()
+    with pytest.raises(StartError, match="no room"):
+        train(validate_run(config(), begun=True), tmp_path, CannotStart())
+    assert isinstance(json.loads((tmp_path / "trace-2.json").read_text()), list)
+    assert (tmp_path / "policy.pt").read_bytes() == policy
 
 
 def test_a_run_whose_samples_were_too_old_ends_in_an_error(tmp_path, capsys):

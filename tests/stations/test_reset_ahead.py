@@ -32,6 +32,7 @@ class Gated(Counting):
         if threading.current_thread() is not threading.main_thread():
             self.waits.set()
             assert self.gate.wait(DEADLINE_S)
+        assert [type(given) for given in (rows, tasks, seeds)] == [list] * 3, "what the station gives, too"
         super().reset(rows, tasks, seeds)
         self.threads += [threading.current_thread().name] * len(rows)
 

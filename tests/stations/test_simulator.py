@@ -49,6 +49,23 @@ def test_granted_rows_ask_together_with_what_a_policy_needs():
     assert bench.view(request).greedy.tolist() == [False, False]
 
 
+class Indexing(Counting):
+    """Looks each task up in an array, as `TARGETS[tasks]`: a tuple of tasks would be one index of many dimensions."""
+
+    def reset(self, rows, tasks, seeds):
+        assert [type(given) for given in (rows, tasks, seeds)] == [list] * 3
+        super().reset(rows, tasks, seeds)
+
+
+@pytest.mark.parametrize(("sharding", "reset_rows"), [("whole", True), ("even:2", True), ("even:2", False)])
+def test_reset_gets_lists(sharding, reset_rows):
+    bench = Bench(4, sharding=sharding, env=Indexing(4, reset_rows=reset_rows))
+    bench.start((1, ticket(0, 5, task=1)), (0, ticket(1, 5)))
+    assert kinds(bench.run()) == ["RequestArrived"]
+    begun = [(0, 0, 105), (1, 1, 5)]
+    assert bench.env.resets == (begun if reset_rows else [*begun, (2, 0, 0), (3, 0, 0)])
+
+
 def test_a_finished_sample_is_complete_and_comes_before_the_next_request():
     bench = Bench(2)
     bench.start((0, ticket(0, 2)), (1, ticket(1, 4)))

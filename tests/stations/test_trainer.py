@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,7 @@ from polyrhythm.scheduler.records import (
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
 from polyrhythm.stations.trainer import Trainer
+from polyrhythm.stations.trainer_io import PublicationJob
 from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import BackgroundSaving, load_state, save_state
 from polyrhythm.training.learner import Learner
@@ -417,6 +420,20 @@ def test_an_update_whose_steps_are_all_skipped_waits_until_the_weights_before_it
 class BrokenWeights(InlineWeights):
     def publish(self, version, state):
         raise OSError("no memory")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_publication_that_exits_does_not_block_its_station(overlap):
+    def leave(_):
+        sys.exit("no more")
+
+    with pytest.raises(SystemExit, match="no more"):
+        PublicationJob(leave, 1, overlap).wait()
+
+
+def test_a_background_save_that_exits_is_not_taken_for_saved():
+    with pytest.raises(SystemExit, match="no more"):
+        BackgroundSaving(partial(sys.exit, "no more")).wait()
 
 
 @pytest.mark.parametrize("overlap", [False, True])

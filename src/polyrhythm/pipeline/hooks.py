@@ -49,12 +49,18 @@ def open_display(stream: TextIO) -> Iterator[Display | None]:
 class RunPart:
     """A plugin's part in one run, from its start or resume to its end; subclass it."""
 
+    def on_start(self, folder: Path) -> None:
+        """Called before the first phase. folder: the run's, with the metrics of what it resumes from."""
+
     def on_metrics(self, step: int, values: Mapping[str, float | None]) -> None:
         """Called with each line of metrics.jsonl."""
 
     def observers(self, pipeline: Pipeline) -> Sequence[Observer]:  # noqa: ARG002
         """Observers of all phases, from the start of the stations on."""
         return ()
+
+    def on_trained(self) -> None:
+        """Called once, when training is complete."""
 
     def close(self) -> None:
         """Called at the end of the run."""

@@ -88,10 +88,11 @@ class RunLoop:
         self._observers.add(*observers)
 
     def remove_observers(self, *observers: Observer) -> None:
-        """Detach observers, and finish them in this order."""
+        """Detach observers, and finish them in this order. All are finished, then the last error is raised."""
         self._observers.remove(*observers)
-        for observer in observers:
-            observer.finish(self.clock())
+        with ExitStack() as finishing:
+            for observer in reversed(observers):
+                finishing.callback(observer.finish, self.clock())
 
     def start(self) -> None:
         """Start all stations and let them join. A resumed run continues at once, so attach observers before.

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyrhythm.env_warnings import warnings_so_far
 from polyrhythm.errors import HostLost, RunDistrusted, RunHalted
@@ -78,10 +78,12 @@ def train(
     ):
         progress = PhaseJournal(folder, live.phase if live else None)
         saved = take_up(checked, folder, progress)
+        for part in parts:
+            part.on_start(folder)
         with MetricsWriter(folder, receivers=[part.on_metrics for part in parts]) as metrics:
             finished = True
             try:
-                _Run(checked, folder, saved, progress, interrupts, metrics, callbacks, live).do(launch, parts)
+                _Run(checked, folder, saved, progress, interrupts, metrics, callbacks, live).run(launch, parts)
             except Interrupted:
                 finished = False
             except RunHalted:
@@ -110,6 +112,16 @@ def _deliver_remaining(callbacks: Callbacks) -> None:
         log.error("a callback failed while the run ended", exc_info=callbacks.ended)
 
 
+class _TrainingObservers(NamedTuple):
+    """Observers of training that are read during or after it."""
+
+    episodes: EpisodeTracker
+    lags: LagHistogram
+    saver: RunCheckpointer
+    traffic: WeightsTraffic
+    evaluator: BackgroundEvaluator
+
+
 @dataclass(slots=True)
 class _Run:
     """One part of a run, from its start or resume to its end or interruption."""
@@ -125,7 +137,7 @@ class _Run:
     pipeline: Pipeline = field(init=False)
     evaluations: EvaluationManager = field(init=False)
 
-    def do(self, launch: Launch | None, parts: Sequence[RunPart]) -> None:
+    def run(self, launch: Launch | None, parts: Sequence[RunPart]) -> None:
         """All phases that are not done. Interrupted: the run can be resumed."""
         config, _, policy = self.checked
         saved, progress, folder = self.saved, self.progress, self.folder
@@ -148,6 +160,8 @@ class _Run:
                     self.evaluations.evaluate(pipeline, "before")
             if training:
                 self._learn()
+                for part in parts:
+                    part.on_trained()
             if config.training.versions:
                 with self.interrupts.defer_first():
                     self.evaluations.evaluate(pipeline, "after")
@@ -161,31 +175,50 @@ class _Run:
             self.pipeline.loop.start()
 
     def _learn(self) -> None:
-        """Train up to the last version. A resumed run's stations are started here, with observers attached.
+        """Train up to the last version. A resumed run's stations are started here, with observers attached."""
+        config, loop, before = self.checked.config, self.pipeline.loop, self.pipeline.loop.observers
+        trained = False
+        try:
+            seen = self._observe()
+            if self.live is None:
+                updates = config.training.versions * config.freshness.sync_interval
+                loop.add_observers(ProgressLogger(updates, seen.episodes, loop.clock()))
+            if self.saved is None:
+                seen.saver.save()  # from here on policy.pt changes, so an interrupted run needs a saved run
+            else:
+                self._start()
+                seen.saver.start(loop.clock())
+            totals = self._train(seen)
+            trained = True
+        finally:
+            try:
+                loop.remove_observers(*(observer for observer in loop.observers if observer not in before))
+            except Exception:
+                if trained:
+                    raise
+                log.exception("an observer failed while the run ended")  # the run's own error is raised
+        lags, undisturbed = seen.lags, seen.saver.totals.undisturbed
+        lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=undisturbed)
+        self.progress.commit("rl", {**totals, "lag": lags.summary(), **self._counts()})
+
+    def _train(self, seen: _TrainingObservers) -> dict[str, Any]:
+        """Train, and end the evaluations that run meanwhile; return the totals. The newest weights are in policy.pt.
 
         If the user or the conductor ends it between two events, the run is saved and can be resumed.
         """
-        config, pipeline, progress = self.checked.config, self.pipeline, self.progress
-        loop, before = pipeline.loop, pipeline.loop.observers
+        config, pipeline, loop, saver = self.checked.config, self.pipeline, self.pipeline.loop, seen.saver
         updates, whole = config.training.versions * config.freshness.sync_interval, False
-        episodes, lags, saver, traffic, evaluator = self._observe()
-        if self.live is None:
-            loop.add_observers(ProgressLogger(updates, episodes, loop.clock()))
-        if self.saved is None:
-            saver.save()  # from here on policy.pt changes, so an interrupted run needs a saved run
-        else:
-            self._start()
-            saver.start(loop.clock())
         try:
-            with self.interrupts.defer_first(), progress.phase("rl"):
+            with self.interrupts.defer_first(), self.progress.phase("rl"):
                 if self.live is not None:
-                    self.live.train(updates, episodes, saver.totals, lags, self.evaluations.after_s())
+                    self.live.train(updates, seen.episodes, saver.totals, seen.lags, self.evaluations.after_s())
                 loop.train_until(config.training.versions)
             saver.save()  # an extended run resumes from here
-            totals = {**saver.summary(), "weights": traffic.summary()}
+            totals = {**saver.summary(), "weights": seen.traffic.summary()}
             with self.interrupts.defer_first():
-                self.evaluations.finish(evaluator)
+                self.evaluations.finish(seen.evaluator)
             whole = True
+            return totals
         except (Interrupted, OrderlyHalt):
             ended = wind_down(loop, config.shutdown_s)
             saver.save()
@@ -193,20 +226,15 @@ class _Run:
             raise
         except HostLost as lost:  # the run cannot be saved, so the journal keeps its faults
             saver.totals.note_lost_host(lost.host, lost.stations)
-            progress.keep_faults(saver.totals.faults)
+            self.progress.keep_faults(saver.totals.faults)
             raise
         finally:
-            loop.remove_observers(*(observer for observer in loop.observers if observer not in before))
             # They are complete even if an update was interrupted or failed; needed if nothing else has ended the run.
             read = read_newest(pipeline.weights, POLICY_FILE, needed=whole)
             if read is not None:
                 save_policy(read[1], config, self.folder / POLICY_FILE, read[0], pipeline.spec)
-        lags.check_bound(config.freshness.max_lag, config.freshness.bound, clean=saver.totals.undisturbed)
-        progress.commit("rl", {**totals, "lag": lags.summary(), **self._counts()})
 
-    def _observe(
-        self,
-    ) -> tuple[EpisodeTracker, LagHistogram, RunCheckpointer, WeightsTraffic, BackgroundEvaluator]:
+    def _observe(self) -> _TrainingObservers:
         """Attach the observers of training, each before those that read it; return those that are read later."""
         config, pipeline, loop, saved = self.checked.config, self.pipeline, self.pipeline.loop, self.saved
         began, launcher, placed = loop.clock(), pipeline.launcher, pipeline.placed
@@ -226,9 +254,10 @@ class _Run:
         forwarder = UpdateForwarder(metrics, self.callbacks)
         evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
         loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, traffic)
-        loop.add_observers(evaluator, saver)
-        loop.add_observers(*(observer for hooks in run_hooks() for observer in hooks.observers(pipeline)))
-        return episodes, lags, saver, traffic, evaluator
+        for hooks in run_hooks():
+            loop.add_observers(*hooks.observers(pipeline))
+        loop.add_observers(evaluator, saver)  # they finish last, as that may take long
+        return _TrainingObservers(episodes, lags, saver, traffic, evaluator)
 
     def _counts(self) -> dict[str, Any]:
         """Counts for the summary. RunDistrusted: a sample is missing or counted twice, or a block was never

@@ -77,7 +77,7 @@ class PublicationJob:
             self._publish(self)
             self.lasted = (self.begun, time.monotonic())
             self._result.set_result(None)
-        except Exception as error:  # noqa: BLE001 - raised by wait()
+        except BaseException as error:  # noqa: BLE001 - raised by wait()
             self._result.set_exception(error)
         finally:
             self.read.set()

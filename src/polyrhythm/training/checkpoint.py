@@ -55,7 +55,7 @@ class BackgroundSaving:
     def __init__(self, write: Callable[[], None], copied: Mapping[str, Any] | None = None) -> None:
         self.copied = copied
         self.ended = threading.Event()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         # The thread drops its argument when it ends. A daemon, so that a hanging file system does not keep the process.
         threading.Thread(target=self._run, args=(write,), name="saving", daemon=True).start()
 
@@ -72,7 +72,7 @@ class BackgroundSaving:
     def _run(self, write: Callable[[], None]) -> None:
         try:
             write()
-        except Exception as error:  # noqa: BLE001 - raised by wait()
+        except BaseException as error:  # noqa: BLE001 - raised by wait()
             self._error = error
         finally:
             self.ended.set()

@@ -6,8 +6,12 @@ import logging
 from pathlib import Path
 
 import pytest
+from tests.pipeline.runs import config
 from tests.plugins.language.test_language_runs import SINGLE, run
 from tests.plugins.scoring.test_runs import UNJUDGED
+
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.check import validate_run
 
 
 def test_a_run_whose_answers_all_earn_the_same_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -31,3 +35,18 @@ def test_an_evaluation_that_collapses_is_a_warning_of_the_run(tmp_path: Path, ca
     (said,) = [message for message in caplog.messages if message.startswith("evaluation/greedy/rate = ")]
     assert "at version 3: all of the interval is below that of version 0" in said
     assert said in (tmp_path / "report.html").read_text()
+
+
+def test_the_conclusion_follows_training_and_is_not_repeated_by_a_resumed_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = config(training={"versions": 16, "optimizer": {"lr": 1e-9}}, evaluation={"episodes": 2})
+    with caplog.at_level(logging.INFO):
+        train(validate_run(slow), tmp_path)
+    (concluded,) = [place for place, message in enumerate(caplog.messages) if "have not become better" in message]
+    after = [place for place, message in enumerate(caplog.messages) if message.startswith("after, version 16")]
+    assert concluded < after[0]
+    caplog.clear()
+    (tmp_path / "summary.json").unlink()
+    train(validate_run(slow, begun=True), tmp_path)
+    assert not [message for message in caplog.messages if "have not become better" in message]

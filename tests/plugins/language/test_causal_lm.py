@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.built import value_gradient_reach
 from tests.plugins.pretrained.small_tokenizer import VOCABULARY, write_tokenizer
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm, Caus
 from polyrhythm.plugins.language.text import TextSettings
 from polyrhythm.plugins.language.text.chains import ChainsSettings
 from polyrhythm.plugins.language.text.tokenizers import folder_tokenizer
-from polyrhythm.plugins.trial.policy_contract import policy_checks
+from polyrhythm.plugins.trial.policy_contract import policy_checks, value_gradient_reach
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm.training.checkpoint import save_state
 

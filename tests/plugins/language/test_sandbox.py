@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from polyrhythm.plugins.language.sandbox.tool import (
     PythonTool,
     SandboxLost,
     SandboxSettings,
+    Shared,
     ToolOutcome,
     _ended,
     _packages_within,
@@ -425,3 +427,17 @@ def test_a_process_has_one_sandbox_for_equal_settings() -> None:
     server = server_of(two)
     leave_too()
     assert gone([server])
+
+
+def test_objects_that_end_do_not_hold_up_others() -> None:
+    others: list[str] = []
+
+    def end(value: str) -> None:
+        opening = threading.Thread(target=lambda: others.append(shared.open(f"not {value}", str)[0]), daemon=True)
+        opening.start()
+        opening.join(10)
+
+    shared = Shared(end)
+    _, leave = shared.open("one", lambda: "one")
+    leave()
+    assert others == [""]

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from polyrhythm.envs.base import EnvBatch, EpisodeRefused, RowNumbers, RowsFailed, StepResult
 from polyrhythm.envs.mujoco import simulator_count
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 
@@ -55,6 +55,7 @@ class PinnedBatch:
         self._version, self._calls = version, 0
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
+        assert [type(given) for given in (rows, tasks, seeds)] == [list] * 3, "they index arrays"
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
             self._x[row] = task, seed % 100
         if self.settings.defect == "refuses":
@@ -64,6 +65,8 @@ class PinnedBatch:
         self._calls += 1
         if self.settings.defect == "step raises":
             raise ValueError("the solver diverged")
+        if self.settings.defect in ("Path", "as_root"):
+            raise type(self.settings.defect, (PolyrhythmError,), {})("an error of another version")
         if self.settings.defect == "step ends the process" and self._calls == 4:
             os._exit(7)
         time.sleep(0.002)

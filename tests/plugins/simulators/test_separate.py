@@ -192,6 +192,17 @@ def test_what_it_raises_is_told_and_it_goes_on(pythons: dict[int, Path]) -> None
     assert not servers()
 
 
+@pytest.mark.parametrize("name", ["Path", "as_root"])
+def test_only_names_of_errors_are_looked_up(name: str, pythons: dict[int, Path]) -> None:
+    """Another version may have error classes that this one lacks."""
+    batch = separate(pythons[1], name).build(1)
+    try:
+        with pytest.raises(RuntimeError, match="an error of another version"):
+            batch.step([0], np.zeros((1, 2), np.float32))
+    finally:
+        batch.close()
+
+
 def test_a_process_that_ended_loses_the_batch(pythons: dict[int, Path]) -> None:
     batch = separate(pythons[1], "step ends the process").build(1)
     for _ in range(3):

@@ -10,12 +10,13 @@ import pytest
 import torch
 from examples.own_policy.bounded import BoundedSettings
 from pydantic import BaseModel
-from tests.built import built, check_supervised_training_learns, value_gradient_reach
+from tests.built import built
 from torch import Tensor
 
 from polyrhythm.conformance import Note, run_checks
 from polyrhythm.plugins.trial import policy_contract as conformance
 from polyrhythm.plugins.trial.policy_calls import evaluate_act, sample
+from polyrhythm.plugins.trial.policy_contract import check_supervised_training_learns, value_gradient_reach
 from polyrhythm.plugins.vla.pi0.settings import Pi0Settings, Pi0SizeSettings, Pi05Settings
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.categorical import CategoricalSettings

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from tests.built import value_gradient_reach
 from tests.plugins.vla.flow_case import CHUNK, DIMS, HORIZON, PADDED, SPEC, SmallFlowSettings, observations
 from torch import Tensor
 
 from polyrhythm.conformance import run_checks
 from polyrhythm.plugins.trial import policy_contract as conformance
 from polyrhythm.plugins.trial.policy_calls import sample, take_rows
+from polyrhythm.plugins.trial.policy_contract import value_gradient_reach
 from polyrhythm.plugins.vla.flow_policy import FlowPolicy
 from polyrhythm.policies.flow_matching import FlowCps, FlowNoise, FlowSde, Ode
 from polyrhythm.specs import PROGRESS

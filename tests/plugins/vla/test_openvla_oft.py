@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.built import built, check_supervised_training_learns
+from tests.built import built
 from tests.pipeline.pictures import LampSettings
 from tests.pipeline.runs import config
 from tests.plugins.pretrained.released import without_numbers
@@ -24,6 +24,7 @@ from polyrhythm.conformance import run_checks
 from polyrhythm.pipeline.validation.fit import learns_from_rewards
 from polyrhythm.plugins.trial import policy_contract as conformance
 from polyrhythm.plugins.trial.policy_calls import sample
+from polyrhythm.plugins.trial.policy_contract import check_supervised_training_learns
 from polyrhythm.plugins.vla.openvla_oft.network import (
     L1HeadSize,
     OpenVlaOft,

@@ -239,6 +239,8 @@ def _spec(context: CheckContext) -> None:
         read_spec(context)
     if context.spec != declared:
         context.form = None  # type: ignore[assignment]
+    elif declared is not None:
+        context.done.add("policy's form")
 
 
 def _rows(context: CheckContext) -> str:

@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.observe.intervals import is_told, times_so_far
 from polyrhythm.observe.metrics import read_lines
-from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.hooks import RunHooks, RunPart
-from polyrhythm.pipeline.observers.base import Observer
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +141,10 @@ class SetbackWatch:
     def _begins(self, name: str, *, holds: bool) -> bool:
         """Whether this condition begins to hold, which is counted."""
         begins = holds and name not in self._present
-        (self._present.add if holds else self._present.discard)(name)
+        if holds:
+            self._present.add(name)
+        else:
+            self._present.discard(name)
         self._times[name] += begins
         return begins
 
@@ -267,20 +268,21 @@ _ALARMS: Mapping[str, Callable[[_Updates], str]] = {
 
 
 class AlarmPart(RunPart):
-    """Logs the alarms of each line of metrics."""
+    """Logs the alarms of each line of metrics, and after training the conclusion."""
 
-    _watch: SetbackWatch | None = None
+    def __init__(self) -> None:
+        self._watch = SetbackWatch()
 
-    def observers(self, pipeline: Pipeline) -> Sequence[Observer]:
-        """None; lines of metrics count from now on, as a resumed run has none of updates that it repeats."""
-        folder = pipeline.context.folder
-        assert folder is not None, "a run that trains has a folder"
+    def on_start(self, folder: Path) -> None:
         self._watch = SetbackWatch(read_lines(folder))
-        return ()
 
     def on_metrics(self, step: int, values: Mapping[str, float | None]) -> None:
-        for sentence in self._watch.take({"step": step, **values}) if self._watch is not None else ():
+        for sentence in self._watch.take({"step": step, **values}):
             log.warning("%s", sentence)
+
+    def on_trained(self) -> None:
+        if conclusion := self._watch.conclusion():
+            log.warning("%s", conclusion)
 
 
 class AlarmHooks(RunHooks):
@@ -289,10 +291,6 @@ class AlarmHooks(RunHooks):
 
     def warnings(self, lines: Sequence[Line]) -> list[str]:
         return setbacks(lines)
-
-    def finish(self, folder: Path) -> None:
-        if conclusion := SetbackWatch(read_lines(folder)).conclusion():
-            log.warning("%s", conclusion)
 
 
 HOOKS = AlarmHooks()

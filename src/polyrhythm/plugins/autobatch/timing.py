@@ -5,7 +5,11 @@ All times are seconds on the conductor's clock, from command to report, so messa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from polyrhythm.scheduler.inference.batching import padded
+from polyrhythm.scheduler.records import Request
 
 #: Least weight of the newest pass in the means of rows and seconds: a memory of about 1 / 0.05 = 20 passes.
 MEAN_WEIGHT = 0.05
@@ -17,6 +21,10 @@ MAX_OVERRUN = 4.0
 PASSES_BEFORE_LIMIT = 8
 #: Least relative variance of the rows (a standard deviation of 5.5% of their mean) from which a slope is estimated.
 MIN_ROWS_VARIANCE = 0.003
+#: First passes of a generator that are not measured: they compile and warm up.
+WARM_UP_PASSES = 3
+#: Absences kept over all slots, and at least of each: few slots need a longer memory each for the same certainty.
+ABSENCES_KEPT, ABSENCES_KEPT_PER_SLOT = 512, 16
 
 
 @dataclass(slots=True)
@@ -130,3 +138,40 @@ class ClusterTiming:
     slots: dict[str, SlotTiming] = field(default_factory=dict)
     running: dict[str, RunningPass] = field(default_factory=dict)
     passes: dict[str, int] = field(default_factory=dict)
+
+    def record_request(self, request: Request, now: float) -> None:
+        slot = self.slots.get(request.slot)
+        if slot is None:
+            slot = self.slots[request.slot] = SlotTiming(generator=request.generator or "")
+        if slot.in_pass:  # the slot had its answer before the generator's report arrived here
+            slot.record_answer(now)
+        slot.record_request(request.rows, now, max(ABSENCES_KEPT // len(self.slots), ABSENCES_KEPT_PER_SLOT))
+
+    def start_pass(self, generator: str, requests: Sequence[Request], now: float) -> None:
+        rows = sum(request.rows for request in requests)
+        self.running[generator] = RunningPass(now, rows, tuple(request.slot for request in requests))
+        for request in requests:
+            if request.slot in self.slots:
+                self.slots[request.slot].in_pass = True
+
+    def finish_pass(self, generator: str, answered: Sequence[str], now: float, buckets: Sequence[int]) -> int:
+        """End the generator's pass; returns its rows. answered: slots that are away now; buckets: of the padding."""
+        finished = self.running.pop(generator)
+        passes = self.passes[generator] = self.passes.get(generator, 0) + 1
+        if passes > WARM_UP_PASSES:
+            self.pass_time.record(padded(finished.rows, buckets), now - finished.started)
+        for slot in answered:
+            if slot in self.slots:
+                self.slots[slot].record_answer(now)
+        return finished.rows
+
+    def remove_slot(self, slot: str) -> None:
+        self.slots.pop(slot, None)
+
+    def remove_generator(self, generator: str) -> None:
+        """Remove a lost generator; the slots of its pass wait again."""
+        lost = self.running.pop(generator, None)
+        for slot in lost.slots if lost else ():
+            if slot in self.slots:
+                self.slots[slot].in_pass = False
+        self.passes.pop(generator, None)

@@ -28,7 +28,6 @@ from polyrhythm.plugins.autobatch.search import (
 )
 from polyrhythm.plugins.autobatch.timing import ClusterTiming, PassTimeModel, RunningPass, SlotTiming
 from polyrhythm.scheduler.codec import UNSAVED
-from polyrhythm.scheduler.inference.batching import padded
 from polyrhythm.scheduler.records import BatchingChosen, Request
 from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 
@@ -36,14 +35,10 @@ from polyrhythm.scheduler.settings import BatchLimits, SchedulerSettings
 SIMULATED_PER_S = 10_000
 #: Requests simulated after one pass, at most: a bound on how long the next decision is held up.
 SIMULATED_AT_ONCE = 500
-#: First passes of a generator that are not measured: they compile and warm up.
-WARM_UP_PASSES = 3
 #: Measured passes, and absences per slot, below which a forecast would be guesswork.
 MIN_PASSES, MIN_ABSENCES = 16, 2
 #: Share of the present slots that must have that many absences: the first ones back are not representative.
 MIN_KNOWN_SHARE = 0.9
-#: Absences kept over all slots, and at least of each: few slots need a longer memory each for the same certainty.
-ABSENCES_KEPT, ABSENCES_KEPT_PER_SLOT = 512, 16
 #: Pause after a search, in durations of it, unless passes have become slower or faster by more than DRIFT.
 PAUSE_SEARCHES = 2.0
 #: Passes during which different sizes are tried, so that base and slope of a pass's time can be told apart.
@@ -85,46 +80,23 @@ class BatchTuner:
         return cls(settings, BatchLimits(settings.max_rows, settings.max_requests, 0.0))
 
     def on_request(self, request: Request, now: float) -> None:
-        slots = self.timing.slots
-        slot = slots.get(request.slot)
-        if slot is None:
-            slot = slots[request.slot] = SlotTiming(generator=request.generator or "")
-        if slot.in_pass:  # the slot had its answer before the generator's report arrived here
-            slot.record_answer(now)
-        slot.record_request(request.rows, now, max(ABSENCES_KEPT // len(slots), ABSENCES_KEPT_PER_SLOT))
+        self.timing.record_request(request, now)
 
     def on_pass_started(self, generator: str, requests: Sequence[Request], now: float) -> None:
-        rows, timing = sum(request.rows for request in requests), self.timing
-        timing.running[generator] = RunningPass(now, rows, tuple(request.slot for request in requests))
-        for request in requests:
-            if request.slot in timing.slots:
-                timing.slots[request.slot].in_pass = True
+        self.timing.start_pass(generator, requests, now)
 
     def on_pass_finished(self, generator: str, answered: Sequence[str], now: float, generators: int) -> None:
-        timing = self.timing
-        finished = timing.running.pop(generator)
-        passes = timing.passes[generator] = timing.passes.get(generator, 0) + 1
-        if passes > WARM_UP_PASSES:
-            timing.pass_time.record(padded(finished.rows, self.settings.buckets), now - finished.started)
-        for slot in answered:
-            if slot in timing.slots:
-                timing.slots[slot].record_answer(now)
-        self.meter.rows += finished.rows
+        self.meter.rows += self.timing.finish_pass(generator, answered, now, self.settings.buckets)
         if generators != self.generators:
             self.generators, self.search, self.next_search_at = generators, None, 0.0
             self.meter.rates.clear()
         self._work(now)
 
     def remove_slot(self, slot: str) -> None:
-        self.timing.slots.pop(slot, None)
+        self.timing.remove_slot(slot)
 
     def remove_generator(self, generator: str) -> None:
-        """The generator was lost; the slots of its pass wait again."""
-        lost = self.timing.running.pop(generator, None)
-        for slot in lost.slots if lost else ():
-            if slot in self.timing.slots:
-                self.timing.slots[slot].in_pass = False
-        self.timing.passes.pop(generator, None)
+        self.timing.remove_generator(generator)
 
     def restart_clock(self) -> None:
         """The run is resumed under another clock: keep learned times and limits, reset everything else."""

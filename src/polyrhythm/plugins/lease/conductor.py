@@ -123,10 +123,8 @@ class LeasedConductor:
 
     def _update_away(self) -> None:
         """Tell serving which stations have come onto their devices or left them since the last call."""
-        changed, present = self.delivery.changed, self.delivery.leases.present
-        for name in changed:
-            self.serving.generators.set_away(name, away=not present[name].open)
-        changed.clear()
+        for name, is_open in self.delivery.take_changes():
+            self.serving.generators.set_away(name, away=not is_open)
 
     def deadline(self) -> float:
         due = min(self.serving.deadline(self.delivery.due), self.rollout.next_expiry())
@@ -165,7 +163,7 @@ class CommandDelivery:
     """Holds back commands of stations that are off their devices.
 
     held_back: commands by station; working: leased simulator → its slots with actions to execute, by their requests and
-    answers; changed: stations that came onto or left their devices, not told to serving yet.
+    answers; changed: stations that came onto or left their devices, for `take_changes`.
     """
 
     rules: LeaseSettings = field(metadata=UNSAVED)
@@ -189,6 +187,12 @@ class CommandDelivery:
         for table in (self.held_back, self.working, self.changed):
             table.pop(name, None)
         self.due = [other for other in self.due if other != name]
+
+    def take_changes(self) -> list[tuple[str, bool]]:
+        """Stations that came onto or left their devices since the last call, and whether they may get work."""
+        changes = [(name, self.leases.present[name].open) for name in self.changed]
+        self.changed.clear()
+        return changes
 
     def on_event(self, event: Event, now: float) -> None:
         """Track ends of units of work, and stations that came onto or left a device."""

@@ -277,6 +277,17 @@ def idle_parameters(module: nn.Module) -> list[str]:
     ]
 
 
+def value_gradient_reach(policy: Policy, obs: Observations) -> set[str]:
+    """Parameters that get a gradient from the value loss alone."""
+    module = as_module(policy)
+    module.zero_grad()
+    policy.value(obs).square().sum().backward()
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    reached = trained - set(idle_parameters(module))
+    module.zero_grad()
+    return reached
+
+
 def check_seed(build: Build) -> str:
     """Equal seeds build equal weights, and building leaves torch's generator unchanged."""
     before = torch.get_rng_state()
@@ -325,3 +336,21 @@ def check_supervised_loss(policy: Policy, obs: Observations) -> None:
             f"sft_loss is {kind_of(loss)}", "return a scalar tensor with gradient, the mean over the batch"
         )
     check_numbers("sft_loss()", loss)
+
+
+def check_supervised_training_learns(policy: Policy, obs: Observations, actions: Tensor) -> str:
+    """Eight steps on one batch, of a copy of the policy, lower the supervised loss."""
+    learner = copy.deepcopy(policy)
+    optimizer = torch.optim.AdamW(as_module(learner).parameters(), lr=3e-3)
+    losses: list[float] = []
+    for _ in range(8):
+        loss = called("sft_loss", learner.sft_loss, obs, actions)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    if not losses[-1] < losses[0]:
+        raise ContractViolation(
+            f"sft_loss goes from {losses[0]:.4g} to {losses[-1]:.4g} in 8 steps", "look at its sign and scale"
+        )
+    return f"{losses[0]:.4g} to {losses[-1]:.4g} in 8 steps"

@@ -97,7 +97,9 @@ class ResetAhead:
         if left:
             chosen = [row for row, _, _ in left]
             try:
-                self.inner.reset(self._place[chosen], [task for _, task, _ in left], [seed for _, _, seed in left])
+                self.inner.reset(
+                    self._place[chosen].tolist(), [task for _, task, _ in left], [seed for _, _, seed in left]
+                )
             except RowsFailed as raised:
                 failed |= self._translated(raised, chosen).errors
             except Exception as error:
@@ -213,7 +215,7 @@ class ResetAhead:
             spare, (task, seed) = work
             error: BaseException | None = None
             try:
-                self.inner.reset(np.array([spare.row]), (task,), (seed,))
+                self.inner.reset([spare.row], [task], [seed])
                 if self._prepares_observations:
                     self.inner.prepare_observation(spare.row)
             except BaseException as raised:  # noqa: BLE001 - it is raised where the episode begins

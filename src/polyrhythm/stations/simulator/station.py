@@ -279,7 +279,7 @@ class Simulator:
         if not episodes:
             return True
         try:
-            tasks, seeds = zip(*episodes.values(), strict=True)
+            tasks, seeds = map(list, zip(*episodes.values(), strict=True))  # a tuple would index numpy's dimensions
             self.env.reset(list(episodes), tasks, seeds)
         except EnvFault as fault:
             log.exception("env batch %s: reset of rows %s failed", self.info.name, list(episodes))

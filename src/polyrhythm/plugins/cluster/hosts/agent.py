@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 #: Seconds between two looks whether the parent lives.
 _LOOK_S = 0.5
+#: Seconds that an agent may take to say what it found, and to leave.
+FOUND_S, _LEAVE_S = 30.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +145,10 @@ def main() -> None:
     serve(spec)
 
 
-if __name__ == "__main__":
-    main()
-
-
-#: Seconds that an agent may take to say what it found, and to leave.
-FOUND_S, _LEAVE_S = 30.0, 5.0
-
-
 class Node(Protocol):
-    """A place for processes. name: for people; address: by which other hosts reach it; abandoned: a process there was
-    to end and could not be reached, so it may still live; agent_failure: how the host's agent there has ended, as far
-    as this is known, "" while it serves; leaves: it is one of a cluster that says which nodes are there."""
+    """Starts processes of the run. name: for people; address: by which other hosts reach it; abandoned: a process there
+    was to end and could not be reached, so it may still live; agent_failure: how the host's agent there has ended, as
+    far as this is known, "" while it serves; leaves: it is one of a cluster that says which nodes are there."""
 
     @property
     def name(self) -> str: ...
@@ -232,8 +226,8 @@ class AgentProcess:
 
 
 class LocalNode:
-    """A place on this machine. prefix: words before each command; environment: variables in addition, for example
-    another folder for shared memory, which makes it a host of its own."""
+    """Starts processes on this machine. prefix: words before each command; environment: variables in addition, for
+    example another folder for shared memory, which makes it a host of its own."""
 
     def __init__(
         self,
@@ -265,3 +259,7 @@ class LocalNode:
         if self._agent is not None:
             self._agent.close()
             self._agent = None
+
+
+if __name__ == "__main__":
+    main()

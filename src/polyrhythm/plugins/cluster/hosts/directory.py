@@ -64,14 +64,14 @@ def silence_limit(heartbeat_s: float) -> float:
 
 
 class HostDirectory:
-    """places: of each station; slots: of each simulator; servers: of all hosts; publishers: hosts where weights are
-    published. survey: of the cluster's nodes, None where they are fixed; needs: of the stations there; heartbeat_s:
-    seconds of silence that make a host lost; own: main's. on_host: called for each host that came, set before
-    `advance`."""
+    """assigned: the node of each station; slots: of each simulator; servers: of all hosts; publishers: hosts where
+    weights are published. survey: of the cluster's nodes, None where they are fixed; needs: of the stations there;
+    heartbeat_s: seconds of silence that make a host lost; own: main's. on_host: called for each host that came, set
+    before `advance`."""
 
     def __init__(
         self,
-        places: Mapping[str, HostedNode],
+        assigned: Mapping[str, HostedNode],
         slots: Mapping[str, Sequence[str]],
         servers: Mapping[str, str],
         publishers: tuple[str, ...],
@@ -80,10 +80,10 @@ class HostDirectory:
         heartbeat_s: float = 20.0,
         own: HostedNode | None = None,
     ) -> None:
-        self._places, self._slots, self._publishers = dict(places), slots, publishers
+        self._assigned, self._slots, self._publishers = dict(assigned), slots, publishers
         self._servers, self._heartbeat_s = dict(servers), heartbeat_s
         self._own = own
-        self._nodes = {place.node.name: place for place in places.values()}
+        self._nodes = {hosted.node.name: hosted for hosted in assigned.values()}
         self._survey, self._needs = survey, needs
         self.lost: set[str] = set()
         self.on_host: Callable[[str, str], None] = lambda _host, _endpoint: None
@@ -110,16 +110,16 @@ class HostDirectory:
             watch.close()
 
     def host_of(self, station: str) -> str:
-        return self._places[station].host
+        return self._assigned[station].host
 
     def view(self, station: str) -> HostView:
-        place = self._places[station]
-        own = HostView(place.host, place.folder, place.node.address, answer_s=self._heartbeat_s, memory=_MEMORY)
+        hosted = self._assigned[station]
+        own = HostView(hosted.host, hosted.folder, hosted.node.address, answer_s=self._heartbeat_s, memory=_MEMORY)
         return self.view_from(own)
 
     def view_from(self, own: HostView) -> HostView:
         """`own` with what all hosts hold now."""
-        slots = {slot: self._places[name].host for name, its in self._slots.items() for slot in its}
+        slots = {slot: self._assigned[name].host for name, its in self._slots.items() for slot in its}
         silence_s = silence_limit(self._heartbeat_s)
         return replace(own, servers=dict(self._servers), slots=slots, publishers=self._publishers, silence_s=silence_s)
 
@@ -130,7 +130,7 @@ class HostDirectory:
         return next((watch.offset() for watch in watches if watch.host == host), None)
 
     def spawn(self, spec: ChildSpec, file: IO[bytes]) -> ProcessHandle:
-        return self._places[spec.station].node.spawn(spec, file)
+        return self._assigned[spec.station].node.spawn(spec, file)
 
     def on_station_ended(self, station: str, now: float) -> None:
         """A station has ended; `advance` says when it may start again: once all hosts have answered that are not lost,
@@ -140,26 +140,27 @@ class HostDirectory:
             watch.ask()
 
     def advance(self, now: float, heard: Collection[str], *, starting: bool = False) -> Changes:
-        """Take note of nodes that came and hosts that are lost, and find places. heard: the stations whose heartbeats
-        come; starting: one is not ready yet. HostLost: the trainer's host is, or main's. RunHalted: the cluster is."""
+        """Take note of nodes that came and hosts that are lost, and find nodes for stations that wait. heard: the
+        stations whose heartbeats come; starting: one is not ready yet. HostLost: the trainer's host is, or main's.
+        RunHalted: the cluster is."""
         if self._survey is not None and self._survey.failure:
-            for place in self._nodes.values():
-                place.node.give_up()  # nobody can end what runs there, so nobody waits for it
+            for hosted in self._nodes.values():
+                hosted.node.give_up()  # nobody can end what runs there, so nobody waits for it
             raise RunHalted(f"{self._survey.failure}; start again with resume")
         hosts = self._take_new()
-        leaving = self._lose({self._places[station].host for station in heard})
+        leaving = self._lose({self._assigned[station].host for station in heard})
         answered = min((watch.answered for watch in self._watches.values()), default=now)
         known = max(answered, now - self._heartbeat_s)
         for station in [name for name, since in self._ended.items() if since <= known]:
             del self._ended[station]
             self.waiting.append(station)
-        placed = [station for station in list(self.waiting) if self._place(station, now)]
+        placed = [station for station in list(self.waiting) if self._assign_node(station, now)]
         if not (starting or self._ended or self.waiting or leaving):
             usable = self._usable()
             for station, since in self._crowded.items():
-                if now >= since + _STAYS_S and (roomy := self._with_room(station, usable)) is not None:
-                    leaving[station] = Departure(f"moves to {roomy.node.name}, which has room", moves=True)
-                    break  # one after another: each is idle until it is ready at its new place
+                if now >= since + _STAYS_S and (better := self._node_with_room(station, usable)) is not None:
+                    leaving[station] = Departure(f"moves to {better.node.name}, which has room", moves=True)
+                    break  # one after another: each is idle until it is ready on its new node
         return Changes(hosts, leaving, placed)
 
     def _take_new(self) -> list[tuple[str, str]]:
@@ -167,16 +168,16 @@ class HostDirectory:
         if self._survey is None:
             return []
         hosts = []
-        for place, endpoint in self._survey.take():
-            self._nodes[place.node.name] = place
+        for hosted, endpoint in self._survey.take():
+            self._nodes[hosted.node.name] = hosted
             if endpoint:
-                self._servers[place.host] = endpoint
-                self.on_host(place.host, endpoint)
+                self._servers[hosted.host] = endpoint
+                self.on_host(hosted.host, endpoint)
                 if self._open_watch is not None:
-                    self._watches[place.host] = self._open_watch(place.host, endpoint)
-                hosts.append((place.host, endpoint))
-            log.warning("%s has come: host %s", place.node.name, place.host)
-        usable = {name for name, place in self._nodes.items() if place.host not in self.lost}
+                    self._watches[hosted.host] = self._open_watch(hosted.host, endpoint)
+                hosts.append((hosted.host, endpoint))
+            log.warning("%s has come: host %s", hosted.node.name, hosted.host)
+        usable = {name for name, hosted in self._nodes.items() if hosted.host not in self.lost}
         if usable != self._survey.usable:
             self._survey.usable = frozenset(usable)
         return hosts
@@ -194,16 +195,16 @@ class HostDirectory:
                 raise HostLost(
                     f"host {host} is lost ({reason}), and the run needs it; start again with resume{without}",
                     host,
-                    [name for name, place in self._places.items() if place.host == host],
+                    [name for name, hosted in self._assigned.items() if hosted.host == host],
                 )
             if (watch := self._watches.pop(host, None)) is not None:
                 watch.stop()
                 self._stopped.append(watch)
-            for name in [name for name, place in self._nodes.items() if place.host == host]:
+            for name in [name for name, hosted in self._nodes.items() if hosted.host == host]:
                 self._nodes[name].node.give_up()
                 if self._survey is not None:
                     self._survey.withdraw(name)
-        gone = {name: place.host for name, place in self._places.items() if place.host in found}
+        gone = {name: hosted.host for name, hosted in self._assigned.items() if hosted.host in found}
         absent = {*self._ended, *self.waiting}
         there = {name: host for name, host in gone.items() if name not in absent}
         return {name: Departure(f"is on host {host}, which is lost") for name, host in there.items()}
@@ -211,24 +212,24 @@ class HostDirectory:
     def _find_lost(self, heard: Collection[str]) -> dict[str, str]:
         """The hosts that are lost, with the reason."""
         found = {}
-        for place in [*self._nodes.values(), *([self._own] if self._own is not None else [])]:
-            if place.node.agent_failure:
-                found[place.host] = place.node.agent_failure
-            elif place.node.abandoned:
-                found[place.host] = "a process there cannot be ended"
+        for hosted in [*self._nodes.values(), *([self._own] if self._own is not None else [])]:
+            if hosted.node.agent_failure:
+                found[hosted.host] = hosted.node.agent_failure
+            elif hosted.node.abandoned:
+                found[hosted.host] = "a process there cannot be ended"
         for host, watch in self._watches.items():
             if watch.is_silent_for(self._heartbeat_s * (_ALONE if host in heard else 1.0)):
                 found[host] = "it does not answer"
         return found
 
-    def _place(self, station: str, now: float) -> bool:
-        """Find a place for a station that waits; whether there is one."""
-        before, found = self._places[station], None
+    def _assign_node(self, station: str, now: float) -> bool:
+        """Find a node for a station that waits; returns whether there is one."""
+        before, found = self._assigned[station], None
         usable = self._usable()
         if before.node.name in usable and station not in self._crowded:
             found = usable[before.node.name]  # with another host, if that was lost and the node came back
         else:
-            found = self._with_room(station, usable)
+            found = self._node_with_room(station, usable)
             self._crowded.pop(station, None)
             absent = {*self.waiting, *self._ended}
             kinds = (len(names - absent) < least for names, least in self._needs.least if station in names)
@@ -240,9 +241,9 @@ class HostDirectory:
             return False
         self.waiting.remove(station)
         if found is not before:
-            self._places[station] = found
-            room = ", which has no room" * (station in self._crowded)
-            log.warning("%s goes to %s%s", station, found.node.name, room)
+            self._assigned[station] = found
+            lack = ", which has no room" if station in self._crowded else ""
+            log.warning("%s goes to %s%s", station, found.node.name, lack)
         return True
 
     @property
@@ -252,12 +253,12 @@ class HostDirectory:
     def _usable(self) -> dict[str, HostedNode]:
         there = self._sight.free if self._sight is not None else self._nodes
         return {
-            name: place
-            for name, place in self._nodes.items()
-            if place.host not in self.lost and (name in there or self._survey is None or not place.node.leaves)
+            name: hosted
+            for name, hosted in self._nodes.items()
+            if hosted.host not in self.lost and (name in there or self._survey is None or not hosted.node.leaves)
         }
 
-    def _with_room(self, station: str, usable: Mapping[str, HostedNode]) -> HostedNode | None:
+    def _node_with_room(self, station: str, usable: Mapping[str, HostedNode]) -> HostedNode | None:
         """The node that the cluster has reserved CPUs on for the station, or one with enough that nobody has."""
         sight = self._sight
         if sight is None:
@@ -265,17 +266,17 @@ class HostDirectory:
         if (name := sight.reserved.get(station, "")) in usable:
             return usable[name]
         need, free = self._needs.cpus.get(station, 0.0), dict(sight.free)
-        for other in set(self._places) - {station, *self.waiting, *self._crowded}:
-            if (name := self._places[other].node.name) != sight.reserved.get(other):
+        for other in set(self._assigned) - {station, *self.waiting, *self._crowded}:
+            if (name := self._assigned[other].node.name) != sight.reserved.get(other):
                 free[name] = free.get(name, 0.0) - self._needs.cpus.get(other, 0.0)
-        roomy = {name: place for name, place in usable.items() if free.get(name, 0.0) >= need}
-        return self._least_loaded(roomy) if roomy else None
+        fitting = {name: hosted for name, hosted in usable.items() if free.get(name, 0.0) >= need}
+        return self._least_loaded(fitting) if fitting else None
 
     def _least_loaded(self, usable: Mapping[str, HostedNode]) -> HostedNode:
         if not usable:
             raise RunHalted("all hosts of the run are lost but main's; start again with resume")
-        counts = Counter(place.node.name for name, place in self._places.items() if name not in self.waiting)
-        return min(usable.values(), key=lambda place: counts[place.node.name])
+        counts = Counter(hosted.node.name for name, hosted in self._assigned.items() if name not in self.waiting)
+        return min(usable.values(), key=lambda hosted: counts[hosted.node.name])
 
 
 class HostedPayloads(ArenaPayloads):

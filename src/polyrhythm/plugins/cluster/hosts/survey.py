@@ -54,7 +54,7 @@ class HostedNode:
 
 class Survey:
     """open_host: opens the host of a node, lost hosts are not to be found there again. sight: what was seen last.
-    usable: names of the nodes that need nothing; set by who takes the places. failure: why the cluster is lost, ""
+    usable: names of the nodes that need nothing; set by the caller of `take`. failure: why the cluster is lost, ""
     while it is not."""
 
     def __init__(self, cluster: ClusterNodes, open_host: Callable[[Node], Found], look_s: float = _LOOK_S) -> None:
@@ -73,7 +73,7 @@ class Survey:
         self._thread.start()
 
     def take(self) -> list[tuple[HostedNode, str]]:
-        """The places on nodes that came since the last call, each with the endpoint of a new host's server, or ""."""
+        """The nodes that came since the last call, each with the endpoint of a new host's server, or ""."""
         taken = []
         while not self._found.empty():
             taken.append(self._found.get())
@@ -81,8 +81,8 @@ class Survey:
 
     def _run(self) -> None:
         """Consumes: the cluster's word on its nodes. Waits for: time. Unblocked by: `look_s`, or `close`. Produces:
-        `sight`, and places on new nodes; or `failure`, and ends. A look that fails for any other reason is logged; the
-        next one follows."""
+        `sight`, and new nodes with their hosts; or `failure`, and ends. A look that fails for any other reason is
+        logged; the next one follows."""
         while not self._over.wait(self._look_s):
             try:
                 self._look()

@@ -147,12 +147,13 @@ class ActorProcess:
     def look(self, now: float) -> bool:
         """Take what the actor has answered; True if the process has ended."""
         if ray.wait([self.ended], timeout=0)[0]:
-            self._finish(self._exit_status())
+            self._end(self._exit_status())  # at once, as the run waits for that
+            ray.kill(self.actor)
             return True
         if now >= self._killed_at + (0.0 if self.host_lost else _ABANDONED_S):
             log.warning("a node does not answer; the station there counts as ended")
-            self.abandoned = True
-            self._finish(_WITH_ITS_NODE)
+            self.abandon()
+            ray.kill(self.actor)
             return True
         if self._reading is not None and ray.wait([self._reading], timeout=0)[0]:
             self._keep(self._reading)
@@ -197,13 +198,12 @@ class ActorProcess:
             self._offset += len(content)
         return len(content)
 
-    def _finish(self, status: int) -> None:
-        """Tell at once that it has ended, as the run waits for that, then end the actor."""
-        self.end(status)
-        ray.kill(self.actor)
+    def abandon(self) -> None:
+        """Count it as ended, though it may still live."""
+        self.abandoned = True
+        self._end(_WITH_ITS_NODE)
 
-    def end(self, status: int = _WITH_ITS_NODE) -> None:
-        """From now on it counts as ended."""
+    def _end(self, status: int) -> None:
         self._status = status
         self._over.set()
 
@@ -237,8 +237,7 @@ class Watcher:
                 with self._turn:
                     processes, self._processes = self._processes, []
                 for process in processes:
-                    process.abandoned = True
-                    process.end()
+                    process.abandon()
 
     def _look(self) -> None:
         with self._turn:

@@ -68,7 +68,7 @@ class Cluster:
             if self._own and settings.address == AUTO:
                 check_reachable(ray.get_runtime_context().gcs_address)  # whether it takes the token, or its absence
             self._names = list(stations)
-            self._place(stations)
+            self._reserve(stations)
             folder.mkdir(parents=True, exist_ok=True)
             self._watcher = Watcher()
             self.address: str = ray.util.get_node_ip_address()
@@ -122,7 +122,7 @@ class Cluster:
                 if handler is not None:
                     signal.signal(number, handler)
 
-    def _place(self, stations: dict[str, int]) -> None:
+    def _reserve(self, stations: dict[str, int]) -> None:
         settings = self._settings
         cpus = [count * settings.cpus_per_station for count in stations.values()]
         check_room(cpus, settings.cpus_per_station, _alive_nodes())
@@ -169,12 +169,12 @@ class Cluster:
         reserves no CPUs: a bundle of a lost node may be placed again later, and a station must not wait for that."""
         assert self._watcher is not None, "the cluster was left"
         options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "max_restarts": 0}
-        place: Any = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        strategy: Any = NodeAffinitySchedulingStrategy(node.id, soft=False)
         if self._reserved.get(spec.station) == node.name:
             options["num_cpus"] = self._settings.cpus_per_station
             index = self._names.index(spec.station)
-            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
-        actor = ray.remote(StationActor).options(scheduling_strategy=place, **options)
+            strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+        actor = ray.remote(StationActor).options(scheduling_strategy=strategy, **options)
         process = ActorProcess(actor.remote(msgspec.msgpack.encode(spec), str(Path.cwd())), file)
         self._watcher.add(process)
         return process
@@ -215,8 +215,8 @@ class RayNode:
 
     def start_agent(self, spec: AgentSpec) -> Callable[[], Found]:
         self._processes, self._found = [], False
-        place = NodeAffinitySchedulingStrategy(self.id, soft=False)
-        self._agent = ray.remote(AgentActor).options(num_cpus=0, scheduling_strategy=place).remote()
+        strategy = NodeAffinitySchedulingStrategy(self.id, soft=False)
+        self._agent = ray.remote(AgentActor).options(num_cpus=0, scheduling_strategy=strategy).remote()
         saves = str(self._cluster.folder) if spec.host in spec.publishers else ""
         found_ref = self._agent.start.remote(msgspec.msgpack.encode(spec), [*own_versions()], saves)
         until = time.monotonic() + FOUND_S

@@ -132,6 +132,7 @@ class NativeEngine:
         self.prompt_tokens = self.shared_tokens = 0
         self._waiting: deque[_Row] = deque()
         self._running: list[_Row] = []
+        self._greedy: Tensor | None = None  # [running] bool; None: rows changed since it was built
         self._prompt_ends: Tensor | None = None  # [capacity,width] features of the prompts' last tokens
         self._cache = SlotCache(capacity, length)
 
@@ -200,6 +201,7 @@ class NativeEngine:
         present = [(place, row) for place, row in enumerate(self._running) if row.weights == self._weights]
         known = {row.request.prompt.tobytes(): place for place, row in present}
         self._running += rows
+        self._greedy = None
         computed, shared = self._shares(first, known)
         ends: dict[int, Tensor] = self._compute(computed) if computed else {}
         for source, places in shared.items():
@@ -247,8 +249,9 @@ class NativeEngine:
         """Append a token to every running request, sampled from features [n,width] of the last positions."""
         log_p = process_logits(self._network.logits(features), self._sampling)
         uniform = torch.tensor([row.uniform.at(len(row.tokens)) for row in self._running], device=self._device)
-        greedy = torch.tensor([row.request.greedy for row in self._running], device=self._device)
-        tokens, logprobs = draw(log_p, uniform, greedy)
+        if self._greedy is None:
+            self._greedy = torch.tensor([row.request.greedy for row in self._running], device=self._device)
+        tokens, logprobs = draw(log_p, uniform, self._greedy)
         for row, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)
@@ -263,6 +266,7 @@ class NativeEngine:
                 self._prompt_ends[place] = self._prompt_ends[last].clone()
             self._running[place] = self._running[last]
         self._running.pop()
+        self._greedy = None
 
 
 def compared_request(choices: int, noise_key: int = 0) -> EngineRequest:

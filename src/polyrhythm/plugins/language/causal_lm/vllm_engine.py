@@ -116,6 +116,7 @@ class VllmModel:
         self.sampling, self._version = sampling, -1
         self._requests: dict[str, Running] = {}  # by name
         self._rows: dict[int, Running] = {}  # of vLLM's batch
+        self._greedy = torch.zeros(0, dtype=torch.bool)  # of the rows; empty: they changed since it was built
         os.environ.update(_ENVIRONMENT)
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # quiet
         self._engine = self._start(network, how, capacity, length)
@@ -222,6 +223,7 @@ class VllmModel:
         """Apply vLLM's batch update: removed, added and moved rows, in this order."""
         if update is None:
             return
+        self._greedy = torch.zeros(0, dtype=torch.bool)
         for row in update.removed:
             self._rows.pop(row, None)
         for row, params, _, output in update.added:
@@ -237,9 +239,10 @@ class VllmModel:
     def draw(self, logits: Tensor) -> Tensor:
         """Draw a token for each of the rows 0..n-1 and mask all others in logits [n,V], in place."""
         rows = [self._rows[row] for row in range(len(logits))]
-        greedy = torch.tensor([row.request.greedy for row in rows], device=logits.device)
+        if len(self._greedy) != len(rows):
+            self._greedy = torch.tensor([row.request.greedy for row in rows], device=logits.device)
         uniform = torch.tensor([row.next_uniform() for row in rows], device=logits.device)
-        tokens, logprobs = draw(process_logits(logits, self.sampling), uniform, greedy)
+        tokens, logprobs = draw(process_logits(logits, self.sampling), uniform, self._greedy)
         for row, logprob in zip(rows, logprobs.tolist(), strict=True):
             row.put(logprob, self._version)
         return logits.fill_(-torch.inf).scatter_(1, tokens[:, None], 0.0)

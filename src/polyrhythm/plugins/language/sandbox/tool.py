@@ -314,8 +314,8 @@ class Shared(Generic[Value]):
             value, users = self._held.pop(key)
             if users > 1:
                 self._held[key] = value, users - 1
-            else:
-                self._end(value)
+                return
+        self._end(value)  # may take seconds: without the lock, which every `open` needs
 
 
 _TOOLS = Shared(PythonTool.close)

@@ -115,11 +115,11 @@ class EnvServer:
         )
 
     def _called(self, call: p.BatchCall) -> Any:
-        batch, rows = self._batch, call.rows
+        batch, rows = self._batch, list(call.rows)  # a tuple would index the dimensions of numpy arrays
         assert batch is not None, "it was built"
         match call.method:
             case "reset":
-                return batch.reset(rows, call.tasks, call.seeds)
+                return batch.reset(rows, list(call.tasks), list(call.seeds))
             case "step":
                 assert call.actions is not None
                 return batch.step(rows, p.unpacked(call.actions))

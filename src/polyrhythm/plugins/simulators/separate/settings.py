@@ -162,8 +162,7 @@ class EnvProcess:
         except (OSError, EOFError) as error:
             raise EnvLost(f"the environment's process {self._how_it_ended()}") from error
         if isinstance(reply, p.CallRaised):
-            kind_raised = ImportError if reply.error == "ImportError" else getattr(errors, reply.error, RuntimeError)
-            raise kind_raised(reply.text)
+            raise _error_class(reply.error)(reply.text)
         if not isinstance(reply, kind):
             raise EnvLost(f"the environment's process answered {type(message).__name__} by {type(reply).__name__}")
         return reply
@@ -191,6 +190,14 @@ class EnvProcess:
         finally:
             self._process.kill()
             self._process.wait()
+
+
+def _error_class(name: str) -> type[Exception]:
+    """The error class of a name that the other process sent: one of this package's, ImportError, or RuntimeError."""
+    if name == "ImportError":
+        return ImportError
+    kind = getattr(errors, name, None)
+    return kind if isinstance(kind, type) and issubclass(kind, PolyrhythmError) else RuntimeError
 
 
 def environment() -> dict[str, str]:

@@ -42,7 +42,7 @@ class Decider(Protocol):
     def deadline(self) -> float: ...
 
 
-class Station(Protocol):
+class DrivenStation(Protocol):
     """The part of a simulated station that the driver uses; see `VirtualStation`."""
 
     host: str
@@ -53,7 +53,7 @@ class Station(Protocol):
     def handle(self, command: Command) -> None: ...
 
 
-class RequestSender(Station, Protocol):
+class RequestSender(DrivenStation, Protocol):
     """A simulated simulator, to which generators answer."""
 
     def taken(self, request: Request) -> None: ...
@@ -100,7 +100,7 @@ class VirtualDriver:
         self.conductor, self.seed = conductor, seed
         self.clock = VirtualClock()
         self.measures = Measures()
-        self.stations: dict[str, Station] = {}
+        self.stations: dict[str, DrivenStation] = {}
         self.simulators: dict[str, RequestSender] = {}
         self.payloads: dict[str, Payload] = {}
         self.steps: list[Decision] = []
@@ -127,7 +127,7 @@ class VirtualDriver:
 
     # ------------------------------------------------------------ messages
 
-    def emit(self, station: Station, event: Event) -> None:
+    def emit(self, station: DrivenStation, event: Event) -> None:
         """Send a station's event to the conductor."""
         if self._direct:
             self._inbox.append(event)
@@ -136,12 +136,12 @@ class VirtualDriver:
         arrival = station.last_sent = max(now + self._delay_of(station, event), station.last_sent)
         self.clock.at(arrival, self._deliver, (station, now, event))
 
-    def _deliver(self, message: tuple[Station, float, Event]) -> None:
+    def _deliver(self, message: tuple[DrivenStation, float, Event]) -> None:
         station, sent, event = message
         if sent <= station.cut:
             self._inbox.append(event)
 
-    def _delay_of(self, station: Station, message: Event | Command) -> float:
+    def _delay_of(self, station: DrivenStation, message: Event | Command) -> float:
         seconds = self._delay.draw(self._rng)
         if self.network is None or (self.cpu is not None and self.cpu.beside and type(message) in _SERVING):
             return seconds
@@ -153,7 +153,7 @@ class VirtualDriver:
             self.evaluating.add(event.name)
         self._inbox.append(event)
 
-    def report(self, station: Station, event: Event) -> None:
+    def report(self, station: DrivenStation, event: Event) -> None:
         """Deliver supervision's event about a station after the station's own messages."""
         if station.last_sent <= self.clock.now:
             self._inbox.append(event)
@@ -239,7 +239,7 @@ class VirtualDriver:
             self.steps.append(Decision(self.clock.now, event, tuple(commands)))
         return commands
 
-    def decide(self, event: Event) -> list[Command]:
+    def decide_for_cpu(self, event: Event) -> list[Command]:
         """The conductor's commands for the event; its CPU sends them when it is done."""
         commands = self._decide(event)
         if self.observer is not None:
@@ -316,7 +316,7 @@ class ConductorCpu:
     def receive(self, event: Event, host: str) -> None:
         """Queue an event of a station on this host. A `Wake` costs a serving half nothing."""
         if self.beside and type(event) is records.Wake:
-            for command in self._driver.decide(event):
+            for command in self._driver.decide_for_cpu(event):
                 self._driver.send(command)
             return
         name = host or "main" if self.beside and type(event) in SERVING_EVENTS else ""
@@ -329,7 +329,7 @@ class ConductorCpu:
         came, event = thread.waiting.popleft()
         thread.at_work = True
         self.waited += self._clock.now - came
-        commands = self._driver.decide(event)
+        commands = self._driver.decide_for_cpu(event)
         seconds = self._cost.draw(self._rng, len(commands))
         thread.busy_s += seconds
         thread.events += 1

@@ -177,12 +177,12 @@ class ServerEngine:
 
     def add(self, request: EngineRequest) -> None:
         """ValueError: there is no free row, the sequence is too long, or it would generate nothing."""
-        if not self._was_complete(request):
+        if not self._end_if_complete(request):
             refuse_unfit(request, {*self._streams, *self._ended}, self.capacity, self._length)
             self._begin(request)
 
-    def _was_complete(self, request: EngineRequest) -> bool:
-        """Whether the prefix of a request was complete when it was cut; it has ended then."""
+    def _end_if_complete(self, request: EngineRequest) -> bool:
+        """End a request whose prefix was complete when it was cut; returns whether it was."""
         done = request.prefix
         if done is None or not len(done.tokens):
             return False
@@ -234,7 +234,7 @@ class ServerEngine:
     def _resume(self, stream: ServerStream) -> None:
         """Resume a stream from its tokens after a cut, a lost connection or a weight change."""
         request = stream.request._replace(prefix=stream.generated(finished=False) if stream.tokens else None)
-        if not self._was_complete(request):
+        if not self._end_if_complete(request):
             self._begin(request, (0 if stream.begun else stream.failures) + 1 if stream.lost else 0)
 
     def _recover(self, failed: Sequence[ServerStream]) -> None:
