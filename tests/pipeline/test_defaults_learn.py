@@ -87,7 +87,7 @@ def test_one_step_for_each_update_is_said_in_log_summary_and_report(
     assert last in page
 
 
-@pytest.mark.parametrize("depth", ["trial", "machine"])
+@pytest.mark.parametrize("depth", ["contract", "machine"])
 @pytest.mark.parametrize(
     ("override", "name"),
     [

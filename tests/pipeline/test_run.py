@@ -314,7 +314,10 @@ def test_weights_of_other_settings_are_refused(tmp_path):
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("recipe", ["quickstart", "quickstart_flow", "quickstart_pi0", "quickstart_oft"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["quickstart", *(pytest.param(f"quickstart_{x}", marks=pytest.mark.slow) for x in ("flow", "pi0", "oft"))],
+)
 def test_two_versions_of_the_quickstart_recipe(recipe, tmp_path, simulator):
     """All five phases on the real simulator, as small as they can be."""
     small = {

@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.oracles.arbitrary import arbitrary_cluster
@@ -57,6 +58,7 @@ def test_every_target_is_reached_and_no_guarantee_is_broken_on_the_way(rng: rand
     _reaches_its_target(arbitrary_cluster(rng))
 
 
+@pytest.mark.slow
 @settings(examples, max_examples=80)
 @given(randoms)
 def test_so_is_it_with_more_groups_and_members_than_are_needed(rng: random.Random) -> None:
@@ -251,6 +253,7 @@ def test_a_restored_conductor_decides_as_the_saved_one_would_have(rng: random.Ra
     check_restored(arbitrary_cluster(rng, redundant=rng.random() < 0.5), rng)
 
 
+@pytest.mark.slow
 @few_examples
 @given(randoms)
 def test_the_same_seed_gives_the_same_run_and_another_conductor_the_same_commands(rng: random.Random) -> None:
