@@ -38,7 +38,10 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("training.mini_batch_samples=64", "demonstrations.episodes_per_task=1000", "supervised.steps=120"),
     ),
     "leased": ("cartpole", "training.versions=3", "placement.sharing=lease", "placement.lease.min_hold_s=0.05"),
-    "ranks": ("cartpole", "training.versions=3", "placement.trainer.ranks=2", "evaluation.every=1"),
+    "ranks": (  # with second_copy it depends on time which versions are evaluated
+        *("cartpole", "training.versions=3", "placement.trainer.ranks=2", "evaluation.every=1"),
+        *("evaluation.weights=pause", "rollout.segment_steps=0"),
+    ),
     "resumed": ("cartpole", "training.versions=2"),
 }
 LOCKSTEP = ("preset=lockstep", "checkpoint.keep_every=1")
