@@ -56,7 +56,7 @@ class RunPart:
         """Called with each line of metrics.jsonl."""
 
     def observers(self, pipeline: Pipeline) -> Sequence[Observer]:  # noqa: ARG002
-        """Observers of all phases, from the start of the stations on."""
+        """Observers of all phases, from the start of the stations on. They stay attached: their end is `close`."""
         return ()
 
     def on_trained(self) -> None:
