@@ -20,7 +20,8 @@ from polyrhythm.observe.run_folder import CONFIG_FILE, SUMMARY_FILE, lock_run_fo
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.persistence.phases import PhaseJournal, command_of
 from polyrhythm.pipeline.persistence.resume import remove_if_refused
-from polyrhythm.pipeline.persistence.resume_rules import config_to_resume, run_to_resume
+from polyrhythm.pipeline.persistence.resume_rules import config_to_resume, naming_where_it_began, run_to_resume
+from polyrhythm.pipeline.validation.check import validate_run
 
 
 def run_in(folder: Path, *, age: float = 0.0, finished: bool = False, **changes: Any) -> Path:
@@ -331,3 +332,15 @@ def test_a_result_that_was_changed_is_not_trusted(tmp_path: Path, caplog: pytest
     path.write_text(path.read_text().replace('"episodes"', '"sode"'))
     assert PhaseJournal(tmp_path).result("evaluation_after") is None
     assert "progress.json is damaged" in caplog.text
+
+
+def test_an_environment_whose_module_is_not_found_may_be_where_the_run_began(tmp_path: Path) -> None:
+    """The environment is tried in a process of its own, from which the error comes as text."""
+    folder = run_in(tmp_path / "run", env={"type": "gymnasium", "id": "nowhere_to_be_found:Hop-v0"})
+    (folder / "progress.json").write_text(json.dumps({"began_in": str(tmp_path)}))
+    changed = config_to_resume(folder, [])
+    with pytest.raises(RunFolderError) as refused, naming_where_it_began(folder):
+        validate_run(changed, begun=True)
+    told = str(refused.value)
+    assert "nowhere_to_be_found cannot be imported" in told
+    assert f"that run began in the folder {tmp_path}" in told

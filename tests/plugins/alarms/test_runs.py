@@ -20,7 +20,7 @@ def test_a_run_whose_answers_all_earn_the_same_warns_once(tmp_path: Path, caplog
     assert [line["train/actor/zero_advantage_fraction"] for line in updates] == [1.0] * 3
     said = [message for message in caplog.messages if "zero_advantage" in message]
     assert len(said) == 1
-    assert "in update 0: in every group all samples have earned the same" in said[0]
+    assert "in update 1: in every group all samples have earned the same" in said[0]
     page = (tmp_path / "report.html").read_text()
     assert f'<h2>Warnings</h2><p class="notice">{said[0]}</p>' in page
 

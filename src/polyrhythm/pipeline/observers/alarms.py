@@ -83,7 +83,7 @@ class SampleFailureLog(Observer):
             if is_told(self._skipped):
                 why = f"; why: {find_log(self._logs, report.station, report.incarnation)}" if self._logs else ""
                 said = "update %d: %d optimizer steps were skipped, their gradient is not finite%s%s"
-                log.warning(said, report.step, skipped, times_so_far(self._skipped), why)
+                log.warning(said, report.step + 1, skipped, times_so_far(self._skipped), why)
 
 
 #: Minimum tolerance of log-prob differences: batches of different sizes round differently.
@@ -122,6 +122,6 @@ class MismatchWarning(Observer):
             "policy's tolerance, or set algorithm.mismatch_cap); try polyrhythm check",
             _METRIC,
             found,
-            report.step,
+            report.step + 1,
             self._limit,
         )

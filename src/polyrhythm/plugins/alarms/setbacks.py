@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from polyrhythm.config.schema import RunConfig
@@ -33,6 +33,7 @@ _EXPLAINED = "train/critic/explained_variance"
 #: KL from the policy in the ratio's denominator.
 _KLS = ("train/actor/proximal_approx_kl", "train/actor/approx_kl")
 _MEASURES = _SUCCESS, _RETURN = "env/success_once", "env/return"
+_EPISODES = "env/episodes"
 
 #: Numbers of first and of newest updates that are compared.
 _FIRST, _NEWEST = 5, 10
@@ -77,13 +78,12 @@ class _Updates(NamedTuple):
             return True
         known = False
         for name in _MEASURES:
-            first, newest = (_values(name, part) for part in self)
-            if min(len(first), len(newest)) < 2:
+            both = [_episodes(name, part) for part in self]
+            if not all(both):
                 continue
             known = True
-            error = sqrt(variance(first) / len(first) + variance(newest) / len(newest))
-            is_good = name == _SUCCESS and fmean(newest) >= _GOOD
-            if is_good or fmean(newest) - fmean(first) > errors * error:
+            (first, before), (newest, after) = both
+            if (name == _SUCCESS and newest >= _GOOD) or newest - first > errors * sqrt(before + after):
                 return True
         return not known
 
@@ -112,9 +112,9 @@ class SetbackWatch:
             times = self._times["no signal"]
             if is_told(times):
                 said.append(
-                    f"{ZERO_ADVANTAGE} = 1 in update {line['step']}{times_so_far(times)}: in every group all samples "
-                    "have earned the same, so nothing is learned from them; take easier or harder tasks, or a reward "
-                    "with more levels, raise groups.size, or have such groups replaced (groups.min_return, "
+                    f"{ZERO_ADVANTAGE} = 1 in update {line['step'] + 1:.0f}{times_so_far(times)}: in every group all "
+                    "samples have earned the same, so nothing is learned from them; take easier or harder tasks, or a "
+                    "reward with more levels, raise groups.size, or have such groups replaced (groups.min_return, "
                     "groups.max_return)"
                 )
         alarms = self._alarms(line) if _ENTROPY in line else []
@@ -175,7 +175,7 @@ class SetbackWatch:
             text = "" if learns else alarm(self._updates)
             if self._begins(name, holds=bool(text)) and is_told(times := self._times[name]):
                 problem, _, fix = text.partition("; ")
-                where = f"update {line['step']:.0f}{times_so_far(times)}"
+                where = f"update {line['step'] + 1:.0f}{times_so_far(times)}"
                 said.append(f"{problem} ({where}), and training episodes are hardly better than at first; {fix}")
         return said
 
@@ -190,6 +190,20 @@ def setbacks(lines: Iterable[Line]) -> list[str]:
 
 def _values(name: str, lines: Iterable[Line]) -> list[float]:
     return [float(line[name]) for line in lines if line.get(name) is not None]
+
+
+def _episodes(name: str, lines: Iterable[Line]) -> tuple[float, ...]:
+    """Mean over all episodes of the updates, and the variance of that mean; empty with fewer than two updates.
+
+    An update's value is the mean of its episodes, so its variance is taken as inverse to their number.
+    """
+    found = [(float(line[name]), line.get(_EPISODES) or 1.0) for line in lines if line.get(name) is not None]
+    if len(found) < 2:
+        return ()
+    count = sum(weight for _, weight in found)
+    mean = sum(value * weight for value, weight in found) / count
+    spread = sum(weight * (value - mean) ** 2 for value, weight in found) / (len(found) - 1)
+    return mean, spread / count
 
 
 def _one_step(updates: _Updates) -> str:

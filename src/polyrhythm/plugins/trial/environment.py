@@ -110,8 +110,8 @@ def _events(job: str, config: RunConfig, settings: EnvSettings, *, play: bool = 
         match event:
             case ["violation", problem, fix]:
                 raise ConfigError(f"{what}: {problem}; {fix}")
-            case ["error", sentence]:
-                raise ConfigError(sentence)
+            case ["error", sentence, lacks_module]:  # `resume` names the folder in which the run began
+                raise ConfigError(sentence) from (ImportError(sentence) if lacks_module else None)
             case ["warning", whose, sentence]:
                 warn_once(f"{whose or what}: {sentence}")
             case ["over"]:

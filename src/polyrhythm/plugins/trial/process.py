@@ -33,7 +33,7 @@ from polyrhythm.specs.plain import as_plain, from_plain
 
 #: Takes events in this order: ("call", name) before each call into the environment, ("finding", fields),
 #: ("warning", setting or "", sentence), ("spec", EnvSpec), ("arrays", name -> array); last ("over",),
-#: ("violation", problem, fix) or ("error", sentence).
+#: ("violation", problem, fix) or ("error", sentence, whether a module was not found).
 Send = Callable[..., None]
 
 
@@ -102,7 +102,7 @@ def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: E
     except ContractViolation as violation:
         send("violation", violation.problem, violation.fix)
     except PolyrhythmError as error:
-        send("error", str(error))
+        send("error", str(error), isinstance(error.__cause__, ImportError))
     else:
         send("over")
 
@@ -261,7 +261,7 @@ def main() -> None:
         try:
             settings: Any = resolve("env", job["env"])
         except (InvalidSetting, NestedRefusal) as refusal:
-            send("error", f"env.type = {job['env'].get('type')}: {refusal}")
+            send("error", f"env.type = {job['env'].get('type')}: {refusal}", False)
         else:
             run_trial(job["job"], settings, job["rows"], send, EpisodeTrial(*job["episode"]))
     sys.stdout.flush()
