@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 # named to pytest, or is among its testpaths, is not ignored.
 WAITING := tests/process tests/runtime tests/plugins/workflow tests/cli $(wildcard tests/plugins/*/process)
 # Of the core alone, so that both sessions take as long.
-CORE_WAITING := tests/process tests/runtime
+CORE_WAITING := tests/process tests/runtime tests/cli
 
 .PHONY: setup quickstart test test-core test-all lint types contracts check check-waiting check-computing core-waiting core-computing coverage clean
 .DEFAULT_GOAL := setup

@@ -79,7 +79,7 @@ def test_one_step_for_each_update_is_said_in_log_summary_and_report(
     assert {line["train/actor/optimizer_steps"] for line in updates(tmp_path)} == {1.0}
     assert summary["after"]["rate"] < 0.3
     first, last = summary["warnings"]
-    assert first.startswith("train/actor/optimizer_steps = 1: a whole update is one optimizer step (update 14)")
+    assert first.startswith("train/actor/optimizer_steps = 1: a whole update is one optimizer step (update 15)")
     assert "training episodes have not become better" in last
     assert summary["warnings"] == caplog.messages
     page = (tmp_path / "report.html").read_text()

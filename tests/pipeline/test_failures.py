@@ -72,7 +72,7 @@ def test_updates_with_skipped_steps_are_told_and_not_one_by_one(caplog: pytest.L
         for step in range(30):
             failures.on_report(0.0, Report("trainer", 1, "update", step, {"train/actor/skipped_steps": step % 3}))
     first = "update {}: {} optimizer steps were skipped, their gradient is not finite{}; why: run/logs/trainer.1.log"
-    assert caplog.messages == [first.format(1, 1, ""), first.format(14, 2, " (10 times so far)")]
+    assert caplog.messages == [first.format(2, 1, ""), first.format(15, 2, " (10 times so far)")]
 
 
 def test_what_was_cancelled_did_not_fail(caplog: pytest.LogCaptureFixture) -> None:
