@@ -6,6 +6,10 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
 
 #: The folder in which this package is found.
 SOURCE = str(Path(__file__).parents[1])
@@ -17,6 +21,22 @@ def same_imports() -> dict[str, str]:
     The current folder, which `python -c` and `-m` put first, is not included.
     """
     return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def run_module(module: str, argument: str, seconds: float, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run one of our modules in a process of its own, with this interpreter and these environment variables besides.
+    TimeoutExpired: it has not ended after this time."""
+    import subprocess
+
+    return subprocess.run(  # noqa: S603 - our own module
+        [sys.executable, "-m", module, argument],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **same_imports(), **environment},
+    )
 
 
 #: Parameters of glibc's `mallopt`: name → (number of the parameter, value).

@@ -307,24 +307,34 @@ class Conductor:
         assert generator is not None, f"{name} is present, but no generator"
         return generator
 
-    def _on_joined(self, event: records.StationJoined, now: float) -> list[Command]:
-        """A station joins; an earlier incarnation that was not reported lost is removed, and an earlier trainer."""
-        station, incarnations = str(getattr(event, SENDERS[type(event)])), self.stations.incarnations
-        commands = self._remove_station(station, now) if station in incarnations else []
-        incarnations[station] = event.incarnation
-        if isinstance(event, records.SimulatorJoined):
-            self.rollout.rows.join(event.simulator, event.batches)
-            self.forecast.join(event.simulator, event.batches)
-            self.serving.slots.join(event.simulator, event.batches, event.host)
-        elif isinstance(event, records.GeneratorJoined):
-            self.serving.add_generator(event)
-            self._update_applied()
-        elif isinstance(event, records.TrainerJoined):
-            if self.updates.trainer:
-                commands += self._remove_station(self.updates.trainer, now)
-            commands += self.updates.join(event.trainer, event.updates, self.versions, self.rollout, now)
-        else:
-            self.rollout.scoring.join(event)
+    def _add_station(self, station: str, incarnation: int, now: float) -> list[Command]:
+        """A station joins; an earlier incarnation that was not reported lost is removed."""
+        commands = self._remove_station(station, now) if station in self.stations.incarnations else []
+        self.stations.incarnations[station] = incarnation
+        return commands
+
+    def _on_simulator(self, event: records.SimulatorJoined, now: float) -> list[Command]:
+        commands = self._add_station(event.simulator, event.incarnation, now)
+        self.rollout.rows.join(event.simulator, event.batches)
+        self.forecast.join(event.simulator, event.batches)
+        self.serving.slots.join(event.simulator, event.batches, event.host)
+        return commands
+
+    def _on_generator(self, event: records.GeneratorJoined, now: float) -> list[Command]:
+        commands = self._add_station(event.generator, event.incarnation, now)
+        self.serving.add_generator(event)
+        self._update_applied()
+        return commands
+
+    def _on_trainer(self, event: records.TrainerJoined, now: float) -> list[Command]:
+        commands = self._add_station(event.trainer, event.incarnation, now)
+        if self.updates.trainer:
+            commands += self._remove_station(self.updates.trainer, now)
+        return commands + self.updates.join(event.trainer, event.updates, self.versions, self.rollout, now)
+
+    def _on_scorer(self, event: records.ScorerJoined, now: float) -> list[Command]:
+        commands = self._add_station(event.scorer, event.incarnation, now)
+        self.rollout.scoring.join(event)
         return commands
 
     # ------------------------------------------------------------ serving
@@ -334,12 +344,12 @@ class Conductor:
         assert isinstance(self.serving, BatchScheduler), "a pass of a generator that serves by streams"
         return [
             *self.serving.finish(generator, now),
-            *self.serving.weights.apply_due(
+            *self.serving.weights.apply_due_to(
+                generator,
                 self.serving.generators,
                 self.versions,
                 quiet=not self.rollout.ledger.running,
                 pinned=self.rollout.evaluations.begun,
-                ended=generator,
             ),
         ]
 
@@ -363,11 +373,13 @@ class Conductor:
 
     # ------------------------------------------------------------ tickets
 
-    def _on_failed(self, event: records.SampleFailed | records.ScoringFailed, now: float) -> list[Command]:
+    def _on_failed(self, event: records.SampleFailed, now: float) -> list[Command]:
         self.faults.on_failure(event)
-        if isinstance(event, records.ScoringFailed):
-            return self.rollout.scoring.on_failure(self.rollout, event, now)
         return self.rollout.fail(event, now)
+
+    def _on_scoring_failed(self, event: records.ScoringFailed, now: float) -> list[Command]:
+        self.faults.on_failure(event)
+        return self.rollout.scoring.on_failure(self.rollout, event, now)
 
     def _on_target(self, event: records.TrainUntil, _now: float) -> list[Command]:
         self.rollout.admission.target = max(self.rollout.admission.target, event.version)
@@ -376,7 +388,10 @@ class Conductor:
 
 #: Event → what it does; the commands that follow from it alone, None for none.
 _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command] | None]] = {
-    **dict.fromkeys(JOINED, Conductor._on_joined),
+    records.SimulatorJoined: Conductor._on_simulator,
+    records.GeneratorJoined: Conductor._on_generator,
+    records.TrainerJoined: Conductor._on_trainer,
+    records.ScorerJoined: Conductor._on_scorer,
     records.StationLost: lambda self, event, now: self._remove_station(event.station, now, blame=event.blame),
     records.RequestArrived: lambda self, event, now: self.serving.on_request(event, now),
     records.BatchDone: Conductor._on_batch_done,
@@ -384,7 +399,7 @@ _HANDLERS: dict[type, Callable[[Conductor, Any, float], list[Command] | None]] =
     records.SampleFinished: lambda self, event, now: self.rollout.finish(event, now),
     records.SampleFailed: Conductor._on_failed,
     records.SampleScored: lambda self, event, now: self.rollout.scoring.on_score(self.rollout, event, now),
-    records.ScoringFailed: Conductor._on_failed,
+    records.ScoringFailed: Conductor._on_scoring_failed,
     records.PayloadsLost: lambda self, event, _: reissue_lost(self.rollout, event.payload_ids),
     records.UpdateDone: lambda self, event, _: self.updates.finish(event, self.versions, self.rollout),
     records.Published: lambda self, event, _: self.versions.on_published(event.version),

@@ -83,3 +83,14 @@ def test_an_update_with_one_episode_does_not_hide_that_a_run_has_learned() -> No
     assert setbacks(lines) == []
     lines[-1]["env/episodes"] = 100.0
     assert any("values predict returns worse" in line for line in setbacks(lines)), "one bad update of many episodes"
+
+
+def test_the_conclusion_weighs_updates_by_their_episodes_too() -> None:
+    rates = [(0.2, 50.0)] * 5 + [(0.2, 50.0)] * 9 + [(1.0, 1.0)]
+    lines = [
+        {"step": step, "env/success_once": rate, "env/episodes": count} for step, (rate, count) in enumerate(rates)
+    ]
+    watch = SetbackWatch()
+    for line in lines:
+        watch.take(line | {"train/actor/entropy_loss": 0.5})
+    assert watch.conclusion().startswith("env/success_once = 0.202 in the last 10 updates, 0.2 in the first")

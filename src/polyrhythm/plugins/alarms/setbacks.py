@@ -72,14 +72,18 @@ class _Updates(NamedTuple):
         both = [_values(name, part) for part in self]
         return (fmean(both[0]), fmean(both[1])) if all(both) else None
 
+    def episodes(self, name: str) -> list[tuple[float, float]]:
+        """For both, mean over all episodes and its variance; empty if one of them has fewer than two updates."""
+        both = [_over_episodes(name, part) for part in self]
+        return [found for found in both if found] if all(both) else []
+
     def improve(self, errors: float) -> bool:
         """Whether episodes improve by this number of standard errors or are good, or too few have ended to tell."""
         if len(self.newest) < _NEWEST:
             return True
         known = False
         for name in _MEASURES:
-            both = [_episodes(name, part) for part in self]
-            if not all(both):
+            if not (both := self.episodes(name)):
                 continue
             known = True
             (first, before), (newest, after) = both
@@ -130,8 +134,9 @@ class SetbackWatch:
         tell."""
         if self._updates.improve(_PROGRESS) or "same" in self._present:  # the alarm about equal returns has the remedy
             return ""
-        name = _SUCCESS if any(self._updates.means(_SUCCESS) or ()) else _RETURN
-        before, after = self._updates.means(name) or (0.0, 0.0)
+        solved = any(mean for mean, _ in self._updates.episodes(_SUCCESS))
+        name = _SUCCESS if solved else _RETURN
+        before, after = [mean for mean, _ in self._updates.episodes(name)] or (0.0, 0.0)
         return (
             f"{name} = {after:.3g} in the last {_NEWEST} updates, {before:.3g} in the first: training episodes have "
             "not become better; train longer (training.versions) on more samples (training.mini_batch_samples), or "
@@ -192,14 +197,14 @@ def _values(name: str, lines: Iterable[Line]) -> list[float]:
     return [float(line[name]) for line in lines if line.get(name) is not None]
 
 
-def _episodes(name: str, lines: Iterable[Line]) -> tuple[float, ...]:
-    """Mean over all episodes of the updates, and the variance of that mean; empty with fewer than two updates.
+def _over_episodes(name: str, lines: Iterable[Line]) -> tuple[float, float] | None:
+    """Mean over all episodes of the updates, and the variance of that mean; None with fewer than two updates.
 
     An update's value is the mean of its episodes, so its variance is taken as inverse to their number.
     """
     found = [(float(line[name]), line.get(_EPISODES) or 1.0) for line in lines if line.get(name) is not None]
     if len(found) < 2:
-        return ()
+        return None
     count = sum(weight for _, weight in found)
     mean = sum(value * weight for value, weight in found) / count
     spread = sum(weight * (value - mean) ** 2 for value, weight in found) / (len(found) - 1)

@@ -174,27 +174,39 @@ class WeightScheduler:
     seen: tuple[bool, bool] = (False, False)
 
     def apply_due(
+        self, generators: GeneratorRegistry, versions: VersionLedger, *, changed: bool, quiet: bool, pinned: bool
+    ) -> list[ApplyWeights]:
+        """Commands after an event that may allow weights to be applied. changed: it changed which weights are held or
+        offered."""
+        if not (changed or (versions.waiting and (quiet, pinned) != self.seen)):
+            return []
+        self.seen = quiet, pinned
+        generators.update_live(versions.applied, versions.published)
+        return self._apply(generators.present.values(), generators, versions, quiet=quiet, pinned=pinned)
+
+    def apply_due_to(
         self,
+        generator: GeneratorState,
         generators: GeneratorRegistry,
         versions: VersionLedger,
         *,
         quiet: bool,
         pinned: bool,
-        changed: bool = False,
-        ended: GeneratorState | None = None,
     ) -> list[ApplyWeights]:
-        """Commands after an event that may allow weights to be applied. changed: it changed which weights are held or
-        offered. ended: it ended this generator's pass, so only that one is checked."""
-        candidates: Iterable[GeneratorState] = generators.present.values()
-        if ended is not None:
-            if ended.name in generators.apart or (ended.live and not versions.waiting):
-                return []
-            candidates = (ended,)
-        elif changed or (versions.waiting and (quiet, pinned) != self.seen):
-            self.seen = quiet, pinned
-            generators.update_live(versions.applied, versions.published)
-        else:
+        """As `apply_due`, for one generator whose pass has just ended."""
+        if generator.name in generators.apart or (generator.live and not versions.waiting):
             return []
+        return self._apply((generator,), generators, versions, quiet=quiet, pinned=pinned)
+
+    def _apply(
+        self,
+        candidates: Iterable[GeneratorState],
+        generators: GeneratorRegistry,
+        versions: VersionLedger,
+        *,
+        quiet: bool,
+        pinned: bool,
+    ) -> list[ApplyWeights]:
         due = due_weights(candidates, versions, anyone_live=bool(generators.live), quiet=quiet, pinned=pinned)
         version = versions.applied if pinned else versions.published
         for generator in due:

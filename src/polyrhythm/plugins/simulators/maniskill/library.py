@@ -20,7 +20,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -30,7 +29,7 @@ from typing import Any, NamedTuple
 from polyrhythm.conformance import Finding, raised
 from polyrhythm.envs.mujoco import count_gpus
 from polyrhythm.errors import ConfigError, MissingError, PolyrhythmError, as_root
-from polyrhythm.imports import same_imports
+from polyrhythm.imports import run_module
 from polyrhythm.plugins.simulators.maniskill.settings import ManiSkillFields
 from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.plain import from_plain
@@ -299,15 +298,7 @@ def probe(settings: ManiSkillFields) -> Probed:
 @lru_cache(maxsize=32)
 def _probe(what: str, given: str, machine: object) -> Probed:  # noqa: ARG001 - part of the cache key
     try:
-        done = subprocess.run(  # noqa: S603 - our own module
-            [sys.executable, "-m", "polyrhythm.plugins.simulators.maniskill.env", given],
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **same_imports()},
-        )
+        done = run_module("polyrhythm.plugins.simulators.maniskill.env", given, _PATIENCE_S)
     except subprocess.TimeoutExpired as error:
         raise MissingError(
             f"{what}: ManiSkill did not start within {_PATIENCE_S:.0f} s; run: polyrhythm doctor maniskill"

@@ -25,7 +25,7 @@ from polyrhythm.conformance import Finding, last_line
 from polyrhythm.envs.base import EnvTraits, RowNumbers, Variant
 from polyrhythm.envs.mujoco import BACKENDS, choose_gl_backend, is_loadable, preferred
 from polyrhythm.errors import PolyrhythmError, as_root, install_command, nearest
-from polyrhythm.imports import same_imports
+from polyrhythm.imports import run_module
 from polyrhythm.plugins.simulators.base import RowsBatch, SimulatorSettings, time_batch
 from polyrhythm.plugins.simulators.metaworld.scene import (
     INSTRUCTIONS,
@@ -234,15 +234,7 @@ def rendering(backend: str, *, needed: bool) -> Finding:
     name = f"rendering {backend}"
     bad: Literal["note", "missing"] = "missing" if needed else "note"
     try:
-        done = subprocess.run(  # noqa: S603 - our own module
-            [sys.executable, "-m", "polyrhythm.plugins.simulators.metaworld.env", _TASK],
-            capture_output=True,
-            text=True,
-            timeout=_RENDER_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **same_imports(), "MUJOCO_GL": backend},
-        )
+        done = run_module("polyrhythm.plugins.simulators.metaworld.env", _TASK, _RENDER_S, MUJOCO_GL=backend)
     except subprocess.TimeoutExpired:
         return Finding(name, bad, f"no frame of {_TASK} within {_RENDER_S:.0f} s", _fix(backend))
     if done.returncode:
