@@ -133,7 +133,7 @@ class CpuBatch:
             world = self.row_worlds[row] = self.worlds[row, number]
             self._steps[row], self._limits[row] = 0, world.limit
             try:
-                world.reset(0, int(seed), sentence)
+                world.reset([0], [seed], [sentence])
             except Exception as error:  # noqa: BLE001 - a task may raise anything
                 failed[row] = error
                 self.discard(row)
@@ -203,9 +203,8 @@ class GpuBatch:
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         self._seen = None
-        for row, task, seed in zip(rows, tasks, seeds, strict=True):
-            self._world.reset(int(row), int(seed), self._kinds[task][1])
-            self._steps[row] = 0
+        self._world.reset(list(rows), seeds, [self._kinds[task][1] for task in tasks])
+        self._steps[list(rows)] = 0
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         self._seen = None
