@@ -780,6 +780,67 @@ def test_states_drawn_by_one_call_are_those_that_maniskill_draws_alone(maniskill
 
 
 @pytest.mark.sim
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        (PICK, {}),
+        (PUSH, {"observation": "rgb", "appearance": {"camera_shift": 10, "light_change": 0.5}}),
+        ("StackCube-v1", {"control_mode": "pd_ee_target_delta_pose", "reward": "dense"}),
+        (TWIN, {"kwargs": {"obj_set": "train"}, "observation": "rgb", "reward_flags": {"asked": 0.5}}),
+    ],
+)
+def test_an_episode_goes_on_to_the_bit_after_its_simulator_was_away(build, task, changes):
+    """In an instance made anew: by rows at different steps, one that has ended, and one that never began."""
+    stays, leaves = (build(3, task, max_steps=7, **changes) for _ in range(2))
+    rng, dim = np.random.default_rng(0), stays.spec.action.dim
+    for step in range(9):
+        if step == 5:
+            assert batch_traits(leaves).leaves_device
+            assert leaves.suspend() >= 0
+            assert not any(world.is_open for world in leaves.worlds.values())
+            leaves.resume()
+            assert leaves.suspend() >= 0, "again, with nothing done"
+            leaves.resume()
+        rows = [row for row in (0, 1) if step >= 2 * row and (row or step < 7)]
+        given = rng.uniform(-1, 1, (len(rows), dim)).astype(np.float32)
+        found = []
+        for batch in (stays, leaves):
+            for row in rows:
+                if step == 2 * row:
+                    batch.reset([row], [0], [2**40 + row])
+            found.append((batch.step(rows, given), observe(batch, rows)))
+        (result, seen), (other, also) = found
+        for one, two in zip(result[:4], other[:4], strict=True):
+            assert np.array_equal(one, two)
+        for name, array in seen.items():
+            assert np.array_equal(array, also[name]), (step, name)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("task", ["Points", "Counting"])
+def test_rows_of_one_scene_go_on_to_the_bit_after_it_was_away(points, task):
+    sentences = ["run", "go", "go", "run"] if task == "Counting" else [""] * 4
+    stays, leaves = points(task, 4), points(task, 4)
+    for world in (stays, leaves):
+        begin(world, [0, 1, 2, 3], [5, 6, 7, 8], sentences)
+    rng = np.random.default_rng(0)
+    for step in range(8):
+        action = rng.uniform(-1, 1, (4, 3)).astype(np.float32)
+        for world in (stays, leaves):
+            world.step(action)
+            if step in (2, 6):
+                begin(world, [step // 2], [step], sentences[:1])
+        if step in (3, 4, 6):
+            leaves.suspend()
+            assert not leaves.is_open
+            leaves.resume()
+        assert np.array_equal(stays.observe()["state"], leaves.observe()["state"])
+        if task == "Counting":
+            assert stays.env.count.tolist() == leaves.env.count.tolist()
+            assert stays.env.episode_id.tolist() == leaves.env.episode_id.tolist()
+
+
+@pytest.mark.sim
 def test_a_gpu_batch_of_one_row_does_what_a_cpu_batch_does(maniskill):
     """The world of one row on the CPU in place of a GPU's."""
     settings = ManiSkillSettings(tasks=(PICK,), backend="cpu")

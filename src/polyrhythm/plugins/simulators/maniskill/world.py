@@ -46,7 +46,12 @@ class World:
         self.limit = episode_steps(settings, task)
         self.calls = 0
         self._by_row = rows > 1  # several rows are reset by one call
+        self._begun: list[tuple[int, int]] = [(0, -1)] * rows  # by row: ManiSkill's seed, episode number or -1
+        self._played: list[NDArray[np.generic]] = []  # a single row's actions since its reset
+        self._begin: Callable[[], object] = lambda: None  # repeats a single row's reset
+        self._kept: tuple[Any, ...] = ()  # of several rows while they are away
         self._info: Mapping[str, Any] = {}
+        self.env: Any = None
         self._open()
         info = self._reset(range(rows), [0] * rows)
         self.reports_success = "success" in info
@@ -98,16 +103,21 @@ class World:
         seeds: each 0..2^63-1; ManiSkill gets their `library_seed`. sentences: the instructions, "" without several
         `tasks`.
         """
+        if self.rows == 1:
+            self._played.clear()
+            self._begin = lambda: self.reset(rows, seeds, sentences)
+            if not self.is_open:
+                self._open()
         order = np.argsort(rows)  # the order in which ManiSkill sets what it is given for some rows
-        rows = [int(rows[i]) for i in order]
-        seeds, sentences = [int(seeds[i]) for i in order], [sentences[i] for i in order]
+        chosen = [int(rows[i]) for i in order]
+        drawn, said = [int(seeds[i]) for i in order], [sentences[i] for i in order]
         numbers = None
         if any(sentences):
             assert self.sentences is not None
-            numbers = np.array([self.sentences.episode(*one) for one in zip(sentences, seeds, strict=True)])
-        self._reset(rows, list(map(library_seed, seeds)), numbers)
+            numbers = np.array([self.sentences.episode(*one) for one in zip(said, drawn, strict=True)])
+        self._reset(chosen, list(map(library_seed, drawn)), numbers)
         spoken = own_sentences(self.env) if self._own or any(sentences) else []
-        for row, sentence in zip(rows, sentences, strict=True):
+        for row, sentence in zip(chosen, said, strict=True):
             wanted = sentence or self._own
             if wanted and spoken[row] != wanted:
                 raise ConfigError(
@@ -116,14 +126,16 @@ class World:
                     f"env.instructions: {{{self.task}: ...}}"
                 )
         if self.settings.placement == "beyond":  # with one row, as another appearance
-            place_beyond(self.env, self.task, seeds[0])
+            place_beyond(self.env, self.task, drawn[0])
             self._numbers = self._to_numbers(self.env.get_obs(self.env.get_info()))
-        if appearance := Appearance.draw(self.settings.appearance, seeds[0]):
+        if appearance := Appearance.draw(self.settings.appearance, drawn[0]):
             self._show(appearance)
 
     def step(self, actions: NDArray[np.generic]) -> StepResult:
         """Run one step of all rows, without a time limit; actions [rows,A], clipped to the bounds. terminated: by the
         task; metrics: NaN if missing."""
+        if self.rows == 1:
+            self._played.append(actions.copy())
         low, high = self._bounds
         clipped = np.minimum(np.maximum(actions, low), high).astype(np.float32, copy=False)
         observation, reward, ended, _, info = self.env.step(clipped)
@@ -174,15 +186,69 @@ class World:
         shown: NDArray[np.uint8] = _numpy(picture)[row]
         return shown
 
+    @property
+    def is_open(self) -> bool:
+        return self.env is not None
+
+    def suspend(self) -> None:
+        """Keep on the host what `resume` needs, and end the simulation, with all of its memory."""
+        if self.rows > 1 and self.is_open:
+            from mani_skill.utils import common
+
+            from polyrhythm.plugins.simulators.maniskill.isolation import row_tensors
+
+            env = self.env
+            tensors = {name: tensor.cpu().clone() for name, tensor in row_tensors(env).items()}
+            state = common.to_cpu_tensor(env.get_state_dict())
+            self._kept = state, tensors, env._batched_episode_rng, self._numbers.cpu(), self._earned
+        self.close()
+
+    def resume(self) -> None:
+        """Make the simulation anew in the state that it had.
+
+        A single row repeats its episode: equal to the bit, where a state that is set is not, since PhysX's contacts are
+        no part of it. Several rows, of different ages, are reset with their seeds, for what large tensors of the task
+        show, and then set to their states: these are equal to the bit; contacts on a GPU are not reproducible anyway.
+        """
+        if self.is_open:
+            return
+        if self.rows == 1:
+            played = list(self._played)
+            self._open()
+            self._begin()
+            for actions in played:
+                self.step(actions)
+            return
+        import torch
+
+        from polyrhythm.plugins.simulators.maniskill.isolation import put_rows
+
+        state, tensors, random, numbers, earned = self._kept
+        self._open()
+        begun, every = list(self._begun), range(self.rows)
+        for numbered in (False, True):
+            if rows := [row for row in every if (begun[row][1] >= 0) == numbered]:
+                seeds, episodes = zip(*(begun[row] for row in rows), strict=True)
+                self._reset(rows, seeds, np.array(episodes, np.int64) if numbered else None)
+        device = self.env.device
+        self.env.set_state_dict(_on_device(state, device))
+        put_rows(self.env, tensors, torch.ones(self.rows, dtype=torch.bool))
+        self.env._batched_episode_rng = random
+        self._numbers, self._earned, self._kept = numbers.to(device), earned, ()
+
     def close(self) -> None:
         """Free the simulation."""
-        self.env.close()
+        if self.env is not None:
+            self.env.close()
+            self.env = None
 
     def _reset(
         self, rows: Sequence[int], seeds: Sequence[int], episodes: NDArray[np.int64] | None = None
     ) -> Mapping[str, Any]:
         """Reset rows, ascending, and return ManiSkill's info of the last call. seeds: ManiSkill's; episodes: numbers,
         for tasks with numbered episodes; one for each of the rows."""
+        for place, row in enumerate(rows):
+            self._begun[row] = seeds[place], -1 if episodes is None else int(episodes[place])
         if self.rows == 1:
             return self._call_reset(rows, list(seeds), episodes)
         from polyrhythm.plugins.simulators.maniskill.isolation import NotByRowError, OtherRows, RowDraws
@@ -347,6 +413,13 @@ class World:
 def _numpy(value: Any) -> NDArray[Any]:
     """A tensor on any device, or a number, as an array that may share its memory."""
     return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+
+
+def _on_device(state: Any, device: Any) -> Any:
+    """A state's tensors there, in dictionaries of any depth."""
+    if isinstance(state, dict):
+        return {name: _on_device(value, device) for name, value in state.items()}
+    return state.to(device)
 
 
 def resized(pictures: Any, size: tuple[int, int]) -> NDArray[np.uint8]:
