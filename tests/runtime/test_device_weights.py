@@ -32,7 +32,7 @@ class Successor(HostHandles):
     """The device of a trainer that replaces a dead one: the old file is gone before the new writer has its lock."""
 
     def export(self, memory):
-        assert not (self._folder / "weights.device").exists()
+        assert not self.folder.joinpath("weights.device").exists()
         return super().export(memory)
 
 

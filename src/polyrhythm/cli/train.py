@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="start nothing; say what is missing (status 3) or wrong (status 1)"
     )
+    parser.add_argument(
+        "--simulated-devices",
+        type=int,
+        metavar="N",
+        help="take this machine, or each node of a cluster, to have N devices, which compute on the CPU "
+        "(placement.simulated_devices)",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of this run (default: runs/<recipe>/<time>)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     for name in _instead():
@@ -54,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
             return status
     from polyrhythm.config.load import load_config
 
-    config = load_config(arguments.recipe, arguments.overrides)
+    simulated = arguments.simulated_devices
+    added = [] if simulated is None else [f"placement.simulated_devices={simulated}"]
+    config = load_config(arguments.recipe, [*arguments.overrides, *added])
     if arguments.check:
         return check_unstarted(config, as_json=arguments.json)
     # Imported late, so that an invalid key is reported before torch is loaded.

@@ -20,6 +20,7 @@ import fcntl
 import logging
 import mmap
 import os
+import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyrhythm.runtime.devices import is_simulated
 from polyrhythm.runtime.memory.published import Way, lock_file
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, Stream, copy_into, copy_tensor, fitting, views_of
 from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, SharedWeights
@@ -63,8 +65,46 @@ class CudaHandles:
         torch.cuda.current_stream(self.device).synchronize()
 
 
+class SimulatedHandles:
+    """The same for a simulated device: its memory is that of files in the run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.device, self.folder = torch.device("cpu"), folder
+        self._files: dict[int, Path] = {}
+
+    def allocate(self, size: int) -> Tensor:
+        with tempfile.NamedTemporaryFile(dir=self.folder, prefix="device-", delete=False) as file:
+            file.truncate(size)
+        memory = self._map(Path(file.name))
+        self._files[memory.data_ptr()] = Path(file.name)
+        return memory
+
+    def export(self, memory: Tensor) -> bytes:
+        return str(self._files[memory.data_ptr()]).encode()
+
+    def open(self, handle: bytes) -> Tensor:
+        return self._map(Path(handle.decode()))
+
+    def wait(self) -> None: ...
+
+    def _map(self, path: Path) -> Tensor:
+        with path.open("r+b") as file:
+            return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+
+
+Handles = CudaHandles | SimulatedHandles
+
+
+def handles_of(device: str, folder: Path, local: str = "") -> Handles:
+    """Of a device of the run. local: its name for torch, where that differs; folder: of the run."""
+    return SimulatedHandles(folder) if is_simulated(device) else CudaHandles(local or device)
+
+
 def can_reach(device: str, other: str) -> bool:
-    """Whether the first CUDA device can read the memory of the second (NVLink, or PCIe where the system allows it)."""
+    """Whether the first device, by torch's name, can read the memory of the second (NVLink, or PCIe where the system
+    allows it)."""
+    if is_simulated(device):
+        return True
     return torch.cuda.can_device_access_peer(torch.device(device), torch.device(other))
 
 
@@ -103,7 +143,7 @@ class DeviceWeights:
     fetches = False
 
     def __init__(
-        self, host: SharedWeights, folder: Path, handles: CudaHandles, way: Way = "ipc", *, keeps: bool = True
+        self, host: SharedWeights, folder: Path, handles: Handles, way: Way = "ipc", *, keeps: bool = True
     ) -> None:
         self.layout, self.traffic = host.layout, host.traffic
         self._host, self._handles, self._way, self._keeps = host, handles, way, keeps
