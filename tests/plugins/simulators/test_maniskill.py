@@ -184,9 +184,11 @@ class Line:
         done = self.at[:, 0] >= 3
         return StepResult(self.at[:, 0].copy(), done, np.zeros_like(done), done)
 
-    def observe(self) -> dict[str, Any]:
+    def tensors(self) -> dict[str, Any]:
+        import torch
+
         self.drawn += 1
-        return {"state": self.at.copy()}
+        return {"state": torch.from_numpy(self.at.copy())}
 
     def arrays(self) -> dict[str, ArraySpec]:
         return {"state": ArraySpec((1,), "float32")}
@@ -845,12 +847,35 @@ def test_a_gpu_batch_of_one_row_does_what_a_cpu_batch_does(maniskill):
     """The world of one row on the CPU in place of a GPU's."""
     settings = ManiSkillSettings(tasks=(PICK,), backend="cpu")
     cpu, gpu = CpuBatch(settings, 1), GpuBatch(settings, World(settings, PICK, 1))
+    assert (batch_traits(cpu).observes_on_device, batch_traits(gpu).observes_on_device) == (False, True)
     for batch in (cpu, gpu):
         batch.reset([0], [0], [9])
         batch.step([0], actions(batch, *[0.3] * 8))
-    assert np.array_equal(observe(cpu, [0])["state"], observe(gpu, [0])["state"])
+    wanted = observe(cpu, [0])["state"]
+    assert np.array_equal(wanted, observe(gpu, [0])["state"])
+    assert np.array_equal(wanted, gpu.observe_on_device([0])["state"].numpy())
+    gpu.suspend()
+    gpu.resume()
+    assert np.array_equal(wanted, observe(gpu, [0])["state"])
     cpu.close()
     gpu.close()
+
+
+@pytest.mark.sim
+def test_a_tensor_of_pictures_is_what_the_arrays_are(maniskill):
+    """To one level where a digital twin's picture is resized on its device, as Pillow does not compute in floats."""
+    import torch
+
+    twin_settings = {"kwargs": {"obj_set": "train"}, "observation": "rgb", "proprio": "joints", "image_size": (24, 32)}
+    for task, section in ((PUSH, {"observation": "rgbd", "image_size": 32}), (TWIN, twin_settings)):
+        world = World(ManiSkillSettings(tasks=(task,), **section), task, 1)
+        arrays, tensors = world.observe(), world.tensors()
+        assert arrays.keys() == tensors.keys()
+        for name, array in arrays.items():
+            assert (tensors[name].dtype, tuple(tensors[name].shape)) == (torch.from_numpy(array).dtype, array.shape)
+            most = 1 if (task, name) == (TWIN, "image") else 0
+            assert np.abs(tensors[name].numpy().astype(np.float64) - array).max() <= most
+        world.close()
 
 
 @pytest.mark.sim
