@@ -217,9 +217,11 @@ class WorkerStation:
         number = self._asked
 
         def is_done() -> bool:
-            """After receiving new messages. With `inline` other workers run meanwhile."""
+            """After receiving new messages. With `inline` other workers run meanwhile. The worker leaves its device
+            if told to, so that it may ask until it is done."""
             if number in self._open:
                 self._listen(0.0, lambda: True)
+                self._wait_until(lambda: True)
             return number not in self._open
 
         def wait() -> p.Answer:
