@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +10,7 @@ import torch
 from tests.plugins.cluster.served import blank_arena, served
 
 from polyrhythm.plugins.cluster.hosts.weights import HostWeights
-from polyrhythm.runtime.memory.device_weights import DeviceWeights
+from polyrhythm.runtime.memory.device_weights import DeviceWeights, SimulatedHandles
 from polyrhythm.runtime.memory.published import PublishedMemory, Way, shared_nbytes
 from polyrhythm.runtime.memory.tensors import tensors_over
 from polyrhythm.runtime.memory.weights import InlineWeights, SharedWeights, Weights
@@ -77,32 +76,14 @@ def fill_host(memory: bytearray | memoryview, folder: Path, value: float) -> Non
             tensor.fill_(value)
 
 
-class HostHandles:
-    """Stands for CUDA IPC on a machine without a device: the memory that is shared is a file's."""
+class HostHandles(SimulatedHandles):
+    """Those of a simulated device. opened: how often memory was opened."""
 
-    def __init__(self, folder: Path) -> None:
-        self.device, self._folder = torch.device("cpu"), folder
-        self.opened = 0
-
-    def allocate(self, size: int) -> torch.Tensor:
-        path = self._folder / f"device-{len(list(self._folder.glob('device-*')))}"
-        path.write_bytes(bytes(size))
-        self._path = path
-        return self._map(path)
-
-    def export(self, memory: torch.Tensor) -> bytes:
-        return str(self._path).encode()
+    opened = 0
 
     def open(self, handle: bytes) -> torch.Tensor:
         self.opened += 1
-        return self._map(Path(handle.decode()))
-
-    def wait(self) -> None:
-        pass
-
-    def _map(self, path: Path) -> torch.Tensor:
-        with path.open("r+b") as file:
-            return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+        return super().open(handle)
 
 
 def device(layout: WeightsLayout, folder: Path, way: Way = "ipc") -> Ends:

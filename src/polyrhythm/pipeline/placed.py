@@ -1,8 +1,9 @@
 """Computes once which stations a run has and where each is: settings and a number of devices in, `Placed` out.
 
 Every user of placements (building, checks, memory plans, logs, the summary) calls this module, so that they agree.
-Instance i of a kind, or rank i of the trainer, gets the i-th device of its list, round robin. Device ids are torch's on
-this machine; several stations may share a device. Invariant: every process has exactly one seat, and within a kind two
+Instance i of a kind, or rank i of the trainer, gets the i-th device of its list, round robin. Device ids are those of
+the run (`runtime.devices`): torch's on one machine, counted on from node to node on a cluster; several stations may
+share a device. Invariant: every process has exactly one seat, and within a kind two
 devices differ by at most one process.
 """
 
@@ -19,9 +20,10 @@ from polyrhythm.config.sections.placement import PlacementSettings, SeatSettings
 from polyrhythm.envs.base import traits_of
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.pipeline.observers.totals import EVALUATION
-from polyrhythm.plugin import load
+from polyrhythm.plugin import load, table
+from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices, devices_here
 from polyrhythm.runtime.factories import Resources
-from polyrhythm.runtime.memory.published import CPU, Ends
+from polyrhythm.runtime.memory.published import Ends
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices
 from polyrhythm.runtime.messages import rank_name
 from polyrhythm.scheduler.settings import LeaseSettings
@@ -69,15 +71,17 @@ class Placed:
         return [self.seats.get(name, Resources()) for name in names]
 
 
-def place(config: RunConfig, *, trainer: bool = True, folder: Path | None = None, devices: int | None = None) -> Placed:
-    """Place the stations on a machine with this number of CUDA devices (None: count them).
+def place(
+    config: RunConfig, *, trainer: bool = True, folder: Path | None = None, devices: Devices | int | None = None
+) -> Placed:
+    """Place the stations on these devices (None: find them; a number: of this machine).
 
     folder: of the run, for state that leases move from the host to disk; trainer: whether there is one. ConfigError:
     `placement` names a device that does not exist.
     """
-    devices = count_devices() if devices is None else devices
-    placement, names = config.placement, station_names(config, trainer=trainer, devices=devices)
-    seats = assign_seats(placement, names, devices, os.environ, inline=config.launcher == "inline", row=config.devices)
+    found = _devices_of(config, devices)
+    placement, names = config.placement, station_names(config, trainer=trainer, devices=found)
+    seats = assign_seats(placement, names, found, os.environ, inline=config.launcher == "inline", row=config.devices)
     leaves = traits_of(config.env).leaves_device
     joined = {name: Resources("cpu", 1) for name in joined_names(config)}  # they only forward messages
     own = {name: seat for name, seat in seats.items() if name not in joined}
@@ -89,25 +93,31 @@ def place(config: RunConfig, *, trainer: bool = True, folder: Path | None = None
     seats |= joined | dict(shared.seats)
     ends = find_ends(placement, names, seats)
     seats |= {name: replace(seats[name], ends=ends) for name in [*names["generators"], *names["trainer"]]}
-    warnings = [*list_seat_warnings(config, names=names, devices=devices), *shared.warnings]
+    warnings = [*list_seat_warnings(config, names=names, devices=found), *shared.warnings]
     return Placed(names, seats, ends, shared.lease, tuple(warnings))
 
 
 def list_seat_warnings(
-    config: RunConfig, *, trainer: bool = True, names: dict[Kind, list[str]] | None = None, devices: int | None = None
+    config: RunConfig,
+    *,
+    trainer: bool = True,
+    names: dict[Kind, list[str]] | None = None,
+    devices: Devices | int | None = None,
 ) -> list[str]:
     """The `Placed.warnings` that need no seats, for machines on which not every station has one."""
     names = station_names(config, trainer=trainer) if names is None else names
-    devices = count_devices() if devices is None else devices
+    count = _devices_of(config, devices).count
     found = []
-    if config.launcher == "local" and 0 < devices < (config.devices or 0):
-        there = f"{devices} CUDA device{'s' * (devices > 1)}"
-        found = [f"devices = {config.devices}: this machine has {there}; add devices={devices} to scale the row"]
+    if config.launcher != "inline" and 0 < count < (config.devices or 0):
+        there = f"{count} device{'s' if count > 1 else ''}"
+        found = [f"devices = {config.devices}: there are {there}; add devices={count} to scale the row"]
     found += list_unused_devices(config.placement, names)
     return found + (list_excess_threads(config.placement, names, count_cores()) if config.launcher == "local" else [])
 
 
-def station_names(config: RunConfig, *, trainer: bool = True, devices: int | None = None) -> dict[Kind, list[str]]:
+def station_names(
+    config: RunConfig, *, trainer: bool = True, devices: Devices | int | None = None
+) -> dict[Kind, list[str]]:
     """`Placed.names`, which needs no seats."""
     simulators = [f"simulator-{index}" for index in range(config.rollout.simulators)] + joined_names(config)
     generators = generator_names(config)
@@ -121,9 +131,27 @@ def station_names(config: RunConfig, *, trainer: bool = True, devices: int | Non
     return found if config.scoring is None else {**found, "scorers": scorer_names(config)}
 
 
-def trainer_ranks(config: RunConfig, devices: int | None = None) -> int:
-    """Number of trainer processes on a machine with this number of CUDA devices (None: count them)."""
-    return count_ranks(config.placement, count_devices() if devices is None else devices)
+def trainer_ranks(config: RunConfig, devices: Devices | int | None = None) -> int:
+    """Number of trainer processes on these devices (None: find them; a number: of this machine)."""
+    return count_ranks(config.placement, _devices_of(config, devices).count)
+
+
+def find_devices(config: RunConfig) -> Devices:
+    """The devices that a run of this configuration has: its launcher's, if a plugin of kind `devices` knows them, else
+    this machine's."""
+    if config.launcher in table("devices"):
+        devices: Devices = load("devices", config.launcher)(config)
+        return devices
+    if simulated := config.placement.simulated_devices:
+        return devices_here(simulated, SIMULATED)
+    return devices_here(count_devices())
+
+
+def _devices_of(config: RunConfig, devices: Devices | int | None) -> Devices:
+    if devices is None:
+        return find_devices(config)
+    kind = SIMULATED if config.placement.simulated_devices else CUDA
+    return devices_here(devices, kind) if isinstance(devices, int) else devices
 
 
 def joined_names(config: RunConfig) -> list[str]:
@@ -171,7 +199,7 @@ _LISTED = 3
 def assign_seats(
     placement: PlacementSettings,
     stations: Mapping[Kind, Sequence[str]],
-    devices: int,
+    devices: Devices,
     environment: Mapping[str, str] | None = None,
     *,
     inline: bool = False,
@@ -179,12 +207,13 @@ def assign_seats(
 ) -> dict[str, Resources]:
     """Seat of every station, and of every further rank of the trainer, by name.
 
-    stations: names by kind, evaluation's own last; of the trainer, its ranks. devices: number of devices of this
-    machine. environment: variables of this process; a simulator's seat has the additional ones of its process. row:
-    number of devices that the recipe is made for (`devices`), for the message. MissingError: devices are missing, with
-    a problem for each kind. ConfigError: simulators are bound to devices in an `inline` run, which has one process.
+    stations: names by kind, evaluation's own last; of the trainer, its ranks. environment: variables of this process; a
+    simulator's seat has the additional ones of its process. row: number of devices that the recipe is made for
+    (`devices`), for the message. MissingError: devices are missing, with a problem for each kind. ConfigError:
+    simulators are bound to devices in an `inline` run, which has one process.
     """
-    ids = _list_ids(placement, [kind for kind, names in stations.items() if names], devices, inline=inline, row=row)
+    kinds = [kind for kind, names in stations.items() if names]
+    ids = _list_ids(placement, kinds, devices.count, inline=inline, row=row)
     seats: dict[str, Resources] = {}
     for kind, names in stations.items():
         threads, own = _settings(placement, kind).threads, ids.get(kind, ())
@@ -192,9 +221,12 @@ def assign_seats(
             if not own:
                 seats[name] = Resources("cpu", threads)
                 continue
-            device = own[index % len(own)]
-            variables = bind_environment(device, environment or {}) if kind in _BOUND else {}
-            seats[name] = Resources(f"cuda:{device}", threads, variables)
+            number = own[index % len(own)]
+            node, there = devices.place(number)
+            binds = kind in _BOUND and devices.kind == CUDA
+            variables = bind_environment(there, environment or {}) if binds else {}
+            local = "" if there == number else f"{CUDA}:{there}"
+            seats[name] = Resources(devices.name(number), threads, variables, node, local)
     return seats
 
 
@@ -208,8 +240,10 @@ def find_ends(
         why = "the trainer's weights are sharded, and no rank keeps them whole"
     elif ranks and seats[ranks[0]].leases:
         why = "the trainer leaves its device while others are on it"
-    device = seats[ranks[0]].device if ranks else CPU
-    return Ends(device, tuple(seats[name].device for name in stations["generators"]), why)
+    own = seats[ranks[0]] if ranks else Resources()
+    there = [seat for name in stations["generators"] if (seat := seats[name]).node == own.node]
+    local = {seat.device: seat.local for seat in (own, *there) if seat.local}
+    return Ends(own.device, tuple(seat.device for seat in there), why, local)
 
 
 def count_ranks(placement: PlacementSettings, devices: int) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from polyrhythm.plugin import import_address
+from polyrhythm.runtime.devices import CPU, is_simulated
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.published import Ends
 from polyrhythm.runtime.messages import Channels, Joined, Station
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a process gets: device (cpu or cuda:N), threads per operation, environment variables.
+    """What a process gets: device (`runtime.devices`: cpu, cuda:N or sim:N), threads per operation, environment
+    variables.
 
+    node: where it has to be, "" for anywhere; local: what the device is called there, "" if it has the same name.
     ends: where published weights come from and go to, if it is one of them. wrapper: the function, `module:name`, that
     makes the station's parts in place of its factory (`make_parts`), "" for none. leases: numbers of the devices that
     it is on in turn with others; offload: folder for what it keeps there meanwhile, on the CPU.
@@ -35,10 +38,17 @@ class Resources:
     device: str = "cpu"
     threads: int = 1
     environment: dict[str, str] = field(default_factory=dict)
+    node: str = ""
+    local: str = ""
     ends: Ends | None = None
     wrapper: str = ""
     leases: tuple[int, ...] = ()
     offload: str = ""
+
+    @property
+    def torch_device(self) -> str:
+        """The device by the name that torch has for it in this process."""
+        return CPU if is_simulated(self.device) else self.local or self.device
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.memory.device_weights import can_reach
 from polyrhythm.runtime.memory.process_memory import open_weights
-from polyrhythm.runtime.memory.published import CPU, Ends, shared_nbytes
+from polyrhythm.runtime.memory.published import Ends, shared_nbytes
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.memory.tensors import copy_into, tensors_over, views_of

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.memory.process_memory import open_weights
-from polyrhythm.runtime.memory.published import APPLY, CPU, Ends
+from polyrhythm.runtime.memory.published import APPLY, Ends
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.memory.tensors import copy_into, tensors_over, views_of

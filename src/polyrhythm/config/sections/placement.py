@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from polyrhythm.config.base import Count, Flag, InvalidSetting, NotNegative, Section
+from polyrhythm.config.base import Count, Flag, InvalidSetting, NotNegative, Section, Whole
 
 #: Ranges and single device ids of at most four digits, such as 0-3,6.
 _IDS = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
@@ -142,6 +142,8 @@ class PlacementSettings(Section):
     """share: stations of a device are on it together; lease: in turn, the others in host memory (docs/placement.md)."""
     lease: LeaseSection = LeaseSection()
     """How they take turns."""
+    simulated_devices: Whole = 0
+    """Devices that this machine, or each node of a cluster, is taken to have; they compute on the CPU."""
 
     @model_validator(mode="before")
     @classmethod

@@ -20,13 +20,14 @@ from polyrhythm.plugins.memory_estimate.activations import Activations, estimate
 from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, MemoryPart, Sharing, list_parts
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import settings_traits
+from polyrhythm.runtime.devices import number_of
 from polyrhythm.runtime.messages import station_of
 from polyrhythm.specs import EnvSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """devices: number of CUDA devices; free: bytes of `cpu` or `cuda:N`."""
+    """devices: how many; free: bytes of `cpu` or `cuda:N`."""
 
     devices: int
     free: Callable[[str], int]
@@ -157,7 +158,7 @@ class Planner:
     ) -> tuple[DeviceMemory, ...]:
         leased = _leased_devices(placed)
         moved = _suspended(parts, leased)
-        names = [HOST, *sorted({part.device for part in parts} - {HOST}, key=lambda name: int(name[5:]))]
+        names = [HOST, *sorted({part.device for part in parts} - {HOST}, key=number_of)]
         learns = self.trainer and config.supervised is not None
         building = form.train_bytes + 3 * form.trainable_bytes * learns
         return tuple(

@@ -16,11 +16,11 @@ from polyrhythm.checks import CheckContext, size_of
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import MissingError, PolyrhythmError, StartError
+from polyrhythm.pipeline.placed import find_devices
 from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, memory_by_station
 from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, Machine, Planner
 from polyrhythm.plugins.memory_estimate.remedies import find_remedies
 from polyrhythm.policies.form import PolicyForm
-from polyrhythm.runtime.memory.tensors import count_devices
 from polyrhythm.specs import EnvSpec
 
 #: Share of a device's memory below which what is certain says that its passes fit as well.
@@ -130,7 +130,7 @@ def shortage_found(context: CheckContext) -> Iterator[Finding]:
 def _planner(
     config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool, free: Callable[[str], int]
 ) -> Planner:
-    planner = Planner(spec, Machine(count_devices(), free), trainer)
+    planner = Planner(spec, Machine(find_devices(config).count, free), trainer)
     planner.take_form(config, form)
     return planner
 

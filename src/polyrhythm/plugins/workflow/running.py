@@ -23,8 +23,8 @@ from polyrhythm.plugins.workflow import protocol as p
 from polyrhythm.plugins.workflow.exchange import Answers, Exchange
 from polyrhythm.plugins.workflow.protocol import Parcel, WaitTimeout, WorkerFailed, WorkflowError, WorkflowOver
 from polyrhythm.plugins.workflow.turns import DeviceTurns
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.hosting import Hosting
-from polyrhythm.runtime.memory.published import CPU
 from polyrhythm.runtime.messages import Event, FromWorker, ToWorker
 from polyrhythm.runtime.transport.drops import DropCounter
 from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, StationLost

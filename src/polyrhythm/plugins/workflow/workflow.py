@@ -31,9 +31,9 @@ from polyrhythm.plugins.workflow.running import (
 from polyrhythm.plugins.workflow.station import WorkerFactory
 from polyrhythm.plugins.workflow.values import Carrier, pack_whole
 from polyrhythm.plugins.workflow.worker import Worker, is_public
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import process_ids
-from polyrhythm.runtime.memory.published import CPU
 from polyrhythm.runtime.transport.sockets import Transport
 from polyrhythm.scheduler.settings import LeaseSettings
 

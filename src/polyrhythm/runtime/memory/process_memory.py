@@ -9,11 +9,12 @@ Where a run has one host, `ProcessMemory` is all there is. The spec of a process
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.plugin import import_address
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.shared_folder import open_segment
@@ -22,8 +23,7 @@ from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.specs.weights import WeightsLayout
 
 if TYPE_CHECKING:
-    from polyrhythm.runtime.memory.device_weights import CudaHandles
-    from polyrhythm.runtime.memory.published import Ends, Reaches
+    from polyrhythm.runtime.memory.published import Ends
     from polyrhythm.runtime.memory.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -79,24 +79,25 @@ def open_weights(
     folder: Path,
     device: str,
     ends: Ends | None,
-    *,
-    reaches: Reaches | None = None,
-    handles: Callable[[str], CudaHandles] | None = None,
 ) -> Weights:
-    """The end of a process on `device` (cpu or cuda:N). memory, folder: see `SharedWeights`; ends: where all ends are,
-    None: not known, so the host's memory alone; reaches, handles: None for those of CUDA. The process's log says which
-    way it takes and why."""
+    """The end of a process on `device` of the run. memory, folder: see `SharedWeights`; ends: where all ends are, None:
+    not known, so the host's memory alone. The process's log says which way it takes and why."""
     # torch, which simulators do not need
-    from polyrhythm.runtime.memory.device_weights import CudaHandles, DeviceWeights, can_reach
-    from polyrhythm.runtime.memory.published import CPU, choose_way, keeps_copy
+    from polyrhythm.runtime.memory.device_weights import DeviceWeights, can_reach, handles_of
+    from polyrhythm.runtime.memory.published import choose_way, keeps_copy
     from polyrhythm.runtime.memory.weights import SharedWeights
 
-    host, reaches = SharedWeights(layout, memory, folder), reaches or can_reach
+    host = SharedWeights(layout, memory, folder)
+
+    def reaches(own: str, other: str) -> bool:
+        names = ends.local if ends is not None else {}
+        return can_reach(names.get(own, own), names.get(other, other))
+
     if ends is None or CPU in (device, ends.trainer) or ends.host_only:
         return host
     choice = choose_way(ends, device, reaches)
     log.info("weights at %s: %s, because %s", device, choice.way, choice.why)
     if choice.way == "host":
         return host
-    shared = (handles or CudaHandles)(ends.trainer)
+    shared = handles_of(ends.trainer, folder, ends.local.get(ends.trainer, ""))
     return DeviceWeights(host, folder, shared, choice.way, keeps=keeps_copy(ends, reaches))

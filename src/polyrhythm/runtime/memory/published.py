@@ -27,16 +27,16 @@ import fcntl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.specs.weights import WeightsLayout
 
 Way = Literal["reference", "host", "ipc", "peer", "tcp"]
-CPU = "cpu"
 
 #: Whether the first device (cuda:N) can read the memory of the second.
 Reaches = Callable[[str, str], bool]
@@ -51,15 +51,17 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Where weights are published and where they are used, as devices (cpu or cuda:N).
+    """Where weights are published and where they are used, as devices of the run (cpu, cuda:N or sim:N).
 
-    trainer: of its first rank, which publishes; cpu where main does. generators: of all of them. host_only: why the
-    trainer keeps no whole version on its device, a clause; "" if it may.
+    trainer: of its first rank, which publishes; cpu where main does. generators: of all that are on its node.
+    host_only: why the trainer keeps no whole version on its device, a clause; "" if it may. local: the names that
+    these devices have on their node, where they differ.
     """
 
     trainer: str = CPU
     generators: tuple[str, ...] = ()
     host_only: str = ""
+    local: Mapping[str, str] = field(default_factory=dict)
 
 
 ONE_PROCESS = Choice("reference", "trainer and generator are in one process")

@@ -122,7 +122,7 @@ class StationProcess:
             self._memory.arena(),
             partial(self._memory.weights, resources.device, resources.ends),
             Channels(send, self._outgoing.reply, send),
-            resources.device,
+            resources.torch_device,
             overlap=True,
             rank=spec.rank,
             ranks=spec.ranks,

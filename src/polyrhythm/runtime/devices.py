@@ -1,0 +1,56 @@
+"""The devices of a run, numbered over all its nodes, and the device that a process gives to torch.
+
+A seat names a device by its number in the run: `cuda:5`, or `sim:5` for a simulated one. A process computes on the same
+device by its number on its node, or on the CPU for a simulated one. Simulated devices let a machine without GPUs run
+everything that follows from a placement: seats, leases, process groups, and the ways of weights between devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+CPU = "cpu"
+CUDA: Literal["cuda"] = "cuda"
+SIMULATED: Literal["sim"] = "sim"
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Devices by node. nodes: the name of each node, "" for this machine, and its number of devices; kind: of all of
+    them.
+
+    Example: nodes (a, 2) and (b, 2): device 3 is `cuda:3`, the second one of node b, and `cuda:1` there.
+    """
+
+    nodes: Sequence[tuple[str, int]] = ()
+    kind: Literal["cuda", "sim"] = "cuda"
+
+    @property
+    def count(self) -> int:
+        return sum(count for _, count in self.nodes)
+
+    def name(self, number: int) -> str:
+        return f"{self.kind}:{number}"
+
+    def place(self, number: int) -> tuple[str, int]:
+        """The node of a device, and its number there. IndexError: there is no such device."""
+        for node, count in self.nodes:
+            if number < count:
+                return node, number
+            number -= count
+        raise IndexError(number)
+
+
+def devices_here(count: int, kind: Literal["cuda", "sim"] = "cuda") -> Devices:
+    return Devices((("", count),), kind)
+
+
+def number_of(device: str) -> int:
+    """The number of a device in the run: `cuda:5` and `sim:5` → 5."""
+    return int(device.partition(":")[2])
+
+
+def is_simulated(device: str) -> bool:
+    return device.startswith(f"{SIMULATED}:")
