@@ -48,11 +48,12 @@ _SILENCES, _SILENCE_S = 2.0, 15.0
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What stations need of a cluster. cpus: of each; least: of the stations of a kind, how many have to work even if
-    they share CPUs; those of no kind all have to."""
+    """What processes need of a cluster. cpus: of each; least: of the stations of a kind, how many have to work even if
+    they share CPUs or devices; those of no kind all have to. on_device: those that work on a device."""
 
     cpus: Mapping[str, float] = field(default_factory=dict)
     least: Sequence[tuple[frozenset[str], int]] = ()
+    on_device: frozenset[str] = frozenset()
 
 
 NO_NEEDS = Needs()
@@ -234,8 +235,8 @@ class HostDirectory:
             absent = {*self.waiting, *self._ended}
             kinds = (len(names - absent) < least for names, least in self._needs.least if station in names)
             if found is None and next(kinds, True):  # the run needs it even where it has to share CPUs
-                found = self._least_loaded(usable)
-                if self._sight is not None:
+                found = self._least_loaded(usable, station)
+                if found is not None and self._sight is not None:
                     self._crowded[station] = now
         if found is None:
             return False
@@ -265,6 +266,8 @@ class HostDirectory:
             return self._least_loaded(usable) if self._survey is None else None
         if (name := sight.reserved.get(station, "")) in usable:
             return usable[name]
+        if station in self._needs.on_device:  # the cluster reserves another device for it, once one is free
+            return None
         need, free = self._needs.cpus.get(station, 0.0), dict(sight.free)
         for other in set(self._assigned) - {station, *self.waiting, *self._crowded}:
             if (name := self._assigned[other].node.name) != sight.reserved.get(other):
@@ -272,11 +275,15 @@ class HostDirectory:
         fitting = {name: hosted for name, hosted in usable.items() if free.get(name, 0.0) >= need}
         return self._least_loaded(fitting) if fitting else None
 
-    def _least_loaded(self, usable: Mapping[str, HostedNode]) -> HostedNode:
+    def _least_loaded(self, usable: Mapping[str, HostedNode], station: str = "") -> HostedNode | None:
+        """The node with the fewest stations; for a station that needs a device, of those where the run has one, None if
+        there is none."""
         if not usable:
             raise RunHalted("all hosts of the run are lost but main's; start again with resume")
+        if station in self._needs.on_device and self._sight is not None:
+            usable = {name: hosted for name, hosted in usable.items() if name in self._sight.with_devices}
         counts = Counter(hosted.node.name for name, hosted in self._assigned.items() if name not in self.waiting)
-        return min(usable.values(), key=lambda hosted: counts[hosted.node.name])
+        return min(usable.values(), key=lambda hosted: counts[hosted.node.name], default=None)
 
 
 class HostedPayloads(ArenaPayloads):
