@@ -46,13 +46,13 @@ class HostView:
     own: str
     folder: str
     address: str
-    ranks: tuple[str, ...] = ()
     servers: Mapping[str, str] = field(default_factory=dict)
     slots: Mapping[str, str] = field(default_factory=dict)
     publishers: tuple[str, ...] = ()
     silence_s: float = math.inf
     answer_s: float = 5.0
     memory: str = ""
+    ranks: tuple[str, ...] = ()
 
 
 class Departure(NamedTuple):
