@@ -41,11 +41,12 @@ def launch_on_ray(plan: LaunchPlan) -> Launcher:
 
 
 def launch_on(nodes: Sequence[Node]) -> Launch:
-    """The launcher that spreads stations over these nodes in turn, in their order. Example: two simulators, a generator
-    and a trainer on two nodes: 0, 1, 0, 1."""
+    """The launcher that spreads processes over these nodes in turn, in the order of their stations and ranks. Example:
+    a simulator, a generator and a trainer of two ranks on two nodes: 0, 1, 0, 1."""
 
     def launch(plan: LaunchPlan) -> Launcher:
-        at = {factory.name: nodes[index % len(nodes)] for index, (factory, *_) in enumerate(plan.stations)}
+        names = [rank_name(factory.name, rank) for factory, *seats in plan.stations for rank in range(len(seats))]
+        at = {name: nodes[index % len(nodes)] for index, name in enumerate(names)}
         return _launch_at(plan, StationNodes(nodes[0].address, at, slots_of(plan.stations), TRAINER))
 
     return launch
