@@ -55,14 +55,12 @@ class ChaosNode:
 
 
 class RayNodes:
-    """A cluster of a head and `count` - 1 nodes with `cpus` each, and `gpus` that only Ray counts. address: of the
-    head; gpus: of all nodes.
+    """A cluster of a head and `count` - 1 nodes with `cpus` each, and `gpus` that are none. address: of the head.
 
     StartError: this machine has no network namespaces for us, or Ray does not start; then nothing is left."""
 
     def __init__(self, count: int, cpus: int, gpus: int = 0) -> None:
-        self.gpus = count * gpus
-        self._has = ["--num-cpus", str(cpus), "--num-gpus", str(gpus)]
+        self.gpus, self._has = gpus, ["--num-cpus", str(cpus), "--num-gpus", str(gpus)]
         self._net = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
         self.nodes: dict[str, ChaosNode] = {}
         self._started: dict[str, subprocess.Popen[bytes]] = {}
