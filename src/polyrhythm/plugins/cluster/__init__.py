@@ -1,4 +1,4 @@
-"""A run on several hosts: agents, sealed connections, Ray."""
+"""A run on several hosts: agents, sealed connections, Ray, and jobs of a cluster's queue."""
 
 from polyrhythm.checks import Check, CheckContext
 from polyrhythm.plugin import Plugin
@@ -16,8 +16,9 @@ def _ray(context: CheckContext) -> tuple[()]:
 CHECKS = (Check("launcher", "recipe", "settings", _ray),)
 PLUGIN = Plugin(
     "cluster",
-    needs=("report",),
+    needs=("ranks", "report"),
     adds={
+        "command": {"train --slurm": "polyrhythm.plugins.cluster.submit.command"},
         "check": {"launcher": "polyrhythm.plugins.cluster:CHECKS"},
         "report": {"hosts": "polyrhythm.plugins.cluster.report_section:SECTION"},
         "launcher": {"ray": "polyrhythm.plugins.cluster.launching:launch_on_ray"},
