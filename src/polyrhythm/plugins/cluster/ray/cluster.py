@@ -39,6 +39,7 @@ from polyrhythm.plugins.cluster.ray.reach import (
 )
 from polyrhythm.plugins.cluster.sealed import check_sealing
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+from polyrhythm.runtime.messages import rank_name
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.start import ProcessHandle
 
@@ -67,7 +68,7 @@ class Cluster:
         try:
             if self._own and settings.address == AUTO:
                 check_reachable(ray.get_runtime_context().gcs_address)  # whether it takes the token, or its absence
-            self._names = list(stations)
+            self._names, self._ranks = list(stations), stations
             self._reserve(stations)
             folder.mkdir(parents=True, exist_ok=True)
             self._watcher = Watcher()
@@ -75,7 +76,7 @@ class Cluster:
             self._reserved: dict[str, str] = {}
             self._by_id: dict[str, RayNode] = {}
             nodes, sight = self.look()
-            self.nodes = {name: nodes[sight.reserved[name]] for name in self._names}
+            self.nodes = {name: nodes[node] for name, node in sight.reserved.items()}  # of each process
         except BaseException:
             self.close()
             raise
@@ -159,7 +160,10 @@ class Cluster:
                 self._by_id[node["NodeID"]] = RayNode(self, node["NodeID"], node["NodeManagerAddress"])
         here = {node["NodeID"]: self._by_id[node["NodeID"]] for node in alive}
         self._reserved = {
-            name: here[node].name for index, name in enumerate(self._names) if (node := table.get(index)) in here
+            rank_name(name, rank): here[node].name
+            for index, name in enumerate(self._names)
+            if (node := table.get(index)) in here
+            for rank in range(self._ranks[name])
         }
         cpus = {node.name: float(free.get(id_, {}).get("CPU", 0.0)) for id_, node in here.items()}
         return {node.name: node for node in here.values()}, Sight(cpus, self._reserved)
@@ -170,7 +174,7 @@ class Cluster:
         assert self._watcher is not None, "the cluster was left"
         options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "max_restarts": 0}
         strategy: Any = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        if self._reserved.get(spec.station) == node.name:
+        if self._reserved.get(rank_name(spec.station, spec.rank)) == node.name:
             options["num_cpus"] = self._settings.cpus_per_station
             index = self._names.index(spec.station)
             strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
