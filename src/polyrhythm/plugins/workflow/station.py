@@ -94,7 +94,8 @@ _TRACE_CHARS, _ERROR_CHARS = 6000, 1000
 @dataclass(frozen=True)
 class WorkerFactory:
     """Makes one rank of a group. worker: class as module:name; arguments: packed; sizes: number of ranks by group.
-    in_turn: whether it may share its device in turn, so that it is made by its first call."""
+    in_turn: whether it may share its device in turn, so that it is made by its first call; preload: slow modules that
+    its class needs."""
 
     name: str
     group: str
@@ -104,6 +105,7 @@ class WorkerFactory:
     sizes: Mapping[str, int]
     wait_s: float
     in_turn: bool = False
+    preload: tuple[str, ...] = ()
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         memory = context.memory
