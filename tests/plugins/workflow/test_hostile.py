@@ -34,7 +34,7 @@ FROM = [
             p.Asked(2, p.Get("c", None, 1, 2.0, 9.0)),
             p.Asked(3, p.Close("c")),
         ),
-        *(p.Returned(0, ITEM, {"add": 0.5}), p.Raised(0, "why", "where"), p.Asked(4, p.Get("a-0>b-0", direct=True))),
+        *(p.Returned(1, ITEM, {"add": 0.5}), p.Raised(1, "why", "where"), p.Asked(4, p.Get("a-0>b-0", direct=True))),
         p.Waits(1),
     )
 ]
@@ -81,12 +81,12 @@ class Hosting:
 
 def test_the_controller_survives_hostile_messages() -> None:
     outcomes: set[str] = set()
-    for seed in range(4):
+    for seed in range(8):
         hosting = Hosting()
         controller = Controller(hosting, {"echo-0": WorkerSeat("echo", 0, "cpu")}, SkippableClock())  # type: ignore[arg-type]
         controller.exchange.open("c", 4)
         future = controller.call("echo-0", "add", ARGUMENTS)
-        for content in mutations(FROM, COUNT // 4, seed, NAMES):
+        for content in mutations(FROM, COUNT // 8, seed, NAMES):
             controller.on_event(FromWorker("echo-0", 0, 0, content[1:]))
             controller.step(0.0)
         outcomes |= answers(hosting.sent)
