@@ -128,6 +128,7 @@ class StationProcess:
             ranks=spec.ranks,
             rendezvous=Path(spec.folder) / f"{process_address(spec.station, spec.incarnation)}.ranks",
             memory=self._memory,
+            seat=resources.device,
         )
         parts = make_parts(unpack(spec.kind, spec.content), context, spec.incarnation, resources)
         inbox = self._sockets.inbox(self._name())
