@@ -1,14 +1,16 @@
-"""A run on several hosts: agents, sealed connections, Ray."""
+"""A run on several hosts: agents, sealed connections, Ray, and jobs of a cluster's queue."""
 
 from polyrhythm.checks import Check, CheckContext
 from polyrhythm.plugin import Plugin
 
 
 def _ray(context: CheckContext) -> tuple[()]:
-    """What a run on a Ray cluster cannot have, and whether one answers."""
+    """Whether the run's Ray cluster answers; its devices are then counted anew."""
     if context.config.launcher == "ray":
+        from polyrhythm.plugins.cluster.ray.inventory import forget
         from polyrhythm.plugins.cluster.ray.reach import check_launcher
 
+        forget()
         check_launcher(context.config)
     return ()
 
@@ -16,10 +18,12 @@ def _ray(context: CheckContext) -> tuple[()]:
 CHECKS = (Check("launcher", "recipe", "settings", _ray),)
 PLUGIN = Plugin(
     "cluster",
-    needs=("report",),
+    needs=("ranks", "report"),
     adds={
+        "command": {"train --slurm": "polyrhythm.plugins.cluster.submit.command"},
         "check": {"launcher": "polyrhythm.plugins.cluster:CHECKS"},
         "report": {"hosts": "polyrhythm.plugins.cluster.report_section:SECTION"},
+        "devices": {"ray": "polyrhythm.plugins.cluster.ray.inventory:find_devices"},
         "launcher": {"ray": "polyrhythm.plugins.cluster.launching:launch_on_ray"},
     },
 )

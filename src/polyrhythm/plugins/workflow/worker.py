@@ -10,6 +10,7 @@ from typing import Any
 
 from polyrhythm.plugins.workflow.channel import Pending, Port, begin_get, begin_parcel, begin_put, or_default
 from polyrhythm.plugins.workflow.protocol import Get, Put
+from polyrhythm.plugins.workflow.worker_device import WorkerDevice
 
 
 @dataclass(slots=True)
@@ -20,7 +21,7 @@ class WorkerContext:
     group: str
     rank: int
     sizes: Mapping[str, int]
-    device: str
+    device: WorkerDevice
     port: Port
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -51,11 +52,38 @@ class Worker:
 
     @property
     def device(self) -> str:
-        """`cpu` or `cuda:N`, from the rank's seat."""
-        return self._context.device
+        """`cpu` or `cuda:N`, from the rank's seat; `cpu` on a simulated device."""
+        return self._context.device.name
 
     def close(self) -> None:
         """Free resources; called once if the workflow ends without an error."""
+
+    def offload(self) -> int:
+        """Free the device's memory; returns the bytes. With `sharing="lease"` it is called before another worker gets
+        the device.
+
+        The default moves the tensors in this object's attributes to host memory: those of modules, optimizers,
+        collections and nested objects, with their gradients. An override may free more, and calls this one.
+        """
+        return self._context.device.offload(vars(self))
+
+    def onload(self) -> None:
+        """Undo `offload`: the same tensors with the same content. Called once this worker has its device again."""
+        self._context.device.onload()
+
+    @contextmanager
+    def device_lock(self) -> Iterator[None]:
+        """Context manager that keeps the device within its body, also while the worker waits for others.
+
+        Without it, a worker may be moved off its device wherever it waits. Do not wait in the body for something that
+        only a worker of the same device can give: the wait ends at its deadline.
+        """
+        device = self._context.device
+        device.locks += 1
+        try:
+            yield
+        finally:
+            device.locks -= 1
 
     def send(self, value: Any, rank: int, group: str | None = None, *, timeout_s: float | None = None) -> None:
         """Send a value to a rank, by default of this group; its `recv` gets this worker's values in order. Blocks while

@@ -8,7 +8,7 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,15 +26,19 @@ from polyrhythm.plugins.workflow.running import (
     Result,
     Running,
     SkippableClock,
+    WorkerSeat,
 )
 from polyrhythm.plugins.workflow.station import WorkerFactory
 from polyrhythm.plugins.workflow.values import Carrier, pack_whole
 from polyrhythm.plugins.workflow.worker import Worker, is_public
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.transport.sockets import Transport
+from polyrhythm.scheduler.settings import LeaseSettings
 
 Reduce = Literal["mean", "min", "max"]
+Sharing = Literal["share", "lease"]
 _REDUCE: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": lambda seconds: sum(seconds) / len(seconds),
     "min": min,
@@ -135,6 +139,9 @@ class Workflow:
     per rank) or `ray`; wait_s: default limit of a wait; heartbeat_s: seconds of silence after which a worker is lost;
     start_s: limit for constructing all workers; logs: folder for their output and logs (default: a temporary one);
     transport: of `local`; ray: settings of the section `ray`.
+
+    sharing: `share` (all workers of a device are on it together) or `lease` (one at a time, the others' tensors in host
+    memory). The host counts as a device if no worker has one.
     """
 
     def __init__(
@@ -147,10 +154,14 @@ class Workflow:
         logs: str | Path | None = None,
         transport: Transport = "ipc",
         ray: Mapping[str, Any] | None = None,
+        sharing: Sharing = "share",
     ) -> None:
         if launcher not in ("inline", "local", "ray"):
             raise ValueError(f"launcher = {launcher!r}: write inline, local or ray")
+        if sharing not in ("share", "lease"):
+            raise ValueError(f"sharing = {sharing!r}: write share or lease")
         self._launcher, self._transport, self._ray = launcher, transport, dict(ray or {})
+        self._sharing = sharing
         self._limits, self.wait_s = Limits(heartbeat_s, start_s), wait_s
         self._logs = Path(logs) if logs is not None else None
         self._groups: dict[str, tuple[str, Sequence[Resources], Parcel]] = {}
@@ -222,22 +233,35 @@ class Workflow:
 
     def _start(self) -> None:
         sizes = {group: len(seats) for group, (_, seats, _) in self._groups.items()}
-        stations = [
-            (WorkerFactory(station_name(group, rank), group, rank, address, arguments, sizes, self.wait_s), seat)
-            for group, (address, seats, arguments) in self._groups.items()
-            for rank, seat in enumerate(seats)
-        ]
+        devices = {seat.device for _, seats, _ in self._groups.values() for seat in seats}
+        stations: list[tuple[WorkerFactory, Resources]] = []
+        workers: dict[str, WorkerSeat] = {}
+        for group, (address, seats, arguments) in self._groups.items():
+            for rank, seat in enumerate(seats):
+                name, in_turn = station_name(group, rank), self._takes_turns(seat, devices)
+                factory = WorkerFactory(name, group, rank, address, arguments, sizes, self.wait_s, in_turn)
+                stations.append((factory, seat))
+                workers[name] = WorkerSeat(group, rank, seat.device, arguments if in_turn else None)
         opened = self._open(stations)
         self._undo.push(opened.undo)
         self._undo.callback(opened.hosting.close)
         self._carrier = Carrier(opened.parcels, lambda name: Channel(name, self))
-        workers = {factory.name: (factory.group, factory.rank) for factory, _ in stations}
-        controller = Controller(opened.hosting, workers, SkippableClock())
+        # Inline they change whenever they can, so that runs are reproducible.
+        min_hold_s = 0.0 if self._launcher == "inline" else LeaseSettings({}).min_hold_s
+        controller = Controller(opened.hosting, workers, SkippableClock(), self.wait_s, min_hold_s)
         for declared in self._declared:
             controller.exchange.open(*declared)
         self._running = ControllerThread(controller, opened.waker()) if opened.waker else DriverTurns(controller)
+        made = self._running.do(controller.make)
+        self.wait(made, self._limits.start_s)
+        for future in made:
+            future.result()
         self._controller = controller
         atexit.register(self.close)
+
+    def _takes_turns(self, seat: Resources, devices: Collection[str]) -> bool:
+        """Whether this seat's worker may have to leave its device for others."""
+        return self._sharing == "lease" and (seat.device != CPU or {*devices} == {CPU})
 
     def _open(self, stations: Sequence[tuple[WorkerFactory, Resources]]) -> Opened:
         """Open the workers' hosting; another class may put them elsewhere."""

@@ -32,6 +32,7 @@ from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+from polyrhythm.runtime.messages import rank_name
 from polyrhythm.runtime.processes.incarnation import SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
@@ -167,9 +168,10 @@ def _known(found: Found, token: str = "") -> q.Known:
 
 @dataclass(frozen=True, slots=True)
 class StationNodes:
-    """Where the stations of a run are. address: of this machine for other hosts; nodes: of each station; slots: of each
-    simulator; trainer: the station that publishes, "" for none; leave: called when everything there has ended. cluster:
-    whose nodes come and go, None where they are fixed; needs: of the stations there."""
+    """Where the processes of a run are. address: of this machine for other hosts; nodes: of each process, by
+    `rank_name`; slots: of each simulator; trainer: the station that publishes, "" for none; leave: called when
+    everything there has ended. cluster: whose nodes come and go, None where they are fixed; needs: of the processes
+    there."""
 
     address: str
     nodes: Mapping[str, Node]
@@ -208,7 +210,8 @@ def open_hosts(
     check_report: as for the local launcher. StartError: a host lacks memory or an address; then nothing is left.
     """
     check_sealing()
-    keys, names = make_keys(), [factory.name for factory, *_ in stations]
+    keys = make_keys()
+    names = [rank_name(factory.name, rank) for factory, *seats in stations for rank in range(len(seats))]
     with ExitStack() as undo:
         agents = undo.enter_context(ExitStack())
         agents.callback(placement.leave)
