@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from polyrhythm.errors import RunHalted
 from polyrhythm.observe.activity import Activity
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.pipeline.placed import TRAINER
 from polyrhythm.runtime.hosting import dropped_messages, station_hosts
 from polyrhythm.runtime.hosts import MAIN
 from polyrhythm.runtime.launcher import Launcher
@@ -175,7 +174,7 @@ class WeightsTraffic(Observer):
 
     def __init__(self, launcher: Launcher, ends: Ends, devices: Mapping[str, str]) -> None:
         self._launcher, self._ends, self._devices = launcher, ends, devices
-        self._silent = {name for name in devices if name.startswith("generator") or name == TRAINER}
+        self._silent = {name for name in devices if name.startswith("generator") or name == "trainer"}
 
     def on_tick(self, now: float) -> None:  # noqa: ARG002
         if self._silent:
