@@ -28,8 +28,9 @@ import msgspec
 from polyrhythm.errors import PolyrhythmError, StartError
 from polyrhythm.imports import same_imports
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.client import HostWatch, client_of
+from polyrhythm.plugins.cluster.hosts.client import DataClient, HostWatch, client_of
 from polyrhythm.plugins.cluster.hosts.memory import find_shared, segment_sizes, start_cleaner, write_identity
+from polyrhythm.plugins.cluster.hosts.relay import LARGEST_PART, Relay
 from polyrhythm.plugins.cluster.hosts.server import DataServer, HostServer
 from polyrhythm.plugins.cluster.sealed import check_sealing
 from polyrhythm.readable import set_up_logging
@@ -122,7 +123,15 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, HostServer | None, 
     published = None
     if spec.host in spec.publishers:
         published = PublishedMemory(spec.weights, memoryview(open_segment(folder, WEIGHTS)), folder)
-    server = HostServer(sockets, DataServer(arena, published, folder, drops), drops)
+
+    def other(host: str, endpoint: str) -> DataClient:
+        if not sockets.could_be(endpoint):
+            raise LookupError(f"host {host} is not at {endpoint!r}")
+        return client_of(sockets, host, endpoint, largest=LARGEST_PART)
+
+    relay = Relay(spec.weights, folder, other)
+    stack.callback(relay.close)
+    server = HostServer(sockets, DataServer(arena, published, folder, drops, relay), drops)
     stack.callback(server.close)
     watch = None
     if spec.main:

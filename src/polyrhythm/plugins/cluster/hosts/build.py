@@ -20,7 +20,8 @@ from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found, LocalNode, Node
 from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent, HostWatch, client_of
 from polyrhythm.plugins.cluster.hosts.directory import NO_NEEDS, HostDirectory, HostedPayloads, Needs, silence_limit
-from polyrhythm.plugins.cluster.hosts.memory import MIRROR, HostMemory, segment_sizes, start_cleaner, write_identity
+from polyrhythm.plugins.cluster.hosts.memory import HostMemory, segment_sizes, start_cleaner, write_identity
+from polyrhythm.plugins.cluster.hosts.relay import MIRROR
 from polyrhythm.plugins.cluster.hosts.survey import ClusterNodes, HostedNode, Survey
 from polyrhythm.plugins.cluster.sealed import check_sealing
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
