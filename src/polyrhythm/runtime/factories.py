@@ -6,6 +6,7 @@ the station is made, and so is what that module imports.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +56,8 @@ class Resources:
 class StationContext:
     """What a process offers to its station. weights: opens this process's end of the weights channel, which imports
     torch; overlap: whether the station may use threads of its own; rank, ranks: which of how many processes of the
-    station this one is; rendezvous: a file that does not exist yet, by which the ranks of this incarnation meet.
+    station this one is; rendezvous: a file that does not exist yet, by which the ranks of this incarnation meet, all of
+    them by the time `ready_by` of the monotonic clock.
     memory: this process's memory of the run, None where all stations share one process.
     announced: the station joined before it was made, so it does nothing that the conductor has not asked for."""
 
@@ -67,6 +69,7 @@ class StationContext:
     rank: int = 0
     ranks: int = 1
     rendezvous: Path | None = None
+    ready_by: float = math.inf
     announced: bool = False
     memory: ProcessMemory | None = None
 

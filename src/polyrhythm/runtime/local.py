@@ -117,6 +117,7 @@ class LocalHosting:
             transport=transport,
             keys=keys,
             parent=os.getpid(),
+            start_s=limits.start_s,
         )
         self._supervisor = Supervisor(stations, spec, self._sockets, limits, logs, spawn, hosts, joining)
         self._events: deque[Event] = deque()

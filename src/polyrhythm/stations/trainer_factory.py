@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
 from polyrhythm.config.sections.placement import ShardSettings
-from polyrhythm.errors import RunFolderError
+from polyrhythm.errors import RunFolderError, StartError
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Station
 from polyrhythm.scheduler.records import TrainerJoined
@@ -19,7 +20,7 @@ from polyrhythm.stations.trainer import Trainer, publish_weights
 from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import load_state
 from polyrhythm.training.learner import Learner
-from polyrhythm.training.ranks import Strategy, open_ranks
+from polyrhythm.training.ranks import Meeting, Ranks, Strategy, open_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,7 @@ class TrainerFactory:
         weights = context.weights()
         # All ranks are to find the same: none writes a state or a version before all have met.
         saved, published = self.states.paths() if self.states else [], weights.newest >= 0
-        settings = ShardSettings.model_validate(self.shard)
-        store = context.rendezvous or Path()
-        ranks = open_ranks(context.rank, context.ranks, store, context.device, self.strategy, settings)
+        ranks = self._meet(context, incarnation)
         learner = Learner(
             self.policy.build(context.device, "train", weights.layout, in_parts=ranks.divides),
             AlgorithmSettings.model_validate(self.algorithm),
@@ -89,3 +88,18 @@ class TrainerFactory:
             publish_weights(weights, self.version, learner)
         name, arena, channels = self.name, context.arena, context.channels
         return Trainer(name, incarnation, learner, arena, weights, channels, self.states, overlap=context.overlap)
+
+    def _meet(self, context: StationContext, incarnation: int) -> Ranks:
+        """Join the other ranks. StartError: that failed when the run began. TimeoutError: later, when another try may
+        succeed."""
+        meeting, memory = Meeting(context.rendezvous or Path(), by=context.ready_by), context.memory
+        if memory is not None and len(set(memory.ranks)) > 1:
+            find = partial(memory.find_meeting, memory.ranks[0], meeting.file.name)
+            meeting = replace(meeting, hosts=memory.ranks, address=memory.address, find=find)
+        shard = ShardSettings.model_validate(self.shard)
+        try:
+            return open_ranks(context.rank, context.ranks, meeting, context.device, self.strategy, shard)
+        except StartError as error:
+            if incarnation == 0:
+                raise
+            raise TimeoutError(str(error)) from error

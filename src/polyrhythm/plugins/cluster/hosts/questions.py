@@ -74,7 +74,14 @@ class Sees(msgspec.Struct, frozen=True, tag=6):
     known: Sequence[Known]
 
 
-Question = Posted | SampleEntries | Held | Part | ParcelPart | ReadClocks | Sees
+class Meeting(msgspec.Struct, frozen=True, tag=7):
+    """Where the ranks of a station meet: what rank 0, which works there, has written to the file of this name. Nothing
+    while there is none."""
+
+    name: str
+
+
+Question = Posted | SampleEntries | Held | Part | ParcelPart | ReadClocks | Sees | Meeting
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Question).decode
 
