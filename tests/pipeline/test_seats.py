@@ -63,7 +63,13 @@ def test_every_station_has_one_seat_and_devices_differ_by_one_station_at_most(
     seats = assign_seats(placement(preset=preset, **asked), stations, devices_here(devices))
     assert list(seats) == [name for names in stations.values() for name in names]
     for kind, names in stations.items():
-        given_ids = asked[kind]["devices"] if kind in asked else divide_devices(preset, devices)[kind] if preset else []
+        given_ids = (
+            asked[kind]["devices"]
+            if kind in asked
+            else divide_devices(preset, devices_here(devices))[kind]
+            if preset
+            else []
+        )
         loads = Counter({f"cuda:{device}": 0 for device in given_ids} or {"cpu": 0})
         allowed = set(loads)
         loads.update(seats[name].device for name in names)
@@ -159,7 +165,7 @@ def test_what_is_not_there_is_refused_with_a_remedy(sections, devices, words):
 
 @pytest.mark.parametrize("row", [1, 3, 8])
 def test_a_row_says_how_many_devices_it_is_for(row):
-    said = rf"this row takes {row} CUDA devices? \(devices=N scales it to N\) and torch sees 0 here"
+    said = rf"this row takes {row} CUDA devices? \(devices=N scales it to N\) and torch sees 0 CUDA devices here"
     with pytest.raises(ConfigError, match=said):
         place(load_config("metaworld_pi0", [f"devices={row}"]), devices=0)
 
@@ -173,9 +179,13 @@ def test_a_kind_that_names_devices_is_not_placed_by_the_preset():
 
 def test_the_presets_on_eight_devices_are_those_of_the_paper():
     every = tuple(range(8))
-    assert divide_devices("colocated", 8) == {"simulators": every, "generators": every, "trainer": every}
-    assert divide_devices("hybrid", 8) == {"simulators": every[:6], "generators": every[6:], "trainer": every}
-    parts = divide_devices("disaggregated", 8)
+    assert divide_devices("colocated", devices_here(8)) == {"simulators": every, "generators": every, "trainer": every}
+    assert divide_devices("hybrid", devices_here(8)) == {
+        "simulators": every[:6],
+        "generators": every[6:],
+        "trainer": every,
+    }
+    parts = divide_devices("disaggregated", devices_here(8))
     assert parts == {"simulators": every[:6], "generators": every[:6], "trainer": every[6:]}
 
 
@@ -196,7 +206,7 @@ def test_the_presets_on_eight_devices_are_those_of_the_paper():
     ],
 )
 def test_the_trainer_has_the_ranks_that_are_set_else_one_for_each_of_its_devices(sections, devices, ranks):
-    assert count_ranks(placement(**sections), devices) == ranks
+    assert count_ranks(placement(**sections), devices_here(devices)) == ranks
 
 
 def test_ranks_have_seats_in_turn_on_the_trainers_devices():

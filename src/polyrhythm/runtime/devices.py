@@ -7,7 +7,7 @@ everything that follows from a placement: seats, leases, process groups, and the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +30,11 @@ class Devices:
     @property
     def count(self) -> int:
         return sum(count for _, count in self.nodes)
+
+    @property
+    def on_cluster(self) -> bool:
+        """Whether they are those of a cluster's nodes."""
+        return any(node for node, _ in self.nodes)
 
     def name(self, number: int) -> str:
         return f"{self.kind}:{number}"
@@ -54,3 +59,15 @@ def number_of(device: str) -> int:
 
 def is_simulated(device: str) -> bool:
     return device.startswith(f"{SIMULATED}:")
+
+
+def bind_environment(device: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables that bind a simulator's process to one device, which CUDA numbers 0 inside.
+
+    MUJOCO_EGL_DEVICE_ID is left as the user has set it, because EGL may number devices in another order.
+    """
+    visible = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    name = visible[device] if device < len(visible) else str(device)
+    if not name.isdecimal() or "MUJOCO_EGL_DEVICE_ID" in environment:
+        return {"CUDA_VISIBLE_DEVICES": name}
+    return {"CUDA_VISIBLE_DEVICES": name, "MUJOCO_EGL_DEVICE_ID": name}

@@ -5,10 +5,12 @@ from polyrhythm.plugin import Plugin
 
 
 def _ray(context: CheckContext) -> tuple[()]:
-    """What a run on a Ray cluster cannot have, and whether one answers."""
+    """Whether the run's Ray cluster answers; its devices are then counted anew."""
     if context.config.launcher == "ray":
+        from polyrhythm.plugins.cluster.ray.inventory import forget
         from polyrhythm.plugins.cluster.ray.reach import check_launcher
 
+        forget()
         check_launcher(context.config)
     return ()
 
@@ -21,6 +23,7 @@ PLUGIN = Plugin(
         "command": {"train --slurm": "polyrhythm.plugins.cluster.submit.command"},
         "check": {"launcher": "polyrhythm.plugins.cluster:CHECKS"},
         "report": {"hosts": "polyrhythm.plugins.cluster.report_section:SECTION"},
+        "devices": {"ray": "polyrhythm.plugins.cluster.ray.inventory:find_devices"},
         "launcher": {"ray": "polyrhythm.plugins.cluster.launching:launch_on_ray"},
     },
 )

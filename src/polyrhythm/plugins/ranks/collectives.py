@@ -40,7 +40,8 @@ class ProcessRanks(Ranks):
     """Common part of both strategies (`training.ranks`).
 
     Host tensors go over gloo, device tensors over NCCL if every rank has a GPU of its own, else over gloo. own_device:
-    that GPU, None without one. host_group, background: process groups for host tensors, and of the saving thread.
+    that GPU, None without one. host_group, background, publishing: process groups for host tensors, of the saving
+    thread, and of the publishing thread.
     """
 
     device: torch.device
@@ -62,12 +63,13 @@ class ProcessRanks(Ranks):
                 )
                 self.host_group = dist.new_group(backend="gloo", timeout=limit)
                 self.background = dist.new_group(backend="gloo", timeout=limit)
+                self.publishing = dist.new_group(backend="gloo", timeout=limit)
                 groups = self.connect(meeting)
             except RuntimeError as error:
                 if is_far(meeting):
                     raise cannot_connect(rank, meeting, error) from error
                 raise
-        for group in (dist.group.WORLD, self.host_group, self.background, *groups):
+        for group in (dist.group.WORLD, self.host_group, self.background, self.publishing, *groups):
             set_timeout(FOREVER, group)
 
     def connect(self, meeting: Meeting) -> Sequence[ProcessGroup]:  # noqa: ARG002
@@ -81,6 +83,11 @@ class ProcessRanks(Ranks):
 
     def totals(self, numbers: Sequence[float]) -> Sequence[float]:
         return self.total(torch.tensor(numbers, dtype=torch.float64)).tolist()
+
+    def totals_beside(self, numbers: Sequence[float]) -> Sequence[float]:
+        summed = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(summed, group=self.publishing)
+        return summed.tolist()
 
     def most(self, count: int) -> int:
         largest = torch.tensor(count)

@@ -53,10 +53,11 @@ _SILENCES, _SILENCE_S = 2.0, 15.0
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a run needs of a cluster. cpus: of each process; least: of the stations of a kind, how many have to work
-    even if they share CPUs; those of no kind all have to."""
+    even if they share CPUs or devices; those of no kind all have to. on_device: the processes that need a device."""
 
     cpus: Mapping[str, float] = field(default_factory=dict)
     least: Sequence[tuple[frozenset[str], int]] = ()
+    on_device: frozenset[str] = frozenset()
 
 
 NO_NEEDS = Needs()
@@ -260,12 +261,11 @@ class HostDirectory:
             if before in usable and process not in self._crowded:
                 placed[process] = usable[before]  # with another host, if that was lost and the node came back
         for process in [name for name in processes if name not in placed]:
-            if (free := self._node_with_room(process, usable, placed)) is not None:
-                found = free
-            elif needed:  # even where it has to share CPUs
-                found = self._least_loaded(usable, placed)
+            found = self._node_with_room(process, usable, placed)
+            if found is None and needed:  # even where it has to share CPUs, or a device
+                found = self._least_loaded(self._with_devices(usable, process), placed)
                 crowded |= {process} if self._sight is not None else set()
-            else:
+            if found is None:
                 return False
             placed[process] = found
         self.waiting.remove(station)
@@ -299,21 +299,30 @@ class HostDirectory:
         the processes that are there, or are about to start."""
         sight = self._sight
         if sight is None:
-            return self._least_loaded(usable, placed) if self._survey is None else None
+            return self._least_loaded(self._with_devices(usable, process), placed) if self._survey is None else None
         if (name := sight.reserved.get(process, "")) in usable:
             return usable[name]
+        if process in self._needs.on_device:
+            return None  # the cluster reserves another device, once one is free
         need, free = self._needs.cpus.get(process, 0.0), dict(sight.free)
         for other in set(placed) - {process, *self._crowded}:
             if (name := placed[other].node.name) != sight.reserved.get(other):
                 free[name] = free.get(name, 0.0) - self._needs.cpus.get(other, 0.0)
         fitting = {name: hosted for name, hosted in usable.items() if free.get(name, 0.0) >= need}
-        return self._least_loaded(fitting, placed) if fitting else None
+        return self._least_loaded(fitting, placed)
 
-    def _least_loaded(self, usable: Mapping[str, HostedNode], placed: Mapping[str, HostedNode]) -> HostedNode:
+    def _with_devices(self, usable: Mapping[str, HostedNode], process: str) -> Mapping[str, HostedNode]:
+        """The nodes where the process finds a device, if it needs one."""
         if not usable:
             raise RunHalted("all hosts of the run are lost but main's; start again with resume")
+        if self._sight is None or process not in self._needs.on_device:
+            return usable
+        return {name: hosted for name, hosted in usable.items() if name in self._sight.with_devices}
+
+    @staticmethod
+    def _least_loaded(nodes: Mapping[str, HostedNode], placed: Mapping[str, HostedNode]) -> HostedNode | None:
         counts = Counter(hosted.node.name for hosted in placed.values())
-        return min(usable.values(), key=lambda hosted: counts[hosted.node.name])
+        return min(nodes.values(), key=lambda hosted: counts[hosted.node.name], default=None)
 
 
 class HostedPayloads(ArenaPayloads):

@@ -26,6 +26,7 @@ from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.plugins.cluster.hosts.agent import AgentProcess, AgentSpec, Found
 from polyrhythm.plugins.cluster.ray.reach import Versions, own_versions, why_not
+from polyrhythm.runtime.devices import bind_environment
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.start import start_child
 
@@ -85,6 +86,16 @@ class AgentActor:
         if self._agent is not None:
             self._agent.close()
             self._agent = None
+
+
+def own_device() -> tuple[str, int, dict[str, str]]:
+    """In a bundle that holds a device: Ray's id of the node, the device's number for torch there, and variables of a
+    process that is bound to it."""
+    context = ray.get_runtime_context()
+    (name,) = context.get_accelerator_ids()["GPU"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    index = visible.index(name) if name in visible else int(name)
+    return context.get_node_id(), index, bind_environment(index, os.environ)
 
 
 #: Seconds between two looks at the actors, and between two readings of a log.

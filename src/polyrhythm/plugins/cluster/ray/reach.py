@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from polyrhythm.errors import ConfigError, MissingError, StartError, install_command
+from polyrhythm.errors import MissingError, StartError, install_command
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
@@ -40,32 +40,12 @@ _QUESTION, _NO_TOKEN = "/ray.rpc.NodeInfoGcsService/GetClusterId", b"InvalidAuth
 _STATUS, _NO_ERROR, _PIECE, _MOST, _REST_S = b"grpc-status", b"grpc-status\x010", 4096, 1 << 16, 0.5
 #: Kinds of HTTP/2's frames, and the flags of the last one of each.
 _HEADERS, _DATA, _END_HEADERS, _END_STREAM = 1, 0, 4, 1
-_KINDS = ("simulators", "generators", "trainer", "scorers")
 
 
 def check_launcher(config: RunConfig) -> None:
-    """ConfigError, with a problem for each setting, for what a run on a Ray cluster cannot have; MissingError if Ray is
-    not installed, or no cluster answers at the address."""
+    """MissingError if the launcher is Ray and that is not installed, or no cluster answers at the address."""
     if config.launcher != "ray":
         return
-    placement = config.placement
-    problems = [
-        f"placement.{kind}.devices = {devices}: with launcher = ray stations work on CPUs; set it to cpu, or launcher "
-        "to local"
-        for kind in _KINDS
-        if (devices := getattr(placement, kind).devices) not in (None, "cpu")
-    ]
-    if placement.preset is not None:
-        problems.append(
-            f"placement.preset = {placement.preset}: with launcher = ray stations work on CPUs; write placement=null, "
-            "or set launcher to local"
-        )
-    if placement.sharing == "lease":
-        problems.append(
-            "placement.sharing = lease: with launcher = ray stations work on CPUs, which are shared; set it to share"
-        )
-    if problems:
-        raise ConfigError(*problems)
     check_ray_installed()
     try:
         check_reachable(config.ray.address)
@@ -243,21 +223,44 @@ def ray_differs(said: str) -> str:
     )
 
 
-def check_room(cpus: Sequence[float], cpus_per_station: float, alive: Sequence[Mapping[str, Any]]) -> None:
-    """Raise StartError for what can never fit. cpus: of each station; alive: the nodes, several of which may have one
-    address, so that their ids are told too."""
-    nodes = [
-        (f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})", float(node["Resources"].get("CPU", 0.0)))
-        for node in alive
-    ]
-    total = sum(count for _, count in nodes)
-    if sum(cpus) > total or max(cpus) > max((count for _, count in nodes), default=0.0):
-        found = ", ".join(f"{count:g} on {address}" for address, count in nodes)
+class Bundle(NamedTuple):
+    """CPUs that are wanted on one node. processes: that share them; node: Ray's id of the node, "" for any."""
+
+    cpus: float
+    processes: int = 1
+    node: str = ""
+
+
+def check_room(bundles: Sequence[Bundle], cpus_per_station: float, alive: Sequence[Mapping[str, Any]]) -> None:
+    """Raise StartError for what can never fit. alive: the nodes, several of which may have one address, so that their
+    ids are told too."""
+    cpus = {node["NodeID"]: float(node["Resources"].get("CPU", 0.0)) for node in alive}
+    names = {node["NodeID"]: node_name(node) for node in alive}
+    total, most = sum(cpus.values()), max(cpus.values(), default=0.0)
+    wanted = dict.fromkeys(cpus, 0.0)
+    for bundle in bundles:
+        if bundle.node:
+            wanted[bundle.node] += bundle.cpus
+    small = next((node for node in cpus if wanted[node] > cpus[node]), None)
+    remedy = "lower it (0.25 shares a core among four stations), use fewer stations, or add nodes"
+    if small is not None:
         raise StartError(
-            f"ray.cpus_per_station = {cpus_per_station:g}: {describe_wanted(cpus)}, {total:g} are in the cluster "
-            f"({found}); lower it (0.25 shares a core among four stations), use fewer stations, or add nodes"
+            f"ray.cpus_per_station = {cpus_per_station:g}: {wanted[small]:g} CPUs are wanted for the processes on the "
+            f"devices of {names[small]}, which has {cpus[small]:g}; {remedy}"
+        )
+    if sum(bundle.cpus for bundle in bundles) > total or max(bundle.cpus for bundle in bundles) > most:
+        found = ", ".join(f"{cpus[node]:g} on {name}" for node, name in names.items())
+        raise StartError(
+            f"ray.cpus_per_station = {cpus_per_station:g}: {describe_wanted(bundles)}, {total:g} are in the cluster "
+            f"({found}); {remedy}"
         )
 
 
-def describe_wanted(cpus: Sequence[float]) -> str:
-    return f"{sum(cpus):g} CPUs are wanted for {len(cpus)} stations"
+def node_name(node: Mapping[str, Any]) -> str:
+    """A node's name for people, from Ray's record of it: `node 10.0.0.7 (5be1f3a2)`."""
+    return f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+
+
+def describe_wanted(bundles: Sequence[Bundle]) -> str:
+    cpus, processes = sum(bundle.cpus for bundle in bundles), sum(bundle.processes for bundle in bundles)
+    return f"{cpus:g} CPUs are wanted for {processes} stations"
