@@ -21,6 +21,7 @@ from polyrhythm.runtime.memory.published import Ends
 from polyrhythm.runtime.messages import Channels, Joined, Station
 
 if TYPE_CHECKING:
+    from polyrhythm.runtime.memory.observed import DeviceSeat
     from polyrhythm.runtime.memory.process_memory import ProcessMemory
     from polyrhythm.runtime.memory.weights import Weights
 
@@ -57,9 +58,9 @@ class StationContext:
     """What a process offers to its station. weights: opens this process's end of the weights channel, which imports
     torch; overlap: whether the station may use threads of its own; rank, ranks: which of how many processes of the
     station this one is; rendezvous: a file that does not exist yet, by which the ranks of this incarnation meet, all of
-    them by the time `ready_by` of the monotonic clock.
-    memory: this process's memory of the run, None where all stations share one process.
-    announced: the station joined before it was made, so it does nothing that the conductor has not asked for."""
+    them by the time `ready_by` of the monotonic clock. memory: this process's memory of the run, None where all
+    stations share one process. seat: the device's name in the run; device: torch's name. announced: the station joined
+    before it was made, so it does nothing that the conductor has not asked for."""
 
     arena: Arena
     weights: Callable[[], Weights]
@@ -72,6 +73,16 @@ class StationContext:
     ready_by: float = math.inf
     announced: bool = False
     memory: ProcessMemory | None = None
+    seat: str = "cpu"
+
+    @property
+    def device_seat(self) -> DeviceSeat | None:
+        """Where observations on this process's device are exchanged; None on the CPU, or in the run's own process."""
+        if self.memory is None or self.seat == CPU:
+            return None
+        from polyrhythm.runtime.memory.observed import DeviceSeat  # torch
+
+        return DeviceSeat(self.memory.folder, self.seat, self.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,8 +246,8 @@ class LocalHosting:
                 self._log_changes(message)
             case wire.Hello():
                 self._on_hello(message)
-            case wire.Failed(station=station):
-                self._supervisor.stations[station].incarnation.rank(message.rank).failure = message
+            case wire.Failed():
+                self._supervisor.on_failed(message, time.monotonic())
             case wire.Refused():
                 self._on_refused(message)
             case wire.Warned(text=text):

@@ -58,10 +58,10 @@ class TrainerFactory:
         return [TrainerJoined(self.name, incarnation, TrainerStates.updates(saved[-1]) if saved else 0)]
 
     def _make(self, context: StationContext, incarnation: int) -> Station:
-        weights = context.weights()
-        # All ranks are to find the same: none writes a state or a version before all have met.
-        saved, published = self.states.paths() if self.states else [], weights.newest >= 0
-        ranks = self._meet(context, incarnation)
+        weights, ranks = context.weights(), self._meet(context, incarnation)
+        # Rank 0 decides: what another one sees of a shared folder may be older.
+        states = self.states.paths() if self.states else []
+        saved, published = ranks.gather([str(states[-1]) if states else "", weights.newest >= 0])[0]
         learner = Learner(
             self.policy.build(context.device, "train", weights.layout, in_parts=ranks.divides),
             AlgorithmSettings.model_validate(self.algorithm),
@@ -74,9 +74,9 @@ class TrainerFactory:
         )
         if saved:
             try:
-                learner.load(saved[-1])
+                learner.load(Path(saved))
             except ValueError as error:
-                raise RunFolderError(f"{saved[-1]}: {error}; begin anew, or with its weights by init_from") from error
+                raise RunFolderError(f"{saved}: {error}; begin anew, or with its weights by init_from") from error
         else:
             if self.initial:
                 try:

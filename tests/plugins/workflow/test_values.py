@@ -23,8 +23,8 @@ from polyrhythm.plugins.workflow.values import SMALL, Carrier, pack_whole
 from polyrhythm.runtime.transport.drops import UnfitMessage
 
 
-def channel(name: str) -> Channel:
-    return Channel(name, None)  # type: ignore[arg-type]
+def channel(name: str, on_device: bool = False) -> Channel:
+    return Channel(name, None, on_device)  # type: ignore[arg-type]
 
 
 def carriers(kind: str, folder: Path) -> tuple[Carrier, Carrier]:

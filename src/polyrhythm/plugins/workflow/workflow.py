@@ -31,7 +31,7 @@ from polyrhythm.plugins.workflow.running import (
 from polyrhythm.plugins.workflow.station import WorkerFactory
 from polyrhythm.plugins.workflow.values import Carrier, pack_whole
 from polyrhythm.plugins.workflow.worker import Worker, is_public
-from polyrhythm.runtime.devices import CPU
+from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.transport.sockets import Transport
@@ -190,12 +190,15 @@ class Workflow:
         self._groups[name] = (_address(worker), by_rank, packed)
         return WorkerGroup(name, worker, range(len(by_rank)), len(by_rank), self)
 
-    def channel(self, name: str, capacity: int, *, order: Orders = None, producers: int = 1) -> Channel:
+    def channel(
+        self, name: str, capacity: int, *, order: Orders = None, producers: int = 1, on_device: bool = False
+    ) -> Channel:
         """A channel that holds at most `capacity` items.
 
         order: sort key of the items, smallest first: a function of `Entry` that runs in this process, or `arrival` (the
         default), `lightest` or `heaviest`, or several functions by name, which consumers choose by `get(order=...)`
-        (default: the first). producers: number of `close` calls that close the channel.
+        (default: the first). producers: number of `close` calls that close the channel. on_device: tensors on a device
+        stay in its memory, so only workers of the producer's device can have its items.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"channel {name!r}: give it a name of a-z, 0-9 and _, with a letter first")
@@ -209,7 +212,7 @@ class Workflow:
         else:
             exchange = self._started().exchange
             self._running.do(lambda: exchange.open(name, capacity, producers, order))
-        return Channel(name, self)
+        return Channel(name, self, on_device)
 
     def start(self) -> None:
         """Start all workers and wait until they are constructed; a second call does nothing. WorkerFailed: a
@@ -245,7 +248,7 @@ class Workflow:
         opened = self._open(stations)
         self._undo.push(opened.undo)
         self._undo.callback(opened.hosting.close)
-        self._carrier = Carrier(opened.parcels, lambda name: Channel(name, self))
+        self._carrier = Carrier(opened.parcels, lambda name, on_device: Channel(name, self, on_device))
         # Inline they change whenever they can, so that runs are reproducible.
         min_hold_s = 0.0 if self._launcher == "inline" else LeaseSettings({}).min_hold_s
         controller = Controller(opened.hosting, workers, SkippableClock(), self.wait_s, min_hold_s)
@@ -256,6 +259,7 @@ class Workflow:
         self.wait(made, self._limits.start_s)
         for future in made:
             future.result()
+        self._running.do(controller.limit_turns)
         self._controller = controller
         atexit.register(self.close)
 
@@ -341,12 +345,14 @@ class Workflow:
 
 def seats(count: int | None = None, *, devices: str = "cpu", threads: int = 1) -> list[Resources]:
     """Seats for a group: `count` of them (default: one for each device). devices: `cpu`, or CUDA ids such as `0-3` or
-    `0,2`: rank i has the i-th, counted round. threads: per operation, of each rank's process."""
+    `0,2`: rank i has the i-th, counted round; `sim:0-3`: simulated ones, which compute on the CPU. threads: per
+    operation, of each rank's process."""
     from polyrhythm.config.sections.placement import list_device_ids, parse_devices
 
-    named = parse_devices(devices)
-    ids = () if named in (None, "cpu") else list_device_ids(str(named))
-    known = [f"cuda:{number}" for number in ids] or ["cpu"]
+    simulated = isinstance(devices, str) and devices.startswith(f"{SIMULATED}:")
+    named = parse_devices(devices.removeprefix(f"{SIMULATED}:") if simulated else devices)
+    ids = () if named in (None, CPU) else list_device_ids(str(named))
+    known = [f"{SIMULATED if simulated else CUDA}:{number}" for number in ids] or [CPU]
     return [Resources(known[rank % len(known)], threads) for rank in range(count or len(known))]
 
 

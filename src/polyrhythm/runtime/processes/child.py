@@ -134,6 +134,7 @@ class StationProcess:
             rendezvous=Path(spec.folder) / f"{process_address(spec.station, spec.incarnation)}{RANKS}",
             ready_by=self._began + spec.start_s - min(_NOTICE_S, spec.start_s / 4),
             memory=self._memory,
+            seat=resources.device,
         )
         parts = make_parts(unpack(spec.kind, spec.content), context, spec.incarnation, resources)
         inbox = self._sockets.inbox(self._name())

@@ -501,6 +501,14 @@ class Supervisor:
             station.asked[name] = beat
         rank.on_heartbeat(now, beat.doing, beat.for_s, beat.place)
 
+    def on_failed(self, failed: wire.Failed, now: float) -> None:
+        """A rank says why it ends; its host's clock may be unknown. UnfitMessage: there is no such rank."""
+        station = self.stations[failed.station]
+        rank = station.incarnation.rank(failed.rank)
+        host = station.processes_by_rank[failed.rank].host
+        offset = SAME if self.hosts is None else self.hosts.offset_of(host)
+        rank.failure = replace(failed, at=now if offset is None else failed.at - offset.ahead_s)
+
     def set_tracing(self, on: bool) -> None:
         self._tracing = on
         for station in self.stations.values():
