@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import Joining, Resources, StationList, pack
 from polyrhythm.runtime.hosts import MAIN, SAME, ClockOffset, Hosts, SpanAlignment
@@ -507,7 +509,7 @@ class Supervisor:
         rank = station.incarnation.rank(failed.rank)
         host = station.processes_by_rank[failed.rank].host
         offset = SAME if self.hosts is None else self.hosts.offset_of(host)
-        rank.failure = replace(failed, at=now if offset is None else failed.at - offset.ahead_s)
+        rank.failure = structs.replace(failed, at=now if offset is None else failed.at - offset.ahead_s)
 
     def set_tracing(self, on: bool) -> None:
         self._tracing = on
