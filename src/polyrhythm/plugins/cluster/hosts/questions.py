@@ -99,7 +99,14 @@ class Bring(msgspec.Struct, frozen=True, tag=8):
     source: Source
 
 
-Question = Posted | SampleEntries | Held | Part | ParcelPart | ReadClocks | Sees | RelayedPart | Bring
+class Meeting(msgspec.Struct, frozen=True, tag=9):
+    """Where the ranks of a station meet: what rank 0, which works there, has written to the file of this name. Nothing
+    while there is none."""
+
+    name: str
+
+
+Question = Posted | SampleEntries | Held | Part | ParcelPart | ReadClocks | Sees | RelayedPart | Bring | Meeting
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Question).decode
 
