@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from polyrhythm.cli import show
 from polyrhythm.cli.arguments import note_resume_command
 from polyrhythm.config.recipes import recipe_names
+from polyrhythm.readable import counted
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
@@ -105,7 +106,7 @@ def check_unstarted(config: RunConfig, *, as_json: bool) -> int:
 def _conclusion(lacking: int, failed: int) -> str:
     if not lacking and not failed:
         return "ready to train; nothing was started"
-    missing = f"{lacking} thing{'s' * (lacking > 1)} missing (?)" if lacking else ""
+    missing = f"{counted(lacking, 'thing')} missing (?)" if lacking else ""
     wrong = f"{failed} wrong (✗)" if failed else ""
     rest = "" if failed else "; all else is in order"
     return ", ".join(part for part in (wrong, missing) if part) + rest

@@ -20,6 +20,7 @@ from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, memory_by_sta
 from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, Machine, Planner
 from polyrhythm.plugins.memory_estimate.remedies import find_remedies
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.readable import few
 from polyrhythm.runtime.memory.tensors import count_devices
 from polyrhythm.specs import EnvSpec
 
@@ -111,8 +112,9 @@ def memory_found(context: CheckContext) -> Iterator[Finding]:
     for name, parts in memory.items():
         if name != SHARED and "arena blocks" not in parts:  # simulators write into shared memory
             groups.setdefault(size_of(sum(parts.values())), []).append(name)
-    more = {size: f" and {len(names) - 1} more, each" * (len(names) > 1) for size, names in groups.items()}
-    stations = ", ".join(f"{names[0]}{more[size]} {size}" for size, names in groups.items())
+    stations = ", ".join(
+        f"{few(names, 1)}{', each' if len(names) > 1 else ''} {size}" for size, names in groups.items()
+    )
     yield Finding("memory by station", "ok", f"{stations}; without activations and simulators")
 
 
