@@ -15,7 +15,8 @@ from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Station
 from polyrhythm.scheduler.records import TrainerJoined
 from polyrhythm.stations.generator_factory import PolicyFactory
-from polyrhythm.stations.trainer import Trainer, publish_weights
+from polyrhythm.stations.trainer import Trainer
+from polyrhythm.stations.trainer_io import Publisher
 from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import load_state
 from polyrhythm.training.learner import Learner
@@ -85,7 +86,8 @@ class TrainerFactory:
                     raise RunFolderError(f"{self.initial}: {error}; begin another run") from error
             if self.states:
                 self.states.save(learner).wait()
+        publisher = Publisher(weights, learner, context.memory.host if context.memory is not None else "")
         if not published and not context.announced:  # else the conductor commands it
-            publish_weights(weights, self.version, learner)
+            publisher.prepare()(self.version, None)
         name, arena, channels = self.name, context.arena, context.channels
-        return Trainer(name, incarnation, learner, arena, weights, channels, self.states, overlap=context.overlap)
+        return Trainer(name, incarnation, publisher, arena, channels, self.states, overlap=context.overlap)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from polyrhythm.plugin import load
+from polyrhythm.runtime.memory.tensors import Piece
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.batch import PackedBatch, Share, collate, sample_counts
 from polyrhythm.training.checkpoint import Saving, save_file
@@ -47,6 +48,10 @@ class Ranks:
 
     def totals(self, numbers: Sequence[float]) -> Sequence[float]:
         """Each of the numbers summed over all ranks."""
+        return numbers
+
+    def totals_beside(self, numbers: Sequence[float]) -> Sequence[float]:
+        """As `totals`, over connections of its own: for one thread beside the one that calls the other methods."""
         return numbers
 
     def most(self, count: int) -> int:
@@ -108,6 +113,16 @@ class Ranks:
         """Whole tensors by name, in order, one at a time: a sharded one is whole only until the next. Every rank must
         iterate over all of them."""
         yield from state.items()
+
+    def divide_writing(self, state: Mapping[str, Tensor], memory: str) -> bool:  # noqa: ARG002
+        """Decide which ranks write which rows of these tensors, so that those whose `memory` has the same name as rank
+        0's write every row once; whether they have all rows. memory: where this rank would write, "" for nowhere."""
+        return False
+
+    def pieces(self, state: Mapping[str, Tensor]) -> list[Piece]:
+        """What this rank writes, after `divide_writing`: rows on its memory, which change with the weights. Needs no
+        communication."""
+        return [Piece(name, tensor) for name, tensor in state.items()]
 
     def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:
         """Save a learner's state: in a file written by rank 0, or, if sharded, in a folder written in the background.

@@ -169,15 +169,15 @@ class Line:
 
     def __init__(self) -> None:
         self.at = np.zeros((self.rows, 1), np.float32)
-        self.calls: list[tuple[int, int, str]] = []
+        self.calls: list[list[tuple[int, int, str]]] = []
         self.drawn = 0
 
     def tasks(self) -> list[Task]:
         return [Task(f"Line-v1: {sentence}", sentence, "Line-v1") for sentence in ("go", "run")]
 
-    def reset(self, row: int, seed: int, sentence: str) -> None:
-        self.calls.append((row, seed, sentence))
-        self.at[row] = seed / 10
+    def reset(self, rows: list[int], seeds: list[int], sentences: list[str]) -> None:
+        self.calls.append([*zip(rows, seeds, sentences, strict=True)])
+        self.at[rows] = np.array(seeds)[:, None] / 10
 
     def step(self, actions: np.ndarray) -> StepResult:
         self.at = self.at + actions
@@ -192,13 +192,13 @@ class Line:
         return {"state": ArraySpec((1,), "float32")}
 
 
-def test_a_gpu_batch_steps_all_rows_in_the_order_asked_and_resets_each_alone(monkeypatch):
+def test_a_gpu_batch_steps_all_rows_in_the_order_asked_and_resets_by_one_call(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     line = Line()
     batch = GpuBatch(ManiSkillSettings(tasks=("Line-v1",), backend="gpu", time_limit="truncates"), line)  # type: ignore[arg-type]
     assert (batch.rows, batch.spec.step_rows, batch.spec.reset_rows, batch.spec.max_steps) == (3, False, True, 4)
     batch.reset([2, 0, 1], [0, 1, 0], [2, 0, 1])
-    assert line.calls == [(2, 2, "go"), (0, 0, "run"), (1, 1, "go")], "a call for each row"
+    assert line.calls == [[(2, 2, "go"), (0, 0, "run"), (1, 1, "go")]], "one call"
     result = batch.step([2, 1, 0], np.array([[1], [0.5], [0]], np.float32))
     assert np.allclose(result.reward, [1.2, 0.6, 0.0])
     assert np.allclose(observe(batch, [0, 2])["state"][:, 0], [0.0, 1.2])
@@ -554,7 +554,7 @@ def test_a_camera_that_is_elsewhere_is_so_for_each_episode_anew(maniskill):
     sensor = world.env._sensors["base_camera"]
     usual, places = sensor.config.pose.sp.to_transformation_matrix(), []
     for seed in (1, 2, 3, 4, 1):
-        world.reset(0, seed)
+        world.reset([0], [seed], [""])
         found = sensor.camera.get_local_pose().sp.to_transformation_matrix()
         assert np.degrees(np.arccos(usual[:3, 0] @ found[:3, 0])) == pytest.approx(10, abs=0.05)
         assert np.allclose(found[:3, :3].T @ found[:3, :3], np.eye(3), atol=1e-5)
@@ -573,7 +573,7 @@ def test_objects_are_placed_around_maniskills_range(maniskill, task, names):
     worlds = [World(ManiSkillSettings(tasks=(task,), placement=where), task, 1) for where in ("usual", "beyond")]
     for seed in range(6):
         for world in worlds:
-            world.reset(0, seed)
+            world.reset([0], [seed], [""])
         for name in names:
             inside, out = (getattr(world.env, name).pose.p[0].numpy() for world in worlds)
             assert abs(inside[:2]).max() <= 0.1 + 1e-5
@@ -657,6 +657,187 @@ def test_a_state_can_be_shown_in_a_video(build):
     assert batch.render(1).dtype == np.uint8
     assert batch.render(1).shape[2] == 3
     assert not np.array_equal(batch.render(0), batch.render(1))
+
+
+POINTS = "tests.plugins.simulators.points_task:{}-v1"
+
+
+@pytest.fixture
+def points(maniskill, monkeypatch) -> Callable[..., World]:
+    """Makes worlds of several rows on the CPU: ManiSkill's environment around a scene that is one tensor."""
+    monkeypatch.setattr("mani_skill.envs.sapien_env.CPU_SIM_BACKENDS", ())
+
+    def make(task: str, rows: int) -> World:
+        name = POINTS.format(task)
+        return World(ManiSkillSettings(tasks=(name,), backend="cpu"), name, rows)
+
+    return make
+
+
+def begin(world: World, rows: list[int], seeds: list[int], sentences: list[str] | None = None) -> np.ndarray:
+    """Their states after a reset; calls: how often ManiSkill's `reset` was called."""
+    world.reset(rows, seeds, sentences or [""] * len(rows))
+    return world.observe()["state"][rows]
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(("task", "sentences"), [("Points", ("", "")), ("Counting", ("go", "run"))])
+def test_rows_reset_by_one_call_are_as_if_alone(points, task, sentences):
+    seeds, names = [2**40 + 3, 7, 0, 7, 11], [sentences[i % 2] for i in range(5)]
+    alone = points(task, 1)
+    wanted = [begin(alone, [0], [seed], [name])[0] for seed, name in zip(seeds, names, strict=True)]
+    world = points(task, 6)
+    for rows in ([0, 1, 2, 3, 4], [5, 2, 4, 1, 0], [3, 5, 0, 4, 2]):
+        before = world.calls
+        assert np.array_equal(begin(world, rows, seeds, names), wanted)
+        assert world.calls == before + 1
+    for row in (4, 0):
+        assert np.array_equal(begin(world, [row], [seeds[0]], [names[0]])[0], wanted[0])
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("task", ["Points", "Counting"])
+def test_a_partial_reset_changes_no_other_row(points, task):
+    """As it would in RLinf's scene: counters, targets of controllers, and what follows from them."""
+    sentence = "go" if task == "Counting" else ""
+    one, other = points(task, 4), points(task, 4)
+    rng, kept = np.random.default_rng(0), [0, 2]
+    for world in (one, other):
+        begin(world, [0, 1, 2, 3], [5, 6, 7, 8], [sentence] * 4)
+    for step in range(6):
+        action = rng.uniform(-1, 1, (4, 3)).astype(np.float32)
+        if step in (2, 3):
+            begin(one, [3, 1], [step, 9], [sentence] * 2)
+        for world in (one, other):
+            world.step(action)
+        assert np.array_equal(one.observe()["state"][kept], other.observe()["state"][kept])
+        if task == "Counting":
+            assert one.env.count[kept].tolist() == other.env.count[kept].tolist() == [step + 2.0] * 2
+
+
+@pytest.mark.sim
+def test_a_box_is_that_of_the_row_itself(points):
+    world = points("Counting", 4)
+    begin(world, [0, 1, 2, 3], [1, 2, 3, 4], ["go"] * 4)
+    begin(world, [3, 2], [8, 9], ["run"] * 2)
+    assert np.array_equal(world.env.box.numpy(), world.env.scene.points.q.abs().numpy())
+
+
+@pytest.mark.sim
+def test_a_task_that_draws_for_all_rows_together_resets_each_alone(points, caplog):
+    with caplog.at_level("INFO"):
+        world = points("Together", 5)
+    assert "rand of [3] numbers for 5 rows, so its rows are reset one after another" in caplog.text
+    before = world.calls
+    found = begin(world, [4, 1, 2], [5, 6, 5])
+    assert world.calls == before + 3
+    assert np.array_equal(found[0, 3:6], found[2, 3:6])
+    assert not np.array_equal(found[0, 3:6], found[1, 3:6])
+    assert points("Together", 3).calls, "as many numbers as rows: the reset of one row tells"
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [
+        ("Careless", "resets a row alone otherwise than with others, or changes others: its positions differ"),
+        ("Whole", "cannot reset one row alone .*shape mismatch"),
+    ],
+)
+def test_a_task_that_cannot_reset_rows_alone_is_refused(points, task, problem):
+    with pytest.raises(ConfigError, match=f"env.backend = gpu: .*{task}-v1 {problem}.*; set it to cpu$"):
+        points(task, 4)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("task", SHIPPED[:5])
+def test_states_drawn_by_one_call_are_those_that_maniskill_draws_alone(maniskill, monkeypatch, task):
+    """With the tasks' own code, for four rows, whose poses are kept in place of a scene's."""
+    import torch
+
+    from polyrhythm.plugins.simulators.maniskill.isolation import RowDraws
+
+    world, seeds, drawn = World(ManiSkillSettings(tasks=(task,), backend="cpu"), task, 1), [3, 8, 2**31 + 5, 12], {}
+    env, alone = world.env, []
+    for seed in seeds:
+        env.reset(seed=seed)
+        robot = {"robot": env.agent.robot.get_qpos()}
+        alone.append({name: one.pose.raw_pose.clone() for name, one in env.scene.actors.items()} | robot)
+    for name, actor in env.scene.actors.items():
+        monkeypatch.setattr(actor, "set_pose", lambda pose, name=name: drawn.__setitem__(name, pose))
+    monkeypatch.setattr(env.agent, "reset", lambda qpos: drawn.__setitem__("robot", torch.as_tensor(qpos)))
+    env._batched_episode_rng.rngs.extend([None] * 3)
+    env._episode_seed = [0] * 4
+    with RowDraws(seeds) as draws:
+        draws.begin(env, range(4))
+        env._initialize_episode(torch.arange(4), {})
+    del drawn["table-workspace"]
+    assert len(drawn) >= 2
+    for name, poses in drawn.items():
+        for row, wanted in enumerate(alone):
+            assert np.array_equal(np.asarray(getattr(poses, "raw_pose", poses)[row], np.float32), wanted[name][0])
+    world.close()
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        (PICK, {}),
+        (PUSH, {"observation": "rgb", "appearance": {"camera_shift": 10, "light_change": 0.5}}),
+        ("StackCube-v1", {"control_mode": "pd_ee_target_delta_pose", "reward": "dense"}),
+        (TWIN, {"kwargs": {"obj_set": "train"}, "observation": "rgb", "reward_flags": {"asked": 0.5}}),
+    ],
+)
+def test_an_episode_goes_on_to_the_bit_after_its_simulator_was_away(build, task, changes):
+    """In an instance made anew: by rows at different steps, one that has ended, and one that never began."""
+    stays, leaves = (build(3, task, max_steps=7, **changes) for _ in range(2))
+    rng, dim = np.random.default_rng(0), stays.spec.action.dim
+    for step in range(9):
+        if step == 5:
+            assert batch_traits(leaves).leaves_device
+            assert leaves.suspend() >= 0
+            assert not any(world.is_open for world in leaves.worlds.values())
+            leaves.resume()
+            assert leaves.suspend() >= 0, "again, with nothing done"
+            leaves.resume()
+        rows = [row for row in (0, 1) if step >= 2 * row and (row or step < 7)]
+        given = rng.uniform(-1, 1, (len(rows), dim)).astype(np.float32)
+        found = []
+        for batch in (stays, leaves):
+            for row in rows:
+                if step == 2 * row:
+                    batch.reset([row], [0], [2**40 + row])
+            found.append((batch.step(rows, given), observe(batch, rows)))
+        (result, seen), (other, also) = found
+        for one, two in zip(result[:4], other[:4], strict=True):
+            assert np.array_equal(one, two)
+        for name, array in seen.items():
+            assert np.array_equal(array, also[name]), (step, name)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("task", ["Points", "Counting"])
+def test_rows_of_one_scene_go_on_to_the_bit_after_it_was_away(points, task):
+    sentences = ["run", "go", "go", "run"] if task == "Counting" else [""] * 4
+    stays, leaves = points(task, 4), points(task, 4)
+    for world in (stays, leaves):
+        begin(world, [0, 1, 2, 3], [5, 6, 7, 8], sentences)
+    rng = np.random.default_rng(0)
+    for step in range(8):
+        action = rng.uniform(-1, 1, (4, 3)).astype(np.float32)
+        for world in (stays, leaves):
+            world.step(action)
+            if step in (2, 6):
+                begin(world, [step // 2], [step], sentences[:1])
+        if step in (3, 4, 6):
+            leaves.suspend()
+            assert not leaves.is_open
+            leaves.resume()
+        assert np.array_equal(stays.observe()["state"], leaves.observe()["state"])
+        if task == "Counting":
+            assert stays.env.count.tolist() == leaves.env.count.tolist()
+            assert stays.env.episode_id.tolist() == leaves.env.episode_id.tolist()
 
 
 @pytest.mark.sim

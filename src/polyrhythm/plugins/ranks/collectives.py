@@ -48,8 +48,8 @@ class ProcessRanks(Ranks):
     """Common part of both strategies (`training.ranks`).
 
     Host tensors go over gloo by the loopback interface, device tensors over NCCL if every rank has a GPU of its own,
-    else over gloo. background: process group of the saving thread. host_mesh: of the ranks, for gathers in host memory;
-    None if they are on devices of their own.
+    else over gloo. background: process group of the saving thread; the publishing thread has another. host_mesh: of the
+    ranks, for gathers in host memory; None if they are on devices of their own.
     """
 
     device: torch.device
@@ -68,6 +68,7 @@ class ProcessRanks(Ranks):
             self._host = dist.new_group(backend="gloo", timeout=_DEADLINE)
             self.host_mesh = DeviceMesh.from_group(self._host, "cpu") if own is None else None
             self.background = dist.new_group(backend="gloo", timeout=_DEADLINE)
+            self._publishing = dist.new_group(backend="gloo", timeout=_DEADLINE)
 
     def total(self, x: Tensor) -> Tensor:
         summed = x.detach().clone()
@@ -76,6 +77,11 @@ class ProcessRanks(Ranks):
 
     def totals(self, numbers: Sequence[float]) -> Sequence[float]:
         return self.total(torch.tensor(numbers, dtype=torch.float64)).tolist()
+
+    def totals_beside(self, numbers: Sequence[float]) -> Sequence[float]:
+        summed = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(summed, group=self._publishing)
+        return summed.tolist()
 
     def most(self, count: int) -> int:
         largest = torch.tensor(count)

@@ -31,10 +31,11 @@ from torch.distributed.tensor import DTensor
 from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.ranks.collectives import ProcessRanks, add_bit_sums
-from polyrhythm.plugins.ranks.shards import is_sharded, join, part_of, save_folder
+from polyrhythm.plugins.ranks.shards import is_sharded, join, part_of, piece_of, save_folder, shard_of
 from polyrhythm.policies.base import extended
 from polyrhythm.policies.constants import FIX, plain_tensors
 from polyrhythm.policies.traits import policy_traits
+from polyrhythm.runtime.memory.tensors import Piece
 from polyrhythm.training.checkpoint import Saving
 
 #: Methods of a policy in which its own weights, those outside of blocks, are whole.
@@ -47,6 +48,7 @@ class ShardedRanks(ProcessRanks):
     """See `training.ranks.Ranks`."""
 
     divides = True
+    _first = _whole_ones = False  # whether this rank writes its rows, and the tensors that are not sharded
 
     def wrap(self, step: nn.Module) -> nn.Module:
         sums: dict[str, int] = {}
@@ -100,6 +102,22 @@ class ShardedRanks(ProcessRanks):
         own = x.to_local().to("cpu")
         placed = DTensor.from_local(own, self.host_mesh, x.placements, shape=x.shape, stride=x.stride())
         return placed.full_tensor()
+
+    def divide_writing(self, state: Mapping[str, Tensor], memory: str) -> bool:
+        index, count = max((shard_of(x) for x in state.values()), key=lambda found: found[1], default=(0, 1))
+        found = self.gather([memory, index, count])
+        there, _, shards = found[0]
+        own = [(rank, shard) for rank, (where, shard, _) in enumerate(found) if where == there != ""]
+        writers = {shard: rank for rank, shard in reversed(own)}
+        self._first, self._whole_ones = writers.get(index) == self.rank and memory == there, self.rank == 0
+        return set(writers) == set(range(shards))
+
+    def pieces(self, state: Mapping[str, Tensor]) -> list[Piece]:
+        return [
+            piece_of(name, x)
+            for name, x in state.items()
+            if (self._first if is_sharded(x) and shard_of(x)[1] > 1 else self._whole_ones)
+        ]
 
     def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:  # noqa: ARG002
         return save_folder(state, path, self.rank, self.background)

@@ -14,7 +14,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -144,20 +145,26 @@ class WorkerStation:
         self._context = WorkerContext(factory.group, factory.rank, factory.sizes, self._device, self)
         self._factory = factory
         self._worker: Worker | None = None
+        with self._making():
+            self._kind: type[Worker] = import_address(factory.worker)
         if not factory.in_turn:
             self._make(factory.arguments)
 
     def _make(self, arguments: Parcel) -> None:
         positional, named = self.carrier.unpack(arguments)
-        try:
-            kind = import_address(self._factory.worker)
-            worker: Worker = kind.__new__(kind)
+        with self._making():
+            worker = self._kind.__new__(self._kind)
             worker._context = self._context
             worker.__init__(*positional, **named)  # type: ignore[misc]
+        self._worker = worker
+
+    @contextmanager
+    def _making(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             why = f"{self._factory.worker} cannot be made: {type(error).__name__}: {error}"
             raise WorkerFailed(self._factory.group, self._factory.rank, why) from error
-        self._worker = worker
 
     @property
     def traits(self) -> StationTraits:
@@ -191,7 +198,7 @@ class WorkerStation:
     def _can_be_called(self, method: str) -> bool:
         if self._worker is None:
             return method == p.MAKE and not self._calls
-        return is_public(type(self._worker), method)
+        return is_public(self._kind, method)
 
     def _on_answer(self, message: p.Answered) -> None:
         answer = message.answer
@@ -217,9 +224,11 @@ class WorkerStation:
         number = self._asked
 
         def is_done() -> bool:
-            """After receiving new messages. With `inline` other workers run meanwhile."""
+            """After receiving new messages. With `inline` other workers run meanwhile. The worker leaves its device
+            if told to, so that it may ask until it is done."""
             if number in self._open:
                 self._listen(0.0, lambda: True)
+                self._wait_until(lambda: True)
             return number not in self._open
 
         def wait() -> p.Answer:
@@ -351,7 +360,7 @@ class WorkerStation:
             self._turn = None
         try:
             if self._worker is not None:
-                if type(self._worker).close is not Worker.close:
+                if self._kind.close is not Worker.close:
                     self._device.onload()
                 self._worker.close()
         finally:

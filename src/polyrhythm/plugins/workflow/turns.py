@@ -32,7 +32,9 @@ class DeviceTurns:
     def __init__(self, devices: Mapping[str, str], wait_s: float, min_hold_s: float) -> None:
         count = Counter(devices.values())
         self._names = sorted(device for device in count if count[device] > 1)
-        shared = {name: (self._names.index(device),) for name, device in devices.items() if count[device] > 1}
+        shared: dict[str, tuple[int, ...]] = {
+            name: (self._names.index(device),) for name, device in devices.items() if count[device] > 1
+        }
         self._leases, self._wait_s = DeviceLeases(LeaseSettings(shared, min_hold_s)), wait_s
         for name in shared:
             self._leases.join(name, len(shared), interruptible=True)

@@ -252,12 +252,12 @@ class Workflow:
         for declared in self._declared:
             controller.exchange.open(*declared)
         self._running = ControllerThread(controller, opened.waker()) if opened.waker else DriverTurns(controller)
-        self._controller = controller
-        atexit.register(self.close)
         made = self._running.do(controller.make)
         self.wait(made, self._limits.start_s)
         for future in made:
             future.result()
+        self._controller = controller
+        atexit.register(self.close)
 
     def _takes_turns(self, seat: Resources, devices: Collection[str]) -> bool:
         """Whether this seat's worker may have to leave its device for others."""

@@ -18,6 +18,7 @@ releases its lock. Counters, which a station's heartbeat carries:
 
     weights/<way>/versions, bytes, s    taken by a generator, by the way that they came
     weights/published/versions, …       made readable by the trainer
+    weights/shards/versions, …          the same, written by all ranks of a sharded trainer together
     weights/apply/versions, …           brought into the module; meanwhile nothing is served
 """
 
@@ -166,7 +167,7 @@ def shared_nbytes(layout: WeightsLayout) -> int:
 
 
 _PREFIX = "weights"
-PUBLISHED, APPLY = "published", "apply"
+PUBLISHED, SHARDS, APPLY = "published", "shards", "apply"
 
 
 @dataclass(slots=True)
@@ -194,7 +195,7 @@ class Moved:
 
 
 class Traffic:
-    """Counts by kind: a way, `PUBLISHED` or `APPLY`."""
+    """Counts by kind: a way, `PUBLISHED`, `SHARDS` or `APPLY`."""
 
     def __init__(self) -> None:
         self.moved: dict[str, Moved] = {}

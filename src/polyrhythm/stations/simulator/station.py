@@ -258,14 +258,17 @@ class Simulator:
         elif self._whole and (slot.has_request or any(other.answered for other in self.slots.values())):
             return False
         parts: list[tuple[Slot, list[records.Grant]]] = []
-        for one in (slot,) if self.info.reset_rows else self.slots.values():
-            parts.append((one, sorted(one.pending, key=lambda grant: grant.row)))
-            one.pending.clear()
+        # One call for all slots that can begin, where a call costs as much for one row as for all.
+        together = self._whole or not self.info.reset_rows
+        for one in self.slots.values() if together else (slot,):
+            if one is slot or not one.has_request:
+                parts.append((one, sorted(one.pending, key=lambda grant: grant.row)))
+                one.pending.clear()
         self._reset_slots = [one for one, starting in parts if starting]
         done = self._reset(parts)
         for one, starting in parts:
             self._join(one, [grant for grant in starting if done or grant.resume])
-            if done and not self.info.reset_rows:
+            if done and together and one is not slot:
                 self._queue(one)
         return True
 

@@ -76,6 +76,10 @@ class HostWeights:
         self._turn, self._known = folder / "mirror.lock", folder / "mirror.known"
 
     @property
+    def shared(self) -> SharedWeights | None:
+        return self._own
+
+    @property
     def newest(self) -> int:
         return max((version for publisher in self._publishers for version in publisher.held()), default=EMPTY)
 
