@@ -59,15 +59,16 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.usage_error(f"name a recipe: {', '.join(recipe_names())}; or the path of a YAML file")
     if arguments.simulated_devices is not None:
         arguments.overrides += [f"placement.simulated_devices={arguments.simulated_devices}"]
+    if arguments.cluster is not None and not arguments.check:
+        arguments.usage_error(f"--cluster {arguments.cluster} is for --check; leave it out, and set ray.address")
+    arguments.overrides += cluster_settings(arguments.cluster)
     for name in _instead():
         status: int | None = load("command", name).run(arguments)
         if status is not None:
             return status
     from polyrhythm.config.load import load_config
 
-    if arguments.cluster is not None and not arguments.check:
-        arguments.usage_error(f"--cluster {arguments.cluster} is for --check; leave it out, and set ray.address")
-    config = load_config(arguments.recipe, [*arguments.overrides, *cluster_settings(arguments.cluster)])
+    config = load_config(arguments.recipe, arguments.overrides)
     if arguments.check:
         return check_unstarted(config, as_json=arguments.json)
     # Imported late, so that an invalid key is reported before torch is loaded.
