@@ -57,8 +57,8 @@ def find_recipe(recipe: str | Path, beside: Path | None = None) -> Path:
     where = "this folder" if (folder / given).parent == Path() else (folder / given).parent
     listed = f"the YAML files of {where} are {few(list(files.values()), 8)}; " if files else ""
     raise ConfigError(
-        f"recipe {str(recipe)!r} does not exist; {nearest(given.stem, names, elsewhere=close)}{listed}named recipes are "
-        f"{', '.join(names)}; or give a path to a YAML file"
+        f"recipe {str(recipe)!r} does not exist; {nearest(given.stem, names, elsewhere=close)}{listed}named recipes "
+        f"are {', '.join(names)}; or give a path to a YAML file"
     )
 
 
