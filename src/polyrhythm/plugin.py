@@ -22,7 +22,7 @@ from polyrhythm.errors import PolyrhythmError
 #: strategy of several trainer ranks, by `placement.trainer.strategy` (`training.ranks`). checkpoint: reads a state by
 #: form. pipeline: a phase or a product of a run, such as its videos.
 Kind = Literal[
-    "env", "env_key", "policy", "engine", "loss", "launcher", "station", "scheduler", "placement", "ranks",
+    "env", "env_key", "policy", "engine", "loss", "launcher", "devices", "station", "scheduler", "placement", "ranks",
     "checkpoint", "demonstrations", "pipeline", "observer", "check", "command", "report",
 ]  # fmt: skip
 

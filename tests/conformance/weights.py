@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from threading import Barrier, Thread, current_thread
 from typing import NamedTuple
 
 import torch
 from tests.plugins.cluster.served import blank_arena, served
 
-from polyrhythm.plugins.cluster.hosts.weights import HostWeights
-from polyrhythm.runtime.memory.device_weights import DeviceWeights
+from polyrhythm.plugins.cluster.hosts.client import DataClient
+from polyrhythm.plugins.cluster.hosts.relay import MIRROR, Relay, mirror_locks
+from polyrhythm.plugins.cluster.hosts.weights import HostWeights, Mirror
+from polyrhythm.runtime.memory.device_weights import DeviceWeights, SimulatedHandles
 from polyrhythm.runtime.memory.published import PublishedMemory, Way, shared_nbytes
-from polyrhythm.runtime.memory.tensors import tensors_over
+from polyrhythm.runtime.memory.shared_folder import open_segment
+from polyrhythm.runtime.memory.tensors import Piece, State, Stream, fitting, tensors_over
 from polyrhythm.runtime.memory.weights import InlineWeights, SharedWeights, Weights
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
@@ -69,6 +73,47 @@ def far(layout: WeightsLayout, folder: Path) -> Ends:
     return Ends(SharedWeights(layout, memory, folder), Far(layout, memoryview(memory), folder))
 
 
+class Shards(SharedWeights):
+    """As two ranks of a sharded trainer publish: each writes its rows, from a thread of its own here; a stream is what
+    they gather where they cannot."""
+
+    def __init__(self, layout: WeightsLayout, memory: bytearray, folder: Path) -> None:
+        super().__init__(layout, memory, folder)
+        self._other = SharedWeights(layout, memory, folder)
+
+    def publish(self, version: int, state: State | Stream) -> None:
+        if not isinstance(state, Mapping):
+            super().publish(version, state)
+            return
+        whole, met, numbers = dict(fitting(self.layout, state)), Barrier(2), dict[bool, Sequence[float]]()
+
+        def totals(own: Sequence[float]) -> Sequence[float]:
+            numbers[current_thread() is other] = own
+            met.wait()
+            found = [sum(each) for each in zip(*numbers.values(), strict=True)]
+            met.wait()
+            return found
+
+        def pieces(*, first: bool) -> list[Piece]:
+            rows = [(name, tensor, -(-len(tensor) // 2)) for name, tensor in whole.items() if tensor.dim()]
+            if not first:
+                return [Piece(name, tensor[half:], half) for name, tensor, half in rows]
+            return [Piece(name, tensor) for name, tensor in whole.items() if not tensor.dim()] + [
+                Piece(name, tensor[:half], 0) for name, tensor, half in rows
+            ]
+
+        second = partial(self._other.publish_pieces, version, pieces(first=False), totals, leads=False)
+        other = Thread(target=second)
+        other.start()
+        self.publish_pieces(version, pieces(first=True), totals, leads=True)
+        other.join()
+
+
+def shards(layout: WeightsLayout, folder: Path) -> Ends:
+    memory = bytearray(shared_nbytes(layout))
+    return Ends(Shards(layout, memory, folder), SharedWeights(layout, memoryview(memory), folder))
+
+
 def fill_host(memory: bytearray | memoryview, folder: Path, value: float) -> None:
     """Every tensor in the host's copies is `value`, so that it is seen where a version comes from."""
     layout = layout_of(Module())
@@ -77,32 +122,14 @@ def fill_host(memory: bytearray | memoryview, folder: Path, value: float) -> Non
             tensor.fill_(value)
 
 
-class HostHandles:
-    """Stands for CUDA IPC on a machine without a device: the memory that is shared is a file's."""
+class HostHandles(SimulatedHandles):
+    """Those of a simulated device. opened: how often memory was opened."""
 
-    def __init__(self, folder: Path) -> None:
-        self.device, self._folder = torch.device("cpu"), folder
-        self.opened = 0
-
-    def allocate(self, size: int) -> torch.Tensor:
-        path = self._folder / f"device-{len(list(self._folder.glob('device-*')))}"
-        path.write_bytes(bytes(size))
-        self._path = path
-        return self._map(path)
-
-    def export(self, memory: torch.Tensor) -> bytes:
-        return str(self._path).encode()
+    opened = 0
 
     def open(self, handle: bytes) -> torch.Tensor:
         self.opened += 1
-        return self._map(Path(handle.decode()))
-
-    def wait(self) -> None:
-        pass
-
-    def _map(self, path: Path) -> torch.Tensor:
-        with path.open("r+b") as file:
-            return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+        return super().open(handle)
 
 
 def device(layout: WeightsLayout, folder: Path, way: Way = "ipc") -> Ends:
@@ -121,10 +148,13 @@ def tcp(layout: WeightsLayout, folder: Path) -> Ends:
     memory = bytearray(shared_nbytes(layout))
     writer = SharedWeights(layout, memory, folder)
     client = served(folder, blank_arena(), PublishedMemory(layout, memory, folder))
-    locks = folder / "other"
-    locks.mkdir()
-    mirror = SharedWeights(layout, bytearray(shared_nbytes(layout)), locks)
-    return Ends(writer, HostWeights(None, [client], mirror, locks))
+    other = folder / "other"
+    other.mkdir()
+    (other / MIRROR).write_bytes(bytes(shared_nbytes(layout)))
+    relay = Relay(layout, other, lambda host, _: DataClient(host, client.connect))
+    agent = served(other, blank_arena(), None, "own", relay=relay)
+    mirror = SharedWeights(layout, memoryview(open_segment(other, MIRROR)), mirror_locks(other))
+    return Ends(writer, HostWeights(None, [client], Mirror(mirror, agent, lambda publisher: [(publisher, "")])))
 
 
 #: The next implementation is a line here.
@@ -132,6 +162,7 @@ IMPLEMENTATIONS: dict[str, Callable[[WeightsLayout, Path], Ends]] = {
     "inline": inline,
     "local": shared,
     "far": far,
+    "shards": shards,
     "device": device,
     "peer": peer,
     "tcp": tcp,

@@ -29,6 +29,7 @@ from polyrhythm.pipeline.placed import (
     station_names,
 )
 from polyrhythm.plugins.ranks import check_ranks
+from polyrhythm.runtime.devices import Devices, devices_here
 from polyrhythm.runtime.memory.published import Ends
 
 NAMES = {"simulators": ["s0", "s1", "s2"], "generators": ["g0", "g1"], "trainer": ["trainer"]}
@@ -59,10 +60,16 @@ def test_every_station_has_one_seat_and_devices_differ_by_one_station_at_most(
     }
     if preset not in (None, "colocated") and devices == 1:
         preset = "colocated"
-    seats = assign_seats(placement(preset=preset, **asked), stations, devices)
+    seats = assign_seats(placement(preset=preset, **asked), stations, devices_here(devices))
     assert list(seats) == [name for names in stations.values() for name in names]
     for kind, names in stations.items():
-        given_ids = asked[kind]["devices"] if kind in asked else divide_devices(preset, devices)[kind] if preset else []
+        given_ids = (
+            asked[kind]["devices"]
+            if kind in asked
+            else divide_devices(preset, devices_here(devices))[kind]
+            if preset
+            else []
+        )
         loads = Counter({f"cuda:{device}": 0 for device in given_ids} or {"cpu": 0})
         allowed = set(loads)
         loads.update(seats[name].device for name in names)
@@ -83,20 +90,20 @@ def test_every_station_has_one_seat_and_devices_differ_by_one_station_at_most(
 def test_weights_are_published_where_the_first_rank_is_and_used_where_generators_are(sections, ranks, expected):
     names = {**NAMES, "trainer": [f"trainer-{rank}" for rank in range(ranks)]}
     asked = placement(**sections)
-    assert find_ends(asked, names, assign_seats(asked, names, 4)) == expected
+    assert find_ends(asked, names, assign_seats(asked, names, devices_here(4))) == expected
 
 
 def test_several_ranks_that_shard_keep_no_whole_version_on_a_device():
     names = {**NAMES, "trainer": ["trainer-0", "trainer-1"]}
     asked = placement(trainer={"devices": "0-1", "strategy": "shard"}, generators={"devices": "0-1"})
-    ends = find_ends(asked, names, assign_seats(asked, names, 4))
+    ends = find_ends(asked, names, assign_seats(asked, names, devices_here(4)))
     assert (ends.trainer, ends.generators) == ("cuda:0", ("cuda:0", "cuda:1"))
     assert "sharded" in ends.host_only
 
 
 def test_instance_i_has_the_ith_device_counted_round_and_threads_are_of_the_kind():
     asked = placement(simulators={"devices": "4,0"}, generators={"devices": "all", "threads": 3})
-    seats = assign_seats(asked, NAMES, 5)
+    seats = assign_seats(asked, NAMES, devices_here(5))
     assert [seats[name].device for name in NAMES["simulators"]] == ["cuda:4", "cuda:0", "cuda:4"]
     assert group_seats({name: seats[name] for name in ("g0", "g1", "trainer")}) == (
         "g0: cuda:0, 3 threads; g1: cuda:1, 3 threads; trainer: cpu, 1 thread"
@@ -106,7 +113,7 @@ def test_instance_i_has_the_ith_device_counted_round_and_threads_are_of_the_kind
 def test_all_kinds_without_their_devices_and_an_inline_run_are_named_together():
     asked = placement(simulators={"devices": 0}, generators={"devices": 1})
     with pytest.raises(ConfigError) as caught:
-        assign_seats(asked, NAMES, 0, inline=True)
+        assign_seats(asked, NAMES, devices_here(0), inline=True)
     starts = [problem.partition(":")[0] for problem in caught.value.problems]
     assert starts == [
         "placement.simulators.devices",
@@ -114,9 +121,9 @@ def test_all_kinds_without_their_devices_and_an_inline_run_are_named_together():
         "placement.generators.devices = 1",
     ]
     with pytest.raises(ConfigError, match="with launcher = inline"):
-        assign_seats(placement(preset="colocated"), NAMES, 2, inline=True)
+        assign_seats(placement(preset="colocated"), NAMES, devices_here(2), inline=True)
     on_cpu = placement(preset="colocated", simulators={"devices": "cpu"})
-    assert assign_seats(on_cpu, NAMES, 2, inline=True)["s0"].device == "cpu"
+    assert assign_seats(on_cpu, NAMES, devices_here(2), inline=True)["s0"].device == "cpu"
 
 
 def test_many_equal_seats_are_the_first_and_the_last():
@@ -126,8 +133,8 @@ def test_many_equal_seats_are_the_first_and_the_last():
         "trainer": ["trainer"],
     }
     every = "simulator-0 to simulator-119, generator-0, generator-1, generator-2, trainer: cpu, 1 thread"
-    assert group_seats(assign_seats(placement(), stations, 0)) == every
-    two = group_seats(assign_seats(placement(simulators={"devices": "0,1"}), stations, 2))
+    assert group_seats(assign_seats(placement(), stations, devices_here(0))) == every
+    two = group_seats(assign_seats(placement(simulators={"devices": "0,1"}), stations, devices_here(2)))
     assert two.startswith("simulator-0, simulator-2, … simulator-118 (60): cuda:0, 1 thread; simulator-1, simulator-3")
 
 
@@ -153,27 +160,62 @@ def test_more_threads_than_cores_are_told_for_kinds_that_have_stations():
 )
 def test_what_is_not_there_is_refused_with_a_remedy(sections, devices, words):
     with pytest.raises(ConfigError, match=f"^{words}"):
-        assign_seats(placement(**sections), NAMES, devices)
+        assign_seats(placement(**sections), NAMES, devices_here(devices))
 
 
 @pytest.mark.parametrize("row", [1, 3, 8])
 def test_a_row_says_how_many_devices_it_is_for(row):
-    said = rf"this row takes {row} CUDA devices? \(devices=N scales it to N\) and torch sees 0 here"
+    said = rf"this row takes {row} CUDA devices? \(devices=N scales it to N\) and torch sees 0 CUDA devices here"
     with pytest.raises(ConfigError, match=said):
         place(load_config("metaworld_pi0", [f"devices={row}"]), devices=0)
 
 
 def test_a_kind_that_names_devices_is_not_placed_by_the_preset():
     cpu = {kind: {"devices": "cpu"} for kind in NAMES}
-    assert {seat.device for seat in assign_seats(placement(preset="hybrid", **cpu), NAMES, 0).values()} == {"cpu"}
+    assert {
+        seat.device for seat in assign_seats(placement(preset="hybrid", **cpu), NAMES, devices_here(0)).values()
+    } == {"cpu"}
 
 
 def test_the_presets_on_eight_devices_are_those_of_the_paper():
     every = tuple(range(8))
-    assert divide_devices("colocated", 8) == {"simulators": every, "generators": every, "trainer": every}
-    assert divide_devices("hybrid", 8) == {"simulators": every[:6], "generators": every[6:], "trainer": every}
-    parts = divide_devices("disaggregated", 8)
+    assert divide_devices("colocated", devices_here(8)) == {"simulators": every, "generators": every, "trainer": every}
+    assert divide_devices("hybrid", devices_here(8)) == {
+        "simulators": every[:6],
+        "generators": every[6:],
+        "trainer": every,
+    }
+    parts = divide_devices("disaggregated", devices_here(8))
     assert parts == {"simulators": every[:6], "generators": every[:6], "trainer": every[6:]}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "generates", "trains"),
+    [
+        ((8, 8), (6, 7, 14, 15), (12, 13, 14, 15)),  # a node has both where its devices allow
+        ((2, 2), (3,), (3,)),
+        ((4, 4), (3, 7), (6, 7)),
+        ((6, 2), (5, 7), (6, 7)),
+        ((1,) * 8, (3, 7), (6, 7)),
+        ((0, 3, 0, 5), (6, 7), (6, 7)),
+        ((1, 1), (1,), (1,)),
+    ],
+)
+def test_over_nodes_the_ratio_is_of_all_and_generators_of_hybrid_are_dealt_to_nodes(nodes, generates, trains):
+    devices = Devices(tuple((f"n{index}", count) for index, count in enumerate(nodes)))
+    every = tuple(range(devices.count))
+    rest = tuple(number for number in every if number not in generates)
+    assert divide_devices("hybrid", devices) == {"simulators": rest, "generators": generates, "trainer": every}
+    parts = divide_devices("disaggregated", devices)
+    assert parts == {"simulators": every[: -len(trains)], "generators": every[: -len(trains)], "trainer": trains}
+
+
+def test_devices_that_a_cluster_lacks_are_told_by_node():
+    nodes = Devices((("a", 2), ("b", 0), ("c", 1)))
+    with pytest.raises(ConfigError, match=r"the cluster has 3 GPUs \(2 on a, 1 on c\); use cpu, or ids of 0-2"):
+        assign_seats(placement(generators={"devices": "3"}), NAMES, nodes)
+    with pytest.raises(ConfigError, match="the cluster has 0 GPUs; use cpu, or nodes that have GPUs"):
+        assign_seats(placement(generators={"devices": "all"}), NAMES, Devices((("a", 0),)))
 
 
 @pytest.mark.parametrize(
@@ -193,12 +235,12 @@ def test_the_presets_on_eight_devices_are_those_of_the_paper():
     ],
 )
 def test_the_trainer_has_the_ranks_that_are_set_else_one_for_each_of_its_devices(sections, devices, ranks):
-    assert count_ranks(placement(**sections), devices) == ranks
+    assert count_ranks(placement(**sections), devices_here(devices)) == ranks
 
 
 def test_ranks_have_seats_in_turn_on_the_trainers_devices():
     stations = {"trainer": ["trainer", "trainer-rank1", "trainer-rank2"]}
-    seats = assign_seats(placement(trainer={"ranks": 3, "devices": "2,5", "threads": 2}), stations, 8)
+    seats = assign_seats(placement(trainer={"ranks": 3, "devices": "2,5", "threads": 2}), stations, devices_here(8))
     assert [(seat.device, seat.threads) for seat in seats.values()] == [("cuda:2", 2), ("cuda:5", 2), ("cuda:2", 2)]
     assert group_seats(seats) == "trainer, trainer-rank2: cuda:2, 2 threads; trainer-rank1: cuda:5, 2 threads"
     (sentence,) = list_unused_devices(placement(trainer={"ranks": 1, "devices": "0-2"}), NAMES)
@@ -261,7 +303,7 @@ def test_a_simulators_process_is_bound_to_the_device_that_torch_counts_as_its_nu
 
 
 def test_only_simulators_are_bound_by_variables():
-    seats = assign_seats(placement(preset="colocated"), NAMES, 2)
+    seats = assign_seats(placement(preset="colocated"), NAMES, devices_here(2))
     assert {name for name, seat in seats.items() if seat.environment} == set(NAMES["simulators"])
 
 
@@ -303,6 +345,36 @@ def test_ranges_and_ids_are_listed_in_their_order():
 
 def test_a_row_for_more_devices_than_there_are_warns() -> None:
     (warning,) = place(load_config("metaworld_pi0"), devices=2).warnings
-    assert warning == "devices = 8: this machine has 2 CUDA devices; add devices=2 to scale the row"
+    assert warning == "devices = 8: there are 2 devices; add devices=2 to scale the row"
     assert place(load_config("metaworld_pi0", ["devices=2"]), devices=2).warnings == ()
     assert place(load_config("metaworld_pi0"), devices=8).warnings == ()
+
+
+def test_devices_are_numbered_over_the_nodes_of_a_cluster_and_a_process_knows_its_own():
+    cluster = Devices((("a", 2), ("b", 1), ("c", 3)))
+    assert [cluster.place(number) for number in range(6)] == [
+        ("a", 0),
+        ("a", 1),
+        ("b", 0),
+        ("c", 0),
+        ("c", 1),
+        ("c", 2),
+    ]
+    with pytest.raises(IndexError):
+        cluster.place(6)
+    asked = placement(generators={"devices": "1,4"}, trainer={"devices": "0-3"}, simulators={"devices": "5"})
+    names = {**NAMES, "trainer": [f"trainer-{rank}" for rank in range(4)]}
+    seats = assign_seats(asked, names, cluster)
+    found = {name: (seat.device, seat.node, seat.torch_device) for name, seat in seats.items()}
+    assert (found["g0"], found["g1"]) == (("cuda:1", "a", "cuda:1"), ("cuda:4", "c", "cuda:1"))
+    assert found["trainer-3"] == ("cuda:3", "c", "cuda:0")
+    assert seats["s0"].environment["CUDA_VISIBLE_DEVICES"] == "2", "the third device of its node"
+    assert find_ends(asked, names, seats) == Ends("cuda:0", ("cuda:1",)), "generators of other nodes take another way"
+
+
+def test_simulated_devices_have_seats_and_compute_on_the_cpu():
+    settings = config(placement={"preset": "disaggregated", "simulated_devices": 4})
+    seats = place(settings).seats
+    assert {seats[name].device for name in ("generator-0", "simulator-0")} == {"sim:0"}
+    assert (seats["trainer"].device, seats["trainer"].torch_device) == ("sim:3", "cpu")
+    assert seats["simulator-0"].environment == {}

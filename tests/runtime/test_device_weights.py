@@ -32,7 +32,7 @@ class Successor(HostHandles):
     """The device of a trainer that replaces a dead one: the old file is gone before the new writer has its lock."""
 
     def export(self, memory):
-        assert not (self._folder / "weights.device").exists()
+        assert not self.folder.joinpath("weights.device").exists()
         return super().export(memory)
 
 
@@ -133,6 +133,7 @@ def test_memory_that_cannot_be_shared_is_warned_about_once_and_the_host_serves(w
             writer.publish(version, state(version))
             assert applied(reader, version) == (version, [version])
     instead = {"writer": "published in host memory alone", "reader": "read from host memory"}[who]
+    how = "a file of the run, as the device is simulated"
     assert [record.getMessage() for record in caplog.records] == [
-        f"weights are {instead}: cpu cannot be shared by CUDA IPC (operation not supported)"
+        f"weights are {instead}: memory of sim:0 cannot be shared by {how} (operation not supported)"
     ]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 
 import pytest
-from tests.conformance.weights import HostHandles, Module, layout_of, state
+from tests.conformance.weights import Module, layout_of, state
 
 from polyrhythm.pipeline.observers.totals import WeightsTraffic
-from polyrhythm.runtime.memory.device_weights import DeviceWeights
+from polyrhythm.runtime.memory.device_weights import DeviceWeights, can_reach
 from polyrhythm.runtime.memory.process_memory import open_weights
 from polyrhythm.runtime.memory.published import (
     APPLY,
     PUBLISHED,
+    SHARDS,
     Choice,
     Ends,
     Traffic,
@@ -73,46 +74,40 @@ def test_the_trainer_keeps_a_copy_on_its_device_only_if_a_generator_takes_it_fro
 @pytest.mark.parametrize(
     ("device", "ends", "way"),
     [
-        ("cuda:1", Ends("cuda:0", ("cuda:1",)), "peer"),
-        ("cuda:0", Ends("cuda:0", ("cuda:1", "cuda:0")), "ipc"),
-        ("cuda:3", Ends("cuda:0", ("cuda:3",)), ""),
-        ("cuda:1", Ends("cuda:0", ("cuda:1",), SHARDED), ""),
-        ("cpu", Ends("cuda:0", ("cuda:0", "cpu")), ""),
-        ("cuda:1", None, ""),
+        ("sim:1", Ends("sim:0", ("sim:1",)), "peer"),
+        ("sim:0", Ends("sim:0", ("sim:1", "sim:0")), "ipc"),
+        ("sim:1", Ends("sim:0", ("sim:1",), SHARDED), ""),
+        ("cpu", Ends("sim:0", ("sim:0", "cpu")), ""),
+        ("sim:0", Ends("cpu", ("sim:0",)), ""),
+        ("sim:1", None, ""),
     ],
 )
 def test_a_process_opens_its_end_for_the_way(device, ends, way, tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    layout, devices = layout_of(Module()), []
+    layout = layout_of(Module())
     memory = bytearray(shared_nbytes(layout))
 
-    def handles(device):
-        devices.append(device)
-        return HostHandles(tmp_path)
-
     def opened(device):
-        return open_weights(layout, memoryview(memory), tmp_path, device, ends, reaches=ALL, handles=handles)
+        return open_weights(layout, memoryview(memory), tmp_path, device, ends)
 
     found = opened(device)
     if not way:
         assert isinstance(found, SharedWeights)
-        assert not devices
         return
     assert isinstance(found, DeviceWeights)
-    assert caplog.messages == [f"weights at {device}: {way}, because {choose_way(ends, device, ALL).why}"]
+    assert caplog.messages == [f"weights at {device}: {way}, because {choose_way(ends, device, can_reach).why}"]
     trainer = opened(ends.trainer)
-    assert devices == ["cuda:0", "cuda:0"], "the memory of the trainer's device, wherever the process is"
     trainer.publish(4, state(4))
     into = Module(7)
     assert found.fetch(4, into.state_dict()).way == way, "the trainer has kept a copy"
     assert into.values() == [4]
 
 
-@pytest.mark.parametrize(("generator", "kept"), [("cuda:1", True), ("cuda:3", False)])
+@pytest.mark.parametrize(("generator", "kept"), [("sim:1", True), ("cpu", False)])
 def test_a_trainer_copies_to_its_device_only_for_those_that_reach_it(generator, kept, tmp_path):
-    layout, ends = layout_of(Module()), Ends("cuda:0", (generator,))
+    layout, ends = layout_of(Module()), Ends("sim:0", (generator,))
     memory = memoryview(bytearray(shared_nbytes(layout)))
-    found = open_weights(layout, memory, tmp_path, "cuda:0", ends, reaches=ALL, handles=lambda _: HostHandles(tmp_path))
+    found = open_weights(layout, memory, tmp_path, "sim:0", ends)
     found.publish(4, state(4))
     assert (tmp_path / "weights.device").exists() is kept
 
@@ -129,16 +124,25 @@ def test_traffic_goes_through_counters_and_back():
     assert read_traffic({"busy_s": 3.0}) == {}
 
 
+def test_senders_go_through_counters_and_back():
+    traffic = Traffic()
+    traffic.add("tcp", 30, 0.1, {"host-1": 20, "host-2": 10})
+    traffic.add("tcp", 30, 0.1, {"host-1": 30})
+    found = read_traffic(traffic.statistics())
+    assert found == traffic.moved
+    assert found["tcp"].sources == {"host-1": 50, "host-2": 10}
+
+
 class Counters:
     """A launcher's counters."""
 
     def __init__(self):
         self.now = {}
 
-    def add(self, station, *kinds):
+    def add(self, station, *kinds, sources=()):
         traffic = Traffic()
         for kind in kinds:
-            traffic.add(kind, 4_000_000, 0.002)
+            traffic.add(kind, 4_000_000, 0.002, dict(sources) if kind == "tcp" else {})
         self.now[station] = {"busy_s": 1.0, **traffic.statistics()}
 
     @property
@@ -177,3 +181,22 @@ def test_the_log_says_way_reason_and_rate_of_each_generator_once(caplog):
     one = {"versions": 1, "mb": 4.0, "ms": 2.0, "gb_per_s": pytest.approx(2.0)}
     assert observer.summary()["generator-2"] == {"peer": one, "apply": one}
     assert observer.summary()["trainer"] == {"published": {**one, "versions": 2}}
+
+
+@pytest.mark.parametrize(
+    ("sources", "said"),
+    [({"host-2": 4}, "host-2"), ({"host-2": 1, "main": 3}, "main (75%), host-2 (25%)")],
+)
+def test_the_log_says_which_hosts_sent_what_and_that_ranks_publish_together(sources, said, caplog):
+    caplog.set_level(logging.INFO)
+    counters = Counters()
+    observer = WeightsTraffic(counters, Ends("cpu", ("cpu",)), {"generator-0": "cpu", "trainer": "cpu"})
+    counters.add("generator-0", *("tcp", APPLY) * 3, sources=sources)
+    counters.add("trainer", *(SHARDS,) * 3)
+    observer.on_tick(0.0)
+    assert caplog.messages == [
+        f"generator-0: weights come by tcp from {said}, because the trainer is on another host; {RATE}",
+        f"trainer: weights are published by all ranks, each its own rows; {RATE}",
+    ]
+    three = {host: 3 * count for host, count in sources.items()}
+    assert observer.summary()["generator-0"]["tcp"]["from"] == three

@@ -51,13 +51,14 @@ class Counting:
         self.state = np.zeros((rows, 3), np.float32)
         self.stepped = np.zeros(rows, np.int64)
         self.resets: list[tuple[int, int, int]] = []
-        self.observe_calls = 0
+        self.reset_calls = self.observe_calls = 0
         self.broken: set[int] = set()
         self.unborn: set[int] = set()
         self.closed = False
 
     def reset(self, rows: Sequence[int], tasks: Sequence[int], seeds: Sequence[int]) -> None:
         assert self.spec.reset_rows or list(rows) == list(range(self.rows))
+        self.reset_calls += 1
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
             if seed in self.unborn:
                 raise RuntimeError(f"no state for seed {seed}")

@@ -577,6 +577,21 @@ def test_a_row_that_begins_late_is_not_moved_by_the_others_steps():
     assert sorted(bench.shown(event) for event in events) == [[[4, 1, 0], [104, 0, 0]], [[204, 0, 0]]]
 
 
+def test_slots_of_a_whole_stepping_batch_begin_by_one_reset():
+    bench = Bench(6, sharding="even:3", env=Counting(6, step_rows=False))
+    for slot in range(3):
+        bench.start(*((2 * slot + row, ticket(2 * slot + row, 1 + slot)) for row in range(2)), slot=f"e/{slot}")
+    requests = bench.run()
+    assert (bench.env.reset_calls, kinds(requests)) == (1, ["RequestArrived"] * 3)
+    for request in requests:
+        bench.answer(request)
+    done = [event for event in bench.run() if type(event).__name__ == "SampleFinished"]
+    assert [event.ticket for event in done] == [0, 1]
+    bench.start((0, ticket(6, 4)), (1, ticket(7, 4)))
+    assert kinds(bench.run()) == ["RequestArrived"], "beside the requests of the other slots"
+    assert bench.env.reset_calls == 2
+
+
 @pytest.mark.parametrize("flags", [{"step_rows": False}, {"reset_rows": False}])
 def test_segments_need_rows_that_step_and_reset_on_their_own(flags):
     with pytest.raises(ValueError, match="set segment_steps to 0"):

@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyrhythm.cli import show
-from polyrhythm.cli.arguments import note_resume_command
+from polyrhythm.cli.arguments import add_cluster, cluster_settings, note_resume_command
 from polyrhythm.config.recipes import recipe_names
+from polyrhythm.plugin import load, table
 from polyrhythm.readable import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from polyrhythm.checks import Examined
     from polyrhythm.config.schema import RunConfig
     from polyrhythm.pipeline.validation.check import ValidatedRun
 
@@ -27,7 +31,7 @@ MISSING = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(recipe_names())
-    parser.usage = "%(prog)s [-h] [--check] [--out DIR] [--json] recipe [section.key=value ...]"
+    parser.usage = "%(prog)s [option ...] recipe [section.key=value ...]"
     parser.set_defaults(usage_error=parser.error)
     parser.add_argument("recipe", nargs="?", help=f"one of {names}; or the path of a YAML file")
     parser.add_argument(
@@ -36,13 +40,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="start nothing; say what is missing (status 3) or wrong (status 1)"
     )
+    parser.add_argument(
+        "--simulated-devices",
+        type=int,
+        metavar="N",
+        help="take this machine, or each node of a cluster, to have N devices, which compute on the CPU "
+        "(placement.simulated_devices)",
+    )
+    add_cluster(parser, "--check: ")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of this run (default: runs/<recipe>/<time>)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    for name in _instead():
+        load("command", name).add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.recipe is None:
         arguments.usage_error(f"name a recipe: {', '.join(recipe_names())}; or the path of a YAML file")
+    if arguments.simulated_devices is not None:
+        arguments.overrides += [f"placement.simulated_devices={arguments.simulated_devices}"]
+    if arguments.cluster is not None and not arguments.check:
+        arguments.usage_error(f"--cluster {arguments.cluster} is for --check; leave it out, and set ray.address")
+    arguments.overrides += cluster_settings(arguments.cluster)
+    for name in _instead():
+        status: int | None = load("command", name).run(arguments)
+        if status is not None:
+            return status
     from polyrhythm.config.load import load_config
 
     config = load_config(arguments.recipe, arguments.overrides)
@@ -57,6 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is None:
         folder = new_folder(config, arguments.out)
     return train_in(folder, checked, as_json=arguments.json)
+
+
+def _instead() -> list[str]:
+    """Plugin commands that may act instead of training here: `train --NAME`, whose `run` returns None otherwise."""
+    return [name for name in table("command") if name.startswith("train --")]
 
 
 def train_in(folder: Path, checked: ValidatedRun, *, as_json: bool) -> int:
@@ -84,7 +112,13 @@ def check_unstarted(config: RunConfig, *, as_json: bool) -> int:
     """
     from polyrhythm.pipeline.validation.check import examine
 
-    found = list(examine(config, "machine"))
+    return print_findings(list(examine(config, "machine")), as_json=as_json)
+
+
+def print_findings(
+    found: Sequence[Examined], *, as_json: bool, ready: str = "ready to train; nothing was started"
+) -> int:
+    """Print findings and a conclusion, `ready` if nothing is missing or wrong. Returns as `check_unstarted`."""
     lacking, failed = ([finding for _, finding in found if finding.state == state] for state in ("missing", "failed"))
     if as_json:
         checks = [{"part": part, **finding._asdict()} for part, finding in found]
@@ -99,13 +133,13 @@ def check_unstarted(config: RunConfig, *, as_json: bool) -> int:
         for _, finding in found:
             if finding.detail or finding.state != "ok":
                 print(show.finding_line(finding, color=sys.stdout.isatty(), encoding=sys.stdout.encoding))
-        print(_conclusion(len(lacking), len(failed)))
+        print(_conclusion(len(lacking), len(failed)) or ready)
     return 1 if failed else MISSING if lacking else 0
 
 
 def _conclusion(lacking: int, failed: int) -> str:
     if not lacking and not failed:
-        return "ready to train; nothing was started"
+        return ""
     missing = f"{counted(lacking, 'thing')} missing (?)" if lacking else ""
     wrong = f"{failed} wrong (✗)" if failed else ""
     rest = "" if failed else "; all else is in order"

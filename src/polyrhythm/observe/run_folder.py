@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 LOCK_FILE = ".lock"
 #: Settings, in every run folder.
 CONFIG_FILE = "config.yaml"
+#: Folder with the files of the job that is to make the run, which may be there before the run (`train --slurm`).
+JOB_FOLDER = "job"
 #: Files of a finished run.
 SUMMARY_FILE, REPORT_FILE = "summary.json", "report.html"
 #: Metrics of a run that trains, one line per update.
@@ -104,10 +106,10 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
 
 
 def take_folder(folder: Path) -> Path:
-    """Make the folder that the user named. RunFolderError: it is not empty, or cannot be made."""
+    """Make the folder that the user named. RunFolderError: it has more than a job's files, or cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = any(folder.iterdir())
+        taken = any(one.name != JOB_FOLDER for one in folder.iterdir())
     except OSError as error:
         raise RunFolderError(f"folder {folder} cannot be made ({error.strerror}); name another") from error
     if (folder / CONFIG_FILE).is_file() and not (folder / SUMMARY_FILE).is_file():

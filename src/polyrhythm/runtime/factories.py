@@ -6,6 +6,7 @@ the station is made, and so is what that module imports.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,19 +15,23 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from polyrhythm.plugin import import_address
+from polyrhythm.runtime.devices import CPU, is_simulated
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.published import Ends
 from polyrhythm.runtime.messages import Channels, Joined, Station
 
 if TYPE_CHECKING:
+    from polyrhythm.runtime.memory.observed import DeviceSeat
     from polyrhythm.runtime.memory.process_memory import ProcessMemory
     from polyrhythm.runtime.memory.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a process gets: device (cpu or cuda:N), threads per operation, environment variables.
+    """What a process gets: device (`runtime.devices`: cpu, cuda:N or sim:N), threads per operation, environment
+    variables.
 
+    node: where it has to be, "" for anywhere; local: what the device is called there, "" if it has the same name.
     ends: where published weights come from and go to, if it is one of them. wrapper: the function, `module:name`, that
     makes the station's parts in place of its factory (`make_parts`), "" for none. leases: numbers of the devices that
     it is on in turn with others; offload: folder for what it keeps there meanwhile, on the CPU.
@@ -35,19 +40,27 @@ class Resources:
     device: str = "cpu"
     threads: int = 1
     environment: dict[str, str] = field(default_factory=dict)
+    node: str = ""
+    local: str = ""
     ends: Ends | None = None
     wrapper: str = ""
     leases: tuple[int, ...] = ()
     offload: str = ""
+
+    @property
+    def torch_device(self) -> str:
+        """The device by the name that torch has for it in this process."""
+        return CPU if is_simulated(self.device) else self.local or self.device
 
 
 @dataclass(frozen=True, slots=True)
 class StationContext:
     """What a process offers to its station. weights: opens this process's end of the weights channel, which imports
     torch; overlap: whether the station may use threads of its own; rank, ranks: which of how many processes of the
-    station this one is; rendezvous: a file that does not exist yet, by which the ranks of this incarnation meet.
-    memory: this process's memory of the run, None where all stations share one process.
-    announced: the station joined before it was made, so it does nothing that the conductor has not asked for."""
+    station this one is; rendezvous: a file that does not exist yet, by which the ranks of this incarnation meet, all of
+    them by the time `ready_by` of the monotonic clock. memory: this process's memory of the run, None where all
+    stations share one process. seat: the device's name in the run; device: torch's name. announced: the station joined
+    before it was made, so it does nothing that the conductor has not asked for."""
 
     arena: Arena
     weights: Callable[[], Weights]
@@ -57,8 +70,19 @@ class StationContext:
     rank: int = 0
     ranks: int = 1
     rendezvous: Path | None = None
+    ready_by: float = math.inf
     announced: bool = False
     memory: ProcessMemory | None = None
+    seat: str = "cpu"
+
+    @property
+    def device_seat(self) -> DeviceSeat | None:
+        """Where observations on this process's device are exchanged; None on the CPU, or in the run's own process."""
+        if self.memory is None or self.seat == CPU:
+            return None
+        from polyrhythm.runtime.memory.observed import DeviceSeat  # torch
+
+        return DeviceSeat(self.memory.folder, self.seat, self.device)
 
 
 @dataclass(frozen=True, slots=True)

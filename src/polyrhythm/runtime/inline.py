@@ -99,7 +99,7 @@ class InlineHosting:
         return joined
 
     def _make(self, factory: StationFactory, seat: Resources, incarnation: int) -> Iterator[Station]:
-        context = StationContext(self._arena, lambda: self._weights, self._channels, seat.device)
+        context = StationContext(self._arena, lambda: self._weights, self._channels, seat.torch_device)
         return (make() for _, make in make_parts(factory, context, incarnation, seat))
 
     # ------------------------------------------------------------ stations that are joined

@@ -17,6 +17,7 @@ from polyrhythm.plugins.memory_estimate.plan import Machine, Planner
 from polyrhythm.plugins.memory_estimate.room import check_room, container_limit, free_memory, warn_of_room
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.runtime.devices import devices_here
 from polyrhythm.specs import EnvSpec
 
 
@@ -58,7 +59,7 @@ def test_of_stations_that_are_on_a_device_in_turn_the_largest_counts() -> None:
 
 
 def test_a_row_for_more_devices_is_to_be_scaled_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "count_devices", lambda: 1)
+    monkeypatch.setattr(room, "find_devices", lambda config: devices_here(1))
     run = config(devices=8)
     spec = env_settings(run).spec()
     with pytest.raises(StartError, match=r"; the row is for 8 devices: add devices=1$"):
@@ -85,7 +86,7 @@ def test_an_estimate_warns_and_names_settings_that_fit(
     spec = env_settings(run).spec()
     form = check_form(run, spec)
     assert warn_of_room(run, spec, form) == ""
-    wanted = Planner(spec, Machine(0, lambda _: 0)).plan(run).devices[0].total()
+    wanted = Planner(spec, Machine(devices_here(0), lambda _: 0)).plan(run).devices[0].total()
     told = warn_of_room(run, spec, form, free=lambda _: wanted - 1)
     assert told.startswith("policy.type = categorical: by estimate ")
     assert "; it would fit with training.micro_batch_steps=" in told

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,19 @@ import pytest
 from pydantic import ValidationError
 from tests.plugins.simulators.bridge_assets import BACKGROUND as BRIDGE
 from tests.plugins.simulators.bridge_assets import make_assets
+from tests.process.runs import LOCKSTEP, config
 
 from polyrhythm.config.load import load_config
 from polyrhythm.envs.base import EnvBatch, RowsFailed, StepResult, batch_traits
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.plugins.simulators.maniskill import library
 from polyrhythm.plugins.simulators.maniskill.env import CpuBatch, GpuBatch, ManiSkillSettings
 from polyrhythm.plugins.simulators.maniskill.library import probe
 from polyrhythm.plugins.simulators.maniskill.settings import INSTRUCTIONS, OTHER_WORDS, instruction_of, read_sentences
 from polyrhythm.plugins.simulators.maniskill.world import World
+from polyrhythm.scheduler.records import DeviceYielded
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 
 PICK, PUSH, PULL, LIFT = "PickCube-v1", "PushCube-v1", "PullCube-v1", "LiftPegUpright-v1"
@@ -169,36 +174,38 @@ class Line:
 
     def __init__(self) -> None:
         self.at = np.zeros((self.rows, 1), np.float32)
-        self.calls: list[tuple[int, int, str]] = []
+        self.calls: list[list[tuple[int, int, str]]] = []
         self.drawn = 0
 
     def tasks(self) -> list[Task]:
         return [Task(f"Line-v1: {sentence}", sentence, "Line-v1") for sentence in ("go", "run")]
 
-    def reset(self, row: int, seed: int, sentence: str) -> None:
-        self.calls.append((row, seed, sentence))
-        self.at[row] = seed / 10
+    def reset(self, rows: list[int], seeds: list[int], sentences: list[str]) -> None:
+        self.calls.append([*zip(rows, seeds, sentences, strict=True)])
+        self.at[rows] = np.array(seeds)[:, None] / 10
 
     def step(self, actions: np.ndarray) -> StepResult:
         self.at = self.at + actions
         done = self.at[:, 0] >= 3
         return StepResult(self.at[:, 0].copy(), done, np.zeros_like(done), done)
 
-    def observe(self) -> dict[str, Any]:
+    def tensors(self) -> dict[str, Any]:
+        import torch
+
         self.drawn += 1
-        return {"state": self.at.copy()}
+        return {"state": torch.from_numpy(self.at.copy())}
 
     def arrays(self) -> dict[str, ArraySpec]:
         return {"state": ArraySpec((1,), "float32")}
 
 
-def test_a_gpu_batch_steps_all_rows_in_the_order_asked_and_resets_each_alone(monkeypatch):
+def test_a_gpu_batch_steps_all_rows_in_the_order_asked_and_resets_by_one_call(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     line = Line()
     batch = GpuBatch(ManiSkillSettings(tasks=("Line-v1",), backend="gpu", time_limit="truncates"), line)  # type: ignore[arg-type]
     assert (batch.rows, batch.spec.step_rows, batch.spec.reset_rows, batch.spec.max_steps) == (3, False, True, 4)
     batch.reset([2, 0, 1], [0, 1, 0], [2, 0, 1])
-    assert line.calls == [(2, 2, "go"), (0, 0, "run"), (1, 1, "go")], "a call for each row"
+    assert line.calls == [[(2, 2, "go"), (0, 0, "run"), (1, 1, "go")]], "one call"
     result = batch.step([2, 1, 0], np.array([[1], [0.5], [0]], np.float32))
     assert np.allclose(result.reward, [1.2, 0.6, 0.0])
     assert np.allclose(observe(batch, [0, 2])["state"][:, 0], [0.0, 1.2])
@@ -554,7 +561,7 @@ def test_a_camera_that_is_elsewhere_is_so_for_each_episode_anew(maniskill):
     sensor = world.env._sensors["base_camera"]
     usual, places = sensor.config.pose.sp.to_transformation_matrix(), []
     for seed in (1, 2, 3, 4, 1):
-        world.reset(0, seed)
+        world.reset([0], [seed], [""])
         found = sensor.camera.get_local_pose().sp.to_transformation_matrix()
         assert np.degrees(np.arccos(usual[:3, 0] @ found[:3, 0])) == pytest.approx(10, abs=0.05)
         assert np.allclose(found[:3, :3].T @ found[:3, :3], np.eye(3), atol=1e-5)
@@ -573,7 +580,7 @@ def test_objects_are_placed_around_maniskills_range(maniskill, task, names):
     worlds = [World(ManiSkillSettings(tasks=(task,), placement=where), task, 1) for where in ("usual", "beyond")]
     for seed in range(6):
         for world in worlds:
-            world.reset(0, seed)
+            world.reset([0], [seed], [""])
         for name in names:
             inside, out = (getattr(world.env, name).pose.p[0].numpy() for world in worlds)
             assert abs(inside[:2]).max() <= 0.1 + 1e-5
@@ -659,17 +666,221 @@ def test_a_state_can_be_shown_in_a_video(build):
     assert not np.array_equal(batch.render(0), batch.render(1))
 
 
+POINTS = "tests.plugins.simulators.points_task:{}-v1"
+
+
+@pytest.fixture
+def points(maniskill, monkeypatch) -> Callable[..., World]:
+    """Makes worlds of several rows on the CPU: ManiSkill's environment around a scene that is one tensor."""
+    monkeypatch.setattr("mani_skill.envs.sapien_env.CPU_SIM_BACKENDS", ())
+
+    def make(task: str, rows: int) -> World:
+        name = POINTS.format(task)
+        return World(ManiSkillSettings(tasks=(name,), backend="cpu"), name, rows)
+
+    return make
+
+
+def begin(world: World, rows: list[int], seeds: list[int], sentences: list[str] | None = None) -> np.ndarray:
+    """Their states after a reset; calls: how often ManiSkill's `reset` was called."""
+    world.reset(rows, seeds, sentences or [""] * len(rows))
+    return world.observe()["state"][rows]
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(("task", "sentences"), [("Points", ("", "")), ("Counting", ("go", "run"))])
+def test_rows_reset_by_one_call_are_as_if_alone(points, task, sentences):
+    seeds, names = [2**40 + 3, 7, 0, 7, 11], [sentences[i % 2] for i in range(5)]
+    alone = points(task, 1)
+    wanted = [begin(alone, [0], [seed], [name])[0] for seed, name in zip(seeds, names, strict=True)]
+    world = points(task, 6)
+    for rows in ([0, 1, 2, 3, 4], [5, 2, 4, 1, 0], [3, 5, 0, 4, 2]):
+        before = world.calls
+        assert np.array_equal(begin(world, rows, seeds, names), wanted)
+        assert world.calls == before + 1
+    for row in (4, 0):
+        assert np.array_equal(begin(world, [row], [seeds[0]], [names[0]])[0], wanted[0])
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("task", ["Points", "Counting"])
+def test_a_partial_reset_changes_no_other_row(points, task):
+    """As it would in RLinf's scene: counters, targets of controllers, and what follows from them."""
+    sentence = "go" if task == "Counting" else ""
+    one, other = points(task, 4), points(task, 4)
+    rng, kept = np.random.default_rng(0), [0, 2]
+    for world in (one, other):
+        begin(world, [0, 1, 2, 3], [5, 6, 7, 8], [sentence] * 4)
+    for step in range(6):
+        action = rng.uniform(-1, 1, (4, 3)).astype(np.float32)
+        if step in (2, 3):
+            begin(one, [3, 1], [step, 9], [sentence] * 2)
+        for world in (one, other):
+            world.step(action)
+        assert np.array_equal(one.observe()["state"][kept], other.observe()["state"][kept])
+        if task == "Counting":
+            assert one.env.count[kept].tolist() == other.env.count[kept].tolist() == [step + 2.0] * 2
+
+
+@pytest.mark.sim
+def test_a_box_is_that_of_the_row_itself(points):
+    world = points("Counting", 4)
+    begin(world, [0, 1, 2, 3], [1, 2, 3, 4], ["go"] * 4)
+    begin(world, [3, 2], [8, 9], ["run"] * 2)
+    assert np.array_equal(world.env.box.numpy(), world.env.scene.points.q.abs().numpy())
+
+
+@pytest.mark.sim
+def test_a_task_that_draws_for_all_rows_together_resets_each_alone(points, caplog):
+    with caplog.at_level("INFO"):
+        world = points("Together", 5)
+    assert "rand of [3] numbers for 5 rows, so its rows are reset one after another" in caplog.text
+    before = world.calls
+    found = begin(world, [4, 1, 2], [5, 6, 5])
+    assert world.calls == before + 3
+    assert np.array_equal(found[0, 3:6], found[2, 3:6])
+    assert not np.array_equal(found[0, 3:6], found[1, 3:6])
+    assert points("Together", 3).calls, "as many numbers as rows: the reset of one row tells"
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [
+        ("Careless", "resets a row alone otherwise than with others, or changes others: its positions differ"),
+        ("Whole", "cannot reset one row alone .*shape mismatch"),
+    ],
+)
+def test_a_task_that_cannot_reset_rows_alone_is_refused(points, task, problem):
+    with pytest.raises(ConfigError, match=f"env.backend = gpu: .*{task}-v1 {problem}.*; set it to cpu$"):
+        points(task, 4)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("task", SHIPPED[:5])
+def test_states_drawn_by_one_call_are_those_that_maniskill_draws_alone(maniskill, monkeypatch, task):
+    """With the tasks' own code, for four rows, whose poses are kept in place of a scene's."""
+    import torch
+
+    from polyrhythm.plugins.simulators.maniskill.isolation import RowDraws
+
+    world, seeds, drawn = World(ManiSkillSettings(tasks=(task,), backend="cpu"), task, 1), [3, 8, 2**31 + 5, 12], {}
+    env, alone = world.env, []
+    for seed in seeds:
+        env.reset(seed=seed)
+        robot = {"robot": env.agent.robot.get_qpos()}
+        alone.append({name: one.pose.raw_pose.clone() for name, one in env.scene.actors.items()} | robot)
+    for name, actor in env.scene.actors.items():
+        monkeypatch.setattr(actor, "set_pose", lambda pose, name=name: drawn.__setitem__(name, pose))
+    monkeypatch.setattr(env.agent, "reset", lambda qpos: drawn.__setitem__("robot", torch.as_tensor(qpos)))
+    env._batched_episode_rng.rngs.extend([None] * 3)
+    env._episode_seed = [0] * 4
+    with RowDraws(seeds) as draws:
+        draws.begin(env, range(4))
+        env._initialize_episode(torch.arange(4), {})
+    del drawn["table-workspace"]
+    assert len(drawn) >= 2
+    for name, poses in drawn.items():
+        for row, wanted in enumerate(alone):
+            assert np.array_equal(np.asarray(getattr(poses, "raw_pose", poses)[row], np.float32), wanted[name][0])
+    world.close()
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        (PICK, {}),
+        (PUSH, {"observation": "rgb", "appearance": {"camera_shift": 10, "light_change": 0.5}}),
+        ("StackCube-v1", {"control_mode": "pd_ee_target_delta_pose", "reward": "dense"}),
+        (TWIN, {"kwargs": {"obj_set": "train"}, "observation": "rgb", "reward_flags": {"asked": 0.5}}),
+    ],
+)
+def test_an_episode_goes_on_to_the_bit_after_its_simulator_was_away(build, task, changes):
+    """In an instance made anew: by rows at different steps, one that has ended, and one that never began."""
+    stays, leaves = (build(3, task, max_steps=7, **changes) for _ in range(2))
+    rng, dim = np.random.default_rng(0), stays.spec.action.dim
+    for step in range(9):
+        if step == 5:
+            assert batch_traits(leaves).leaves_device
+            assert leaves.suspend() >= 0
+            assert not any(world.is_open for world in leaves.worlds.values())
+            leaves.resume()
+            assert leaves.suspend() >= 0, "again, with nothing done"
+            leaves.resume()
+        rows = [row for row in (0, 1) if step >= 2 * row and (row or step < 7)]
+        given = rng.uniform(-1, 1, (len(rows), dim)).astype(np.float32)
+        found = []
+        for batch in (stays, leaves):
+            for row in rows:
+                if step == 2 * row:
+                    batch.reset([row], [0], [2**40 + row])
+            found.append((batch.step(rows, given), observe(batch, rows)))
+        (result, seen), (other, also) = found
+        for one, two in zip(result[:4], other[:4], strict=True):
+            assert np.array_equal(one, two)
+        for name, array in seen.items():
+            assert np.array_equal(array, also[name]), (step, name)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("task", ["Points", "Counting"])
+def test_rows_of_one_scene_go_on_to_the_bit_after_it_was_away(points, task):
+    sentences = ["run", "go", "go", "run"] if task == "Counting" else [""] * 4
+    stays, leaves = points(task, 4), points(task, 4)
+    for world in (stays, leaves):
+        begin(world, [0, 1, 2, 3], [5, 6, 7, 8], sentences)
+    rng = np.random.default_rng(0)
+    for step in range(8):
+        action = rng.uniform(-1, 1, (4, 3)).astype(np.float32)
+        for world in (stays, leaves):
+            world.step(action)
+            if step in (2, 6):
+                begin(world, [step // 2], [step], sentences[:1])
+        if step in (3, 4, 6):
+            leaves.suspend()
+            assert not leaves.is_open
+            leaves.resume()
+        assert np.array_equal(stays.observe()["state"], leaves.observe()["state"])
+        if task == "Counting":
+            assert stays.env.count.tolist() == leaves.env.count.tolist()
+            assert stays.env.episode_id.tolist() == leaves.env.episode_id.tolist()
+
+
 @pytest.mark.sim
 def test_a_gpu_batch_of_one_row_does_what_a_cpu_batch_does(maniskill):
     """The world of one row on the CPU in place of a GPU's."""
     settings = ManiSkillSettings(tasks=(PICK,), backend="cpu")
     cpu, gpu = CpuBatch(settings, 1), GpuBatch(settings, World(settings, PICK, 1))
+    assert (batch_traits(cpu).observes_on_device, batch_traits(gpu).observes_on_device) == (False, True)
     for batch in (cpu, gpu):
         batch.reset([0], [0], [9])
         batch.step([0], actions(batch, *[0.3] * 8))
-    assert np.array_equal(observe(cpu, [0])["state"], observe(gpu, [0])["state"])
+    wanted = observe(cpu, [0])["state"]
+    assert np.array_equal(wanted, observe(gpu, [0])["state"])
+    assert np.array_equal(wanted, gpu.observe_on_device([0])["state"].numpy())
+    gpu.suspend()
+    gpu.resume()
+    assert np.array_equal(wanted, observe(gpu, [0])["state"])
     cpu.close()
     gpu.close()
+
+
+@pytest.mark.sim
+def test_a_tensor_of_pictures_is_what_the_arrays_are(maniskill):
+    """To one level where a digital twin's picture is resized on its device, as Pillow does not compute in floats."""
+    import torch
+
+    twin_settings = {"kwargs": {"obj_set": "train"}, "observation": "rgb", "proprio": "joints", "image_size": (24, 32)}
+    for task, section in ((PUSH, {"observation": "rgbd", "image_size": 32}), (TWIN, twin_settings)):
+        world = World(ManiSkillSettings(tasks=(task,), **section), task, 1)
+        arrays, tensors = world.observe(), world.tensors()
+        assert arrays.keys() == tensors.keys()
+        for name, array in arrays.items():
+            assert (tensors[name].dtype, tuple(tensors[name].shape)) == (torch.from_numpy(array).dtype, array.shape)
+            most = 1 if (task, name) == (TWIN, "image") else 0
+            assert np.abs(tensors[name].numpy().astype(np.float64) - array).max() <= most
+        world.close()
 
 
 @pytest.mark.sim
@@ -693,6 +904,55 @@ def test_the_recipe_fits_the_simulator(maniskill):
     env = load_config("maniskill_pushcube").env
     assert isinstance(env, ManiSkillSettings)
     assert probe(env).spec.observation["state"].shape == (35,)
+
+
+def whole_run(folder: Path, env: dict[str, Any], rows: int, **placement: Any) -> tuple[Any, dict[str, Any], Any]:
+    """Two versions of a lock-step run; its pipeline, closed, statistics and last weights."""
+    base = {
+        **LOCKSTEP,
+        "env": {"tasks": [PUSH], "control_mode": "pd_ee_delta_pos", "max_steps": 6, **env},
+        "policy": {"type": "gaussian", "hidden": 16},
+        "rollout": {"rows": rows, "routing": "fixed", "buckets": [4]},
+        "training": {**LOCKSTEP["training"], "versions": 2, "mini_batch_samples": 2},
+    }
+    folder.mkdir()
+    changes = {"launcher": "local", "placement": {"simulated_devices": 1, **placement}} if placement else {}
+    pipeline = build_pipeline(RunContext(config(base, **{"launcher": "inline", **changes}), folder=folder), record=True)
+    with closing(pipeline):
+        pipeline.loop.train_until(2)
+        statistics = pipeline.launcher.hosting.statistics(fresh=True)
+        _, weights = pipeline.weights.read(2)
+    return pipeline, statistics, weights
+
+
+SCENE = {"type": "tests.plugins.simulators.scene_settings:SceneSettings"}
+ON_ONE_DEVICE = {kind: {"devices": "0"} for kind in ("simulators", "generators", "trainer")}
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(("env", "rows"), [({"type": "maniskill"}, 2), (SCENE, 1)], ids=["rows", "scene"])
+def test_under_a_lease_a_run_has_the_weights_of_one_without(maniskill, tmp_path, env, rows):
+    """A device that simulator, generator and trainer have in turn, each switch with a new instance."""
+    import torch
+
+    _, _, wanted = whole_run(tmp_path / "alone", env, rows)
+    leased = {"sharing": "lease", "lease": {"min_hold_s": 0.05}, **ON_ONE_DEVICE}
+    pipeline, statistics, weights = whole_run(tmp_path / "leased", env, rows, **leased)
+    assert all(torch.equal(wanted[name], tensor) for name, tensor in weights.items())
+    left = [decision.event for decision in pipeline.loop.trace if isinstance(decision.event, DeviceYielded)]
+    assert {event.station for event in left} == {"simulator-0", "generator-0", "trainer"}
+    assert statistics["simulator-0"]["switches"] >= 4
+    assert statistics["generator-0"].get("rows_on_device", 0) == 0, "the simulator is away when its request is answered"
+
+
+@pytest.mark.sim
+def test_a_generator_on_the_scenes_device_reads_its_observations_there(maniskill, tmp_path):
+    import torch
+
+    _, _, wanted = whole_run(tmp_path / "alone", SCENE, 1)
+    _, statistics, weights = whole_run(tmp_path / "devices", SCENE, 1, **ON_ONE_DEVICE)
+    assert statistics["generator-0"]["rows_on_device"] == statistics["generator-0"]["rows"] > 0
+    assert all(torch.equal(wanted[name], tensor) for name, tensor in weights.items())
 
 
 @pytest.mark.gpu

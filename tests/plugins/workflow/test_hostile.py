@@ -9,7 +9,7 @@ from tests.runtime.mutations import mutations
 
 from polyrhythm.plugins.cluster.parcels import KeptParcels
 from polyrhythm.plugins.workflow import protocol as p
-from polyrhythm.plugins.workflow.running import Controller, SkippableClock
+from polyrhythm.plugins.workflow.running import Controller, SkippableClock, WorkerSeat
 from polyrhythm.plugins.workflow.station import WorkerFactory, WorkerStation
 from polyrhythm.plugins.workflow.values import Carrier, pack_whole
 from polyrhythm.runtime.factories import StationContext
@@ -75,7 +75,7 @@ def test_the_controller_survives_hostile_messages() -> None:
     outcomes: set[str] = set()
     for seed in range(4):
         hosting = Hosting()
-        controller = Controller(hosting, {"echo-0": ("echo", 0)}, SkippableClock())  # type: ignore[arg-type]
+        controller = Controller(hosting, {"echo-0": WorkerSeat("echo", 0, "cpu")}, SkippableClock())  # type: ignore[arg-type]
         controller.exchange.open("c", 4)
         future = controller.call("echo-0", "add", ARGUMENTS)
         for content in mutations(FROM, COUNT // 4, seed, NAMES):

@@ -12,7 +12,7 @@ from tests.plugins.workflow.workers import Echo
 from polyrhythm.plugins.cluster.parcels import KeptParcels
 from polyrhythm.plugins.workflow import protocol as p
 from polyrhythm.plugins.workflow.channel import Channel
-from polyrhythm.plugins.workflow.running import Controller, SkippableClock
+from polyrhythm.plugins.workflow.running import Controller, SkippableClock, WorkerSeat
 from polyrhythm.plugins.workflow.station import WorkerFactory, WorkerStation
 from polyrhythm.plugins.workflow.values import SMALL, pack_whole
 from polyrhythm.runtime.factories import StationContext
@@ -25,7 +25,7 @@ def test_a_batch_of_many_small_items_comes_in_several_messages(tmp_path: Any) ->
     count, item = 600, np.zeros(30_000, np.uint8)
     assert item.nbytes < SMALL < wire.LARGEST < count * item.nbytes
     hosting, said = Hosting(), list[Any]()
-    controller = Controller(hosting, {"echo-0": ("echo", 0)}, SkippableClock())  # type: ignore[arg-type]
+    controller = Controller(hosting, {"echo-0": WorkerSeat("echo", 0, "cpu")}, SkippableClock())  # type: ignore[arg-type]
     controller.exchange.open("c", count)
     context = StationContext(None, None, Channels(said.append, None, None))  # type: ignore[arg-type]
     echo = f"{Echo.__module__}:{Echo.__name__}"

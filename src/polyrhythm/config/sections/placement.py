@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from polyrhythm.config.base import Count, Flag, InvalidSetting, NotNegative, Section
+from polyrhythm.config.base import Count, Flag, InvalidSetting, NotNegative, Section, Whole
 
 #: Ranges and single device ids of at most four digits, such as 0-3,6.
 _IDS = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
@@ -82,6 +82,8 @@ class ShardSettings(Section):
     """Free a block's whole weights after its forward pass and gather them again for its backward pass."""
     cpu_offload: Flag = False
     """Keep shards, their gradients and the optimizer's moments in host memory; the optimizer steps on the CPU."""
+    within: Literal["node", "all"] = "node"
+    """node: the ranks of a node share the tensors, if several nodes have equally many ranks; all: all ranks do."""
 
 
 class TrainerSeatSettings(SeatSettings):
@@ -98,8 +100,9 @@ class TrainerSeatSettings(SeatSettings):
     def _shards_or_not(self) -> TrainerSeatSettings:
         if self.strategy != "shard" and self.shard != ShardSettings():
             usual = ShardSettings()
-            name, value = next((name, value) for name, value in self.shard if getattr(usual, name) != value)
-            why = f"it is for strategy shard, not {self.strategy}; leave it out, or set it to {str(not value).lower()}"
+            name = next(name for name, value in self.shard if getattr(usual, name) != value)
+            own = str(getattr(usual, name)).lower()
+            why = f"it is for strategy shard, not {self.strategy}; leave it out, or set it to {own}"
             raise self.refusal(f"shard.{name}", why)
         return self
 
@@ -142,6 +145,8 @@ class PlacementSettings(Section):
     """share: stations of a device are on it together; lease: in turn, the others in host memory (docs/placement.md)."""
     lease: LeaseSection = LeaseSection()
     """How they take turns."""
+    simulated_devices: Whole = 0
+    """Devices that this machine, or each node of a cluster, is taken to have; they compute on the CPU."""
 
     @model_validator(mode="before")
     @classmethod

@@ -16,13 +16,14 @@ from dataclasses import replace
 
 from polyrhythm.config.sections.placement import PlacementSettings, list_device_ids
 from polyrhythm.pipeline.placed import SharedSeats
+from polyrhythm.runtime.devices import number_of
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.messages import station_of
 from polyrhythm.scheduler.settings import LeaseSettings
 
 #: Makes the parts of a station that leases devices (`Resources.wrapper`).
 LEASED_PARTS = "polyrhythm.plugins.lease.station:leased_parts"
-#: The number of the host among the leased devices; CUDA devices have those of torch.
+#: The number of the host among the leased devices; others have their number in the run.
 HOST = -1
 
 
@@ -37,7 +38,7 @@ def share_seats(
     own: dict[str, set[int]] = {}
     for name, seat in seats.items():
         if not name.startswith("scorer") and (simulators_leave or not name.startswith("simulator")):
-            number = HOST if seat.device == "cpu" else int(seat.device.removeprefix("cuda:"))
+            number = HOST if seat.device == "cpu" else number_of(seat.device)
             own.setdefault(station_of(name), set()).add(number)
     stations = Counter(number for numbers in own.values() for number in numbers)
     asked = placement.lease.devices  # the only devices that may be leased, if given

@@ -29,6 +29,7 @@ from polyrhythm.pipeline.placed import TRAINER, Placed, evaluator_name, generato
 from polyrhythm.plugins.memory_estimate.activations import Activations
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import settings_traits
+from polyrhythm.runtime.devices import is_simulated
 from polyrhythm.runtime.memory.published import keeps_copy, shared_nbytes
 from polyrhythm.runtime.memory.receiver import CHUNK_BYTES
 from polyrhythm.specs import ArraySpec, EnvSpec, WeightsLayout
@@ -89,6 +90,11 @@ def list_parts(
     return [part for part in _Parts(config, spec, form, placed, activations).all() if part.nbytes]
 
 
+def _memory_of(device: str) -> str:
+    """Where the tensors of a station on this device are: a simulated device has its memory on the host."""
+    return HOST if is_simulated(device) else device
+
+
 class _Parts:
     """The parts of a run's stations; some may have no bytes."""
 
@@ -107,18 +113,20 @@ class _Parts:
         kept = self._ranks and inline and placed.lease is None  # versions stay on the trainer's device
         yield MemoryPart(SHARED, "arena", HOST, self._layout.nbytes)
         published = shared_nbytes(self._published)
-        yield MemoryPart(SHARED, "published weights", placed.ends.trainer if kept else HOST, published)
+        yield MemoryPart(SHARED, "published weights", _memory_of(placed.ends.trainer) if kept else HOST, published)
         for name in placed.names["generators"]:
-            yield from self._generator(name, placed.seats[name].device)
+            yield from self._generator(name, _memory_of(placed.seats[name].device))
             if self._activations is not None:
-                yield from self._passes(name, placed.seats[name].device, self._activations)
+                yield from self._passes(name, _memory_of(placed.seats[name].device), self._activations)
         for name in self._ranks:
-            yield from self._rank(name, placed.seats[name].device)
+            yield from self._rank(name, _memory_of(placed.seats[name].device))
             if self._activations is not None and self._config.training.versions:
-                yield from self._update(name, placed.seats[name].device, self._activations)
+                yield from self._update(name, _memory_of(placed.seats[name].device), self._activations)
         # Devices of one machine are assumed to read each other's memory; if they cannot, less is kept.
         if self._ranks and self._config.launcher == "local" and keeps_copy(placed.ends, lambda *_: True):
-            yield MemoryPart(self._ranks[0], "published weights", placed.ends.trainer, self._published.nbytes)
+            yield MemoryPart(
+                self._ranks[0], "published weights", _memory_of(placed.ends.trainer), self._published.nbytes
+            )
 
     def _generator(self, name: str, device: str) -> Iterator[MemoryPart]:
         """A generator's memory: its policy, the evaluation's, on a device a version in transfer, and with streaming the

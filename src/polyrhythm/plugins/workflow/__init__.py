@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from polyrhythm.plugins.workflow.worker import Worker
     from polyrhythm.plugins.workflow.workflow import Handle, WorkerGroup, Workflow, seats
 
-PLUGIN = Plugin("workflow", needs=("cluster",))
+PLUGIN = Plugin("workflow", needs=("cluster", "lease"))
 
 __all__ = [
     "Channel", "ChannelClosed", "Entry", "Handle", "Pending", "WaitTimeout", "Worker", "WorkerFailed", "WorkerGroup",

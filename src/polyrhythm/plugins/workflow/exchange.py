@@ -15,7 +15,7 @@ import bisect
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -234,17 +234,18 @@ class Exchange:
     def deadline(self) -> float:
         return min((wait.deadline for _, wait in self._waiting()), default=math.inf)
 
-    def expire(self, now: float) -> Answers:
-        """Answer the requests whose deadline has passed."""
+    def expire(self, now: float, others: Sequence[str] = ()) -> Answers:
+        """Answer the requests whose deadline has passed. others: waits for something else, for the message."""
         answers: Answers = []
         late = [(channel, wait) for channel, wait in self._waiting() if wait.deadline <= now]
-        others = [_words(channel, wait) for channel, wait in self._waiting() if wait.deadline > now] if late else []
+        waits = [_words(channel, wait) for channel, wait in self._waiting() if wait.deadline > now] if late else []
+        waits += others
         for channel, wait in late:
             if isinstance(wait.request, Put):
                 channel.putting.remove(wait)
             else:
                 channel.getting.remove(wait)
-            request, beside = wait.request, f" (meanwhile {', '.join(others[:_LISTED])})" if others else ""
+            request, beside = wait.request, f" (meanwhile {', '.join(waits[:_LISTED])})" if waits else ""
             why = (
                 f"{request.timeout_s:g} s were over while it waited {_describe(channel, request)}; look at who should "
                 f"have {'given' if isinstance(request, Get) else 'taken'} something, or allow more time (timeout_s)"

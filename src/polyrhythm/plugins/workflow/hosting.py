@@ -102,6 +102,6 @@ def open_ray(stations: StationList, limits: Limits, logs: Path, settings: Mappin
     from polyrhythm.config.sections.running import RaySettings
     from polyrhythm.plugins.cluster.ray.cluster import Cluster
 
-    names: Sequence[str] = [factory.name for factory, *_ in stations]
-    cluster = Cluster(RaySettings(**settings), dict.fromkeys(names, 1), logs)
+    seats = {factory.name: own[0] for factory, *own in stations}
+    cluster = Cluster(RaySettings(**settings), seats, logs)
     return open_on_nodes(stations, limits, logs, cluster.nodes, cluster.address, cluster.close)

@@ -1,7 +1,7 @@
 """Messages between the workers and the controller of a workflow, as MessagePack of tagged records, and its errors.
 
-`ToWorker` carries a `Call` or an `Answered`, `FromWorker` an `Asked`, a `Returned` or a `Raised`. Receiving one
-executes nothing.
+`ToWorker` carries a `Call`, an `Answered` or a `Placed`, `FromWorker` an `Asked`, a `Waits`, a `Returned` or a
+`Raised`. Receiving one executes nothing.
 
 WorkflowError            invalid use of a worker, a channel or a value
 ├── WorkerFailed         a worker raised or is lost: the worker, its rank and the cause; the workflow ends
@@ -29,12 +29,14 @@ Reason = Literal["timeout", "closed", "refused", "over"]
 
 
 class Parcel(msgspec.Struct, frozen=True, array_like=True):
-    """A value in transit: its bytes, or the host and the name under which they are kept."""
+    """A value in transit: its bytes, or the host and the name under which they are kept. device: in whose memory its
+    tensors are, "" if they are among the bytes."""
 
     nbytes: int
     content: bytes = b""
     host: str = ""
     name: str = ""
+    device: str = ""
 
 
 class Put(msgspec.Struct, frozen=True, tag=0):
@@ -92,8 +94,14 @@ class Denied(msgspec.Struct, frozen=True, tag=5):
 Answer = Done | Given | Denied
 
 
+#: The method of the `Call` that makes the object of a worker that shares its device.
+MAKE = "__init__"
+#: The number in the `Raised` of an error outside of all calls.
+NO_CALL = 0
+
+
 class Call(msgspec.Struct, frozen=True, tag=6):
-    """Call a method. arguments: a tuple of positional and a dict of named ones."""
+    """Call a method, or `MAKE`. number: above 0; arguments: a tuple of positional and a dict of named ones."""
 
     number: int
     method: str
@@ -130,8 +138,24 @@ class Raised(msgspec.Struct, frozen=True, tag=10):
     trace: str
 
 
-To = Call | Answered
-From = Asked | Returned | Raised
+class Waits(msgspec.Struct, frozen=True, tag=11):
+    """The worker's call waits for the answer to its request of this number, and the worker can leave its device. Only
+    of workers that may share theirs."""
+
+    number: int
+
+
+class Placed(msgspec.Struct, frozen=True, tag=12):
+    """The first message to a worker that may share its device. device: its name among all hosts; beside: the other
+    workers there; in_turn: whether it is on the device only when told to."""
+
+    device: str
+    beside: tuple[str, ...]
+    in_turn: bool
+
+
+To = Call | Answered | Placed
+From = Asked | Waits | Returned | Raised
 encode = msgspec.msgpack.Encoder().encode
 decode_to = msgspec.msgpack.Decoder(To).decode
 decode_from = msgspec.msgpack.Decoder(From).decode

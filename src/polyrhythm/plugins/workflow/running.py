@@ -21,10 +21,12 @@ from polyrhythm.errors import PolyrhythmError, RunHalted
 from polyrhythm.plugins.workflow import protocol as p
 from polyrhythm.plugins.workflow.exchange import Answers, Exchange
 from polyrhythm.plugins.workflow.protocol import Parcel, WaitTimeout, WorkerFailed, WorkflowError, WorkflowOver
+from polyrhythm.plugins.workflow.turns import DeviceTurns
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.hosting import Hosting
 from polyrhythm.runtime.messages import Event, FromWorker, ToWorker
 from polyrhythm.runtime.transport.drops import DropCounter
-from polyrhythm.scheduler.records import StationLost
+from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, StationLost
 
 DRIVER = "driver"
 
@@ -51,31 +53,77 @@ class SkippableClock:
         self._skipped += max(0.0, at - self())
 
 
-class Controller:
-    """Connects `hosting`, which has the workers, with the exchange. workers: group and rank of each station. failure:
-    the error that ended the workflow, if any."""
+@dataclass(frozen=True, slots=True)
+class WorkerSeat:
+    """Where a worker is to be. device: of its host, or `cpu`; make: what constructs it, if it is constructed on the
+    device once that is its turn."""
 
-    def __init__(self, hosting: Hosting, workers: Mapping[str, tuple[str, int]], clock: SkippableClock) -> None:
+    group: str
+    rank: int
+    device: str
+    make: Parcel | None = None
+
+
+class Controller:
+    """Connects `hosting`, which has the workers, with the exchange, and gives devices in turn. wait_s: limit of a wait
+    for a device; min_hold_s: as in `LeaseSettings`. failure: the error that ended the workflow, if any."""
+
+    def __init__(
+        self,
+        hosting: Hosting,
+        workers: Mapping[str, WorkerSeat],
+        clock: SkippableClock,
+        wait_s: float = math.inf,
+        min_hold_s: float = 0.0,
+    ) -> None:
         self.exchange, self.clock = Exchange(), clock
         self.failure: PolyrhythmError | None = None
         self.hosting, self._workers = hosting, workers
-        self._numbers, self._drops = itertools.count(), DropCounter("the driver")
+        self._wait_s, self._min_hold_s = wait_s, min_hold_s
+        self._numbers, self._drops = itertools.count(p.NO_CALL + 1), DropCounter("the driver")
+        self._turns = DeviceTurns({}, min_hold_s)
         self._calls: dict[tuple[str, int], Future[Result]] = {}
         self._requests: dict[int, Future[p.Answer]] = {}
 
     def start(self) -> None:
-        """Start all workers and wait until they are constructed. WorkerFailed: a constructor failed."""
+        """Start all workers and wait until they are constructed, except those whose call `make` is still to come.
+        WorkerFailed: a constructor failed."""
         try:
             self.hosting.start()
         except RunHalted as halted:
             raise self._as_failed(halted) from halted
+        self._place()
+
+    def _place(self) -> None:
+        """Tell each worker that may share its device which others are there."""
+        found = {
+            name: f"{self.hosting.station(name).host}/{seat.device}".lstrip("/") for name, seat in self._workers.items()
+        }
+        in_turn = {name: found[name] for name, seat in self._workers.items() if seat.make is not None}
+        self._turns = DeviceTurns(in_turn, self._min_hold_s)
+        for name, seat in self._workers.items():
+            beside = tuple(other for other in found if found[other] == found[name] and other != name)
+            if seat.make is not None or (beside and seat.device != CPU):
+                self._send(name, p.Placed(found[name], beside, in_turn=name in self._turns))
+
+    def make(self) -> list[Future[Result]]:
+        """Construct the workers that take turns on their device, one after another there; `limit_turns` comes next."""
+        return [self.call(name, p.MAKE, seat.make) for name, seat in self._workers.items() if seat.make is not None]
+
+    def limit_turns(self) -> None:
+        """From now on a wait for a device has a limit."""
+        self._turns.wait_s = self._wait_s
 
     def _as_failed(self, halted: RunHalted) -> PolyrhythmError:
         if halted.station not in self._workers:
             return halted
-        group, rank = self._workers[halted.station]
-        own = halted.reason.removeprefix(f"worker {group} rank {rank}: ")  # the reason repeats the name
-        return WorkerFailed(group, rank, own.replace("supervision.", ""))
+        seat = self._workers[halted.station]
+        own = halted.reason.removeprefix(f"worker {seat.group} rank {seat.rank}: ")  # the reason repeats the name
+        return self._failed(halted.station, own.replace("supervision.", ""))
+
+    def _failed(self, station: str, cause: str, trace: str = "") -> WorkerFailed:
+        seat = self._workers[station]
+        return WorkerFailed(seat.group, seat.rank, cause, trace)
 
     def call(self, station: str, method: str, arguments: Parcel) -> Future[Result]:
         number, future = next(self._numbers), Future[Result]()
@@ -84,12 +132,15 @@ class Controller:
             return future
         self._calls[station, number] = future
         self._send(station, p.Call(number, method, arguments))
+        self._turns.on_call(station, self.clock())
+        self._switch()
         return future
 
     def ask(self, request: p.Request) -> Future[p.Answer]:
         number, future = next(self._numbers), Future[p.Answer]()
         self._requests[number] = future
         self._answer(self.exchange.ask((DRIVER, number), request, self.clock()))
+        self._switch()
         return future
 
     def describe(self) -> str:
@@ -97,7 +148,16 @@ class Controller:
         for station, _ in self._calls:
             call = self.hosting.station(station).current_call()
             busy |= {f"{station} is {call}" if call else f"{station} is at its call": None}
-        return "; ".join([*busy, *self.exchange.waits()]) or "nobody waits"
+        return "; ".join([*busy, *self.exchange.waits(), *self._turns.waits()]) or "nobody waits"
+
+    def deadline(self) -> float:
+        """Time at which `step` has something to do if no event comes before."""
+        return min(self.exchange.deadline(), self._turns.deadline())
+
+    def _switch(self) -> None:
+        """Have workers leave their devices and come onto them."""
+        for command in self._turns.switch(self.clock()):
+            self.hosting.send(command.station, command)
 
     def step(self, timeout: float) -> bool:
         """Handle one event that arrives within `timeout` seconds; whether there was one.
@@ -106,16 +166,25 @@ class Controller:
         timeout, or the hosting's waker. Produces: answers, results.
         """
         now, worked = self.clock(), self.hosting.work_done
-        late = self.exchange.expire(now)
-        self._answer(late)
+        late = self._expire(now)
         try:
-            event = self.hosting.receive(0.0 if late else min(timeout, max(0.0, self.exchange.deadline() - now)))
+            event = self.hosting.receive(0.0 if late else min(timeout, max(0.0, self.deadline() - now)))
         except RunHalted as halted:
             self._lose(halted)
             return True
         if event is not None:
             self.on_event(event)
-        return bool(late) or event is not None or self.hosting.work_done != worked
+            self._switch()
+        return late or event is not None or self.hosting.work_done != worked
+
+    def _expire(self, now: float) -> bool:
+        """Whether a deadline had passed by now: of a request, or of a worker on its device."""
+        late = self.exchange.expire(now, self._turns.waits())
+        self._answer(late)
+        if overdue := self._turns.overdue(now):
+            self.end(self._failed(*overdue))
+        self._switch()
+        return bool(late) or overdue is not None
 
     def on_event(self, event: Event) -> None:
         match event:
@@ -126,24 +195,31 @@ class Controller:
                     self._drops.drop("undecodable", f"a message of {station} cannot be decoded ({error})")
                     return
                 self._on_message(station, message)
+            case DeviceTaken() | DeviceYielded() if self._turns.is_due(event):
+                self._turns.on_switched(event, self.clock())
             case StationLost(station=station, reason=reason):
-                self.end(WorkerFailed(*self._workers[station], reason.replace("supervision.", "")))
+                self.end(self._failed(station, reason.replace("supervision.", "")))
             case _:
                 self._drops.drop("misdirected", f"{type(event).__name__} is not for a workflow")
 
     def _on_message(self, station: str, message: p.From) -> None:
         if isinstance(message, p.Asked):
+            self._turns.on_request(station, message.number, message.request)
             self._answer(self.exchange.ask((station, message.number), message.request, self.clock()))
             return
+        if isinstance(message, p.Waits):
+            self._turns.on_wait(station, message.number, self.clock())
+            return
         future = self._calls.pop((station, message.number), None)
-        if future is None:
-            self._drops.drop("impossible", f"{station} answers call {message.number}, which nobody has made")
-        elif isinstance(message, p.Raised):
-            failed = WorkerFailed(*self._workers[station], message.error, message.trace)
+        if isinstance(message, p.Raised) and (future is not None or message.number == p.NO_CALL):
+            failed = self._failed(station, message.error, message.trace)
             self.end(failed)
-            if not future.done():
+            if future is not None and not future.done():
                 future.set_exception(self.failure or failed)
+        elif isinstance(message, p.Raised) or future is None:
+            self._drops.drop("impossible", f"{station} answers call {message.number}, which nobody has made")
         else:
+            self._turns.on_return(station, self.clock())
             future.set_result(Result(message.result, message.seconds))
 
     def _lose(self, halted: RunHalted) -> None:
@@ -160,6 +236,7 @@ class Controller:
             if who != DRIVER:
                 for part in p.in_parts(answer):
                     self._send(who, p.Answered(number, part))
+                self._turns.on_answer(who, number, self.clock())
             elif future := self._requests.pop(number, None):
                 future.set_result(answer)
 
@@ -291,7 +368,7 @@ class DriverTurns:
                 return
             if controller.step(_ROUND_S):
                 continue
-            due = controller.exchange.deadline()
+            due = controller.deadline()
             if due >= until:
                 raise WaitTimeout(_late(timeout_s, controller.describe()))
             controller.clock.skip_to(due)

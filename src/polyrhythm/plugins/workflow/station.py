@@ -2,6 +2,9 @@
 
 In a process of its own, the station's thread runs the methods and receives messages while a method waits. With `inline`
 a call that waits is paused, and the other workers run.
+
+A worker that takes turns on its device is made on it, by its first call. It leaves its device, when told to, between
+two calls or where a call waits; the call goes on once the worker is back.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,12 +24,16 @@ from polyrhythm.plugins.cluster.parcels import Parcels, SharedParcels
 from polyrhythm.plugins.workflow import protocol as p
 from polyrhythm.plugins.workflow.channel import Channel, PendingPuts, Reply
 from polyrhythm.plugins.workflow.protocol import Parcel, WorkerFailed, WorkflowError
+from polyrhythm.plugins.workflow.shipments import Shipping
 from polyrhythm.plugins.workflow.values import Carrier
 from polyrhythm.plugins.workflow.worker import Worker, WorkerContext, is_public
+from polyrhythm.plugins.workflow.worker_device import SwitchFailed, WorkerDevice
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import FromWorker, Order, Station, StationTraits, StopWork, ToWorker, WorkerJoined
 from polyrhythm.runtime.spans import Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
+from polyrhythm.scheduler.records import DeviceCommand, DeviceTaken, DeviceYielded, TakeDevice
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +93,9 @@ _TRACE_CHARS, _ERROR_CHARS = 6000, 1000
 
 @dataclass(frozen=True)
 class WorkerFactory:
-    """Makes one rank of a group. worker: class as module:name; arguments: packed; sizes: number of ranks by group."""
+    """Makes one rank of a group. worker: class as module:name; arguments: packed; sizes: number of ranks by group.
+    in_turn: whether it may share its device in turn, so that it is made by its first call; preload: slow modules that
+    its class needs."""
 
     name: str
     group: str
@@ -94,6 +104,8 @@ class WorkerFactory:
     arguments: Parcel
     sizes: Mapping[str, int]
     wait_s: float
+    in_turn: bool = False
+    preload: tuple[str, ...] = ()
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         memory = context.memory
@@ -128,21 +140,36 @@ class WorkerStation:
         self._given: list[p.Given] = []  # parts of an answer that have come
         self._asked = self._sent = self._done = 0
         self._doing = ("", 0.0)
-        self._awaited = 0  # inline: the request for whose answer the call has paused, 0 if it has to wait for none
+        self._resumes: Callable[[], bool] = lambda: True  # inline: whether the call that has paused can go on
         self._receive: Callable[[float], None] | None = None
         self._turn: Turn | None = None
-        self.carrier = Carrier(parcels, lambda name: Channel(name, self), context.device)
+        self.carrier = Carrier(parcels, lambda name, on_device: Channel(name, self, on_device), context.device)
+        self._folder = context.memory.folder if context.memory is not None else None
         self.wait_s, self.puts = factory.wait_s, PendingPuts()
-        self._context = WorkerContext(factory.group, factory.rank, factory.sizes, context.device, self)
-        positional, named = self.carrier.unpack(factory.arguments)
+        self._device = WorkerDevice(context.device, in_turn=factory.in_turn)
+        self._context = WorkerContext(factory.group, factory.rank, factory.sizes, self._device, self)
+        self._factory = factory
+        self._worker: Worker | None = None
+        with self._making():
+            self._kind: type[Worker] = import_address(factory.worker)
+        if not factory.in_turn:
+            self._make(factory.arguments)
+
+    def _make(self, arguments: Parcel) -> None:
+        positional, named = self.carrier.unpack(arguments)
+        with self._making():
+            worker = self._kind.__new__(self._kind)
+            worker._context = self._context
+            worker.__init__(*positional, **named)  # type: ignore[misc]
+        self._worker = worker
+
+    @contextmanager
+    def _making(self) -> Iterator[None]:
         try:
-            kind = import_address(factory.worker)
-            self._worker: Worker = kind.__new__(kind)
-            self._worker._context = self._context
-            self._worker.__init__(*positional, **named)
+            yield
         except Exception as error:
-            why = f"{factory.worker} cannot be made: {type(error).__name__}: {error}"
-            raise WorkerFailed(factory.group, factory.rank, why) from error
+            why = f"{self._factory.worker} cannot be made: {type(error).__name__}: {error}"
+            raise WorkerFailed(self._factory.group, self._factory.rank, why) from error
 
     @property
     def traits(self) -> StationTraits:
@@ -152,33 +179,52 @@ class WorkerStation:
         self._receive = receive
 
     def handle(self, command: Order) -> None:
-        if not isinstance(command, ToWorker) or command.station != self.name:
+        if not isinstance(command, ToWorker | DeviceCommand) or command.station != self.name:
             raise UnfitMessage("misdirected", f"{self.name} received {type(command).__name__}, which is not for it")
+        if isinstance(command, DeviceCommand):
+            if not self._device.accepts(command):
+                raise UnfitMessage("impossible", f"{self.name} cannot execute {command}")
+            self._device.order = command
+            return
         try:
             message = p.decode_to(command.content)
         except (ValueError, RecursionError) as error:
             raise UnfitMessage("undecodable", f"what {self.name} is told cannot be decoded ({error})") from error
-        if isinstance(message, p.Call) and is_public(type(self._worker), message.method):
-            self._calls.append(message)
-        elif isinstance(message, p.Answered) and message.number in self._open:
-            answer = message.answer
-            if isinstance(answer, p.Given):
-                self._given.append(answer)
-                if answer.more:
-                    return
-                answer = p.Given(tuple(item for part in self._given for item in part.items))
-            self._given.clear()
-            self._open.discard(message.number)
-            self._answers[message.number] = answer
-        else:
-            raise UnfitMessage("impossible", f"{self.name} can neither be called so nor has it asked for {message}")
+        match message:
+            case p.Call() if self._can_be_called(message.method):
+                self._calls.append(message)
+            case p.Answered() if message.number in self._open:
+                self._on_answer(message)
+            case p.Placed():
+                self._device.place(in_turn=message.in_turn)
+                if message.beside and self._folder is not None and not message.device.endswith(CPU):
+                    owner = f"{self.name}.{self._incarnation}"
+                    self.carrier.ship_by(Shipping(message, self._device.name, self._folder, owner))
+            case _:
+                raise UnfitMessage("impossible", f"{self.name} can neither be called so nor has it asked for {message}")
+
+    def _can_be_called(self, method: str) -> bool:
+        if self._worker is None:
+            return method == p.MAKE and not self._calls
+        return is_public(self._kind, method)
+
+    def _on_answer(self, message: p.Answered) -> None:
+        answer = message.answer
+        if isinstance(answer, p.Given):
+            self._given.append(answer)
+            if answer.more:
+                return
+            answer = p.Given(tuple(item for part in self._given for item in part.items))
+        self._given.clear()
+        self._open.discard(message.number)
+        self._answers[message.number] = answer
 
     def _send(self, message: p.From) -> None:
         self._emit(FromWorker(self.name, self._incarnation, self._sent, p.encode(message)))
         self._sent += 1
 
     def begin(self, request: p.Request) -> Reply:
-        if not self._doing[0]:
+        if self._worker is None:
             raise WorkflowError("a constructor cannot wait for others; do that in a method that the driver calls")
         self._asked += 1
         self._open.add(self._asked)
@@ -186,63 +232,119 @@ class WorkerStation:
         number = self._asked
 
         def is_done() -> bool:
-            """After receiving new messages. With `inline` other workers run meanwhile."""
+            """After receiving new messages. With `inline` other workers run meanwhile. The worker leaves its device
+            if told to, so that it may ask until it is done."""
             if number in self._open:
-                self._listen(0.0, 0)
+                self._listen(0.0, lambda: True)
+                self._wait_until(lambda: True)
             return number not in self._open
 
         def wait() -> p.Answer:
-            while number in self._open:
-                self._listen(_WAIT_S, number)
+            if number in self._open and self._device.in_turn and not self._device.locks:
+                self._send(p.Waits(number))
+            self._wait_until(lambda: number not in self._open)
             return self._answers.pop(number)
 
         return Reply(is_done, wait)
 
-    def _listen(self, seconds: float, number: int) -> None:
+    def _wait_until(self, ready: Callable[[], bool]) -> None:
+        """Receive messages until it is ready, and the worker on its device, which it leaves if told to.
+
+        Consumes: messages. Waits for: the answer, and the device. Unblocked by: these. Produces: switches. StopWork:
+        the station must stop. SwitchFailed: offload or onload raised.
+        """
+        while True:
+            if self._device.must_switch:
+                self._switch()
+            elif ready() and self._device.is_on:
+                return
+            else:
+                self._listen(_WAIT_S, lambda: self._device.must_switch or (ready() and self._device.is_on))
+
+    def _listen(self, seconds: float, resumes: Callable[[], bool]) -> None:
+        """Receive what comes within `seconds`; with `inline`, let others run until `resumes`."""
         if self._receive is not None:
             self._receive(seconds)
         else:
             assert self._turn is not None
-            self._awaited = number
+            self._resumes = resumes
             self._turn.pause()
 
+    def _switch(self) -> None:
+        """Leave the device or come onto it, as told. SwitchFailed: offload or onload raised."""
+        command, worker = self._device.order, self._worker
+        assert command is not None
+        self.carrier.free_received()
+        if worker is None:
+            freed, seconds = self._device.obey(lambda: 0, lambda: None)
+        else:
+            freed, seconds = self._device.obey(worker.offload, worker.onload)
+        if isinstance(command, TakeDevice):
+            self._emit(DeviceTaken(self.name, self._incarnation, command.device, seconds))
+        else:
+            self._emit(DeviceYielded(self.name, self._incarnation, command.device, freed, seconds))
+
     def work(self) -> bool:
-        """Consumes: calls. Waits for: answers, within a call. Unblocked by: answers. Produces: results."""
+        """Consumes: calls, and orders to leave the device. Waits for: answers, within a call. Unblocked by: answers.
+        Produces: results, switches."""
         if self._turn is None:
             if not self._calls:
-                return False
+                return self._leave()
             if self._receive is not None:
                 self._call(self._calls.popleft())
                 return True
             call = self._calls.popleft()
             self._turn = Turn(f"{self.name}.{call.method}", lambda: self._call(call))
-        elif self._awaited in self._open:
+        elif not self._resumes():
             return False
         if self._turn.resume():
             self._turn = None
+        return True
+
+    def _leave(self) -> bool:
+        """Leave the device between two calls, if told to."""
+        if not self._device.must_switch:
+            return False
+        try:
+            self._switch()
+        except SwitchFailed as failed:
+            self._device.order = None
+            self._raise(p.NO_CALL, str(failed))
         return True
 
     def _call(self, call: p.Call) -> None:
         """Execute one call and send its result or error. StopWork: the station must stop."""
         self._doing = (call.method, time.monotonic())
         self._context.seconds.clear()
-        begin = time.perf_counter()
         try:
-            positional, named = self.carrier.unpack(call.arguments)
-            found = getattr(self._worker, call.method)(*positional, **named)
+            self._wait_until(lambda: True)
+            begin = time.perf_counter()
+            found = None
+            if self._worker is None:
+                self._make(call.arguments)
+            else:
+                positional, named = self.carrier.unpack(call.arguments)
+                found = getattr(self._worker, call.method)(*positional, **named)
             self.puts.finish()
             seconds = {**self._context.seconds, call.method: time.perf_counter() - begin}
             (result,) = self.carrier.pack(found, f"what {call.method} returns")
             self._send(p.Returned(call.number, result, seconds))
         except StopWork:
             raise
+        except SwitchFailed as failed:
+            self._raise(call.number, str(failed))
+        except WorkerFailed as failed:
+            self._raise(call.number, failed.cause)
         except BaseException as error:  # noqa: BLE001 - the driver is told
-            text = f"{call.method} raised {type(error).__name__}: {error}"
-            self._send(p.Raised(call.number, text[:_ERROR_CHARS], traceback.format_exc()[-_TRACE_CHARS:]))
-            self.puts.clear()
+            self._raise(call.number, f"{call.method} raised {type(error).__name__}: {error}")
         finally:
             self._doing = ("", 0.0)
             self._done += 1
+            self.carrier.free_received()
+
+    def _raise(self, number: int, text: str) -> None:
+        self._send(p.Raised(number, text[:_ERROR_CHARS], traceback.format_exc()[-_TRACE_CHARS:]))
+        self.puts.clear()
 
     def joined(self) -> WorkerJoined:
         return WorkerJoined(self.name, self._incarnation)
@@ -257,12 +359,19 @@ class WorkerStation:
         return [f"{self.name} has {len(self._calls)} calls to do"] if self._calls else []
 
     def statistics(self) -> dict[str, float]:
-        """calls: finished calls; parcels/...: parcels received, by way."""
+        """calls: finished calls; parcels/...: parcels received, by way; switches, switch_s, offloaded_bytes: of its
+        device."""
         ways = {f"parcels/{way}": float(count) for way, count in dict(self.carrier.ways).items()}
-        return {"calls": float(self._done), **ways}
+        return {"calls": float(self._done), **ways, **self._device.statistics()}
 
     def close(self) -> None:
         if self._turn is not None:
             self._turn.end()
             self._turn = None
-        self._worker.close()
+        try:
+            if self._worker is not None:
+                if self._kind.close is not Worker.close:
+                    self._device.onload()
+                self._worker.close()
+        finally:
+            self._device.close()

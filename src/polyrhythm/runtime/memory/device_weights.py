@@ -1,5 +1,6 @@
 """The newest published weights in the trainer's device memory, which generators open by CUDA IPC: one on the same
-device copies from there into its module (way ipc), one on another device from device to device (way peer).
+device copies from there into its module (way ipc), one on another device from device to device (way peer). Of a
+simulated device the memory is a file in the run's folder; all else is the same.
 
 Every publication goes to the host's shared memory too (`SharedWeights`), which main and stations elsewhere read and
 which says what the newest version is. The trainer keeps one more copy, of the newest version, on its device:
@@ -20,6 +21,7 @@ import fcntl
 import logging
 import mmap
 import os
+import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyrhythm.runtime.devices import is_simulated
 from polyrhythm.runtime.memory.published import Way, lock_file
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, Stream, copy_into, copy_tensor, fitting, views_of
 from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, SharedWeights
@@ -39,10 +42,12 @@ from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, Sha
 class CudaHandles:
     """Shares memory of `device`, the trainer's, between processes by CUDA IPC, as `torch.multiprocessing` does: all
     processes see the same devices under the same numbers. A process on another device opens the memory where it is,
-    which costs it a CUDA context there."""
+    which costs it a CUDA context there. name: of the device in the run; means: how memory is shared, for the log."""
 
-    def __init__(self, device: str) -> None:
-        self.device = torch.device(device)
+    means = "CUDA IPC"
+
+    def __init__(self, device: str, name: str = "") -> None:
+        self.device, self.name = torch.device(device), name or device
 
     def allocate(self, size: int) -> Tensor:
         """Bytes that can be exported."""
@@ -52,10 +57,14 @@ class CudaHandles:
         """The handle by which another process opens the memory. RuntimeError: it cannot be shared."""
         return msgspec.msgpack.encode(list(memory.untyped_storage()._share_cuda_()))
 
-    def open(self, handle: bytes) -> Tensor:
-        """The memory that another process exported. RuntimeError: it cannot be opened."""
+    def open(self, handle: bytes, *, here: bool = False) -> Tensor:
+        """The memory that another process exported. RuntimeError: it cannot be opened. here: it is on this process's
+        device, which may have another number for a process that is bound to it."""
         torch.cuda.init()
-        storage = torch.UntypedStorage._new_shared_cuda(*msgspec.msgpack.decode(handle))
+        fields = msgspec.msgpack.decode(handle)
+        if here:
+            fields[0] = self.device.index
+        storage = torch.UntypedStorage._new_shared_cuda(*fields)
         return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
 
     def wait(self) -> None:
@@ -63,8 +72,50 @@ class CudaHandles:
         torch.cuda.current_stream(self.device).synchronize()
 
 
+class SimulatedHandles:
+    """The same for a simulated device: its memory is that of files in the run's folder."""
+
+    means = "a file of the run, as the device is simulated"
+
+    def __init__(self, folder: Path, name: str = "sim:0") -> None:
+        self.device, self.folder, self.name = torch.device("cpu"), folder, name
+        self._files: dict[int, Path] = {}
+
+    def allocate(self, size: int) -> Tensor:
+        for left in self.folder.glob("device-*"):  # by a trainer that died: who has mapped it keeps it
+            left.unlink()
+        with tempfile.NamedTemporaryFile(dir=self.folder, prefix="device-", delete=False) as file:
+            file.truncate(size)
+        memory = self._map(Path(file.name))
+        self._files[memory.data_ptr()] = Path(file.name)
+        return memory
+
+    def export(self, memory: Tensor) -> bytes:
+        return str(self._files[memory.data_ptr()]).encode()
+
+    def open(self, handle: bytes, *, here: bool = False) -> Tensor:  # noqa: ARG002 - as of `CudaHandles`
+        return self._map(Path(handle.decode()))
+
+    def wait(self) -> None: ...
+
+    def _map(self, path: Path) -> Tensor:
+        with path.open("r+b") as file:
+            return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+
+
+Handles = CudaHandles | SimulatedHandles
+
+
+def handles_of(device: str, folder: Path, local: str = "") -> Handles:
+    """Of a device of the run. local: its name for torch, where that differs; folder: of the run."""
+    return SimulatedHandles(folder, device) if is_simulated(device) else CudaHandles(local or device, device)
+
+
 def can_reach(device: str, other: str) -> bool:
-    """Whether the first CUDA device can read the memory of the second (NVLink, or PCIe where the system allows it)."""
+    """Whether the first device, by torch's name, can read the memory of the second (NVLink, or PCIe where the system
+    allows it)."""
+    if is_simulated(device):
+        return True
     return torch.cuda.can_device_access_peer(torch.device(device), torch.device(other))
 
 
@@ -100,10 +151,10 @@ class DeviceWeights:
     peer, how this process reads; keeps: whether the trainer keeps a copy, because a generator reads it.
     """
 
-    fetches = False
+    fetches, shared = False, None
 
     def __init__(
-        self, host: SharedWeights, folder: Path, handles: CudaHandles, way: Way = "ipc", *, keeps: bool = True
+        self, host: SharedWeights, folder: Path, handles: Handles, way: Way = "ipc", *, keeps: bool = True
     ) -> None:
         self.layout, self.traffic = host.layout, host.traffic
         self._host, self._handles, self._way, self._keeps = host, handles, way, keeps
@@ -154,7 +205,7 @@ class DeviceWeights:
             weakref.finalize(self, os.close, os.dup(lock.fileno()))  # the lock is held as long as this is open
         new.replace(self._path)
         self._writes, self._copy = True, _DeviceCopy(self._path, views_of(self.layout, memory))
-        log.info("weights are published on %s (CUDA IPC) and in host memory", self._handles.device)
+        log.info("weights are published on %s (%s) and in host memory", self._handles.name, self._handles.means)
         return self._copy
 
     # ------------------------------------------------------------ a reader
@@ -200,7 +251,7 @@ class DeviceWeights:
             if self._copy is None or self._copy.inode != inode:
                 memory = self._handles.open(self._path.read_bytes()[_PUBLICATION:])
                 self._copy = _DeviceCopy(self._path, views_of(self.layout, memory))
-                log.info("weights come from the trainer's memory on %s (CUDA IPC)", self._handles.device)
+                log.info("weights come from the trainer's memory on %s (%s)", self._handles.name, self._handles.means)
         except FileNotFoundError:
             return None
         except RuntimeError as error:
@@ -211,7 +262,8 @@ class DeviceWeights:
     def _give_up(self, inode: int, instead: str, error: RuntimeError) -> None:
         self._given_up = inode
         why = (str(error).splitlines() or ["no reason given"])[0]
-        log.warning("weights are %s: %s cannot be shared by CUDA IPC (%s)", instead, self._handles.device, why)
+        name, means = self._handles.name, self._handles.means
+        log.warning("weights are %s: memory of %s cannot be shared by %s (%s)", instead, name, means, why)
 
     def _lock(self, name: str, operation: int) -> BinaryIO:
         return lock_file(self._path.with_name(f"{_NAME}.{name}.lock"), operation)

@@ -9,33 +9,37 @@ Where a run has one host, `ProcessMemory` is all there is. The spec of a process
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.plugin import import_address
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.runtime.transport.sockets import Sockets
+from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm.specs.weights import WeightsLayout
 
 if TYPE_CHECKING:
-    from polyrhythm.runtime.memory.device_weights import CudaHandles
-    from polyrhythm.runtime.memory.published import Ends, Reaches
+    from polyrhythm.runtime.memory.published import Ends
     from polyrhythm.runtime.memory.weights import Weights
 
 log = logging.getLogger(__name__)
 
 ARENA, WEIGHTS = "arena", "weights"
+#: How the name of a file ends by which the ranks of an incarnation meet; the address of rank 0's inbox goes before.
+RANKS = ".ranks"
 
 
 class ProcessMemory:
     """A process's end of the memory of a run that has one host. folder: of the run on this host; host: its name, "" if
-    the run has one; clients: connections to the servers of the other hosts."""
+    the run has one; address: by which other hosts reach it; ranks: the host of each rank of this process's station, ()
+    if the run has one; clients: connections to the servers of the other hosts."""
 
-    host = ""
+    host, address = "", LOOPBACK
+    ranks: Sequence[str] = ()
 
     def __init__(self, layout: ArenaLayout, weights: WeightsLayout, folder: Path) -> None:
         self._layout, self._weights, self.folder = layout, weights, folder
@@ -48,6 +52,14 @@ class ProcessMemory:
         """This process's end of the weights channel, for a station on `device`. ValueError: the layout is damaged."""
         self._weights.verify()
         return open_weights(self._weights, memoryview(open_segment(self.folder, WEIGHTS)), self.folder, device, ends)
+
+    def find_meeting(self, host: str, name: str) -> bytes:  # noqa: ARG002
+        """What rank 0 of a station has written into this file of the run's folder on its host, so that the other ranks
+        find it; b"" while it has not, or its host does not answer."""
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            return b""
 
     def add_host(self, host: str, endpoint: str) -> None:
         """The run has another host. UnfitMessage: there can be none of this name, or not there."""
@@ -79,24 +91,25 @@ def open_weights(
     folder: Path,
     device: str,
     ends: Ends | None,
-    *,
-    reaches: Reaches | None = None,
-    handles: Callable[[str], CudaHandles] | None = None,
 ) -> Weights:
-    """The end of a process on `device` (cpu or cuda:N). memory, folder: see `SharedWeights`; ends: where all ends are,
-    None: not known, so the host's memory alone; reaches, handles: None for those of CUDA. The process's log says which
-    way it takes and why."""
+    """The end of a process on `device` of the run. memory, folder: see `SharedWeights`; ends: where all ends are, None:
+    not known, so the host's memory alone. The process's log says which way it takes and why."""
     # torch, which simulators do not need
-    from polyrhythm.runtime.memory.device_weights import CudaHandles, DeviceWeights, can_reach
-    from polyrhythm.runtime.memory.published import CPU, choose_way, keeps_copy
+    from polyrhythm.runtime.memory.device_weights import DeviceWeights, can_reach, handles_of
+    from polyrhythm.runtime.memory.published import choose_way, keeps_copy
     from polyrhythm.runtime.memory.weights import SharedWeights
 
-    host, reaches = SharedWeights(layout, memory, folder), reaches or can_reach
+    host = SharedWeights(layout, memory, folder)
+
+    def reaches(own: str, other: str) -> bool:
+        names = ends.local if ends is not None else {}
+        return can_reach(names.get(own, own), names.get(other, other))
+
     if ends is None or CPU in (device, ends.trainer) or ends.host_only:
         return host
     choice = choose_way(ends, device, reaches)
     log.info("weights at %s: %s, because %s", device, choice.way, choice.why)
     if choice.way == "host":
         return host
-    shared = (handles or CudaHandles)(ends.trainer)
+    shared = handles_of(ends.trainer, folder, ends.local.get(ends.trainer, ""))
     return DeviceWeights(host, folder, shared, choice.way, keeps=keeps_copy(ends, reaches))

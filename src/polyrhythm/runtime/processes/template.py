@@ -32,6 +32,7 @@ from typing import IO, NoReturn
 
 import msgspec
 
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.factories import Resources, StationList
 from polyrhythm.runtime.processes.child import ChildSpec, die_with
 from polyrhythm.runtime.processes.child import main as run_station
@@ -181,7 +182,7 @@ def _end(process: ProcessHandle) -> None:
 
 def _fits(seat: Resources) -> bool:
     """Whether a fork has what a process with this seat has."""
-    return seat.device == "cpu" and seat.threads == 1 and not seat.environment
+    return seat.torch_device == CPU and seat.threads == 1 and not seat.environment
 
 
 @contextlib.contextmanager

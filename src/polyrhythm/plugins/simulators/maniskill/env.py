@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,7 @@ class CpuBatch:
         self.spec = spec_of(settings, first)
         self.row_worlds: list[World | None] = [None] * rows
         self._steps, self._limits = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        self._runs = np.zeros(rows, np.bool_)  # rows whose episode has not ended
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         failed: dict[int, Exception] = {}
@@ -131,9 +133,9 @@ class CpuBatch:
                 kind, read = self.settings.tasks[number], self._sentences[number]
                 self.worlds[row, number] = World(self.settings, kind, 1, read)
             world = self.row_worlds[row] = self.worlds[row, number]
-            self._steps[row], self._limits[row] = 0, world.limit
+            self._steps[row], self._limits[row], self._runs[row] = 0, world.limit, True
             try:
-                world.reset(0, int(seed), sentence)
+                world.reset([0], [seed], [sentence])
             except Exception as error:  # noqa: BLE001 - a task may raise anything
                 failed[row] = error
                 self.discard(row)
@@ -161,6 +163,7 @@ class CpuBatch:
             StepResult(np.concatenate(reward), *flags, metrics),
             self._steps[order] >= self._limits[order],
         )
+        self._runs[order] = ~(result.terminated | result.truncated)
         if failed:
             raise RowsFailed(failed, result)
         return result
@@ -173,6 +176,21 @@ class CpuBatch:
     def render(self, row: int) -> NDArray[np.uint8]:
         """Image [H,W,3] of the row from ManiSkill's video camera. ConfigError: the task has none."""
         return self._world(row).render(0)
+
+    def suspend(self) -> int:
+        """End all instances; returns the bytes freed. Rows keep the actions of their episodes."""
+
+        def release() -> None:
+            for world in self.worlds.values():
+                world.suspend()
+
+        return _freed_by(self.settings, release)
+
+    def resume(self) -> None:
+        """Make the instances of running episodes anew, each by repeating its episode; others once they are needed."""
+        for row in np.flatnonzero(self._runs):
+            if self.row_worlds[row] is not None:
+                self._world(int(row))
 
     def close(self) -> None:
         for world in self.worlds.values():
@@ -189,6 +207,8 @@ class CpuBatch:
     def _world(self, row: int) -> World:
         world = self.row_worlds[row]
         assert world is not None, f"row {row} was used before its first reset"
+        if not world.is_open:
+            world.resume()
         return world
 
 
@@ -199,13 +219,12 @@ class GpuBatch:
         self.settings, self.rows, self._world = settings, world.rows, world
         self.spec, self._kinds = spec_of(settings, [world]), _kinds([world])
         self._steps = np.zeros(world.rows, np.int64)
-        self._seen: Mapping[str, NDArray[np.generic]] | None = None
+        self._seen: Mapping[str, Any] | None = None  # tensors of all rows on the device
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         self._seen = None
-        for row, task, seed in zip(rows, tasks, seeds, strict=True):
-            self._world.reset(int(row), int(seed), self._kinds[task][1])
-            self._steps[row] = 0
+        self._world.reset(list(rows), seeds, [self._kinds[task][1] for task in tasks])
+        self._steps[list(rows)] = 0
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:
         self._seen = None
@@ -220,20 +239,50 @@ class GpuBatch:
         return _limited(self.settings, asked, self._steps[order] >= self.spec.max_steps)
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
-        """Observe rows. All rows are rendered at once, and only once until the next step or reset, since a station
-        may observe row by row."""
+        for name, tensor in self.observe_on_device(rows).items():
+            out[name][: len(tensor)] = tensor.cpu().numpy()
+
+    def observe_on_device(self, rows: RowNumbers) -> Mapping[str, Any]:
+        """The rows' observations in tensors where they were made. All rows are rendered at once, and only once until
+        the next step or reset, since a station may observe row by row."""
         if self._seen is None:
-            self._seen = self._world.observe()
-        order = np.asarray(rows)
-        for name, array in self._seen.items():
-            out[name][: len(order)] = array[order]
+            self._seen = self._world.tensors()
+        order = np.asarray(rows, np.int64)
+        return {name: tensor[order] for name, tensor in self._seen.items()}
 
     def render(self, row: int) -> NDArray[np.uint8]:
         """Image [H,W,3] of the row from ManiSkill's video camera. ConfigError: the task has none."""
         return self._world.render(row)
 
+    def suspend(self) -> int:
+        """End the simulation, and keep its rows' states on the host; returns the bytes freed."""
+        self._seen = None
+        return _freed_by(self.settings, self._world.suspend)
+
+    def resume(self) -> None:
+        """Make the simulation anew, with the states of its rows."""
+        self._world.resume()
+
     def close(self) -> None:
         self._world.close()
+
+
+def _freed_by(settings: ManiSkillFields, release: Callable[[], object]) -> int:
+    """Bytes by which the memory in use shrinks: that of the device, else the process's own."""
+    if not (settings.simulates_on_gpu or settings.draws_on_gpu):
+        before = _resident_bytes()
+        release()
+        return max(0, before - _resident_bytes())
+    import torch
+
+    before, _ = torch.cuda.mem_get_info()
+    release()
+    torch.cuda.empty_cache()
+    return max(0, torch.cuda.mem_get_info()[0] - before)
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _brief(form: Form) -> str:

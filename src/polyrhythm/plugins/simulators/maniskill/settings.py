@@ -93,7 +93,7 @@ class ManiSkillFields(SimulatorSettings):
     """The fields, and what follows from them."""
 
     needs: ClassVar = ("mani_skill", "sapien", "torch")
-    traits: ClassVar = EnvTraits(variants=True, rendering=True, draws_rows=True)
+    traits: ClassVar = EnvTraits(variants=True, rendering=True, draws_rows=True, leaves_device=True)
     extra: ClassVar = "maniskill"
     known_tasks: ClassVar = INSTRUCTIONS
 

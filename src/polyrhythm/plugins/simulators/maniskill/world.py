@@ -6,13 +6,15 @@ image, with camera and lights of the episode's appearance; physics is unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyrhythm.conformance import raised
 from polyrhythm.envs.base import StepResult
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.simulators.maniskill.library import episode_steps, make_env
@@ -27,6 +29,8 @@ from polyrhythm.plugins.simulators.variation import Appearance
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 from polyrhythm.specs.hashing import library_seed
 
+log = logging.getLogger(__name__)
+
 #: ManiSkill's depth is in whole millimetres.
 _MILLIMETRES = 1000.0
 
@@ -34,29 +38,22 @@ _MILLIMETRES = 1000.0
 class World:
     """A ManiSkill environment of one task with `rows` rows; used by one thread. Raises the errors of `make_env`.
 
-    sentences: of its episodes, if another world of the task has read them.
+    sentences: of its episodes, if another world of the task has read them; calls: of ManiSkill's `reset` so far.
     """
 
     def __init__(self, settings: ManiSkillFields, task: str, rows: int, sentences: TaskSentences | None = None) -> None:
         self.settings, self.task, self.rows = settings, task, rows
         self.limit = episode_steps(settings, task)
-        self.env = make_env(settings, task, rows)
-        if rows > 1 and self.env.reconfiguration_freq:
-            raise ConfigError(
-                f"env.backend = gpu: {task} makes all objects anew at a reset, so rows cannot be reset alone; "
-                "set it to cpu"
-            )
-        self._camera = "" if settings.observation == "state" else self._find_camera()
+        self.calls = 0
+        self._by_row = rows > 1  # several rows are reset by one call
+        self._begun: list[tuple[int, int]] = [(0, -1)] * rows  # by row: ManiSkill's seed, episode number or -1
+        self._played: list[NDArray[np.generic]] = []  # a single row's actions since its reset
+        self._begin: Callable[[], object] = lambda: None  # repeats a single row's reset
+        self._kept: tuple[Any, ...] = ()  # of several rows while they are away
         self._info: Mapping[str, Any] = {}
-        from mani_skill.envs.sapien_env import BaseEnv
-
-        self._own_get_obs = self.env.get_obs if type(self.env).get_obs is not BaseEnv.get_obs else None
-        if self._camera:  # its own get_obs, called by step and reset, would render
-            self.env.get_obs = self._observe_numbers
-        self._seen_scene: Any = None  # ManiSkill may rebuild it at a reset, which restores the usual lights and camera
-        self._usual: tuple[Any, list[tuple[Any, Any]]] = (None, [])
-        self._numbers, self._earned = np.zeros((rows, 0), np.float32), np.zeros(rows, np.float32)
-        info = self._reset(list(range(rows)), 0)
+        self.env: Any = None
+        self._open()
+        info = self._reset(range(rows), [0] * rows)
         self.reports_success = "success" in info
         self._refuse_rewards(info)
         self.action = self._action_spec()
@@ -65,7 +62,33 @@ class World:
         self.sentences = sentences
         if self._own and sentences is None:
             self.sentences = read_sentences(self.env, task, self._choose)
-            self._reset(list(range(rows)), 0)
+            self._reset(range(rows), [0] * rows)
+        if rows > 1:
+            self._check_rows()
+
+    def _open(self) -> None:
+        """Start the simulation. Its rows are to be reset."""
+        from mani_skill.envs.sapien_env import BaseEnv
+
+        settings, rows = self.settings, self.rows
+        self.env = make_env(settings, self.task, rows)
+        if rows > 1 and self.env.reconfiguration_freq:
+            raise ConfigError(
+                f"env.backend = gpu: {self.task} makes all objects anew at a reset, so rows cannot be reset alone; "
+                "set it to cpu"
+            )
+        self._camera = "" if settings.observation == "state" else self._find_camera()
+        self._own_get_obs = self.env.get_obs if type(self.env).get_obs is not BaseEnv.get_obs else None
+        if self._camera:  # its own get_obs, called by step and reset, would render
+            self.env.get_obs = self._observe_numbers
+        if rows > 1:
+            from polyrhythm.plugins.simulators.maniskill.isolation import use_own_turns
+
+            use_own_turns(self.env)
+        self._seen_scene: Any = None  # ManiSkill may rebuild it at a reset, which restores the usual lights and camera
+        self._usual: tuple[Any, list[tuple[Any, Any]]] = (None, [])
+        self._numbers: Any = None  # tensor [rows, N] on the simulation's device
+        self._earned = np.zeros(rows, np.float32)
 
     def tasks(self) -> list[Task]:
         """The task, or one task per sentence if its episodes have several."""
@@ -73,33 +96,46 @@ class World:
             return [Task(self.task, self.settings.instruction(self.task, self._own))]
         return [Task(f"{self.task}: {sentence}", sentence, self.task) for sentence in self.sentences.starts]
 
-    def reset(self, row: int, seed: int, sentence: str = "") -> None:
-        """Begin an episode in one row, without effect on other rows.
+    def reset(self, rows: Sequence[int], seeds: Sequence[int], sentences: Sequence[str]) -> None:
+        """Begin an episode in each of these rows, without effect on the others, by one call of ManiSkill's `reset`; by
+        one for each row, if the task draws numbers that do not belong to single rows.
 
-        seed: 0..2^63-1; ManiSkill gets its `library_seed`. On a GPU each row is reset by a separate call, because
-        ManiSkill draws the states of rows that are reset together from the first row's seed. sentence: the instruction,
-        if there are several `tasks`.
+        seeds: each 0..2^63-1; ManiSkill gets their `library_seed`. sentences: the instructions, "" without several
+        `tasks`.
         """
+        if self.rows == 1:
+            self._played.clear()
+            self._begin = lambda: self.reset(rows, seeds, sentences)
+            if not self.is_open:
+                self._open()
+        order = np.argsort(rows)  # the order in which ManiSkill sets what it is given for some rows
+        chosen = [int(rows[i]) for i in order]
+        drawn, said = [int(seeds[i]) for i in order], [sentences[i] for i in order]
         numbers = None
-        if sentence:
+        if any(sentences):
             assert self.sentences is not None
-            numbers = np.array([self.sentences.episode(sentence, seed)])
-        self._reset([row], library_seed(seed), numbers)
-        wanted = sentence or self._own
-        if wanted and (told := own_sentences(self.env)[row]) != wanted:
-            raise ConfigError(
-                f"env.tasks = {self.task}: an episode says {told!r} instead of {wanted!r}, because its instructions do "
-                f"not follow from its numbers (total_num_trials); give it one by env.instructions: {{{self.task}: ...}}"
-            )
+            numbers = np.array([self.sentences.episode(*one) for one in zip(said, drawn, strict=True)])
+        self._reset(chosen, list(map(library_seed, drawn)), numbers)
+        spoken = own_sentences(self.env) if self._own or any(sentences) else []
+        for row, sentence in zip(chosen, said, strict=True):
+            wanted = sentence or self._own
+            if wanted and spoken[row] != wanted:
+                raise ConfigError(
+                    f"env.tasks = {self.task}: an episode says {spoken[row]!r} instead of {wanted!r}, because its "
+                    "instructions do not follow from its numbers (total_num_trials); give it one by "
+                    f"env.instructions: {{{self.task}: ...}}"
+                )
         if self.settings.placement == "beyond":  # with one row, as another appearance
-            place_beyond(self.env, self.task, seed)
+            place_beyond(self.env, self.task, drawn[0])
             self._numbers = self._to_numbers(self.env.get_obs(self.env.get_info()))
-        if appearance := Appearance.draw(self.settings.appearance, seed):
+        if appearance := Appearance.draw(self.settings.appearance, drawn[0]):
             self._show(appearance)
 
     def step(self, actions: NDArray[np.generic]) -> StepResult:
         """Run one step of all rows, without a time limit; actions [rows,A], clipped to the bounds. terminated: by the
         task; metrics: NaN if missing."""
+        if self.rows == 1:
+            self._played.append(actions.copy())
         low, high = self._bounds
         clipped = np.minimum(np.maximum(actions, low), high).astype(np.float32, copy=False)
         observation, reward, ended, _, info = self.env.step(clipped)
@@ -120,16 +156,22 @@ class World:
 
     def observe(self) -> dict[str, NDArray[np.generic]]:
         """Observe all rows, [rows, ...] by name; renders the images."""
+        return {name: _numpy(array) for name, array in self._observe(resized).items()}
+
+    def tensors(self) -> dict[str, Any]:
+        """As `observe`, in tensors where ManiSkill made them, on its device."""
+        return self._observe(resized_tensor)
+
+    def _observe(self, resize: Callable[[Any, tuple[int, int]], Any]) -> dict[str, Any]:
         if not self._camera:
             return {"state": self._numbers}
         if self._own_get_obs is None:
             drawn = self.env._get_obs_sensor_data()[self._camera]
         else:  # the task changes what its cameras see, such as by a background
             drawn = self._own_get_obs(self._info)["sensor_data"][self._camera]
-        image = resized(_numpy(drawn["rgb"]), self.settings.picture)
-        found: dict[str, NDArray[np.generic]] = {"image": image, "proprio": self._numbers}
+        found = {"image": resize(drawn["rgb"], self.settings.picture), "proprio": self._numbers}
         if self.settings.observation == "rgbd":
-            found["depth"] = (_numpy(drawn["depth"]) / _MILLIMETRES).astype(np.float32)
+            found["depth"] = drawn["depth"] / _MILLIMETRES
         return found
 
     def arrays(self) -> dict[str, ArraySpec]:
@@ -144,28 +186,141 @@ class World:
         shown: NDArray[np.uint8] = _numpy(picture)[row]
         return shown
 
+    @property
+    def is_open(self) -> bool:
+        return self.env is not None
+
+    def suspend(self) -> None:
+        """Keep on the host what `resume` needs, and end the simulation, with all of its memory."""
+        if self.rows > 1 and self.is_open:
+            from mani_skill.utils import common
+
+            from polyrhythm.plugins.simulators.maniskill.isolation import row_tensors
+
+            env = self.env
+            tensors = {name: tensor.cpu().clone() for name, tensor in row_tensors(env).items()}
+            state = common.to_cpu_tensor(env.get_state_dict())
+            self._kept = state, tensors, env._batched_episode_rng, self._numbers.cpu(), self._earned
+        self.close()
+
+    def resume(self) -> None:
+        """Make the simulation anew in the state that it had.
+
+        A single row repeats its episode: equal to the bit, where a state that is set is not, since PhysX's contacts are
+        no part of it. Several rows, of different ages, are reset with their seeds, for what large tensors of the task
+        show, and then set to their states: these are equal to the bit; contacts on a GPU are not reproducible anyway.
+        """
+        if self.is_open:
+            return
+        if self.rows == 1:
+            played = list(self._played)
+            self._open()
+            self._begin()
+            for actions in played:
+                self.step(actions)
+            return
+        import torch
+
+        from polyrhythm.plugins.simulators.maniskill.isolation import put_rows
+
+        state, tensors, random, numbers, earned = self._kept
+        self._open()
+        begun, every = list(self._begun), range(self.rows)
+        for numbered in (False, True):
+            if rows := [row for row in every if (begun[row][1] >= 0) == numbered]:
+                seeds, episodes = zip(*(begun[row] for row in rows), strict=True)
+                self._reset(rows, seeds, np.array(episodes, np.int64) if numbered else None)
+        device = self.env.device
+        self.env.set_state_dict(_on_device(state, device))
+        put_rows(self.env, tensors, torch.ones(self.rows, dtype=torch.bool))
+        self.env._batched_episode_rng = random
+        self._numbers, self._earned, self._kept = numbers.to(device), earned, ()
+
     def close(self) -> None:
         """Free the simulation."""
-        self.env.close()
+        if self.env is not None:
+            self.env.close()
+            self.env = None
 
-    def _reset(self, rows: list[int], seed: int, episodes: NDArray[np.int64] | None = None) -> Mapping[str, Any]:
-        """Reset rows and return ManiSkill's info. episodes: [len(rows)] numbers, for tasks with numbered episodes."""
+    def _reset(
+        self, rows: Sequence[int], seeds: Sequence[int], episodes: NDArray[np.int64] | None = None
+    ) -> Mapping[str, Any]:
+        """Reset rows, ascending, and return ManiSkill's info of the last call. seeds: ManiSkill's; episodes: numbers,
+        for tasks with numbered episodes; one for each of the rows."""
+        for place, row in enumerate(rows):
+            self._begun[row] = seeds[place], -1 if episodes is None else int(episodes[place])
+        if self.rows == 1:
+            return self._call_reset(rows, list(seeds), episodes)
+        from polyrhythm.plugins.simulators.maniskill.isolation import NotByRowError, OtherRows, RowDraws
+
+        others = OtherRows(self.env, rows) if len(rows) < self.rows else None
+        try:
+            if self._by_row:
+                with RowDraws(seeds) as draws:
+                    self.env._set_episode_rng = lambda _seed, _rows: draws.begin(self.env, rows)
+                    try:
+                        info = self._call_reset(rows, [0] * self.rows, episodes)
+                    finally:
+                        del self.env._set_episode_rng
+        except NotByRowError as error:
+            self._by_row = False
+            log.info("%s draws %s, so its rows are reset one after another", self.task, error)
+        if not self._by_row:
+            for place, row in enumerate(rows):
+                # The same seed for all rows, so that a row's generator does not depend on its index.
+                own = None if episodes is None else episodes[place : place + 1]
+                info = self._call_reset([row], [seeds[place]] * self.rows, own)
+        if others is not None:
+            others.restore(self.env)
+        return info
+
+    def _call_reset(
+        self, rows: Sequence[int], seed: list[int], episodes: NDArray[np.int64] | None
+    ) -> Mapping[str, Any]:
         from mani_skill.utils import common
 
         options = {"env_idx": common.to_tensor(np.array(rows, np.int64), device=self.env.device)}
         if episodes is not None:
             options["episode_id"] = common.to_tensor(episodes, device=self.env.device)
-        # The same seed for all rows, so that a row's generator does not depend on its index.
-        observation, info = self.env.reset(seed=[seed] * self.rows, options=options)
-        self._earned[rows] = 0.0
+        self.calls += 1
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._earned[list(rows)] = 0.0
         numbers = self._to_numbers(observation)
-        if len(rows) < self.rows:
-            kept = self._numbers.copy()
-            kept[rows] = numbers[rows]
+        if len(rows) < self.rows and self._numbers is not None:
+            kept = self._numbers.clone()
+            kept[options["env_idx"]] = numbers[options["env_idx"]]
             numbers = kept
         self._numbers = numbers
         found: Mapping[str, Any] = info
         return found
+
+    def _check_rows(self) -> None:
+        """ConfigError: the task's partial reset fails, changes other rows, or depends on them. All rows are reset
+        together, then the last one alone with its seed: nothing may differ. Where rows that are reset by one call do,
+        each is reset by a call of its own."""
+        from polyrhythm.plugins.simulators.maniskill.isolation import differing, row_tensors, sim_state
+
+        def state() -> dict[str, Any]:
+            return {name: x.clone() for name, x in {"positions": sim_state(self.env), **row_tensors(self.env)}.items()}
+
+        seeds, last, different = list(range(1, self.rows + 1)), self.rows - 1, ""
+        for _ in range(2):
+            self._reset(range(self.rows), seeds)
+            before = state()
+            try:
+                self._reset([last], seeds[last:])
+            except Exception as error:
+                raise ConfigError(
+                    f"env.backend = gpu: {self.task} cannot reset one row alone ({raised(error)}); set it to cpu"
+                ) from error
+            different = next(differing(before, state()), "")
+            if not different:
+                return
+            self._by_row = False
+        raise ConfigError(
+            f"env.backend = gpu: {self.task} resets a row alone otherwise than with others, or changes others: its "
+            f"{different} differ; set it to cpu"
+        )
 
     def _choose(self, episodes: NDArray[np.int64]) -> None:
         """Begin the episodes with these numbers [rows]. In RLinf's tasks, only select their objects without placing
@@ -176,7 +331,7 @@ class World:
             rows, numbers = (common.to_tensor(a, device=self.env.device) for a in (np.arange(self.rows), episodes))
             choose(rows, {"episode_id": numbers})
         else:
-            self._reset(list(range(self.rows)), 0, episodes)
+            self._reset(range(self.rows), [0] * self.rows, episodes)
 
     def _observe_numbers(self, info: Any = None, unflattened: bool = False) -> Any:  # noqa: ARG002
         """Replacement for ManiSkill's `get_obs` without images. Keeps the info for `observe`: evaluating again would
@@ -195,15 +350,17 @@ class World:
                 "reward, and reports neither success nor failure"
             )
 
-    def _to_numbers(self, observation: Any) -> NDArray[np.float32]:
-        """All numbers of an observation in a new array, [rows,N]."""
+    def _to_numbers(self, observation: Any) -> Any:
+        """All numbers of an observation in a new tensor [rows,N], on its device."""
+        import torch
+
         if self._camera and self.settings.proprio == "joints":
             observation = observation["agent"]["qpos"]
         elif self._camera:
             from mani_skill.utils import common
 
             observation = common.flatten_state_dict(observation, use_torch=True, device=self.env.device)
-        return np.array(_numpy(observation), np.float32)
+        return torch.as_tensor(observation).to(torch.float32, copy=True)
 
     def _flag(self, value: Any) -> NDArray[np.bool_]:
         """Flags [rows]; False if the task has none."""
@@ -258,14 +415,34 @@ def _numpy(value: Any) -> NDArray[Any]:
     return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
 
 
-def resized(pictures: NDArray[Any], size: tuple[int, int]) -> NDArray[np.uint8]:
+def _on_device(state: Any, device: Any) -> Any:
+    """A state's tensors there, in dictionaries of any depth."""
+    if isinstance(state, dict):
+        return {name: _on_device(value, device) for name, value in state.items()}
+    return state.to(device)
+
+
+def resized(pictures: Any, size: tuple[int, int]) -> NDArray[np.uint8]:
     """Resize [B,H,W,3] to uint8 images of this height and width, bilinearly like Pillow."""
+    pictures = _numpy(pictures)
     if pictures.shape[1:3] == size:
-        return pictures.astype(np.uint8, copy=False)
+        found: NDArray[np.uint8] = pictures.astype(np.uint8, copy=False)
+        return found
     from PIL import Image
 
     whole = (Image.fromarray(one.astype(np.uint8)) for one in pictures)
     return np.stack([np.asarray(one.resize((size[1], size[0]), Image.Resampling.BILINEAR)) for one in whole])
+
+
+def resized_tensor(pictures: Any, size: tuple[int, int]) -> Any:
+    """As `resized` for tensors on any device, to one of 255 levels of Pillow's."""
+    import torch
+
+    if tuple(pictures.shape[1:3]) == size:
+        return pictures.to(torch.uint8)
+    planes = pictures.movedim(3, 1).to(torch.float32)
+    small = torch.nn.functional.interpolate(planes, size, mode="bilinear", antialias=True, align_corners=False)
+    return small.round().clamp(0, 255).to(torch.uint8).movedim(1, 3).contiguous()
 
 
 def _turned(pose: Any, appearance: Appearance) -> Any:

@@ -1,0 +1,1 @@
+"""Jobs for the queue of a cluster: Slurm, and KubeRay on Kubernetes."""
