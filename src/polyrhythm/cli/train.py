@@ -16,6 +16,7 @@ from polyrhythm.cli import show
 from polyrhythm.cli.arguments import add_cluster, cluster_settings, note_resume_command
 from polyrhythm.config.recipes import recipe_names
 from polyrhythm.plugin import load, table
+from polyrhythm.readable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +140,7 @@ def print_findings(
 def _conclusion(lacking: int, failed: int) -> str:
     if not lacking and not failed:
         return ""
-    missing = f"{lacking} thing{'s' * (lacking > 1)} missing (?)" if lacking else ""
+    missing = f"{counted(lacking, 'thing')} missing (?)" if lacking else ""
     wrong = f"{failed} wrong (✗)" if failed else ""
     rest = "" if failed else "; all else is in order"
     return ", ".join(part for part in (wrong, missing) if part) + rest

@@ -234,8 +234,7 @@ class RayNode:
         self._processes, self._found = [], False
         strategy = NodeAffinitySchedulingStrategy(self.id, soft=False)
         self._agent = ray.remote(AgentActor).options(num_cpus=0, scheduling_strategy=strategy).remote()
-        saves = str(self._cluster.folder) if spec.host in spec.publishers else ""
-        found_ref = self._agent.start.remote(msgspec.msgpack.encode(spec), [*own_versions()], saves)
+        found_ref = self._agent.start.remote(msgspec.msgpack.encode(spec), [*own_versions()])
         until = time.monotonic() + FOUND_S
 
         def wait() -> Found:
