@@ -11,9 +11,12 @@ from typing import NamedTuple
 import torch
 from tests.plugins.cluster.served import blank_arena, served
 
-from polyrhythm.plugins.cluster.hosts.weights import HostWeights
+from polyrhythm.plugins.cluster.hosts.client import DataClient
+from polyrhythm.plugins.cluster.hosts.relay import MIRROR, Relay, mirror_locks
+from polyrhythm.plugins.cluster.hosts.weights import HostWeights, Mirror
 from polyrhythm.runtime.memory.device_weights import DeviceWeights, SimulatedHandles
 from polyrhythm.runtime.memory.published import PublishedMemory, Way, shared_nbytes
+from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.memory.tensors import Piece, State, Stream, fitting, tensors_over
 from polyrhythm.runtime.memory.weights import InlineWeights, SharedWeights, Weights
 from polyrhythm.specs import WeightsLayout
@@ -145,10 +148,13 @@ def tcp(layout: WeightsLayout, folder: Path) -> Ends:
     memory = bytearray(shared_nbytes(layout))
     writer = SharedWeights(layout, memory, folder)
     client = served(folder, blank_arena(), PublishedMemory(layout, memory, folder))
-    locks = folder / "other"
-    locks.mkdir()
-    mirror = SharedWeights(layout, bytearray(shared_nbytes(layout)), locks)
-    return Ends(writer, HostWeights(None, [client], mirror, locks))
+    other = folder / "other"
+    other.mkdir()
+    (other / MIRROR).write_bytes(bytes(shared_nbytes(layout)))
+    relay = Relay(layout, other, lambda host, _: DataClient(host, client.connect))
+    agent = served(other, blank_arena(), None, "own", relay=relay)
+    mirror = SharedWeights(layout, memoryview(open_segment(other, MIRROR)), mirror_locks(other))
+    return Ends(writer, HostWeights(None, [client], Mirror(mirror, agent, lambda publisher: [(publisher, "")])))
 
 
 #: The next implementation is a line here.

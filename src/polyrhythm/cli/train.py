@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyrhythm.cli import show
-from polyrhythm.cli.arguments import note_resume_command
+from polyrhythm.cli.arguments import add_cluster, cluster_settings, note_resume_command
 from polyrhythm.config.recipes import recipe_names
 from polyrhythm.plugin import load, table
 
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take this machine, or each node of a cluster, to have N devices, which compute on the CPU "
         "(placement.simulated_devices)",
     )
+    add_cluster(parser, "--check: ")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of this run (default: runs/<recipe>/<time>)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     for name in _instead():
@@ -63,7 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
             return status
     from polyrhythm.config.load import load_config
 
-    config = load_config(arguments.recipe, arguments.overrides)
+    if arguments.cluster is not None and not arguments.check:
+        arguments.usage_error(f"--cluster {arguments.cluster} is for --check; leave it out, and set ray.address")
+    config = load_config(arguments.recipe, [*arguments.overrides, *cluster_settings(arguments.cluster)])
     if arguments.check:
         return check_unstarted(config, as_json=arguments.json)
     # Imported late, so that an invalid key is reported before torch is loaded.

@@ -139,6 +139,9 @@ def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseMo
             continue
         if step in tags:
             continue
+        if isinstance(step, int) and candidates:  # a place in a list of sections
+            parts.append(str(step))
+            continue
         holder = candidates[0] if candidates else None
         parts.append(str(step))
         field = holder.model_fields.get(str(step)) if holder else None

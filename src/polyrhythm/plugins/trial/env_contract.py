@@ -321,9 +321,32 @@ def check_traits(env: CheckedEnv) -> str:
     if env.traits.discards_rows:
         env.discard(0)
         _begin(env)
+    if env.traits.observes_on_device or env.traits.leaves_device:
+        _check_device(env)
     if env.declared.resets_ahead:
         _check_resets_ahead(env)
     return ", ".join(name for name in declared if declared[name] or has[name]) or "none"
+
+
+def _check_device(env: CheckedEnv) -> None:
+    """Check that the device shows what `observe` does, and that leaving it changes nothing."""
+    every = range(env.rows)
+    _begin(env)
+    env.step(every, _actions(env, env.rows))
+    shown = env.observe(every)
+    if _differing(shown, env.observe(every)):
+        return  # not repeatable, so a comparison means nothing
+    if env.traits.observes_on_device:
+        there = env.observe_on_device(every)
+        if there.keys() != shown.keys() or (name := _differing(shown, there)):
+            what = "other arrays" if there.keys() != shown.keys() else f"another {name!r}"
+            raise ContractViolation(f"observe_on_device gives {what} than observe", "return the same, as tensors")
+    if env.traits.leaves_device:
+        env.leave_device()
+        if name := _differing(shown, env.observe(every)):
+            raise ContractViolation(
+                f"a row shows another {name!r} after suspend and resume", "bring the state back unchanged"
+            )
 
 
 def _check_resets_ahead(env: CheckedEnv) -> None:

@@ -19,6 +19,7 @@ releases its lock. Counters, which a station's heartbeat carries:
     weights/<way>/versions, bytes, s    taken by a generator, by the way that they came
     weights/published/versions, …       made readable by the trainer
     weights/shards/versions, …          the same, written by all ranks of a sharded trainer together
+    weights/<way>/from/<host>           bytes that this host sent, of versions that came over hosts
     weights/apply/versions, …           brought into the module; meanwhile nothing is served
 """
 
@@ -119,6 +120,17 @@ class PublishedMemory:
         found = zip(self.versions(), self.numbers.tolist(), strict=True)
         return {version: number for version, number in found if version != EMPTY}
 
+    @contextmanager
+    def writing(self, version: int) -> Iterator[int]:
+        """The buffer to overwrite, empty until this ends without an error, then `version`."""
+        held = self.versions()
+        index = held.index(max(held)) if max(held) >= version else held.index(min(held))
+        with self.lock(index, fcntl.LOCK_EX):
+            self.stored[index] = 0
+            self.numbers[index] = self.numbers.max() + 1
+            yield index
+            self.stored[index] = version + 1
+
     def lock(self, index: int, operation: int) -> BinaryIO:
         return lock_file(self._files[index], operation)
 
@@ -172,11 +184,13 @@ PUBLISHED, SHARDS, APPLY = "published", "shards", "apply"
 
 @dataclass(slots=True)
 class Moved:
-    """Versions, their bytes, and the seconds that they took."""
+    """Versions, their bytes, and the seconds that they took. sources: bytes by the host that sent them, if they came
+    over hosts."""
 
     versions: int = 0
     nbytes: int = 0
     seconds: float = 0.0
+    sources: dict[str, int] = field(default_factory=dict)
 
     @property
     def gb_per_s(self) -> float:
@@ -200,11 +214,13 @@ class Traffic:
     def __init__(self) -> None:
         self.moved: dict[str, Moved] = {}
 
-    def add(self, kind: str, nbytes: int, seconds: float) -> None:
+    def add(self, kind: str, nbytes: int, seconds: float, sources: Mapping[str, int] = {}) -> None:
         moved = self.moved.setdefault(kind, Moved())
         moved.versions += 1
         moved.nbytes += nbytes
         moved.seconds += seconds
+        for host, count in sources.items():
+            moved.sources[host] = moved.sources.get(host, 0) + count
 
     @contextmanager
     def timed(self, kind: str, nbytes: int) -> Iterator[None]:
@@ -218,6 +234,7 @@ class Traffic:
         for kind, moved in self.moved.items():
             counts = (("versions", moved.versions), ("bytes", moved.nbytes), ("s", moved.seconds))
             found |= {f"{_PREFIX}/{kind}/{name}": float(count) for name, count in counts}
+            found |= {f"{_PREFIX}/{kind}/from/{host}": float(count) for host, count in moved.sources.items()}
         return found
 
 
@@ -228,6 +245,11 @@ def read_traffic(counters: Mapping[str, float]) -> dict[str, Moved]:
             int(counters.get(f"{_PREFIX}/{kind}/versions", 0)),
             int(counters.get(f"{_PREFIX}/{kind}/bytes", 0)),
             counters.get(f"{_PREFIX}/{kind}/s", 0.0),
+            {
+                name.removeprefix(f"{_PREFIX}/{kind}/from/"): int(count)
+                for name, count in counters.items()
+                if name.startswith(f"{_PREFIX}/{kind}/from/")
+            },
         )
         for kind in kinds
     }

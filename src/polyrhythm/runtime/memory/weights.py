@@ -19,7 +19,7 @@ with other content. Therefore publications are numbered: a copy of the first is 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -55,10 +55,12 @@ NOTHING = Publication(EMPTY, 0)
 
 
 class Fetched(NamedTuple):
-    """What is there after a fetch. way: how it came; None if it was there before."""
+    """What is there after a fetch. way: how it came; None if it was there before; sources: bytes by the host that sent
+    them, if it came over hosts."""
 
     publication: Publication
     way: Way | None
+    sources: Mapping[str, int] = {}
 
 
 class Weights(Protocol):
@@ -183,7 +185,7 @@ class SharedWeights:
     def __init__(self, layout: WeightsLayout, memory: memoryview | bytearray, folder: Path) -> None:
         self.layout, self.traffic = layout, Traffic()
         self._memory = PublishedMemory(layout, memory, folder)
-        self._stored, self._numbers = self._memory.stored, self._memory.numbers
+        self._numbers = self._memory.numbers
         self._buffers = [tensors_over(layout, buffer) for buffer in self._memory.buffers]
         self.versions, self.held = self._memory.versions, self._memory.held
 
@@ -221,21 +223,11 @@ class SharedWeights:
             piece.copy_into(into)
         totals([0])  # all have written
 
-    def publish_bytes(self, version: int, write: Callable[[memoryview], None]) -> None:
-        """As `publish`. write: fills this memory with the version's bytes as they lie in another such memory."""
-        with self._writing(version) as index:
-            write(self._memory.buffers[index])
-
     @contextmanager
     def _writing(self, version: int, kind: str = PUBLISHED) -> Iterator[int]:
-        """The buffer to overwrite, empty until this ends without an error, then `version`."""
-        held = self.versions()
-        index = held.index(max(held)) if max(held) >= version else held.index(min(held))
-        with self.lock(index, fcntl.LOCK_EX), self.traffic.timed(kind, self.layout.nbytes):
-            self._stored[index] = 0
-            self._numbers[index] = self._numbers.max() + 1
+        """See `PublishedMemory.writing`."""
+        with self._memory.writing(version) as index, self.traffic.timed(kind, self.layout.nbytes):
             yield index
-            self._stored[index] = version + 1
 
     def find(self, version: int) -> Publication | None:
         held = self.versions()

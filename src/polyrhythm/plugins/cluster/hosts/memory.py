@@ -2,7 +2,7 @@
 
     <folder>/arena      samples; blocks have one numbering over all hosts, each is written on one of them
     <folder>/weights    what is published on this host: the trainer's and main's alone
-    <folder>/mirror     what was fetched from there, on the others
+    <folder>/mirror     what the host's agent has brought from there (`relay`), on the others
     <folder>/identity   the host's token: two processes share memory if one finds it in the folder of the other
 
 A request is read by one generator, so its observations go straight into that generator's batch. A sample is written to
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import DataClient, HostWatch, client_of
 from polyrhythm.plugins.cluster.hosts.pieces import entries_at_a_time, largest_answer, request_of, write_part
+from polyrhythm.plugins.cluster.hosts.relay import MIRROR, mirror_locks, route
 from polyrhythm.plugins.cluster.sealed import MOST_PIECES
 from polyrhythm.runtime.hosts import MAIN, HostView
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
@@ -145,9 +146,6 @@ class OtherHosts:
             arena.head[block] = head
 
 
-MIRROR = "mirror"
-
-
 def segment_sizes(
     layout: ArenaLayout, weights: WeightsLayout, host: str, publishers: tuple[str, ...]
 ) -> dict[str, int]:
@@ -167,18 +165,29 @@ class HostMemory(ProcessMemory):
         self, layout: ArenaLayout, weights: WeightsLayout, folder: Path, view: HostView, sockets: Sockets
     ) -> None:
         super().__init__(layout, weights, folder)
-        self.host, self._view, self._sockets = view.own, view, sockets
+        self.host, self.address, self.ranks = view.own, view.address, view.ranks
+        self._view, self._sockets = view, sockets
         self.clients: dict[str, DataClient] = {}
         self._others: OtherHosts | None = None
         self._watch: HostWatch | None = None
         for host, endpoint in view.servers.items():
             if host != view.own:
                 self.clients[host] = self.client(host, endpoint, view.answer_s)
+        self._endpoints = dict(view.servers)
+        self._agent: DataClient | None = None
         if MAIN in self.clients:
             self._watch = HostWatch(self.client(MAIN, view.servers[MAIN]))
 
     def is_cut_off(self) -> bool:
         return self._watch is not None and self._watch.is_silent_for(self._view.silence_s)
+
+    def find_meeting(self, host: str, name: str) -> bytes:
+        if host == self.host:
+            return super().find_meeting(host, name)
+        try:
+            return b"".join(self.clients[host].ask(q.Meeting(name)))
+        except LookupError:
+            return b""
 
     def client(self, host: str, endpoint: str, answer_s: float = q.ANSWER_S) -> DataClient:
         """A connection to the server of another host. answer_s: that an answer may take."""
@@ -190,6 +199,7 @@ class HostMemory(ProcessMemory):
         if host == view.own or host in self.clients or not self._sockets.could_be(endpoint):
             raise UnfitMessage("impossible", f"no other host of this run is {host!r} at {endpoint!r}")
         self.clients[host] = self.client(host, endpoint, view.answer_s)
+        self._endpoints[host] = endpoint
 
     def arena(self) -> Arena:
         self._others = OtherHosts(self._layout, self.host, self._view.slots, self.clients)
@@ -204,20 +214,25 @@ class HostMemory(ProcessMemory):
         folder, view = self.folder, self._view
         if {*view.publishers} == {view.own}:
             return open_weights(self._weights, memoryview(open_segment(folder, WEIGHTS)), folder, device, ends)
-        from polyrhythm.plugins.cluster.hosts.weights import HostWeights  # torch, which simulators do not need
+        from polyrhythm.plugins.cluster.hosts.weights import HostWeights, Mirror  # torch, which simulators do not need
         from polyrhythm.runtime.memory.weights import SharedWeights
 
         own = None
         if view.own in view.publishers:
             own = SharedWeights(self._weights, memoryview(open_segment(folder, WEIGHTS)), folder)
-        locks = folder / f"{MIRROR}.locks"
-        locks.mkdir(exist_ok=True)
-        mirror = SharedWeights(self._weights, memoryview(open_segment(folder, MIRROR)), locks)
+        memory = SharedWeights(self._weights, memoryview(open_segment(folder, MIRROR)), mirror_locks(folder))
+        self._agent = self.client(view.own, view.servers[view.own], view.answer_s)
         others = [self.clients[host] for host in dict.fromkeys(view.publishers) if host != view.own]
-        return HostWeights(own, others, mirror, locks)
+        return HostWeights(own, others, Mirror(memory, self._agent, self._route))
+
+    def _route(self, publisher: str) -> list[tuple[str, str]]:
+        """The hosts from which a version of this publisher comes, see `relay.route`. The tree has those that came
+        later at its end; main's, which all others depend on, passes nothing on."""
+        relays = sorted({*self._endpoints} - {MAIN, *self._view.publishers}, key=lambda host: (len(host), host))
+        return [(host, self._endpoints[host]) for host in route(self.host, [publisher, *relays])]
 
     def close(self) -> None:
         if self._watch is not None:
             self._watch.close()
-        for client in list(self.clients.values()):
+        for client in (*self.clients.values(), *([self._agent] if self._agent is not None else [])):
             client.close()

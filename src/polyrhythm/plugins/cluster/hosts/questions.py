@@ -74,11 +74,46 @@ class Sees(msgspec.Struct, frozen=True, tag=6):
     known: Sequence[Known]
 
 
-Question = Posted | SampleEntries | Held | Part | ParcelPart | ReadClocks | Sees
+class Source(msgspec.Struct, frozen=True):
+    """A publication, and the hosts above who asks (name, endpoint of the server), nearest first: the last has published
+    it, under this number."""
+
+    version: int
+    number: int
+    route: Sequence[tuple[str, str]]
+
+
+class RelayedPart(msgspec.Struct, frozen=True, tag=7):
+    """As `Part`, of a publication of another host, which the asked one copies if it has not got it. source: as the
+    asked host sees it."""
+
+    source: Source
+    begin: int
+    length: int
+
+
+class Bring(msgspec.Struct, frozen=True, tag=8):
+    """How far the copy of a publication in the asked host's mirror is (`relay.Progress`); it begins if there is
+    none."""
+
+    source: Source
+
+
+class Meeting(msgspec.Struct, frozen=True, tag=9):
+    """Where the ranks of a station meet: what rank 0, which works there, has written to the file of this name. Nothing
+    while there is none."""
+
+    name: str
+
+
+Question = Posted | SampleEntries | Held | Part | ParcelPart | ReadClocks | Sees | RelayedPart | Bring | Meeting
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Question).decode
 
 #: Bytes of one part of a version or of a sample; parts that are asked for before the first has come.
 PART_BYTES, AHEAD = 4 * 2**20, 3
+#: Seconds after which a host that has not got a part of a version is passed over, and after which a process is told how
+#: far a copy is that is not whole.
+RELAY_S, PROGRESS_S = 2.0, 1.0
 #: Bytes of the largest question; of an answer beside its arrays; of a ticket for a connection, or the reason for none.
 LARGEST_QUESTION, HEAD_BYTES, TICKET_BYTES = 2**20, 2**16, 2**12
