@@ -255,7 +255,7 @@ def test_ranks_are_named_in_the_seats_of_a_run():
 
 def test_settings_of_sharding_need_the_strategy():
     assert placement(trainer={"strategy": "shard", "shard": {"cpu_offload": True}}).trainer.shard.cpu_offload
-    words = r"shard.cpu_offload = True: it is for strategy shard, not replicate; leave it out, or set it to false"
+    words = r"shard.cpu_offload = true: it is for strategy shard, not replicate; leave it out, or set it to false"
     with pytest.raises(ValueError, match=words):
         placement(trainer={"shard": {"cpu_offload": True}})
 

@@ -10,11 +10,13 @@ from tests.plugins.workflow.tenants import Tenant
 from tests.plugins.workflow.workers import Echo
 from tests.process.runs import children, orphaned_folders
 
-from polyrhythm.plugins.workflow import WaitTimeout, WorkerFailed, Workflow, seats
+from polyrhythm.plugins.workflow import WaitTimeout, WorkerFailed, WorkerGroup, Workflow, seats
 
 launchers = pytest.mark.parametrize("launcher", ["inline", "local"])
 #: Bytes of `Tenant`: weights, both moments and the gradients of its layer, and its own numbers.
-SIZE, HELD = 50_000, 4 * 50_000 * 5
+HELD = 4 * 50_000 * 5
+#: Numbers of a tensor that is too large for a message.
+LARGE = 100_000
 
 
 @pytest.fixture(autouse=True)
@@ -28,22 +30,43 @@ def make(launcher: Any = "local", **settings: Any) -> Workflow:
     return Workflow(launcher, sharing="lease", **settings)
 
 
-@launchers
+def alternate(work: Workflow, one: WorkerGroup, other: WorkerGroup) -> None:
+    """Both leave the device and come back several times, with the same bits."""
+    here, there = work.channel("here", 1), work.channel("there", 1)
+    first, second = one.alternate(here, there, 3), other.alternate(there, here, 3)
+    assert (first.wait(), second.wait()) == ([True], [True])
+    counters = work.statistics()
+    for name in ("one-0", "other-0"):
+        assert counters[name]["switches"] >= 4
+        assert counters[name]["switch_s"] > 0
+    assert any(HELD * 0.9 < own["offloaded_bytes"] <= HELD * 1.1 for own in counters.values())
+    ((left, came),) = one.moves().wait()
+    assert left == came >= 2
+
+
 @pytest.mark.parametrize("devices", ["cpu", "sim:0"])
-def test_two_workers_take_turns_with_all_that_they_have(launcher: Any, devices: str) -> None:
-    with make(launcher) as work:
-        one, other = (work.group(name, Tenant, seats(1, devices=devices)) for name in ("one", "other"))
-        here, there = work.channel("here", 1), work.channel("there", 1)
-        first = one.alternate(here, there, 3)
-        second = other.alternate(there, here, 3)
-        assert (first.wait(), second.wait()) == ([True], [True])
-        counters = work.statistics()
-        for name in ("one-0", "other-0"):
-            assert counters[name]["switches"] >= 4
-            assert counters[name]["switch_s"] > 0
-        assert any(HELD * 0.9 < own["offloaded_bytes"] <= HELD * 1.1 for own in counters.values())
-        moves = one.moves().wait()[0]
-        assert moves[0] == moves[1] >= 2
+def test_two_workers_take_turns_with_all_that_they_have(devices: str) -> None:
+    with make("inline") as work:
+        alternate(work, *(work.group(name, Tenant, seats(1, devices=devices)) for name in ("one", "other")))
+
+
+def test_tensors_stay_on_the_device_while_workers_take_turns_on_it() -> None:
+    """All in one workflow, as a process needs seconds to import torch."""
+    with make() as work:
+        one, other = (work.group(name, Tenant, seats(devices="sim:0")) for name in ("one", "other"))
+        items = work.channel("items", 2, on_device=True)
+        alternate(work, one, other)
+        for size, shipped in ((10, 0), (LARGE, 5)):
+            giving, taking = one.give(items, 5, size), other.take(items, 5)
+            assert giving.wait() == taking.wait() == [15.0 * size]
+            assert ways_of(work, "other-0").get("device", 0) == shipped
+        one.send_on(LARGE, 0, "other")
+        assert other.receive(0, "one").wait() == [LARGE]
+        assert ways_of(work, "other-0")["device"] == 6
+
+
+def ways_of(work: Workflow, worker: str) -> dict[str, float]:
+    return {name.partition("/")[2]: count for name, count in work.statistics()[worker].items() if "/" in name}
 
 
 def test_workers_of_two_devices_share_each_with_those_of_it() -> None:
@@ -98,7 +121,7 @@ def test_a_worker_that_never_leaves_is_named_at_the_deadline() -> None:
     with make(wait_s=1.0) as work:
         one, other = work.group("one", Echo, 2), work.group("other", Echo)
         work.start()
-        one.on(1).spend(60.0)
+        one.on(1).spend(3.0)
         with pytest.raises(WorkerFailed, match="worker one rank 1: has not given cpu to other-0 for 1 s; have it wait"):
             other.where().wait(30.0)
 
@@ -139,40 +162,17 @@ def test_a_worker_that_polls_leaves_its_device(launcher: Any) -> None:
         assert polling.wait() == [0]
 
 
-@pytest.mark.parametrize("sharing", ["share", "lease"])
-@pytest.mark.parametrize("size", [10, 100_000], ids=["small", "large"])
-def test_tensors_of_an_on_device_channel_stay_in_its_memory(sharing: Any, size: int) -> None:
-    """With the lease the items come while the receiver is off the device."""
-    with Workflow("local", sharing=sharing) as work:
-        one, other = (work.group(name, Tenant, seats(devices="sim:0")) for name in ("one", "other"))
-        items = work.channel("items", 2, on_device=True)
-        giving, taking = one.give(items, 5, size), other.take(items, 5)
-        assert giving.wait() == taking.wait() == [15.0 * size]
-        counters = work.statistics()["other-0"]
-        assert counters.get("parcels/device", 0) == (5 if size > 10 else 0)
-
-
-@pytest.mark.parametrize("devices", ["sim:0", "sim:0-1"])
-def test_sent_tensors_stay_on_the_device_if_the_receiver_is_there(devices: str) -> None:
+def test_tensors_for_another_device_go_through_host_memory_or_are_refused() -> None:
     with Workflow("local") as work:
-        tenants = work.group("tenant", Tenant, seats(2, devices=devices))
-        tenants.on(0).send_on(100_000, 1)
-        assert tenants.on(1).receive(0).wait() == [100_000.0]
-        assert tenants.spread(100_000).wait() == [100_000.0] * 2
-        counters = work.statistics()["tenant-1"]
-        ways = [counters.get(f"parcels/{way}", 0) for way in ("device", "host")]
-        assert ways == ([2, 0] if devices == "sim:0" else [0, 2])
-
-
-def test_an_item_in_the_memory_of_another_device_is_refused() -> None:
-    with Workflow("local") as work:
-        one, beside, far = (work.group(name, Tenant, seats(devices=device)) for name, device in PLACES)
+        beside = work.group("beside", Tenant, seats(2, devices="sim:0"))
+        far = work.group("far", Tenant, seats(devices="sim:1"))
         items = work.channel("items", 2, on_device=True)
-        one.give(items, 1, 100_000).wait()
+        beside.on(0).send_on(LARGE, 0, "far")
+        assert far.receive(0, "beside").wait() == [LARGE]
+        assert beside.spread(LARGE).wait() == [LARGE, LARGE]
+        assert ways_of(work, "far-0").keys() == {"message", "host"}
+        assert ways_of(work, "beside-1").keys() == {"message", "device"}
+        beside.on(0).give(items, 1, LARGE).wait()
         why = "an item of channel 'items' cannot be had: its tensors are in the memory of sim:0, .* without on_device"
         with pytest.raises(WorkerFailed, match=f"worker far rank 0: take raised WorkflowError: {why}"):
             far.take(items, 1).wait()
-        del beside
-
-
-PLACES = [("one", "sim:0"), ("beside", "sim:0"), ("far", "sim:1")]

@@ -102,6 +102,15 @@ def test_tensors_keep_dtype_shape_and_numbers(kind: str, name: str, tmp_path: Pa
     assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
 
 
+def test_a_state_dict_of_torch_comes_as_a_dict(tmp_path: Path) -> None:
+    sender, receiver = carriers("host", tmp_path)
+    state = torch.nn.Linear(2, 3).state_dict()
+    found = receiver.unpack(sender.pack(state, "the value")[0])
+    assert type(found) is dict
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    torch.nn.Linear(2, 3).load_state_dict(found)
+
+
 @both
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_what_is_received_is_the_receivers_own(kind: str, size: int, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def _device_lines(device: DeviceMemory) -> list[str]:
     groups: dict[str, list[str]] = {}
     for station, parts in device.stations().items():
         told = ", ".join(
-            f"{purpose} {'~' * ((station, purpose) in estimated)}{show.size_text(size)}"
+            f"{purpose} {'~' if (station, purpose) in estimated else ''}{show.size_text(size)}"
             for purpose, size in parts.items()
         )
         groups.setdefault(f"{show.size_text(sum(parts.values())):>9}   {told}", []).append(station)

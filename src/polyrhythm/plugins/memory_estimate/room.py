@@ -21,6 +21,7 @@ from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, memory_by_sta
 from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, Machine, Planner
 from polyrhythm.plugins.memory_estimate.remedies import find_remedies
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.readable import few
 from polyrhythm.runtime.devices import Devices, NodeMemory, number_of
 from polyrhythm.specs import EnvSpec
 
@@ -129,8 +130,9 @@ def memory_found(context: CheckContext) -> Iterator[Finding]:
     for name, parts in memory.items():
         if name != SHARED and "arena blocks" not in parts:  # simulators write into shared memory
             groups.setdefault(size_of(sum(parts.values())), []).append(name)
-    more = {size: f" and {len(names) - 1} more, each" * (len(names) > 1) for size, names in groups.items()}
-    stations = ", ".join(f"{names[0]}{more[size]} {size}" for size, names in groups.items())
+    stations = ", ".join(
+        f"{few(names, 1)}{', each' if len(names) > 1 else ''} {size}" for size, names in groups.items()
+    )
     left_out = "without activations and simulators"
     if unknown := unknown_memory(config):
         left_out += f"; {unknown}"
@@ -144,8 +146,10 @@ def unknown_memory(config: RunConfig) -> str:
     nodes = [node for node, known, count in sizes if not known.host or (count and not known.device)]
     if not nodes:
         return ""
-    some = f"{nodes[0]}{f' and {len(nodes) - 1} more' * (len(nodes) > 1)}"
-    return f"not compared with the memory of {some}: other nodes are not asked (a description, --cluster FILE, has it)"
+    return (
+        f"not compared with the memory of {few(nodes, 1)}: other nodes are not asked (a description, --cluster FILE, "
+        "has it)"
+    )
 
 
 def shortage_found(context: CheckContext) -> Iterator[Finding]:

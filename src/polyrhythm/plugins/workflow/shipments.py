@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from polyrhythm.plugins.workflow.protocol import Placed
+from polyrhythm.runtime.transport.drops import UnfitMessage
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +102,7 @@ class Shipping:
     @contextmanager
     def receive(self, label: bytes | memoryview) -> Iterator[Callable[[int, str, tuple[int, ...]], Tensor]]:
         """A function that gives the tensor at an offset, of a dtype and shape, in memory of this process. LookupError:
-        the shipment cannot be had. ValueError: it holds no such tensor."""
+        the shipment cannot be had. ValueError: it holds no such tensor. UnfitMessage: the label is damaged."""
         import torch
 
         from polyrhythm.runtime.memory.tensors import as_bytes
@@ -140,9 +141,12 @@ class Shipping:
             shutil.rmtree(own)
 
     def _read(self, label: bytes | memoryview) -> tuple[Path, bytes]:
-        token, handle = _decode(label)
+        try:
+            token, handle = _decode(label)
+        except ValueError as error:
+            raise UnfitMessage("undecodable", f"a shipment's label cannot be decoded ({error})") from error
         if not _TOKEN.fullmatch(token):
-            raise ValueError(f"{token!r} is no token")
+            raise UnfitMessage("undecodable", f"{token!r} is not a shipment's token")
         return self._folder / token, handle
 
     def _handles(self, folder: Path) -> Handles:

@@ -2,8 +2,8 @@
 
 A value is None, a bool, a number, text, bytes, a numpy array or scalar, a torch tensor, a `Channel`, or a list, tuple
 or dict of such values. The sender refuses everything else and names its position in the value; nothing is pickled. The
-received value is equal to the sent one, belongs to the receiver and is writable. A tensor comes without its gradient;
-one from a device goes to the receiver's device.
+received value is equal to the sent one, belongs to the receiver and is writable. An OrderedDict, such as torch's state
+dicts, comes as a dict. A tensor comes without its gradient; one from a device goes to the receiver's device.
 
 The way depends on the size, the two ends, and of a channel on its `on_device`:
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,7 @@ def _node(value: Any, path: str, pieces: Pieces) -> Any:
         return value
     if kind is list:
         return [_node(item, f"{path}[{place}]", pieces) for place, item in enumerate(value)]
-    if kind is dict:
+    if kind is dict or kind is OrderedDict:
         for key in value:
             if type(key) not in (str, int):
                 raise TypeError(f"{path}: a key of a dict is {key!r}; keys are text or integers")

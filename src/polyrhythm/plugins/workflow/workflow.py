@@ -8,9 +8,10 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -125,6 +126,16 @@ def station_name(group: str, rank: int) -> str:
     return f"{group}-{rank}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """worker: the class, as module:name; preload: slow modules that its module has imported."""
+
+    worker: str
+    seats: Sequence[Resources]
+    arguments: Parcel
+    preload: tuple[str, ...]
+
+
 T = TypeVar("T")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,29}")
@@ -164,7 +175,7 @@ class Workflow:
         self._sharing = sharing
         self._limits, self.wait_s = Limits(heartbeat_s, start_s), wait_s
         self._logs = Path(logs) if logs is not None else None
-        self._groups: dict[str, tuple[str, Sequence[Resources], Parcel]] = {}
+        self._groups: dict[str, _Group] = {}
         self._declared: list[tuple[str, int, int, Orders]] = []
         self._undo, self._closed, self._starting = ExitStack(), False, threading.RLock()
         self._controller: Controller | None = None
@@ -187,7 +198,8 @@ class Workflow:
         if self._running is not None:
             raise WorkflowError(f"group {name!r}: the workflow has started; declare all groups before the first call")
         packed = pack_whole((arguments, named), f"group {name!r}: arguments")
-        self._groups[name] = (_address(worker), by_rank, packed)
+        preload = ("torch",) if hasattr(sys.modules[worker.__module__], "torch") else ()
+        self._groups[name] = _Group(_address(worker), by_rank, packed, preload)
         return WorkerGroup(name, worker, range(len(by_rank)), len(by_rank), self)
 
     def channel(
@@ -235,16 +247,19 @@ class Workflow:
             return self._controller
 
     def _start(self) -> None:
-        sizes = {group: len(seats) for group, (_, seats, _) in self._groups.items()}
-        devices = {seat.device for _, seats, _ in self._groups.values() for seat in seats}
+        sizes = {name: len(group.seats) for name, group in self._groups.items()}
+        on_cpu = all(seat.device == CPU for group in self._groups.values() for seat in group.seats)
         stations: list[tuple[WorkerFactory, Resources]] = []
         workers: dict[str, WorkerSeat] = {}
-        for group, (address, seats, arguments) in self._groups.items():
-            for rank, seat in enumerate(seats):
-                name, in_turn = station_name(group, rank), self._takes_turns(seat, devices)
-                factory = WorkerFactory(name, group, rank, address, arguments, sizes, self.wait_s, in_turn)
+        for name, group in self._groups.items():
+            for rank, seat in enumerate(group.seats):
+                station = station_name(name, rank)
+                in_turn = self._sharing == "lease" and (on_cpu or seat.device != CPU)
+                factory = WorkerFactory(
+                    station, name, rank, group.worker, group.arguments, sizes, self.wait_s, in_turn, group.preload
+                )
                 stations.append((factory, seat))
-                workers[name] = WorkerSeat(group, rank, seat.device, arguments if in_turn else None)
+                workers[station] = WorkerSeat(name, rank, seat.device, group.arguments if in_turn else None)
         opened = self._open(stations)
         self._undo.push(opened.undo)
         self._undo.callback(opened.hosting.close)
@@ -262,10 +277,6 @@ class Workflow:
         self._running.do(controller.limit_turns)
         self._controller = controller
         atexit.register(self.close)
-
-    def _takes_turns(self, seat: Resources, devices: Collection[str]) -> bool:
-        """Whether this seat's worker may have to leave its device for others."""
-        return self._sharing == "lease" and (seat.device != CPU or {*devices} == {CPU})
 
     def _open(self, stations: Sequence[tuple[WorkerFactory, Resources]]) -> Opened:
         """Open the workers' hosting; another class may put them elsewhere."""
