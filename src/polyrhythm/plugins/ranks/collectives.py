@@ -189,10 +189,14 @@ class DealtShare(Share):
     def is_empty(self) -> bool:
         return self.borrowed is not None
 
+    @property
+    def read(self) -> Sequence[int]:
+        return self.own if self.borrowed is None else (self.borrowed,)
+
     def collate(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        packed = collate([trajectories[i] for i in self.read])
         if self.borrowed is None:
-            return collate([trajectories[i] for i in self.own])
-        packed = collate([trajectories[self.borrowed]])
+            return packed
         return replace(packed, valid=torch.zeros_like(packed.valid))
 
     def pick(self, index: Tensor) -> tuple[Tensor, Tensor | slice]:
