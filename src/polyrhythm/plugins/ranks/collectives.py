@@ -142,11 +142,12 @@ def add_bit_sums(policy: nn.Module, part: nn.Module, sums: dict[str, int]) -> di
 
 
 def _backend(store: Store, rank: int, size: int, device: torch.device) -> str:
-    """Backend of the process group: NCCL for device tensors, if each rank has a GPU."""
-    if device.type != "cuda":
-        return "gloo"
-    store.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(device).uuid))
+    """Backend of the process group, the same on all ranks: NCCL for device tensors, if each has a GPU of its own, by
+    the GPU's uuid, which no other host's has."""
+    store.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "")
     gpus = {bytes(store.get(f"gpu/{other}")) for other in range(size)}
+    if b"" in gpus:
+        return "gloo"
     return "cpu:gloo,cuda:nccl" if len(gpus) == size else "cpu:gloo,cuda:gloo"
 
 
