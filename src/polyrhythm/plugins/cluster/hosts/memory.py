@@ -116,7 +116,7 @@ class OtherHosts:
                     found[slot] = request_of(self._layout, rows, pieces[place * each : (place + 1) * each])
         return found
 
-    def bring(self, arena: Arena, host: str, blocks: Sequence[int]) -> None:
+    def bring(self, arena: Arena, host: str, blocks: Sequence[int], *, obs: bool = True) -> None:
         """Copy the samples in these blocks of another host, in parts, several of which are on their way at a time: the
         limit of an answer is that of a part. LookupError: one of them is not there, or no such host."""
         if host not in self._clients:
@@ -129,17 +129,17 @@ class OtherHosts:
             """The first part of each, which says how many there are, then the others."""
             for block in blocks:
                 asked.append((block, 0))
-                yield q.SampleEntries(block, 0, count)
+                yield q.SampleEntries(block, 0, count, obs)
             for block in blocks:
                 while block not in found:
                     yield None
                 for begin in range(count, int(found[block][0]) + 1, count):
                     asked.append((block, begin))
-                    yield q.SampleEntries(block, begin, count)
+                    yield q.SampleEntries(block, begin, count, obs)
 
         for answer in client.ask_all(questions(), q.AHEAD):
             block, begin = asked.popleft()
-            head = write_part(arena, block, begin, answer)
+            head = write_part(arena, block, begin, answer, obs=obs)
             if (head != found.setdefault(block, head)).any():
                 raise LookupError(f"the sample in block {block} of host {host} was replaced while it was fetched")
         for block, head in found.items():

@@ -34,11 +34,13 @@ class Posted(msgspec.Struct, frozen=True, tag=0):
 
 
 class SampleEntries(msgspec.Struct, frozen=True, tag=1):
-    """Entries of the finished sample in a block, as many as `pieces.entries_at_a_time` at most."""
+    """Entries of the finished sample in a block, as many as `pieces.entries_at_a_time` at most. obs: with its
+    observations."""
 
     block: int
     begin: int
     count: int
+    obs: bool = True
 
 
 class Held(msgspec.Struct, frozen=True, tag=2):

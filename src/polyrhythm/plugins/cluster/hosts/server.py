@@ -67,10 +67,10 @@ class DataServer:
         match question:
             case q.Posted(slots):
                 yield from self._requests(slots)
-            case q.SampleEntries(block, begin, count):
+            case q.SampleEntries(block, begin, count, obs):
                 if not 0 <= block < layout.blocks:
                     raise LookupError(f"there is no block {block}")
-                yield from pieces_of_sample(self._arena, block, begin, count)
+                yield from pieces_of_sample(self._arena, block, begin, count, obs=obs)
             case q.ParcelPart() | q.Meeting() if self._folder is not None:
                 yield from _read_file(self._folder, question)
             case q.ReadClocks():
