@@ -99,12 +99,20 @@ class Bring(msgspec.Struct, frozen=True, tag=8):
     source: Source
 
 
-Question = Posted | SampleEntries | Held | Part | ParcelPart | ReadClocks | Sees | RelayedPart | Bring
+class ReadPair(msgspec.Struct, frozen=True, tag=9):
+    """The endpoint of the process there that sends weights to devices of other hosts (`pairs`)."""
+
+
+Question = Posted | SampleEntries | Held | Part | ParcelPart | ReadClocks | Sees | RelayedPart | Bring | ReadPair
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Question).decode
 
+#: In the run's folder of a host: the answer to `ReadPair`.
+PAIR_FILE = "weights.pair"
 #: Bytes of one part of a version or of a sample; parts that are asked for before the first has come.
 PART_BYTES, AHEAD = 4 * 2**20, 3
+#: Seconds that either end of a pair waits for the other.
+PAIR_S = 20.0
 #: Seconds after which a host that has not got a part of a version is passed over, and after which a process is told how
 #: far a copy is that is not whole.
 RELAY_S, PROGRESS_S = 2.0, 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -87,6 +87,8 @@ class DataServer:
         match question:
             case q.Held():
                 yield q.encode(self._weights.held() if self._weights is not None else {})
+            case q.ReadPair() if self._folder is not None and (self._folder / q.PAIR_FILE).exists():
+                yield (self._folder / q.PAIR_FILE).read_bytes()
             case q.Part() if self._weights is not None:
                 yield from _bytes_of(self._weights, question)
             case q.Bring() if self._relay is not None:
@@ -118,12 +120,16 @@ def _one_piece(before: Sequence[memoryview], size: int) -> None:  # noqa: ARG001
         raise BrokenSeal("a question of several pieces")
 
 
+class Answers(Protocol):
+    def answer(self, content: bytes | memoryview) -> list[Any]: ...
+
+
 class HostServer:
     """Who may ask is asked for at `endpoint`, which is authenticated; each connection is answered in a thread of its
     own. first_s: seconds within which it has to bring its first question. StartError: there is no address. OSError:
     there is no port."""
 
-    def __init__(self, sockets: Sockets, server: DataServer, drops: DropCounter, first_s: float = 10.0) -> None:
+    def __init__(self, sockets: Sockets, server: Answers, drops: DropCounter, first_s: float = 10.0) -> None:
         self._server, self._first_s = server, first_s
         self._port = SealedPort(sockets.address, self._converse, q.LARGEST_QUESTION, drops)
         try:
