@@ -130,7 +130,7 @@ def test_a_type_in_its_short_form_shows_what_it_offers(capsys: pytest.CaptureFix
             {"broken": True},
             r"are unknown: spec\(\) raised RuntimeError: no licence \(.*test_adapters.py, line \d+\)",
         ),
-        (SHOWN, {"brokn": True}, r"are unknown: env.brokn = True: no such key; did you mean broken\?.*"),
+        (SHOWN, {"brokn": True}, r"are unknown: env.brokn = true: no such key; did you mean broken\?.*"),
         ("gymnasium", {}, "are unknown: env = .*"),
         (
             "gymnasium",

@@ -11,6 +11,7 @@ import time
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from pydantic import BaseModel
 
 from polyrhythm.envs.base import EnvTraits, StepResult
@@ -97,6 +98,20 @@ class Walk:
             raise OSError("no such window")
 
 
+class DeviceWalk(Walk):
+    """The same on a device that it can leave."""
+
+    def observe_on_device(self, rows: Any) -> Any:
+        shown = torch.from_numpy(self.place[np.asarray(rows)][:, None].copy())
+        return {"x": shown + (self.defect == "other on device")}
+
+    def suspend(self) -> int:
+        return 4 * self.rows
+
+    def resume(self) -> None:
+        self.place += self.defect == "forgets"
+
+
 def spec(defect: str = "") -> EnvSpec:
     return EnvSpec(
         observation={"x": ArraySpec((1,), "float32")},
@@ -147,4 +162,6 @@ class WalkSettings(BaseModel):
             _crash()
         if self.defect == "build imports":
             importlib.import_module("no_such_simulator")
+        if self.defect in ("on device", "other on device", "forgets"):
+            return DeviceWalk(rows, self.defect)
         return "a batch" if self.defect == "no batch" else Walk(rows, self.defect)

@@ -190,6 +190,35 @@ def test_the_presets_on_eight_devices_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize(
+    ("nodes", "generates", "trains"),
+    [
+        ((8, 8), (6, 7, 14, 15), (12, 13, 14, 15)),  # a node has both where its devices allow
+        ((2, 2), (3,), (3,)),
+        ((4, 4), (3, 7), (6, 7)),
+        ((6, 2), (5, 7), (6, 7)),
+        ((1,) * 8, (3, 7), (6, 7)),
+        ((0, 3, 0, 5), (6, 7), (6, 7)),
+        ((1, 1), (1,), (1,)),
+    ],
+)
+def test_over_nodes_the_ratio_is_of_all_and_generators_of_hybrid_are_dealt_to_nodes(nodes, generates, trains):
+    devices = Devices(tuple((f"n{index}", count) for index, count in enumerate(nodes)))
+    every = tuple(range(devices.count))
+    rest = tuple(number for number in every if number not in generates)
+    assert divide_devices("hybrid", devices) == {"simulators": rest, "generators": generates, "trainer": every}
+    parts = divide_devices("disaggregated", devices)
+    assert parts == {"simulators": every[: -len(trains)], "generators": every[: -len(trains)], "trainer": trains}
+
+
+def test_devices_that_a_cluster_lacks_are_told_by_node():
+    nodes = Devices((("a", 2), ("b", 0), ("c", 1)))
+    with pytest.raises(ConfigError, match=r"the cluster has 3 GPUs \(2 on a, 1 on c\); use cpu, or ids of 0-2"):
+        assign_seats(placement(generators={"devices": "3"}), NAMES, nodes)
+    with pytest.raises(ConfigError, match="the cluster has 0 GPUs; use cpu, or nodes that have GPUs"):
+        assign_seats(placement(generators={"devices": "all"}), NAMES, Devices((("a", 0),)))
+
+
+@pytest.mark.parametrize(
     ("sections", "devices", "ranks"),
     [
         ({}, 0, 1),
@@ -226,7 +255,7 @@ def test_ranks_are_named_in_the_seats_of_a_run():
 
 def test_settings_of_sharding_need_the_strategy():
     assert placement(trainer={"strategy": "shard", "shard": {"cpu_offload": True}}).trainer.shard.cpu_offload
-    words = r"shard.cpu_offload = True: it is for strategy shard, not replicate; leave it out, or set it to false"
+    words = r"shard.cpu_offload = true: it is for strategy shard, not replicate; leave it out, or set it to false"
     with pytest.raises(ValueError, match=words):
         placement(trainer={"shard": {"cpu_offload": True}})
 

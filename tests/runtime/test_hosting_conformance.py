@@ -84,7 +84,8 @@ def hosts(ranks: int = 1, **supervision: float) -> Callable[[Path], Launcher]:
 
 def ray(folder: Path, ranks: int = 1) -> Launcher:
     pytest.importorskip("ray", reason="the ray extra is not installed")
-    plan = LaunchPlan(config(launcher="ray"), stations_with(ranks), LAYOUT, NO_WEIGHTS, folder / "logs")
+    asked = config(launcher="ray", supervision={"update_s": 3.0})
+    plan = LaunchPlan(asked, stations_with(ranks), LAYOUT, NO_WEIGHTS, folder / "logs", check_report=lambda _: None)
     return launch_on_ray(plan)
 
 

@@ -36,10 +36,10 @@ from tests.runtime.test_weights_between_processes import LAYOUT, TENSORS, WIDTH
 from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.memory.weights import SharedWeights
-from polyrhythm.training.ranks import open_ranks
+from polyrhythm.training.ranks import Meeting, open_ranks
 
 rank, folder, way = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-ranks = open_ranks(rank, 2, folder / "ranks", "cpu", "shard", ShardSettings())
+ranks = open_ranks(rank, 2, Meeting(folder / "ranks"), "cpu", "shard", ShardSettings())
 mesh = init_device_mesh("cpu", (2,))
 weights = SharedWeights(LAYOUT, memoryview(open_segment(folder, "weights")), folder)
 

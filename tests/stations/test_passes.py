@@ -130,6 +130,32 @@ def test_both_kinds_of_passes_give_a_policy_the_same_inputs_and_a_slot_the_same_
     assert records[f"{FORWARD_INPUTS}half"].any()
 
 
+@pytest.mark.parametrize("covered", [(), (0,), (1,), (0, 1)], ids=["none", "first", "second", "all"])
+def test_observations_on_the_device_are_those_of_the_arena(covered):
+    """For batches of two requests, padded, of which some have their observations on the device."""
+    arena, model, rng = mixed_arena(), Mixed(), np.random.default_rng(1)
+    layout, sizes, entries = BatchLayout.of(arena), (2, 3), rng.integers(0, 45, 5)
+    hidden = [n for n in range(45) if n not in entries]
+    for passes in (HostPasses(layout, 9), DevicePasses(CPU, layout, 9, None)):
+        for _ in range(2):  # the memory is used again
+            buffer, first = passes.buffer(7), 0
+            for number, size in enumerate(sizes):
+                own = entries[first : first + size]
+                there = number in covered
+                # What is on the device need not be read in the arena.
+                view = RequestView(np.full(size, hidden[0]) if there and len(covered) == 2 else own, own, own % 2 == 0)
+                buffer.put_request(first, view)
+                if there:
+                    buffer.put_on_device(first, {n: torch.from_numpy(a[own].copy()) for n, a in arena.obs.items()})
+                first += size
+            buffer.pad(first)
+            buffer.gather(arena)
+            passes.launch(model, 7, 7)
+            passes.finish()
+            for name, array in arena.obs.items():
+                assert np.array_equal(model.given[name].numpy(), array[[*entries, entries[0], entries[0]]]), name
+
+
 def test_the_memory_of_a_pass_is_refilled_only_after_it_has_finished():
     arena, model, rng = mixed_arena(), Mixed(), np.random.default_rng(5)
     passes = DevicePasses(CPU, BatchLayout.of(arena), 9, None)

@@ -165,6 +165,9 @@ class EnvTraits:
     prepares_observations: Annotated[bool, "the first observation of a reset ahead is prepared ahead too"] = False
     async_steps: Annotated[bool, "steps that wait for something outside overlap; needs EnvSpec.chunk"] = False
     texts: Annotated[bool, "its batches have the texts of an episode that has ended, for evaluations"] = False
+    observes_on_device: Annotated[
+        bool, "its batches have observations as tensors on their device, which generators there read there"
+    ] = False
 
 
 #: Methods that a trait requires.
@@ -183,6 +186,7 @@ BATCH_METHODS: Mapping[str, tuple[str, ...]] = {
     "prepares_observations": ("prepare_observation",),
     "async_steps": ("begin_step", "drop_step", "waits", "fileno"),
     "texts": ("texts",),
+    "observes_on_device": ("observe_on_device",),
 }
 
 
@@ -257,6 +261,9 @@ class FullEnvBatch(EnvBatch, Protocol):
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when `waits` may have changed since its last call."""
+
+    def observe_on_device(self, rows: RowNumbers) -> Mapping[str, Any]:
+        """As `observe`, in torch's tensors [n, ...] on the batch's device, of the spec's shapes and dtypes."""
 
     def texts(self, row: int) -> Sequence[str]:
         """Prompt of the row's episode, then the policy's messages and the environment's replies in turn.

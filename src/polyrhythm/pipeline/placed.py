@@ -106,11 +106,12 @@ def list_seat_warnings(
 ) -> list[str]:
     """The `Placed.warnings` that need no seats, for machines on which not every station has one."""
     names = station_names(config, trainer=trainer) if names is None else names
-    count = _devices_of(config, devices).count
+    count, preset = _devices_of(config, devices).count, config.placement.preset
     found = []
-    if config.launcher != "inline" and 0 < count < (config.devices or 0):
-        there = f"{count} device{'s' if count > 1 else ''}"
-        found = [f"devices = {config.devices}: there are {there}; add devices={count} to scale the row"]
+    least = _least_devices(preset) if preset is not None else 1  # with fewer it is an error
+    if config.launcher != "inline" and least <= count < (config.devices or 0):
+        there = f"are {count} devices" if count > 1 else "is 1 device"
+        found = [f"devices = {config.devices}: there {there}; add devices={count} to scale the row"]
     found += list_unused_devices(config.placement, names)
     return found + (list_excess_threads(config.placement, names, count_cores()) if config.launcher == "local" else [])
 

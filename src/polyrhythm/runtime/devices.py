@@ -8,24 +8,32 @@ everything that follows from a placement: seats, leases, process groups, and the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 CPU = "cpu"
 CUDA: Literal["cuda"] = "cuda"
 SIMULATED: Literal["sim"] = "sim"
 
 
+class NodeMemory(NamedTuple):
+    """Bytes of a node's host memory and of each of its devices, 0 for what is not known."""
+
+    host: int = 0
+    device: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Devices:
     """Devices by node. nodes: the name of each node, "" for this machine, and its number of devices; kind: of all of
-    them.
+    them; memory: of nodes where it is known without looking.
 
     Example: nodes (a, 2) and (b, 2): device 3 is `cuda:3`, the second one of node b, and `cuda:1` there.
     """
 
     nodes: Sequence[tuple[str, int]] = ()
     kind: Literal["cuda", "sim"] = "cuda"
+    memory: Mapping[str, NodeMemory] = field(default_factory=dict)
 
     @property
     def count(self) -> int:

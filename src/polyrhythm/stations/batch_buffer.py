@@ -6,6 +6,7 @@ pinned if the policy is on a device.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -113,7 +114,8 @@ class BatchBuffer:
         self.view = RequestView(entries, noise_key.numpy(), greedy.numpy())
         self.obs = {name: tensor.numpy() for name, tensor in obs.items()}
         self._fetched: list[tuple[int, Mapping[str, NDArray[Any]]]] = []
-        self._requested = len(entries)  # rows that are not padding
+        self._on_device: list[tuple[int, Mapping[str, Tensor]]] = []
+        self._requested = self._real = len(entries)  # rows that are not padding, of this and of the gathered batch
         self._fields = {name: answers[name] for name in answers.dtype.names or ()}
         self._forms = {n: (x.shape, x.dtype.kind == "f") for n, x in self._fields.items() if n not in _OWN}
 
@@ -123,14 +125,33 @@ class BatchBuffer:
         if view.obs is not None:
             self._fetched.append((first, view.obs))
 
+    def put_on_device(self, first: int, obs: Mapping[str, Tensor]) -> None:
+        """The observations of rows from `first` on are on the policy's device: `take_on_device` copies them."""
+        self._on_device.append((first, obs))
+
+    def take_on_device(self, obs: Mapping[str, Tensor]) -> None:
+        """Copy the observations that are on the device to `obs`, the pass's inputs there [n, ...]."""
+        for first, arrays in self._on_device:
+            for name, tensor in arrays.items():
+                obs[name][first : first + len(tensor)].copy_(tensor)
+        for name in {name for _, arrays in self._on_device for name in arrays}:
+            obs[name][self._real :] = obs[name][0]
+        self._on_device.clear()
+
     def pad(self, first: int) -> None:
         for array in (self.view.entries, self.view.noise_key, self.view.greedy):
             array[first:] = array[0]
         self._requested = first
 
     def gather(self, arena: Arena) -> None:
-        """Copy the observations of the requested rows, from the arena or as fetched."""
+        """Copy the observations of the requested rows that are not on the device, from the arena or as fetched."""
+        self._real = self._requested
+        there = Counter[str]()
+        for _, arrays in self._on_device:
+            there.update({name: len(tensor) for name, tensor in arrays.items()})
         for name, into in self.obs.items():
+            if there[name] == self._real:
+                continue
             # A request that its slot has abandoned may name any entry; clipping keeps the index valid.
             arena.obs[name].take(self.view.entries, 0, into, "clip")
             for first, obs in self._fetched:

@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol
 
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.observed import ObservedReader
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.tensors import Module, tensors_of
 from polyrhythm.runtime.memory.weights import Weights
@@ -112,7 +113,8 @@ class PolicyCopies:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorContext:
-    """Shared by a generator and its engine. label: the policy's name in errors."""
+    """Shared by a generator and its engine. label: the policy's name in errors; observed: observations on its device;
+    None: all come from the arena."""
 
     name: str
     incarnation: int
@@ -120,6 +122,7 @@ class GeneratorContext:
     arena: Arena
     channels: Channels
     label: str
+    observed: ObservedReader | None = None
 
 
 class GeneratorEngine(Protocol):

@@ -12,6 +12,7 @@ from polyrhythm.policies.base import Policy, as_module, as_settings, extended_se
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.traits import policy_traits, settings_traits
 from polyrhythm.runtime.factories import StationContext
+from polyrhythm.runtime.memory.observed import ObservedReader
 from polyrhythm.runtime.messages import Station
 from polyrhythm.scheduler.records import GeneratorJoined
 from polyrhythm.specs import EnvSpec, WeightsLayout
@@ -91,7 +92,10 @@ class GeneratorFactory:
         if self.evaluates == "too":
             pinned = self.policy.build(context.device, "act", weights.layout)
         copies = PolicyCopies(policy, pinned, weights)
-        own = GeneratorContext(self.name, incarnation, copies, context.arena, context.channels, self.policy.label)
+        observed = ObservedReader(seat) if (seat := context.device_seat) is not None else None
+        own = GeneratorContext(
+            self.name, incarnation, copies, context.arena, context.channels, self.policy.label, observed
+        )
         engine: GeneratorEngine = (
             StreamingEngine(own, places=self.places, resumes=self.resumes)
             if self.places

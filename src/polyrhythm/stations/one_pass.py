@@ -128,7 +128,8 @@ class OnePassEngine:
 
     def _launch(self, command: Serve) -> None:
         """Gather the active rows of all requests, pad them to the bucket, and launch the pass."""
-        begun, batch, arena = time.monotonic(), command.batch, self._context.arena
+        begun, batch = time.monotonic(), command.batch
+        arena, observed = self._context.arena, self._context.observed
         if not self._flying:
             self.doing = ("pass", begun)
         rows = padded(sum(request.rows for request in batch.requests), self._buckets)
@@ -136,6 +137,9 @@ class OnePassEngine:
         arena.fetch_requests((request.slot, request.rows) for request in batch.requests)
         for request in batch.requests:
             buffer.put_request(first, arena.view(request.slot, request.rows))
+            seen = observed.find(request.slot, request.sequence, request.rows) if observed is not None else None
+            if seen is not None:
+                buffer.put_on_device(first, seen)
             first += request.rows
         if first < rows:
             buffer.pad(first)
@@ -168,6 +172,8 @@ class OnePassEngine:
     def suspend(self) -> None:
         assert not self._flying, f"{self._context.name} has a pass under way"
         del self._passes  # `resume` makes new ones
+        if self._context.observed is not None:
+            self._context.observed.drop()
 
     def resume(self) -> None:
         """Recreate the passes; on CUDA, warm up and capture again, as tensors have new addresses."""
@@ -179,8 +185,12 @@ class OnePassEngine:
         return [f"{self._context.name} has {type(flight.command).__name__} to do" for flight in list(self._flying)]
 
     def statistics(self) -> dict[str, float]:
-        """passes: forward passes; rows: answered rows; padding: rows computed as padding."""
-        return {"passes": float(self._served), "rows": float(self._rows), "padding": float(self._padding)}
+        """passes: forward passes; rows: answered rows; padding: rows computed as padding; rows_on_device: rows whose
+        observations were read in the memory of a simulator on the same device."""
+        counts = {"passes": self._served, "rows": self._rows, "padding": self._padding}
+        if (observed := self._context.observed) is not None:
+            counts["rows_on_device"] = observed.rows
+        return {name: float(count) for name, count in counts.items()}
 
     def close(self) -> None:
         self._flying.clear()

@@ -88,6 +88,7 @@ class HostPasses:
 
     def launch(self, policy: Policy, rows: int, version: int) -> None:
         buffer = self._launched = self._memory.buffer(rows)
+        buffer.take_on_device(buffer.inputs[0])
         act = policy.act(*buffer.inputs)
         if wrong := buffer.form_error(act):
             raise UnfitAct(wrong)
@@ -187,6 +188,7 @@ class DevicePasses:
             copies.record(slot.landed)
         copies.computation_waits(slot.landed)
         _copy(self._inputs, slot.landing, inputs)
+        slot.memory.buffer(rows).take_on_device(self._layout.inputs_over(self._inputs, rows)[0])
         run = self._runs.get((policy, rows))
         if run is None:
             run = self._runs[policy, rows] = self._make_run(policy, rows)

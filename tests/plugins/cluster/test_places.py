@@ -398,3 +398,38 @@ def test_a_host_is_silent_after_several_questions_and_not_once_it_answers() -> N
     client.may.release(100)
     wait_until(lambda: watch.answered > now)
     watch.close()
+
+
+def test_a_process_on_a_device_goes_where_one_is_reserved_else_shares_one() -> None:
+    """Free CPUs alone are no room for it, and a node without devices none to share."""
+    survey = Seen({"a": 1.0, "c": 8.0}, {})
+    survey.sight = Sight(survey.sight.free, {}, frozenset("a"))
+    found = HostDirectory(
+        {"trainer": A, "s": A, "t": B, "c": C},
+        {},
+        {"main": "m", "a": "x", "b": "y", "c": "z"},
+        ("a", "main"),
+        survey,  # type: ignore[arg-type]
+        Needs(dict.fromkeys("stc", 1.0), [(frozenset("t"), 0)], frozenset("t")),
+    )
+    found.on_station_ended("t", NOW)
+    assert not found.advance(NOW, ()).placed, "it may wait"
+    survey.sight = Sight(survey.sight.free, {"t": "c"}, frozenset("ac"))
+    assert found.advance(NOW, ()).placed == ["t"]
+    assert found.host_of("t") == "c"
+
+    needed = HostDirectory(
+        {"trainer": A, "s": A, "t": B, "c": C},
+        {},
+        {"main": "m", "a": "x", "b": "y", "c": "z"},
+        ("a", "main"),
+        survey,  # type: ignore[arg-type]
+        Needs(dict.fromkeys("stc", 1.0), [(frozenset("t"), 1)], frozenset("t")),
+    )
+    survey.sight = Sight(survey.sight.free, {}, frozenset("a"))
+    needed.on_station_ended("t", NOW)
+    assert needed.advance(NOW, ()).placed == ["t"]
+    assert needed.host_of("t") == "a", "it shares a device there, though c has more CPUs"
+    survey.sight = Sight(survey.sight.free, {"t": "c"}, frozenset("ac"))
+    (moves,) = needed.advance(NOW + 60.0, ()).leaving.values()
+    assert moves.moves

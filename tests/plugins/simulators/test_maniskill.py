@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,19 @@ import pytest
 from pydantic import ValidationError
 from tests.plugins.simulators.bridge_assets import BACKGROUND as BRIDGE
 from tests.plugins.simulators.bridge_assets import make_assets
+from tests.process.runs import LOCKSTEP, config
 
 from polyrhythm.config.load import load_config
 from polyrhythm.envs.base import EnvBatch, RowsFailed, StepResult, batch_traits
 from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.plugins.simulators.maniskill import library
 from polyrhythm.plugins.simulators.maniskill.env import CpuBatch, GpuBatch, ManiSkillSettings
 from polyrhythm.plugins.simulators.maniskill.library import probe
 from polyrhythm.plugins.simulators.maniskill.settings import INSTRUCTIONS, OTHER_WORDS, instruction_of, read_sentences
 from polyrhythm.plugins.simulators.maniskill.world import World
+from polyrhythm.scheduler.records import DeviceYielded
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 
 PICK, PUSH, PULL, LIFT = "PickCube-v1", "PushCube-v1", "PullCube-v1", "LiftPegUpright-v1"
@@ -184,9 +189,11 @@ class Line:
         done = self.at[:, 0] >= 3
         return StepResult(self.at[:, 0].copy(), done, np.zeros_like(done), done)
 
-    def observe(self) -> dict[str, Any]:
+    def tensors(self) -> dict[str, Any]:
+        import torch
+
         self.drawn += 1
-        return {"state": self.at.copy()}
+        return {"state": torch.from_numpy(self.at.copy())}
 
     def arrays(self) -> dict[str, ArraySpec]:
         return {"state": ArraySpec((1,), "float32")}
@@ -845,12 +852,35 @@ def test_a_gpu_batch_of_one_row_does_what_a_cpu_batch_does(maniskill):
     """The world of one row on the CPU in place of a GPU's."""
     settings = ManiSkillSettings(tasks=(PICK,), backend="cpu")
     cpu, gpu = CpuBatch(settings, 1), GpuBatch(settings, World(settings, PICK, 1))
+    assert (batch_traits(cpu).observes_on_device, batch_traits(gpu).observes_on_device) == (False, True)
     for batch in (cpu, gpu):
         batch.reset([0], [0], [9])
         batch.step([0], actions(batch, *[0.3] * 8))
-    assert np.array_equal(observe(cpu, [0])["state"], observe(gpu, [0])["state"])
+    wanted = observe(cpu, [0])["state"]
+    assert np.array_equal(wanted, observe(gpu, [0])["state"])
+    assert np.array_equal(wanted, gpu.observe_on_device([0])["state"].numpy())
+    gpu.suspend()
+    gpu.resume()
+    assert np.array_equal(wanted, observe(gpu, [0])["state"])
     cpu.close()
     gpu.close()
+
+
+@pytest.mark.sim
+def test_a_tensor_of_pictures_is_what_the_arrays_are(maniskill):
+    """To one level where a digital twin's picture is resized on its device, as Pillow does not compute in floats."""
+    import torch
+
+    twin_settings = {"kwargs": {"obj_set": "train"}, "observation": "rgb", "proprio": "joints", "image_size": (24, 32)}
+    for task, section in ((PUSH, {"observation": "rgbd", "image_size": 32}), (TWIN, twin_settings)):
+        world = World(ManiSkillSettings(tasks=(task,), **section), task, 1)
+        arrays, tensors = world.observe(), world.tensors()
+        assert arrays.keys() == tensors.keys()
+        for name, array in arrays.items():
+            assert (tensors[name].dtype, tuple(tensors[name].shape)) == (torch.from_numpy(array).dtype, array.shape)
+            most = 1 if (task, name) == (TWIN, "image") else 0
+            assert np.abs(tensors[name].numpy().astype(np.float64) - array).max() <= most
+        world.close()
 
 
 @pytest.mark.sim
@@ -874,6 +904,55 @@ def test_the_recipe_fits_the_simulator(maniskill):
     env = load_config("maniskill_pushcube").env
     assert isinstance(env, ManiSkillSettings)
     assert probe(env).spec.observation["state"].shape == (35,)
+
+
+def whole_run(folder: Path, env: dict[str, Any], rows: int, **placement: Any) -> tuple[Any, dict[str, Any], Any]:
+    """Two versions of a lock-step run; its pipeline, closed, statistics and last weights."""
+    base = {
+        **LOCKSTEP,
+        "env": {"tasks": [PUSH], "control_mode": "pd_ee_delta_pos", "max_steps": 6, **env},
+        "policy": {"type": "gaussian", "hidden": 16},
+        "rollout": {"rows": rows, "routing": "fixed", "buckets": [4]},
+        "training": {**LOCKSTEP["training"], "versions": 2, "mini_batch_samples": 2},
+    }
+    folder.mkdir()
+    changes = {"launcher": "local", "placement": {"simulated_devices": 1, **placement}} if placement else {}
+    pipeline = build_pipeline(RunContext(config(base, **{"launcher": "inline", **changes}), folder=folder), record=True)
+    with closing(pipeline):
+        pipeline.loop.train_until(2)
+        statistics = pipeline.launcher.hosting.statistics(fresh=True)
+        _, weights = pipeline.weights.read(2)
+    return pipeline, statistics, weights
+
+
+SCENE = {"type": "tests.plugins.simulators.scene_settings:SceneSettings"}
+ON_ONE_DEVICE = {kind: {"devices": "0"} for kind in ("simulators", "generators", "trainer")}
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(("env", "rows"), [({"type": "maniskill"}, 2), (SCENE, 1)], ids=["rows", "scene"])
+def test_under_a_lease_a_run_has_the_weights_of_one_without(maniskill, tmp_path, env, rows):
+    """A device that simulator, generator and trainer have in turn, each switch with a new instance."""
+    import torch
+
+    _, _, wanted = whole_run(tmp_path / "alone", env, rows)
+    leased = {"sharing": "lease", "lease": {"min_hold_s": 0.05}, **ON_ONE_DEVICE}
+    pipeline, statistics, weights = whole_run(tmp_path / "leased", env, rows, **leased)
+    assert all(torch.equal(wanted[name], tensor) for name, tensor in weights.items())
+    left = [decision.event for decision in pipeline.loop.trace if isinstance(decision.event, DeviceYielded)]
+    assert {event.station for event in left} == {"simulator-0", "generator-0", "trainer"}
+    assert statistics["simulator-0"]["switches"] >= 4
+    assert statistics["generator-0"].get("rows_on_device", 0) == 0, "the simulator is away when its request is answered"
+
+
+@pytest.mark.sim
+def test_a_generator_on_the_scenes_device_reads_its_observations_there(maniskill, tmp_path):
+    import torch
+
+    _, _, wanted = whole_run(tmp_path / "alone", SCENE, 1)
+    _, statistics, weights = whole_run(tmp_path / "devices", SCENE, 1, **ON_ONE_DEVICE)
+    assert statistics["generator-0"]["rows_on_device"] == statistics["generator-0"]["rows"] > 0
+    assert all(torch.equal(wanted[name], tensor) for name, tensor in weights.items())
 
 
 @pytest.mark.gpu

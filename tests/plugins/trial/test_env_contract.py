@@ -31,6 +31,7 @@ OURS = {
     "maniskill": ManiSkillSettings(tasks=("PushCube-v1",), observation="rgb", image_size=32, max_steps=12),
     "maniskill state": ManiSkillSettings(tasks=("PickCube-v1",), reward="normalized_dense"),
     "walk": WalkSettings(),
+    "walk on a device": WalkSettings(defect="on device"),
     "walk from fixed states": WalkSettings(defect="fixed states"),
 }
 HERE = r"\(.*broken_envs.py, line \d+\)"
@@ -98,6 +99,8 @@ DEFECTS = {
     "no expert": ("traits", "the trait expert is declared, but Walk has no expert_actions", "add it, or leave"),
     "no variants": ("traits", "the trait variants is declared, but WalkSettings has no variants", "add it, or leave"),
     "resets beside": ("traits", "row 0 shows another 'x' while a thread resets row 1", "leave the trait resets_ahead"),
+    "other on device": ("traits", "observe_on_device gives another 'x' than observe", "return the same, as tensors"),
+    "forgets": ("traits", "a row shows another 'x' after suspend and resume", "bring the state back unchanged"),
     "close raises": ("close", rf"close raised OSError: no such window {HERE}", "fix it there"),
 }
 NOTES = {

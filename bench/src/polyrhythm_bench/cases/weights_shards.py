@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.memory.weights import SharedWeights
-from polyrhythm.training.ranks import open_ranks
+from polyrhythm.training.ranks import Meeting, open_ranks
 from polyrhythm_bench.harness.worker import Answer, Worker
 from polyrhythm_bench.workloads.linear_model import layout_of, linear_model, seconds
 
@@ -42,7 +42,7 @@ def publish(workers: list[Worker], version: int) -> float:
 
 @contextmanager
 def rank(rank: int, ranks: int, folder: str, store: str, megabytes: int, *, gathers: bool) -> Iterator[Answer]:
-    joined = open_ranks(rank, ranks, Path(store), "cpu", "shard", ShardSettings())
+    joined = open_ranks(rank, ranks, Meeting(Path(store)), "cpu", "shard", ShardSettings())
     mesh = init_device_mesh("cpu", (ranks,))
     whole = linear_model(megabytes).state_dict()
     layout = layout_of(whole)

@@ -17,7 +17,6 @@ from torch import Tensor
 from polyrhythm.config.load import save_config, validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError, StartError
-from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.metrics import MetricsWriter, rewind
 from polyrhythm.observe.run_folder import (
     CHANGES_FILE,
@@ -54,6 +53,7 @@ from polyrhythm.plugin import load
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import load_published, published_state
 from polyrhythm.policies.traits import policy_traits
+from polyrhythm.readable import counted
 from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)

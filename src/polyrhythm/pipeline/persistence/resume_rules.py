@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polyrhythm.config.base import NotFound
+from polyrhythm.config.base import NotFound, written
 from polyrhythm.config.load import load_config
 from polyrhythm.config.recipes import read
 from polyrhythm.config.schema import RunConfig
@@ -210,7 +210,7 @@ def may_change() -> frozenset[str]:
 
 def as_written(value: object) -> str:
     """A setting's value in command-line syntax; an empty string is quoted."""
-    return "null" if value is None else f'"{value}"' if value == "" else str(value)
+    return '""' if value == "" else written(value)
 
 
 def differences(

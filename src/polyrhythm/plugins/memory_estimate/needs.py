@@ -78,7 +78,7 @@ def memory_by_station(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> dic
         found[batches[0].name.rpartition(".")[0]] = {"arena blocks": rows * (arena.nbytes // arena.blocks)}
     for part in parts:
         offloaded = part.purpose == "optimizer" and config.training.optimizer.offload
-        name = part.purpose + " (host)" * offloaded
+        name = f"{part.purpose} (host)" if offloaded else part.purpose
         found.setdefault(part.station, {})[name] = part.nbytes
     return found
 

@@ -189,7 +189,7 @@ def _divisions(planner: Planner, config: RunConfig) -> Iterator[dict[str, Any]]:
     own = trainer_ranks(config, planner.machine.devices)
     if own > 1 and config.placement.trainer.strategy == "replicate":
         yield {_STRATEGY: "shard"}
-    for ranks in range(own + 1, planner.machine.devices + 1):
+    for ranks in range(own + 1, planner.machine.devices.count + 1):
         try:
             check_ranks(config, ranks)
         except ConfigError:

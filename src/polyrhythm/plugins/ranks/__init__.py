@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from polyrhythm.checks import Check, CheckContext
 from polyrhythm.errors import ConfigError
-from polyrhythm.observe.intervals import counted
 from polyrhythm.plugin import Plugin
+from polyrhythm.readable import counted
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig

@@ -59,11 +59,11 @@ def part_of(x: Tensor, like: Tensor | None = None) -> Tensor:
             return x.to_local()
     if not isinstance(like, DTensor):
         return x
-    mesh, (placement,) = like.device_mesh, like.placements
-    assert isinstance(placement, Shard)
-    pieces = x.chunk(mesh.size(), dim=placement.dim)
-    rank = mesh.get_local_rank()
-    return pieces[rank] if rank < len(pieces) else x.narrow(placement.dim, 0, 0)
+    mesh = like.device_mesh
+    ((over, dim),) = [(at, each.dim) for at, each in enumerate(like.placements) if isinstance(each, Shard)]
+    pieces = x.chunk(mesh.size(over), dim=dim)
+    rank = mesh.get_local_rank(over)
+    return pieces[rank] if rank < len(pieces) else x.narrow(dim, 0, 0)
 
 
 def shard_of(x: Tensor) -> tuple[int, int]:

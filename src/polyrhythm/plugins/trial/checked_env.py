@@ -105,6 +105,16 @@ class CheckedEnv:
             return None
         return np.asarray(self._call("expert", self.inner.expert_actions, rows))
 
+    def observe_on_device(self, rows: RowNumbers) -> Arrays:
+        """What the device shows of the rows, copied to the host."""
+        seen = self._call("observe", self.inner.observe_on_device, rows)
+        return {name: tensor.detach().cpu().numpy() for name, tensor in seen.items()}
+
+    def leave_device(self) -> None:
+        """Leave the device and come back."""
+        self._call("suspend", self.inner.suspend)
+        self._call("resume", self.inner.resume)
+
     def discard(self, row: int) -> None:
         self._call("reset", self.inner.discard, row)
 

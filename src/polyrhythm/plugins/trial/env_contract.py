@@ -20,6 +20,7 @@ from polyrhythm.conformance import ContractCheck, ContractViolation, Finding, No
 from polyrhythm.envs.base import BATCH_METHODS, SETTINGS_METHODS, EnvSettings, FullEnvSettings, traits_of
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.plugins.trial.checked_env import Arrays, CheckedEnv
+from polyrhythm.readable import counted
 from polyrhythm.specs import EnvSpec, split_seed
 from polyrhythm.specs.hashing import mix
 
@@ -121,7 +122,7 @@ def check_contract(settings: EnvSettings, rows: int, about_to: Callable[[str], N
     def build() -> str:
         env = _build(settings, rows, about_to)
         made.append(env)
-        return f"{_count(env.rows, 'row')}, {_count(len(env.spec.tasks), 'task')}, max_steps {env.spec.max_steps}"
+        return f"{counted(env.rows, 'row')}, {counted(len(env.spec.tasks), 'task')}, max_steps {env.spec.max_steps}"
 
     yield from run_checks({"build": build})
     if made:
@@ -296,7 +297,7 @@ def check_tasks(env: CheckedEnv) -> str:
         except ContractViolation as violation:
             problem = f"task {env.spec.tasks[task].name!r}: {violation.problem}"
             raise ContractViolation(problem, violation.fix) from violation
-    return f"{_count(len(env.spec.tasks), 'task')} reset"
+    return f"{counted(len(env.spec.tasks), 'task')} reset"
 
 
 def check_traits(env: CheckedEnv) -> str:
@@ -321,9 +322,32 @@ def check_traits(env: CheckedEnv) -> str:
     if env.traits.discards_rows:
         env.discard(0)
         _begin(env)
+    if env.traits.observes_on_device or env.traits.leaves_device:
+        _check_device(env)
     if env.declared.resets_ahead:
         _check_resets_ahead(env)
     return ", ".join(name for name in declared if declared[name] or has[name]) or "none"
+
+
+def _check_device(env: CheckedEnv) -> None:
+    """Check that the device shows what `observe` does, and that leaving it changes nothing."""
+    every = range(env.rows)
+    _begin(env)
+    env.step(every, _actions(env, env.rows))
+    shown = env.observe(every)
+    if _differing(shown, env.observe(every)):
+        return  # not repeatable, so a comparison means nothing
+    if env.traits.observes_on_device:
+        there = env.observe_on_device(every)
+        if there.keys() != shown.keys() or (name := _differing(shown, there)):
+            what = "other arrays" if there.keys() != shown.keys() else f"another {name!r}"
+            raise ContractViolation(f"observe_on_device gives {what} than observe", "return the same, as tensors")
+    if env.traits.leaves_device:
+        env.leave_device()
+        if name := _differing(shown, env.observe(every)):
+            raise ContractViolation(
+                f"a row shows another {name!r} after suspend and resume", "bring the state back unchanged"
+            )
 
 
 def _check_resets_ahead(env: CheckedEnv) -> None:
@@ -350,10 +374,6 @@ def _check_resets_ahead(env: CheckedEnv) -> None:
 
 
 # ------------------------------------------------------------ helpers
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _begin(env: CheckedEnv, *, seed: int = 1, task: int = 0) -> Arrays:

@@ -24,9 +24,11 @@ from polyrhythm.plugins.cluster.parcels import Parcels, SharedParcels
 from polyrhythm.plugins.workflow import protocol as p
 from polyrhythm.plugins.workflow.channel import Channel, PendingPuts, Reply
 from polyrhythm.plugins.workflow.protocol import Parcel, WorkerFailed, WorkflowError
+from polyrhythm.plugins.workflow.shipments import Shipping
 from polyrhythm.plugins.workflow.values import Carrier
 from polyrhythm.plugins.workflow.worker import Worker, WorkerContext, is_public
 from polyrhythm.plugins.workflow.worker_device import SwitchFailed, WorkerDevice
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import FromWorker, Order, Station, StationTraits, StopWork, ToWorker, WorkerJoined
 from polyrhythm.runtime.spans import Span
@@ -92,7 +94,8 @@ _TRACE_CHARS, _ERROR_CHARS = 6000, 1000
 @dataclass(frozen=True)
 class WorkerFactory:
     """Makes one rank of a group. worker: class as module:name; arguments: packed; sizes: number of ranks by group.
-    in_turn: whether it may share its device in turn, so that it is made by its first call."""
+    in_turn: whether it may share its device in turn, so that it is made by its first call; preload: slow modules that
+    its class needs."""
 
     name: str
     group: str
@@ -102,6 +105,7 @@ class WorkerFactory:
     sizes: Mapping[str, int]
     wait_s: float
     in_turn: bool = False
+    preload: tuple[str, ...] = ()
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         memory = context.memory
@@ -139,7 +143,8 @@ class WorkerStation:
         self._resumes: Callable[[], bool] = lambda: True  # inline: whether the call that has paused can go on
         self._receive: Callable[[float], None] | None = None
         self._turn: Turn | None = None
-        self.carrier = Carrier(parcels, lambda name: Channel(name, self), context.device)
+        self.carrier = Carrier(parcels, lambda name, on_device: Channel(name, self, on_device), context.device)
+        self._folder = context.memory.folder if context.memory is not None else None
         self.wait_s, self.puts = factory.wait_s, PendingPuts()
         self._device = WorkerDevice(context.device, in_turn=factory.in_turn)
         self._context = WorkerContext(factory.group, factory.rank, factory.sizes, self._device, self)
@@ -192,6 +197,9 @@ class WorkerStation:
                 self._on_answer(message)
             case p.Placed():
                 self._device.place(in_turn=message.in_turn)
+                if message.beside and self._folder is not None and not message.device.endswith(CPU):
+                    owner = f"{self.name}.{self._incarnation}"
+                    self.carrier.ship_by(Shipping(message, self._device.name, self._folder, owner))
             case _:
                 raise UnfitMessage("impossible", f"{self.name} can neither be called so nor has it asked for {message}")
 
@@ -266,6 +274,7 @@ class WorkerStation:
         """Leave the device or come onto it, as told. SwitchFailed: offload or onload raised."""
         command, worker = self._device.order, self._worker
         assert command is not None
+        self.carrier.free_received()
         if worker is None:
             freed, seconds = self._device.obey(lambda: 0, lambda: None)
         else:
@@ -331,6 +340,7 @@ class WorkerStation:
         finally:
             self._doing = ("", 0.0)
             self._done += 1
+            self.carrier.free_received()
 
     def _raise(self, number: int, text: str) -> None:
         self._send(p.Raised(number, text[:_ERROR_CHARS], traceback.format_exc()[-_TRACE_CHARS:]))

@@ -57,10 +57,14 @@ class CudaHandles:
         """The handle by which another process opens the memory. RuntimeError: it cannot be shared."""
         return msgspec.msgpack.encode(list(memory.untyped_storage()._share_cuda_()))
 
-    def open(self, handle: bytes) -> Tensor:
-        """The memory that another process exported. RuntimeError: it cannot be opened."""
+    def open(self, handle: bytes, *, here: bool = False) -> Tensor:
+        """The memory that another process exported. RuntimeError: it cannot be opened. here: it is on this process's
+        device, which may have another number for a process that is bound to it."""
         torch.cuda.init()
-        storage = torch.UntypedStorage._new_shared_cuda(*msgspec.msgpack.decode(handle))
+        fields = msgspec.msgpack.decode(handle)
+        if here:
+            fields[0] = self.device.index
+        storage = torch.UntypedStorage._new_shared_cuda(*fields)
         return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
 
     def wait(self) -> None:
@@ -89,7 +93,7 @@ class SimulatedHandles:
     def export(self, memory: Tensor) -> bytes:
         return str(self._files[memory.data_ptr()]).encode()
 
-    def open(self, handle: bytes) -> Tensor:
+    def open(self, handle: bytes, *, here: bool = False) -> Tensor:  # noqa: ARG002 - as of `CudaHandles`
         return self._map(Path(handle.decode()))
 
     def wait(self) -> None: ...

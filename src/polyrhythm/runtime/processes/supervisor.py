@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import Joining, Resources, StationList, pack
 from polyrhythm.runtime.hosts import MAIN, SAME, ClockOffset, Hosts, SpanAlignment
@@ -500,6 +502,14 @@ class Supervisor:
         if name in station.asked and (beat.pending_work is not None or not self._work_asked):
             station.asked[name] = beat
         rank.on_heartbeat(now, beat.doing, beat.for_s, beat.place)
+
+    def on_failed(self, failed: wire.Failed, now: float) -> None:
+        """A rank says why it ends; its host's clock may be unknown. UnfitMessage: there is no such rank."""
+        station = self.stations[failed.station]
+        rank = station.incarnation.rank(failed.rank)
+        host = station.processes_by_rank[failed.rank].host
+        offset = SAME if self.hosts is None else self.hosts.offset_of(host)
+        rank.failure = structs.replace(failed, at=now if offset is None else failed.at - offset.ahead_s)
 
     def set_tracing(self, on: bool) -> None:
         self._tracing = on

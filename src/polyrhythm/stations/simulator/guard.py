@@ -120,6 +120,22 @@ class GuardedEnv:
         except RowsFailed as failed:
             raise _fault("observe", first_cause(failed)) from failed
 
+    def observe_on_device(self, rows: RowNumbers) -> Mapping[str, Any]:
+        """Tensors [n, ...] on the device. A row that has failed shows what another one does; {} if all have."""
+        kept = [place for place, row in enumerate(rows) if int(row) not in self.failed]
+        if not kept:
+            return {}
+        try:
+            seen: Mapping[str, Any] = self._call(
+                "observe", self.inner.observe_on_device, np.asarray(rows, np.intp)[kept]
+            )
+        except RowsFailed as failed:
+            raise _fault("observe", first_cause(failed)) from failed
+        if len(kept) == len(rows):
+            return seen
+        at = [kept.index(place) if place in kept else 0 for place in range(len(rows))]
+        return {name: tensor[at] for name, tensor in seen.items()}
+
     def _keep_faults(self, call: str, failed: RowsFailed, rows: RowNumbers) -> None:
         """Store the faults of rows. RunHalted: the rows are not of the call."""
         if not failed.errors or not failed.errors.keys() <= set(map(int, rows)):

@@ -8,22 +8,27 @@ large ones are rendered row by row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType as ReadOnly
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.base import EnvBatch
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, Entries, whole
 from polyrhythm.scheduler.records import Grant, SlotInfo, Ticket
 from polyrhythm.specs import INSTRUCTION, PROGRESS, Task
 from polyrhythm.specs.finite import first_not_finite
 from polyrhythm.specs.hashing import mix_array
 from polyrhythm.stations.simulator.chunk import ChunkResult
+from polyrhythm.stations.simulator.guard import GuardedEnv
+
+if TYPE_CHECKING:
+    from polyrhythm.runtime.memory.observed import ObservedBlock
 
 Index = slice | NDArray[np.intp]
+#: Makes a slot's memory of observations on the device; None where the device's memory cannot be shared.
+MakeBlock = Callable[[SlotInfo], "ObservedBlock | None"]
 
 
 def as_index(rows: NDArray[np.intp]) -> Index:
@@ -172,10 +177,12 @@ _LARGE = 4096
 
 
 class Recorder:
-    """Writes the observations of one slot, whose rows are `first`..`first + rows - 1` of `env`."""
+    """Writes the observations of one slot, whose rows are `first`..`first + rows - 1` of `env`. make_block: makes the
+    memory of its observations on the device; None, or what returns None: they are made on the host."""
 
-    def __init__(self, info: SlotInfo, env: EnvBatch, arena: Arena) -> None:
-        self.arena = arena
+    def __init__(self, info: SlotInfo, env: GuardedEnv, arena: Arena, make_block: MakeBlock | None = None) -> None:
+        self.arena, self._info, self._make_block = arena, info, make_block
+        self._block = make_block(info) if make_block else None
         self._env = env
         self._numbers = np.arange(info.first, info.first + info.rows)
         self._shown = {name: arena.obs[name] for name in env.spec.observation}
@@ -196,7 +203,15 @@ class Recorder:
         """
         numbers = self._numbers[rows]
         self._progress[entries] = progress
-        if isinstance(entries, slice):
+        if self._block is not None:
+            seen = {}
+            if tensors := self._env.observe_on_device(numbers):
+                self._block.record(numbers - self._info.first, tensors)
+                seen = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+            for name, array in seen.items():
+                self._shown[name][entries] = array
+            seen = {name: array for name, array in seen.items() if name in self._floating}
+        elif isinstance(entries, slice):
             seen = {name: array[entries] for name, array in self._shown.items()}
             self._env.observe(numbers, ReadOnly(seen))
         elif self._scratch:
@@ -211,7 +226,21 @@ class Recorder:
                 self._env.observe(numbers[place : place + 1], ReadOnly(into))
             seen = {name: self._shown[name][entries] for name in self._floating}
         # Scattered entries are checked in the scratch array: no second gather.
-        return first_not_finite({label: seen[name] for name, label in self._floating.items()})
+        return first_not_finite({label: seen[name] for name, label in self._floating.items() if name in seen})
+
+    def post(self, sequence: int, rows: NDArray[np.intp]) -> None:
+        """Show the observations of these rows on the device, for a request that is about to be sent."""
+        if self._block is not None:
+            self._block.post(sequence, rows)
+
+    def suspend(self) -> None:
+        """Free the device's memory; the arena has what was observed."""
+        if self._block is not None:
+            self._block.close()
+            self._block = None
+
+    def resume(self) -> None:
+        self._block = self._make_block(self._info) if self._make_block else None
 
     def show_instruction(self, block: int, instruction: int) -> None:
         layout = self.arena.layout

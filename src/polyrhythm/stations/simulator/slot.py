@@ -22,7 +22,7 @@ from polyrhythm.scheduler import records
 from polyrhythm.specs import EnvSpec, finite
 from polyrhythm.stations.simulator.chunk import ChunkResult, EpisodeMetrics
 from polyrhythm.stations.simulator.guard import GuardedEnv
-from polyrhythm.stations.simulator.rows import Index, Recorder, RowStates, as_index
+from polyrhythm.stations.simulator.rows import Index, MakeBlock, Recorder, RowStates, as_index
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,8 @@ class SlotIdentity:
 
 
 class Slot:
-    """One slot of `env`. env_steps: executed by its rows; metrics: of the env batch's episodes, if any."""
+    """One slot of `env`. env_steps: executed by its rows; metrics: of the env batch's episodes, if any; make_block: as
+    in `Recorder`."""
 
     def __init__(
         self,
@@ -91,6 +92,7 @@ class Slot:
         arena: Arena,
         source: SlotIdentity,
         metrics: EpisodeMetrics | None = None,
+        make_block: MakeBlock | None = None,
     ) -> None:
         self.name, self.first = info.slot, info.first
         self.pending: list[records.Grant] = []
@@ -100,7 +102,8 @@ class Slot:
         self._env = env
         self._tasks = len(env.spec.tasks)
         self._max_steps, self._stride = env.spec.max_steps, settings.stride
-        self._recorder = Recorder(info, env, arena)
+        self._recorder = Recorder(info, env, arena, make_block)
+        self.suspend, self.resume = self._recorder.suspend, self._recorder.resume
         longest = settings.episode_steps(self._max_steps)
         self._rows = RowStates(info.rows, longest, self._stride, arena.layout, env.spec.tasks)
         self._numbers = np.arange(info.first, info.first + info.rows)
@@ -190,6 +193,7 @@ class Slot:
         self._answer_rows = None
         self._sequence += 1
         self._arena.post(self.name, RequestView(numbers(self._at), state.next_keys(), state.greedy[state.index]))
+        self._recorder.post(self._sequence, state.running)
         source.emit(
             records.RequestArrived(
                 simulator=source.simulator,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from polyrhythm.config.registry import resolve
-from polyrhythm.envs.base import EnvBatch, EnvSettings
+from polyrhythm.envs.base import EnvBatch, EnvSettings, batch_traits
 from polyrhythm.envs.mujoco import RUN_FOLDER
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import StationContext
@@ -40,6 +40,7 @@ from polyrhythm.specs import EnvSpec
 from polyrhythm.stations.simulator.chunk import EpisodeMetrics, stepper, whole_batch
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.stations.simulator.reset_ahead import ResetAhead
+from polyrhythm.stations.simulator.rows import MakeBlock
 from polyrhythm.stations.simulator.slot import Slot, SlotIdentity, StepSettings
 from polyrhythm.stations.simulator.waits import DeferredSteps, Lanes
 
@@ -47,18 +48,26 @@ log = logging.getLogger(__name__)
 
 
 class Simulator:
-    """Simulator of one env batch. source: sender of its events; chunk_steps: number of chunk steps of active rows.
-    Raises ValueError for a setting that the environment does not support."""
+    """Simulator of one env batch. source: sender of its events; chunk_steps: number of chunk steps of active rows;
+    make_block: as in `Recorder`. Raises ValueError for a setting that the environment does not support."""
 
     def __init__(
-        self, source: SlotIdentity, info: records.EnvBatchInfo, env: EnvBatch, settings: StepSettings, arena: Arena
+        self,
+        source: SlotIdentity,
+        info: records.EnvBatchInfo,
+        env: EnvBatch,
+        settings: StepSettings,
+        arena: Arena,
+        make_block: MakeBlock | None = None,
     ) -> None:
         settings.check(env.spec)
         self.name, self.incarnation = source.simulator, source.incarnation
         self.env, self.info = GuardedEnv(env), info
         self.ahead = env if isinstance(env, ResetAhead) else None
         metrics = EpisodeMetrics(env.spec.metrics, env.rows) if env.spec.metrics else None
-        self.slots = {slot.slot: Slot(slot, self.env, settings, arena, source, metrics) for slot in info.slots}
+        self.slots = {
+            slot.slot: Slot(slot, self.env, settings, arena, source, metrics, make_block) for slot in info.slots
+        }
         self.chunk_steps = 0
         self._whole = not env.spec.step_rows
         self._joint = self._whole or settings.join
@@ -102,13 +111,19 @@ class Simulator:
 
     def suspend(self, _store: OffloadStore) -> int:
         """Move the environment off the leased device, if it can leave it; returns the bytes freed."""
+        for slot in self.slots.values():
+            slot.suspend()
         return self.env.inner.suspend() if self.env.traits.leaves_device else 0
 
     def resume(self, _store: OffloadStore) -> None:
         if self.env.traits.leaves_device:
             self.env.inner.resume()
+        for slot in self.slots.values():
+            slot.resume()
 
     def close(self) -> None:
+        for slot in self.slots.values():
+            slot.suspend()
         self.env.close()
 
     # ------------------------------------------------------------ messages
@@ -391,7 +406,7 @@ class SimulatorFactory:
                 refuse_other(env, self.spec, self.rows + info.spares)
                 source = SlotIdentity(self.name, incarnation, address, context.channels.emit)
                 batch = ResetAhead(env, info.spares) if info.spares else env
-                station = Simulator(source, info, batch, self.step, context.arena)
+                station = Simulator(source, info, batch, self.step, context.arena, _block_maker(context, batch))
                 undo.pop_all()
             return station
 
@@ -404,6 +419,24 @@ class SimulatorFactory:
 
     def announcements(self, incarnation: int) -> Sequence[records.SimulatorJoined]:
         return [records.SimulatorJoined(self.name, incarnation, (info,)) for info in self.batches]
+
+
+def _block_maker(context: StationContext, env: EnvBatch) -> MakeBlock | None:
+    """Makes the memory of a slot's observations on the device, if the environment has them there."""
+    seat = context.device_seat if batch_traits(env).observes_on_device else None
+    if seat is None:
+        return None
+    from polyrhythm.runtime.memory.observed import ObservedBlock  # torch
+
+    def make(info: records.SlotInfo) -> ObservedBlock | None:
+        try:
+            return ObservedBlock(seat, info.slot, info.rows, env.spec.observation)
+        except RuntimeError as error:
+            why = (str(error).splitlines() or ["no reason given"])[0]
+            log.warning("observations of %s go through host memory: %s cannot share memory (%s)", info.slot, seat, why)
+            return None
+
+    return make
 
 
 def refuse_other(env: EnvBatch, spec: EnvSpec, rows: int) -> None:

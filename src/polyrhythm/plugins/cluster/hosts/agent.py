@@ -60,7 +60,8 @@ class AgentSpec:
     """What an agent is told. host: the name of this host, if it is another; known: the hosts that the run has; folder:
     of the run on this host, if there is one already; publishers: hosts where weights are published; address: of this
     host for the others; parent: process id of who started it; main: the endpoint of main's host, "" if this is it;
-    silence_s: after which the agent ends that cannot reach it."""
+    silence_s: after which the agent ends that cannot reach it; saves: the run's folder, which has to be seen from here
+    because a rank of the trainer saves and reads its state there, "" if none does."""
 
     host: str
     known: tuple[q.Known, ...]
@@ -73,6 +74,7 @@ class AgentSpec:
     parent: int = 0
     main: str = ""
     silence_s: float = math.inf
+    saves: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,11 @@ def serve(spec: AgentSpec) -> None:
 
 
 def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, HostServer | None, HostWatch | None]:
+    if spec.saves and not Path(spec.saves).is_dir():
+        raise StartError(
+            f"the run's folder {spec.saves} cannot be seen there, where the trainer's ranks save their state and read "
+            "it; set out_dir to a folder that all nodes share"
+        )
     if not spec.folder and (shared := find_shared(spec.known, shared_root())):
         host, folder = shared
         return Found(host.host, str(folder), host.token), None, None

@@ -169,7 +169,8 @@ class HostMemory(ProcessMemory):
         self, layout: ArenaLayout, weights: WeightsLayout, folder: Path, view: HostView, sockets: Sockets
     ) -> None:
         super().__init__(layout, weights, folder)
-        self.host, self._view, self._sockets = view.own, view, sockets
+        self.host, self.address, self.ranks = view.own, view.address, view.ranks
+        self._view, self._sockets = view, sockets
         self.clients: dict[str, DataClient] = {}
         self._others: OtherHosts | None = None
         self._watch: HostWatch | None = None
@@ -184,6 +185,14 @@ class HostMemory(ProcessMemory):
 
     def is_cut_off(self) -> bool:
         return self._watch is not None and self._watch.is_silent_for(self._view.silence_s)
+
+    def find_meeting(self, host: str, name: str) -> bytes:
+        if host == self.host:
+            return super().find_meeting(host, name)
+        try:
+            return b"".join(self.clients[host].ask(q.Meeting(name)))
+        except LookupError:
+            return b""
 
     def client(self, host: str, endpoint: str, answer_s: float = q.ANSWER_S) -> DataClient:
         """A connection to the server of another host. answer_s: that an answer may take."""
@@ -243,8 +252,7 @@ class HostMemory(ProcessMemory):
         asked = self.clients[publisher]
 
         def find() -> tuple[DataClient, str]:
-            (content,) = asked.ask(q.ReadPair())
-            endpoint = bytes(content).decode()
+            endpoint = "".join(bytes(piece).decode() for piece in asked.ask(q.Meeting(q.PAIR_FILE)))
             address = urlsplit(endpoint).hostname
             if address is None or not self._sockets.could_be(endpoint):
                 raise LookupError(f"no process of host {publisher} is at {endpoint!r}")

@@ -99,15 +99,18 @@ class Bring(msgspec.Struct, frozen=True, tag=8):
     source: Source
 
 
-class ReadPair(msgspec.Struct, frozen=True, tag=9):
-    """The endpoint of the process there that sends weights to devices of other hosts (`pairs`)."""
+class Meeting(msgspec.Struct, frozen=True, tag=9):
+    """Where the ranks of a station meet, or who sends weights to devices (`PAIR_FILE`): what rank 0, or that process,
+    which works there, has written to the file of this name. Nothing while there is none."""
+
+    name: str
 
 
-Question = Posted | SampleEntries | Held | Part | ParcelPart | ReadClocks | Sees | RelayedPart | Bring | ReadPair
+Question = Posted | SampleEntries | Held | Part | ParcelPart | ReadClocks | Sees | RelayedPart | Bring | Meeting
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Question).decode
 
-#: In the run's folder of a host: the answer to `ReadPair`.
+#: In the run's folder of a host: the endpoint of the process that sends weights to devices of other hosts (`pairs`).
 PAIR_FILE = "weights.pair"
 #: Bytes of one part of a version or of a sample; parts that are asked for before the first has come.
 PART_BYTES, AHEAD = 4 * 2**20, 3

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from polyrhythm.plugins.cluster.parcels import read_part
 from polyrhythm.plugins.cluster.sealed import MOST_PIECES, BrokenSeal, SealedConnection
 from polyrhythm.plugins.cluster.sealed_port import SealedPort
 from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.process_memory import RANKS
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.memory.shared_folder import shared_root
 from polyrhythm.runtime.transport.drops import DropCounter, DropKind
@@ -69,8 +71,8 @@ class DataServer:
                 if not 0 <= block < layout.blocks:
                     raise LookupError(f"there is no block {block}")
                 yield from pieces_of_sample(self._arena, block, begin, count)
-            case q.ParcelPart() if self._folder is not None:
-                yield read_part(self._folder, question)
+            case q.ParcelPart() | q.Meeting() if self._folder is not None:
+                yield from _read_file(self._folder, question)
             case q.ReadClocks():
                 yield q.encode((time.monotonic_ns(), time.time_ns()))
             case q.Sees(known):
@@ -87,8 +89,6 @@ class DataServer:
         match question:
             case q.Held():
                 yield q.encode(self._weights.held() if self._weights is not None else {})
-            case q.ReadPair() if self._folder is not None and (self._folder / q.PAIR_FILE).exists():
-                yield (self._folder / q.PAIR_FILE).read_bytes()
             case q.Part() if self._weights is not None:
                 yield from _bytes_of(self._weights, question)
             case q.Bring() if self._relay is not None:
@@ -112,6 +112,16 @@ def _bytes_of(weights: PublishedMemory, asked: q.Part) -> Iterator[Any]:
     if part is not None:
         yield part
         yield lambda: b"1" if weights.has(version, number) else b"0"
+
+
+def _read_file(folder: Path, asked: q.ParcelPart | q.Meeting) -> Iterator[Any]:
+    if isinstance(asked, q.ParcelPart):
+        yield read_part(folder, asked)
+        return
+    if asked.name != q.PAIR_FILE and ("/" in asked.name or not asked.name.endswith(RANKS)):
+        raise LookupError(f"{asked.name!r} is not where ranks meet")
+    with suppress(FileNotFoundError):
+        yield (folder / asked.name).read_bytes()
 
 
 def _one_piece(before: Sequence[memoryview], size: int) -> None:  # noqa: ARG001

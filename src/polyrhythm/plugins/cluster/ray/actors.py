@@ -63,17 +63,11 @@ class AgentActor:
     def __init__(self) -> None:
         self._agent: AgentProcess | None = None
 
-    def start(self, content: bytes, versions: Sequence[str], folder: str) -> bytes:
-        """What the agent found. versions: of the run, as plain strings, which every version can read; folder: of the
-        run, which has to be seen from here, "" if it need not."""
+    def start(self, content: bytes, versions: Sequence[str]) -> bytes:
+        """What the agent found. versions: of the run, as plain strings, which every version can read."""
         found = Found()
         if differs := why_not(Versions(*versions[:2]), own_versions()):
             found = Found(error=differs)
-        elif folder and not Path(folder).is_dir():
-            found = Found(
-                error=f"the run's folder {folder} cannot be seen there, where the trainer saves its state; set out_dir "
-                "to a folder that all nodes share"
-            )
         else:
             try:
                 self._agent = AgentProcess(msgspec.msgpack.decode(content, type=AgentSpec))

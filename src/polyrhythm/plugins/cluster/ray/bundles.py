@@ -24,7 +24,7 @@ from polyrhythm.config.sections.running import RaySettings
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.cluster.hosts.agent import FOUND_S
 from polyrhythm.plugins.cluster.ray.actors import own_device
-from polyrhythm.plugins.cluster.ray.reach import Bundle
+from polyrhythm.plugins.cluster.ray.reach import group_by_device
 from polyrhythm.runtime.devices import CPU, CUDA, number_of
 from polyrhythm.runtime.factories import Resources
 
@@ -52,23 +52,14 @@ class Bundles:
     def __init__(self, settings: RaySettings, seats: Mapping[str, Resources], ids: Mapping[str, str]) -> None:
         self._settings = settings
         self._on_cpu = [name for name, seat in seats.items() if seat.device == CPU]
-        self._devices: dict[str, list[str]] = {}
-        self._pinned: dict[str, str] = {}  # the node that a device has to be on
-        for name, seat in seats.items():
-            if seat.device != CPU:
-                self._devices.setdefault(seat.device, []).append(name)
-                if seat.node:
-                    self._pinned[seat.device] = ids[seat.node]
+        self._devices = group_by_device(seats)
+        #: The node that a device has to be on, until it is lost.
+        self._pinned = {seat.device: ids[seat.node] for seat in seats.values() if seat.node}
         self._device_of = {name: device for device, names in self._devices.items() for name in names}
         self._group: Any = None
         self._groups: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
         self._held: dict[str, Held] = {}
-
-    def wanted(self) -> list[Bundle]:
-        each = self._settings.cpus_per_station
-        own = [Bundle(each) for _ in self._on_cpu]
-        return own + [Bundle(len(n) * each, len(n), self._pinned.get(d, "")) for d, n in self._devices.items()]
 
     def reserve(self) -> None:
         """Ask Ray for room, without waiting."""

@@ -32,6 +32,7 @@ from polyrhythm.plugins.cluster.ray.bundles import SEES_ALL, Bundles
 from polyrhythm.plugins.cluster.ray.reach import (
     AUTO,
     LOCAL,
+    bundles_of,
     check_reachable,
     check_room,
     describe_wanted,
@@ -134,8 +135,9 @@ class Cluster:
         if gone := {seat.node for seat in seats.values()} - {"", *ids}:
             raise StartError(f"{min(gone)} has left the cluster since its devices were counted; start again")
         self._bundles = Bundles(settings, seats, ids)
-        wanted = self._bundles.wanted()
-        check_room(wanted, settings.cpus_per_station, alive)
+        wanted = bundles_of(seats, settings.cpus_per_station)
+        cpus = {node_name(node): float(node["Resources"].get("CPU", 0.0)) for node in alive}
+        check_room(wanted, settings.cpus_per_station, cpus)
         self._bundles.reserve()
         soon = min(_SOON_S, settings.start_s)
         if not (ready := self._bundles.wait(soon)):
@@ -232,8 +234,7 @@ class RayNode:
         self._processes, self._found = [], False
         strategy = NodeAffinitySchedulingStrategy(self.id, soft=False)
         self._agent = ray.remote(AgentActor).options(num_cpus=0, scheduling_strategy=strategy).remote()
-        saves = str(self._cluster.folder) if spec.host in spec.publishers else ""
-        found_ref = self._agent.start.remote(msgspec.msgpack.encode(spec), [*own_versions()], saves)
+        found_ref = self._agent.start.remote(msgspec.msgpack.encode(spec), [*own_versions()])
         until = time.monotonic() + FOUND_S
 
         def wait() -> Found:

@@ -1,7 +1,8 @@
 """The devices of a Ray cluster's nodes, which give the devices of a run their numbers: the head node's first, then the
 nodes by address and id.
 
-Ray's table of nodes is read without joining the cluster, which takes a millisecond: a check leaves no trace there.
+Ray's table of nodes is read without joining the cluster, which takes a millisecond: a check leaves no trace there. A
+description (`plugins.cluster.description`) takes the cluster's place for checks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import MissingError, StartError
+from polyrhythm.plugins.cluster.description import is_description, read_description
 from polyrhythm.plugins.cluster.ray.reach import AUTO, LOCAL, check_ray_installed, check_reachable, node_name
 from polyrhythm.runtime.devices import CUDA, SIMULATED, Devices, devices_here
 from polyrhythm.runtime.memory.tensors import count_devices
@@ -27,9 +29,10 @@ def find_devices(config: RunConfig) -> Devices:
     """The devices of the cluster that the configuration names: found once, until `forget`. MissingError: no cluster
     answers there."""
     simulated = config.placement.simulated_devices
-    key = (_address_now() or config.ray.address, simulated)
+    address = config.ray.address
+    key = (address if is_description(address) else _address_now() or address, simulated)
     if key not in _found:
-        _found[key] = _look(config.ray.address, simulated)
+        _found[key] = _look(address, simulated)
     return _found[key]
 
 
@@ -39,12 +42,21 @@ def forget() -> None:
 
 
 def _look(address: str, simulated: int) -> Devices:
+    if is_description(address):
+        return read_description(address).devices(simulated)
     if address == LOCAL and not _address_now():
         return devices_here(simulated, SIMULATED) if simulated else devices_here(count_devices())
     counts = [(node_name(node), int(node["Resources"].get("GPU", 0))) for node in in_order(read_nodes(address))]
     if simulated:
         return Devices(tuple((name, min(count, simulated)) for name, count in counts), SIMULATED)
     return Devices(tuple(counts), CUDA)
+
+
+def count_cpus(address: str) -> dict[str, float]:
+    """CPUs of each node of the cluster, by name. MissingError: no cluster answers at the address."""
+    if is_description(address):
+        return read_description(address).cpus()
+    return {node_name(node): float(node["Resources"].get("CPU", 0.0)) for node in read_nodes(address)}
 
 
 def _address_now() -> str:

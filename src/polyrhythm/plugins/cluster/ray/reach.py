@@ -22,10 +22,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from polyrhythm.errors import MissingError, StartError, install_command
+from polyrhythm.errors import ConfigError, MissingError, StartError, install_command
+from polyrhythm.plugins.cluster.description import is_description, read_description
+from polyrhythm.runtime.devices import CPU
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
+    from polyrhythm.runtime.factories import Resources
 
 #: Seconds until a cluster's port must be open, and from then on until it must have answered.
 _REACH_S = 5.0
@@ -42,13 +45,27 @@ _STATUS, _NO_ERROR, _PIECE, _MOST, _REST_S = b"grpc-status", b"grpc-status\x010"
 _HEADERS, _DATA, _END_HEADERS, _END_STREAM = 1, 0, 4, 1
 
 
-def check_launcher(config: RunConfig) -> None:
-    """MissingError if the launcher is Ray and that is not installed, or no cluster answers at the address."""
-    if config.launcher != "ray":
+def check_launcher(config: RunConfig, *, starts: bool = True) -> None:
+    """Whether a run can be launched on its Ray cluster. starts: it is about to start, so a description of one does not
+    do. MissingError: Ray is not installed, or no cluster answers at the address. ConfigError: stations cannot take
+    turns there, or the description is wrong."""
+    placement, address = config.placement, config.ray.address
+    asked = [placement.simulators, placement.generators, placement.trainer]
+    if placement.sharing == "lease" and not placement.preset and all(one.devices in (None, CPU) for one in asked):
+        raise ConfigError(
+            "placement.sharing = lease: no station has a device, and those on CPUs are on several nodes; name devices "
+            "(such as placement.preset=colocated), or set it to share"
+        )
+    if is_description(address):
+        read_description(address)
+        if starts:
+            raise ConfigError(
+                f"ray.address = {address}: it describes a cluster, for --check; name the address of one that runs"
+            )
         return
     check_ray_installed()
     try:
-        check_reachable(config.ray.address)
+        check_reachable(address)
     except StartError as error:
         raise MissingError(str(error)) from error
 
@@ -224,35 +241,48 @@ def ray_differs(said: str) -> str:
 
 
 class Bundle(NamedTuple):
-    """CPUs that are wanted on one node. processes: that share them; node: Ray's id of the node, "" for any."""
+    """CPUs that are wanted on one node. processes: that share them; node: its name, "" for any."""
 
     cpus: float
     processes: int = 1
     node: str = ""
 
 
-def check_room(bundles: Sequence[Bundle], cpus_per_station: float, alive: Sequence[Mapping[str, Any]]) -> None:
-    """Raise StartError for what can never fit. alive: the nodes, several of which may have one address, so that their
-    ids are told too."""
-    cpus = {node["NodeID"]: float(node["Resources"].get("CPU", 0.0)) for node in alive}
-    names = {node["NodeID"]: node_name(node) for node in alive}
-    total, most = sum(cpus.values()), max(cpus.values(), default=0.0)
+def bundles_of(seats: Mapping[str, Resources], cpus_per_station: float) -> list[Bundle]:
+    """What the processes of these seats want of a cluster: one for each on the CPU, one for each device."""
+    on_device = group_by_device(seats)
+    alone = len(seats) - sum(map(len, on_device.values()))
+    shared = [Bundle(len(own) * cpus_per_station, len(own), seats[own[0]].node) for own in on_device.values()]
+    return [Bundle(cpus_per_station)] * alone + shared
+
+
+def group_by_device(seats: Mapping[str, Resources]) -> dict[str, list[str]]:
+    """The processes on each device."""
+    found: dict[str, list[str]] = {}
+    for name, seat in seats.items():
+        if seat.device != CPU:
+            found.setdefault(seat.device, []).append(name)
+    return found
+
+
+def check_room(bundles: Sequence[Bundle], cpus_per_station: float, cpus: Mapping[str, float]) -> None:
+    """Raise StartError for what can never fit. cpus: of each node, by name."""
+    total, most, setting = sum(cpus.values()), max(cpus.values(), default=0.0), f"{cpus_per_station:g}"
     wanted = dict.fromkeys(cpus, 0.0)
     for bundle in bundles:
         if bundle.node:
             wanted[bundle.node] += bundle.cpus
-    small = next((node for node in cpus if wanted[node] > cpus[node]), None)
     remedy = "lower it (0.25 shares a core among four stations), use fewer stations, or add nodes"
-    if small is not None:
+    if small := [node for node in cpus if wanted[node] > cpus[node]]:
+        lacking = ", ".join(f"{wanted[node]:g} on {node}, which has {cpus[node]:g}" for node in small)
         raise StartError(
-            f"ray.cpus_per_station = {cpus_per_station:g}: {wanted[small]:g} CPUs are wanted for the processes on the "
-            f"devices of {names[small]}, which has {cpus[small]:g}; {remedy}"
+            f"ray.cpus_per_station = {setting}: CPUs are wanted for processes on devices: {lacking}; {remedy}"
         )
     if sum(bundle.cpus for bundle in bundles) > total or max(bundle.cpus for bundle in bundles) > most:
-        found = ", ".join(f"{cpus[node]:g} on {name}" for node, name in names.items())
+        found = ", ".join(f"{count:g} on {node}" for node, count in cpus.items())
         raise StartError(
-            f"ray.cpus_per_station = {cpus_per_station:g}: {describe_wanted(bundles)}, {total:g} are in the cluster "
-            f"({found}); {remedy}"
+            f"ray.cpus_per_station = {setting}: {describe_wanted(bundles)}, {total:g} are in the cluster ({found}); "
+            f"{remedy}"
         )
 
 

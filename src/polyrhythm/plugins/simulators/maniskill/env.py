@@ -219,7 +219,7 @@ class GpuBatch:
         self.settings, self.rows, self._world = settings, world.rows, world
         self.spec, self._kinds = spec_of(settings, [world]), _kinds([world])
         self._steps = np.zeros(world.rows, np.int64)
-        self._seen: Mapping[str, NDArray[np.generic]] | None = None
+        self._seen: Mapping[str, Any] | None = None  # tensors of all rows on the device
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         self._seen = None
@@ -239,13 +239,16 @@ class GpuBatch:
         return _limited(self.settings, asked, self._steps[order] >= self.spec.max_steps)
 
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
-        """Observe rows. All rows are rendered at once, and only once until the next step or reset, since a station
-        may observe row by row."""
+        for name, tensor in self.observe_on_device(rows).items():
+            out[name][: len(tensor)] = tensor.cpu().numpy()
+
+    def observe_on_device(self, rows: RowNumbers) -> Mapping[str, Any]:
+        """The rows' observations in tensors where they were made. All rows are rendered at once, and only once until
+        the next step or reset, since a station may observe row by row."""
         if self._seen is None:
-            self._seen = self._world.observe()
-        order = np.asarray(rows)
-        for name, array in self._seen.items():
-            out[name][: len(order)] = array[order]
+            self._seen = self._world.tensors()
+        order = np.asarray(rows, np.int64)
+        return {name: tensor[order] for name, tensor in self._seen.items()}
 
     def render(self, row: int) -> NDArray[np.uint8]:
         """Image [H,W,3] of the row from ManiSkill's video camera. ConfigError: the task has none."""
