@@ -48,6 +48,10 @@ def test_weights(result, tmp_path):
     assert set(serving["pass_ms"]) == set(serving["pause_ratio"]) == {"8 rows", "64 rows"}
     assert serving["pause_ms"] > 0
     assert ways["tcp between hosts"] == "tcp"
+    assert (ways["CUDA IPC, simulated"], ways["device to device, simulated"]) == ("ipc", "peer")
+    assert {name for name in ways if "ranks" in name} == {"shards, 2 ranks", "shards, 4 ranks", "gathered from 2 ranks"}
+    sent = {tree["hosts"]: (tree["sent"], tree["star_sent"]) for tree in found["trees"]}
+    assert sent == {2: (2.0, 2.0), 6: (2.0, 6.0)}, "whatever the number of hosts"
     assert not any("tcp" in sentence for sentence in found["left_out"])
     text = weights_page.write(found, tmp_path)[0].read_text()
     assert all(f"| {name} |" in text for name in ways)

@@ -284,6 +284,7 @@ def test_totals_by_kind():
         (["cartpole", "--faults", "0"], "--faults = 0"),
         (["cartpole", "--faults", "-1"], "--faults = -1"),
         (["cartpole", "--faults", "3", "launcher=inline"], "launcher = inline"),
+        (["cartpole", "--faults", "3", "--gpus-per-node", "2"], "--gpus-per-node = 2: there are no nodes"),
         (["cartpole", "--faults", "3", "training.versions=0"], "training.versions = 0"),
         (["cartpol", "--faults", "3"], "did you mean cartpole?"),
         (["cartpole", "--faults", "3", "supervision.heartbeat=3"], "heartbeat_s"),
@@ -314,6 +315,13 @@ def test_the_recipe_stays_as_it_is_but_for_what_chaos_needs():
     assert chaos_config("cartpole", 3, ["supervision.heartbeat_s=7"]).supervision.heartbeat_s == 7
     with pytest.raises(ConfigError, match="--faults"):
         chaos_config("cartpole", 0)
+    nodes = SimpleNamespace(address="10.0.0.1:6379", gpus=2)
+    placed = chaos_config("cartpole", 3, ["placement.trainer.devices=0,2,4"], nodes)
+    assert (placed.launcher, placed.placement.simulated_devices, placed.placement.trainer.devices) == (
+        "ray",
+        2,
+        "0,2,4",
+    )
 
 
 @pytest.fixture

@@ -148,11 +148,18 @@ def with_added(checks: Sequence[Check], depth: Cost) -> list[Check]:
 
 
 def examine_all(checks: Iterable[Check], context: CheckContext) -> Iterator[Examined]:
-    """Run checks in order, even after a failure; yield each finding as soon as it is known."""
+    """Run checks in order, even after a failure; yield each finding as soon as it is known. A lack or a fault that
+    several checks meet is yielded once."""
+    seen: set[tuple[str, str]] = set()
     for check in checks:
         for examined in examine_one(check, context) if check.is_ready(context) else ():
-            if examined.finding.state == "failed":
+            found = examined.finding
+            if found.state == "failed":
                 context.failed.add(check.name)
+            if found.state in ("failed", "missing"):
+                if (found.detail, found.fix) in seen:
+                    continue
+                seen.add((found.detail, found.fix))
             yield examined
 
 

@@ -61,14 +61,27 @@ ContractCheck = Callable[[], str | None]
 
 
 def run_checks(checks: Mapping[str, ContractCheck]) -> Iterator[Finding]:
-    """Run all checks, even after a failure."""
+    """Run all checks, even after a failure. One that fails as an earlier one did is a note that names that one."""
+    failed: dict[tuple[str, str], str] = {}
     for name, check in checks.items():
         try:
             detail = check() or ""
         except ContractViolation as violation:
-            yield Finding(name, "failed", violation.problem, violation.fix)
+            first = failed.setdefault(_fault(violation), name)
+            if first == name:
+                yield Finding(name, "failed", violation.problem, violation.fix)
+            else:
+                yield Finding(name, "note", f"not checked: it fails as {first!r} does")
         else:
             yield Finding(name, "note" if isinstance(detail, Note) else "ok", str(detail))
+
+
+def _fault(violation: ContractViolation) -> tuple[str, str]:
+    """Equal for violations with the same cause: its sentence without numbers, and the line that raised it."""
+    root, cause = violation, violation.__cause__
+    while isinstance(cause, ContractViolation):
+        root, cause = cause, cause.__cause__
+    return re.sub(r"0x[0-9a-f]+|\d+", "", root.problem), place(_frames(cause)) if cause else ""
 
 
 def last_line(text: str) -> str:

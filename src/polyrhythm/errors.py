@@ -103,7 +103,8 @@ def install_command(extra: str) -> str:
         return "make setup"
     constraints = root / "constraints.txt"
     tested = constraints.is_file() and extra not in _OWN_PINS
-    return pip_install(f"-c {shlex.quote(str(constraints))} " * tested + f"'polyrhythm[{extra}]'")
+    versions = f"-c {shlex.quote(str(constraints))} " if tested else ""
+    return pip_install(f"{versions}'polyrhythm[{extra}]'")
 
 
 def pip_install(words: str) -> str:
@@ -120,5 +121,5 @@ def nearest(word: object, valid: Iterable[str], elsewhere: Sequence[str] = ()) -
 
     known, text = list(valid), str(word)
     holding = [name for name in known if len(text) > 2 and text in name]
-    match = list(elsewhere[:3]) or holding[:1] or difflib.get_close_matches(text, known, n=1, cutoff=0.5)
+    match = list(elsewhere[:3]) or holding[:1] or difflib.get_close_matches(text, known, n=1)
     return f"did you mean {' or '.join(match)}? " if match else ""

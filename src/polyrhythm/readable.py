@@ -1,7 +1,7 @@
-"""Escapes control characters in foreign text, which could otherwise control a terminal.
+"""Text for people: counted nouns, long lists cut short, and foreign text without control characters.
 
-Foreign text comes from joined simulators, environments and their errors, datasets and models. It is escaped at display:
-in log lines (`set_up_logging`), the status block, errors and summaries.
+Foreign text comes from joined simulators, environments and their errors, datasets and models, and could control a
+terminal. It is escaped at display: in log lines (`set_up_logging`), the status block, errors and summaries.
 """
 
 from __future__ import annotations
@@ -10,11 +10,23 @@ import logging
 import re
 import sys
 import unicodedata
+from collections.abc import Sequence
 
 #: Control characters that are displayed unchanged.
 _HARMLESS = frozenset("\n\t\u200d")
 #: Characters that may be control characters; most text has none of them.
 _SUSPECT = re.compile(r"[^\n\t -~]")
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 episode`, `2 episodes`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and the number of others."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def visible(text: str) -> str:

@@ -130,8 +130,15 @@ def test_a_type_in_its_short_form_shows_what_it_offers(capsys: pytest.CaptureFix
             {"broken": True},
             r"are unknown: spec\(\) raised RuntimeError: no licence \(.*test_adapters.py, line \d+\)",
         ),
-        (SHOWN, {"brokn": True}, r"are unknown: env.brokn = True: no such key; did you mean broken\?.*"),
+        (SHOWN, {"brokn": True}, r"are unknown: env.brokn = true: no such key; did you mean broken\?.*"),
         ("gymnasium", {}, "are unknown: env = .*"),
+        (
+            "gymnasium",
+            {"id": "Blackjack-v1"},
+            "are unknown: env.max_steps = 0: Blackjack-v1 registers no time limit; set max_steps above 0",
+        ),
+        ("gymnasium", {"id": "CartPole-v99"}, r"are unknown: env.id = CartPole-v99: no such .* with the module .*\)"),
+        ("gymnasium", {"id": "nowhere:X-v0"}, "are unknown: env.id = nowhere:X-v0: .* the folder of nowhere.py"),
     ],
 )
 def test_why_an_environment_cannot_say_what_it_offers(name: str, section: dict[str, object], said: str) -> None:

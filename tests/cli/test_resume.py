@@ -337,7 +337,7 @@ def test_a_run_of_own_classes_needs_them_as_they_were_and_says_where_they_are(
         assert main(["resume", str(run), "training.versions=4"]) == 2
         told = capsys.readouterr().err
         assert "our_policy:Settings cannot be imported" in told
-        assert f"that run began in the folder {home}, and what its settings name may be there: resume it" in told
+        assert f"that run began in the folder {home}, and what its settings name may be there: start this" in told
         assert told.count("\n") == 1
     finally:
         sys.modules.pop("our_policy", None)

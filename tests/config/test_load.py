@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,28 @@ def test_a_recipe_that_is_no_mapping_or_not_there(folder: Path) -> None:
         load_config("nowhere/base.yaml")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("basse.yaml", "does not exist; did you mean base.yaml? the YAML files of this folder are base.yaml; named"),
+        ("bas", "'bas' does not exist; did you mean base.yaml? the YAML files of this folder are base.yaml; named"),
+        (
+            "inner/bease.yaml",
+            "did you mean inner/base.yaml? the YAML files of inner are inner/base.yaml, inner/x.yml; ",
+        ),
+        ("nofile.yaml", "'nofile.yaml' does not exist; the YAML files of this folder are base.yaml; named recipes are"),
+        ("cartpol.yaml", "did you mean cartpole? the YAML files of this folder are base.yaml; named"),
+        ("nowhere/base.yaml", "'nowhere/base.yaml' does not exist; named recipes are"),
+    ],
+)
+def test_a_missing_file_is_answered_with_those_there(folder: Path, name: str, said: str) -> None:
+    (folder / "inner").mkdir()
+    for file in ("base.yaml", "x.yml", "notes.txt"):
+        (folder / "inner" / file).write_text("")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_config(name)
+
+
 def test_a_name_is_never_shadowed_by_a_folder(folder: Path) -> None:
     (folder / "cartpole").mkdir()
     assert find_recipe("cartpole").parent.name == "recipes"
@@ -311,7 +334,7 @@ def test_a_recipe_without_the_space_after_a_colon_is_told_so(folder: Path) -> No
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("env.chat=yes", r"^base\.yaml: env\.chat = True: it must be 'auto' or 'none'$"),
+        ("env.chat=yes", r"^base\.yaml: env\.chat = true: it must be 'auto' or 'none'$"),
         ("env.chat=atuo", r"^base\.yaml: env\.chat = 'atuo': did you mean auto\?"),
         ("env.chat={sistem: Answer}", r"^base\.yaml: env\.chat\.sistem = 'Answer': no such key; did you mean system\?"),
         ("policy={type: pi0, size: big}", r"policy\.size = 'big': it must be 'released'"),

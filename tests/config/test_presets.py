@@ -44,6 +44,40 @@ def test_what_is_said_beside_a_preset_wins() -> None:
     assert load_config("cartpole", words).batching.type == "lockstep", "the last one counts"
 
 
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        (["preset=lockstep", "freshness.max_lag=3"], ["preset = lockstep, …: freshness.max_lag = 3 (not 0.0)"]),
+        (["preset=lockstep", "freshness.max_lag=0", "rollout.rows=8"], []),
+        (["preset=stale_stream", "batching.max_rows=32", "training.streaming=true"], []),
+        (
+            ["preset=lockstep", "batching={type: dynamic}"],
+            ["preset = lockstep, …: batching.type = dynamic (not lockstep)"],
+        ),
+        (
+            ["preset=partial_rollout", "freshness={on_update: drain, max_lag: 1}"],
+            ["preset = partial_rollout, …: freshness.on_update = drain (not continue)"],
+        ),
+        (
+            ["objective=rlinf_libero", "algorithm.gamma=0.5", "algorithm.loss.clip_low=0.2", "rollout.segment_steps=0"],
+            ["objective = rlinf_libero, …: algorithm.gamma = 0.5 (not 0.99)"],
+        ),
+    ],
+)
+def test_what_changes_a_preset_is_logged(
+    words: list[str], changed: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    load_config("cartpole", words)
+    assert [line.replace("changed by what is set beside it", "…") for line in caplog.messages] == changed
+
+
+def test_streams_beside_a_preset_do_not_change_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    load_config("quickstart_lm", ["preset=partial_rollout", "batching={type: streams}"])
+    assert caplog.messages == []
+
+
 def test_a_recipes_preset_lies_over_what_it_extends_and_under_what_it_says(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("extends: cartpole\npreset: stream_off_policy\nfreshness: {max_lag: 0.5}\n")

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import pytest
 from pydantic import BaseModel, ConfigDict, computed_field
 
+from polyrhythm.config.explain import OTHER_NAMES, paths_to
 from polyrhythm.config.load import merge, validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import DynamicBatching, LockstepBatching
@@ -180,10 +181,21 @@ def test_config_is_frozen() -> None:
         ({"training": {"lrr": 1}}, ["training.lrr = 1", "did you mean training.optimizer.lr?"]),
         ({"training": {"odrer": 1}}, ["training.odrer = 1", "did you mean order?"]),
         ({"batching": {"max_wait": 3}}, ["batching.max_wait = 3", "did you mean max_wait_ms?"]),
-        ({"batching": {"type": "lockstp"}}, ["batching = ", "did you mean lockstep?", "dynamic"]),
+        ({"batching": {"type": "lockstp"}}, ["batching.type = 'lockstp'", "did you mean lockstep?", "dynamic"]),
+        ({"algorithm": {"loss": "foo"}}, ["algorithm.loss.type = 'foo': it must be 'ppo', "]),
+        (
+            {"algorithm": {"advantage": {"type": "foo", "std": 1}}},
+            ["algorithm.advantage.type = 'foo': it must be 'gae', "],
+        ),
+        ({"groups": {"size": {"of": None, "at": [True]}}}, ["groups.size = {of: null, at: [true]}: it must be"]),
+        ({"output": "x"}, ["output = 'x': no such key; did you mean out_dir? the sections are"]),
+        ({"groups": {"output": 3}}, ["groups.output = 3: no such key; did you mean out_dir? the keys of groups are"]),
+        ({"training": {"learning_rate": 1}}, ["learning_rate = 1: no such key; did you mean training.optimizer.lr? "]),
+        ({"puts": 3}, ["puts = 3: no such key; the sections are"]),
+        ({"env": {"output": 3}}, ["env.output = 3: no such key; the keys of env are"]),
         ({"batching": {"type": "lockstep", "max_rows": 3}}, ["batching.max_rows = 3", "no such key"]),
         ({"batching": 3}, ["batching = 3", "a section"]),
-        ({"batching": {"type": "aut"}}, ["batching = ", "did you mean auto?"]),
+        ({"batching": {"type": "aut"}}, ["batching.type = 'aut'", "did you mean auto?"]),
         ({"batching": {"type": "auto", "max_wait_ms": 5.0}}, ["batching.max_wait_ms = 5.0", "no such key"]),
         ({"batching": {"type": "auto", "max_rows": 0}}, ["batching.max_rows = 0", "at least 1"]),
         ({"batching": {"max_wait_ms": -1.0}}, ["batching.max_wait_ms = -1.0", "at least 0"]),
@@ -194,7 +206,7 @@ def test_config_is_frozen() -> None:
         ({"algorithm": {"loss": {"clip": 1}}}, ["algorithm.loss.clip = 1", "the keys of algorithm.loss"]),
         ({"training": {"optimizer": {"betas": [0.9, 1.0]}}}, ["training.optimizer.betas.1 = 1.0", "less than 1"]),
         ({"training": {"optimizer": {"lr": -1}}}, ["training.optimizer.lr = -1", "more than 0"]),
-        ({"rollout": {"rows": True}}, ["rollout.rows = True", "a whole number"]),
+        ({"rollout": {"rows": True}}, ["rollout.rows = true", "a whole number"]),
         ({"rollout": {"rows": "8"}}, ["rollout.rows = '8'", "a whole number"]),
         ({"groups": {"extra_groups": -1}}, ["groups.extra_groups = -1", "at least 0"]),
         ({"groups": {"max_filtered": 0}}, ["groups.max_filtered = 0", "at least 1"]),
@@ -234,7 +246,7 @@ def test_config_is_frozen() -> None:
             {"env": {"type": f"{__name__}:Careless", "part": {"widht": 3}}},
             ["env.part.widht = 3", "did you mean width?", "the keys of env.part are width"],
         ),
-        ({"env": None}, ["env = None", "type", "metaworld"]),
+        ({"env": None}, ["env = null", "type", "metaworld"]),
         ({"env": {"type": "gymnasum"}}, ["env.type = 'gymnasum'", "did you mean gymnasium?"]),
         ({"policy": {"type": "tiny_vl"}}, ["policy.type = 'tiny_vl'", "did you mean tiny_vla?"]),
         ({"env": {"type": "no_such_module:Thing"}}, ["env.type", "cannot be imported"]),
@@ -249,6 +261,14 @@ def test_wrong_keys_and_values_name_path_value_and_remedy(change: dict[str, Any]
         assert part in message
     assert "pydantic.dev" not in message
     assert "\n" not in message
+
+
+def test_names_of_other_systems_are_not_ours_and_mean_settings_of_ours() -> None:
+    ours = paths_to(None, RunConfig)
+    assert set(OTHER_NAMES) <= set(ours)
+    names = [name for listed in OTHER_NAMES.values() for name in listed]
+    assert len(names) == len(set(names))
+    assert {name for name in names if name in {path.rpartition(".")[2] for path in ours}} == {"batch_size"}
 
 
 def test_what_own_settings_compute_is_saved_and_read_again() -> None:
@@ -321,7 +341,7 @@ def test_a_key_is_refused_where_its_own_section_does_not_allow_it(env: dict[str,
             "algorithm.loss.behave_weight_threshold",
             "no such key; the keys of algorithm.loss are type, clip_low, clip_high, dual_clip",
         ),
-        ({"algorithm": {"loss": "ppoo"}}, "algorithm.loss", "did you mean ppo"),
+        ({"algorithm": {"loss": "ppoo"}}, "algorithm.loss.type", "did you mean ppo"),
         ({"algorithm": {"loss": {"type": "tis", "clip_low": 0.2}}}, "algorithm.loss.clip_low", "are type, cap"),
         ({"algorithm": {"advantage": "rloo"}}, "groups.size", "rloo compares the samples of a group"),
         ({"algorithm": {"overlong": {"penalty": 0.5}}}, "algorithm.overlong.penalty", "tokens is null"),

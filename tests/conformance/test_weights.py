@@ -293,7 +293,7 @@ def test_what_was_published_taken_and_applied_is_counted_once(ends):
         ends.writer.publish(3, stream(3, ("a", "b")))
     published = read_traffic(ends.writer.traffic.statistics())
     taken = read_traffic(receiver.traffic.statistics())
-    assert list(published) == ["published"]
+    assert list(published) in (["published"], ["shards"])
     assert len(taken) == 2
     for moved in (*published.values(), *taken.values()):
         assert (moved.versions, moved.nbytes) == (3, 3 * layout.nbytes)

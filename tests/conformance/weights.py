@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from threading import Barrier, Thread, current_thread
 from typing import NamedTuple
 
 import torch
 from tests.plugins.cluster.served import blank_arena, served
 
-from polyrhythm.plugins.cluster.hosts.weights import HostWeights
+from polyrhythm.plugins.cluster.hosts import questions as q
+from polyrhythm.plugins.cluster.hosts.client import DataClient, client_of
+from polyrhythm.plugins.cluster.hosts.pairs import PairSender, PairWeights
+from polyrhythm.plugins.cluster.hosts.relay import MIRROR, Relay, mirror_locks
+from polyrhythm.plugins.cluster.hosts.weights import HostWeights, Mirror
 from polyrhythm.runtime.memory.device_weights import DeviceWeights, SimulatedHandles
 from polyrhythm.runtime.memory.published import PublishedMemory, Way, shared_nbytes
-from polyrhythm.runtime.memory.tensors import tensors_over
+from polyrhythm.runtime.memory.shared_folder import open_segment
+from polyrhythm.runtime.memory.tensors import Piece, State, Stream, fitting, tensors_over
 from polyrhythm.runtime.memory.weights import InlineWeights, SharedWeights, Weights
+from polyrhythm.runtime.transport.authentication import make_keys
+from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
 
@@ -68,6 +79,47 @@ def far(layout: WeightsLayout, folder: Path) -> Ends:
     return Ends(SharedWeights(layout, memory, folder), Far(layout, memoryview(memory), folder))
 
 
+class Shards(SharedWeights):
+    """As two ranks of a sharded trainer publish: each writes its rows, from a thread of its own here; a stream is what
+    they gather where they cannot."""
+
+    def __init__(self, layout: WeightsLayout, memory: bytearray, folder: Path) -> None:
+        super().__init__(layout, memory, folder)
+        self._other = SharedWeights(layout, memory, folder)
+
+    def publish(self, version: int, state: State | Stream) -> None:
+        if not isinstance(state, Mapping):
+            super().publish(version, state)
+            return
+        whole, met, numbers = dict(fitting(self.layout, state)), Barrier(2), dict[bool, Sequence[float]]()
+
+        def totals(own: Sequence[float]) -> Sequence[float]:
+            numbers[current_thread() is other] = own
+            met.wait()
+            found = [sum(each) for each in zip(*numbers.values(), strict=True)]
+            met.wait()
+            return found
+
+        def pieces(*, first: bool) -> list[Piece]:
+            rows = [(name, tensor, -(-len(tensor) // 2)) for name, tensor in whole.items() if tensor.dim()]
+            if not first:
+                return [Piece(name, tensor[half:], half) for name, tensor, half in rows]
+            return [Piece(name, tensor) for name, tensor in whole.items() if not tensor.dim()] + [
+                Piece(name, tensor[:half], 0) for name, tensor, half in rows
+            ]
+
+        second = partial(self._other.publish_pieces, version, pieces(first=False), totals, leads=False)
+        other = Thread(target=second)
+        other.start()
+        self.publish_pieces(version, pieces(first=True), totals, leads=True)
+        other.join()
+
+
+def shards(layout: WeightsLayout, folder: Path) -> Ends:
+    memory = bytearray(shared_nbytes(layout))
+    return Ends(Shards(layout, memory, folder), SharedWeights(layout, memoryview(memory), folder))
+
+
 def fill_host(memory: bytearray | memoryview, folder: Path, value: float) -> None:
     """Every tensor in the host's copies is `value`, so that it is seen where a version comes from."""
     layout = layout_of(Module())
@@ -99,13 +151,46 @@ def peer(layout: WeightsLayout, folder: Path) -> Ends:
 
 def tcp(layout: WeightsLayout, folder: Path) -> Ends:
     """The trainer and a generator on two hosts, which share nothing but a connection."""
+    return over_hosts(layout, folder)[0]
+
+
+def over_hosts(
+    layout: WeightsLayout, folder: Path, kind: type[PublishedMemory] = PublishedMemory
+) -> tuple[Ends, PublishedMemory, HostWeights]:
+    """Both ends, what is published, and the generator's end."""
     memory = bytearray(shared_nbytes(layout))
     writer = SharedWeights(layout, memory, folder)
-    client = served(folder, blank_arena(), PublishedMemory(layout, memory, folder))
-    locks = folder / "other"
-    locks.mkdir()
-    mirror = SharedWeights(layout, bytearray(shared_nbytes(layout)), locks)
-    return Ends(writer, HostWeights(None, [client], mirror, locks))
+    published = kind(layout, memory, folder)
+    client = served(folder, blank_arena(), published)
+    other = folder / "other"
+    other.mkdir()
+    (other / MIRROR).write_bytes(bytes(shared_nbytes(layout)))
+    relay = Relay(layout, other, lambda host, _: DataClient(host, client.connect))
+    agent = served(other, blank_arena(), None, "own", relay=relay)
+    mirror = SharedWeights(layout, memoryview(open_segment(other, MIRROR)), mirror_locks(other))
+    reader = HostWeights(None, [client], Mirror(mirror, agent, lambda publisher: [(publisher, "")]))
+    return Ends(writer, reader), published, reader
+
+
+def pair(layout: WeightsLayout, folder: Path) -> Ends:
+    """The trainer and a generator on devices of two hosts, which make a process group."""
+    ends, published, reader = over_hosts(layout, folder)
+    keys = make_keys()
+    sockets = [Sockets("tcp", str(folder), keys, lambda: None, q.LARGEST_QUESTION) for _ in range(2)]
+    over = ExitStack()
+    for own in sockets:
+        over.callback(own.close)
+    sender = PairSender(published, folder, torch.device("cpu"), sockets[0])
+    over.callback(sender.close)
+
+    def find() -> tuple[DataClient, str]:
+        client = client_of(sockets[1], "far", (folder / q.PAIR_FILE).read_text())
+        over.callback(client.close)
+        return client, LOOPBACK
+
+    weights = PairWeights(reader, "far", torch.device("cpu"), find, LOOPBACK)
+    weakref.finalize(weights, over.close)
+    return Ends(ends.writer, weights)
 
 
 #: The next implementation is a line here.
@@ -113,7 +198,9 @@ IMPLEMENTATIONS: dict[str, Callable[[WeightsLayout, Path], Ends]] = {
     "inline": inline,
     "local": shared,
     "far": far,
+    "shards": shards,
     "device": device,
     "peer": peer,
     "tcp": tcp,
+    "pair": pair,
 }

@@ -39,6 +39,10 @@ WAITING = "simulators and generators wait for each other, busy 50% at most"
             "the scorers limit the run, busy 95%; raise scoring.processes (now 3)",
         ),
         ({"one_slot": True}, f"The trainer waits for samples 55% of the time: {WAITING}; set rollout.sharding=even:2"),
+        (
+            {"one_slot": True, "busy": {"simulator": 0.2, "generator": 0.1, "trainer": 0.4}},
+            "busy 20% at most; raise rollout.rows (now 8), so that a pass serves more of them.",
+        ),
         ({}, f"{WAITING}; raise rollout.rows (now 8), so that a pass serves more of them."),
         (
             {"rows_idle": 0.6, "trainer_idle": 0.05},
@@ -48,7 +52,10 @@ WAITING = "simulators and generators wait for each other, busy 50% at most"
             {"rows_idle": 0.4, "max_lag": 0.0},
             "(rows without a ticket 40% and the trainer idle 55% of the time): raise freshness.max_lag (now 0) to 1.",
         ),
-        ({"rows_idle": 0.4}, "lower training.mini_batch_samples, or raise freshness.max_lag (now 1)."),
+        (
+            {"rows_idle": 0.4},
+            "of the time): raise freshness.max_lag (now 1) or training.mini_batch_samples, either of which lets more",
+        ),
         (
             {"rows_idle": 0.4, "batch_wait": 0.9, "max_wait_ms": 20.0, "max_rows": 64, "all_rows": 64},
             "max_wait_ms 90% of the time, and no kind of station is busy more than 50%: lower batching.max_wait_ms (",

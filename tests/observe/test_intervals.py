@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.observe.intervals import counted, percent, success_rate, wilson
+from polyrhythm.observe.intervals import percent, success_rate, wilson
+from polyrhythm.readable import counted
 
 
 @pytest.mark.parametrize(

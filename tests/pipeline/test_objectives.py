@@ -228,7 +228,7 @@ UNKNOWN = [
     ({"loss": "builtins:max"}, r"algorithm.loss.type = builtins:max: .*name a function that is written in Python"),
     ({"advantage": "math:loss"}, r"algorithm.advantage.type = math:loss: module math has no loss; name a function"),
     ({"loss": "tests.pipeline.broken:loss"}, r"algorithm.loss.type = .*broken raised RuntimeError: there is no robot"),
-    ({"loss": f"{HERE}:wanting"}, r"algorithm.loss.settings.slope = None: .*wanting needs it; give it a value"),
+    ({"loss": f"{HERE}:wanting"}, r"algorithm.loss.settings.slope = null: .*wanting needs it; give it a value"),
     (
         {"loss": {"type": f"{HERE}:plainest", "settings": {"cap": 1}}},
         r"algorithm.loss.settings.cap = 1: .*plainest takes factor; leave it out",

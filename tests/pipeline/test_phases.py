@@ -17,11 +17,15 @@ from polyrhythm.config.load import save_config
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted, StartError
 from polyrhythm.observe.metrics import MetricsWriter, last_time_s, rewind
 from polyrhythm.observe.run_folder import CONFIG_FILE, SUMMARY_FILE, lock_run_folder
+from polyrhythm.pipeline.evaluation.standalone import evaluate
 from polyrhythm.pipeline.persistence.checkpoints import save_policy
 from polyrhythm.pipeline.persistence.phases import PhaseJournal, command_of
-from polyrhythm.pipeline.persistence.resume import remove_if_refused
+from polyrhythm.pipeline.persistence.resume import load_init_weights, remove_if_refused
 from polyrhythm.pipeline.persistence.resume_rules import config_to_resume, naming_where_it_began, run_to_resume
+from polyrhythm.pipeline.trained_policy import load_standalone
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.policies.base import Policy
+from polyrhythm.training.checkpoint import save_state
 
 
 def run_in(folder: Path, *, age: float = 0.0, finished: bool = False, **changes: Any) -> Path:
@@ -313,6 +317,31 @@ def test_only_what_is_not_found_may_be_where_the_run_began(override: str, elsewh
     with pytest.raises(RunFolderError if elsewhere else ConfigError) as refused:
         config_to_resume(folder, override.split("; "))
     assert (f"that run began in the folder {tmp_path}" in str(refused.value)) == elsewhere
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda folder: evaluate(folder, 1),
+        lambda folder: evaluate(folder / "policy.pt", 1),
+        lambda folder: evaluate(folder.parent, 1),
+        load_standalone,
+        lambda folder: load_init_weights(config(init_from=str(folder)), small_policy()),
+    ],
+    ids=["a run", "its weights", "runs", "without stations", "init_from"],
+)
+def test_uses_of_weights_name_the_folder_where_the_run_began(use: Callable[[Path], Any], tmp_path: Path) -> None:
+    folder = run_in(tmp_path / "runs" / "run")
+    (folder / "progress.json").write_text(json.dumps({"began_in": str(tmp_path)}))
+    tree = config().model_dump(mode="json") | {"env": {"type": "nowhere_to_be_found:Settings"}}
+    save_state({"policy": small_policy().state_dict(), "config": tree, "version": 1}, folder / "policy.pt")
+    with pytest.raises(RunFolderError, match=f"that run began in the folder {tmp_path}, .*: start this from there"):
+        use(folder)
+
+
+def small_policy() -> Policy:
+    run = config()
+    return built(run.policy, run.env.spec())  # type: ignore[attr-defined, no-any-return]
 
 
 @pytest.mark.parametrize("paths", [{}, {"init_from": "runs/before"}])

@@ -63,7 +63,13 @@ def test_every_station_has_one_seat_and_devices_differ_by_one_station_at_most(
     seats = assign_seats(placement(preset=preset, **asked), stations, devices_here(devices))
     assert list(seats) == [name for names in stations.values() for name in names]
     for kind, names in stations.items():
-        given_ids = asked[kind]["devices"] if kind in asked else divide_devices(preset, devices)[kind] if preset else []
+        given_ids = (
+            asked[kind]["devices"]
+            if kind in asked
+            else divide_devices(preset, devices_here(devices))[kind]
+            if preset
+            else []
+        )
         loads = Counter({f"cuda:{device}": 0 for device in given_ids} or {"cpu": 0})
         allowed = set(loads)
         loads.update(seats[name].device for name in names)
@@ -159,7 +165,7 @@ def test_what_is_not_there_is_refused_with_a_remedy(sections, devices, words):
 
 @pytest.mark.parametrize("row", [1, 3, 8])
 def test_a_row_says_how_many_devices_it_is_for(row):
-    said = rf"this row takes {row} CUDA devices? \(devices=N scales it to N\) and torch sees 0 here"
+    said = rf"this row takes {row} CUDA devices? \(devices=N scales it to N\) and torch sees 0 CUDA devices here"
     with pytest.raises(ConfigError, match=said):
         place(load_config("metaworld_pi0", [f"devices={row}"]), devices=0)
 
@@ -173,10 +179,43 @@ def test_a_kind_that_names_devices_is_not_placed_by_the_preset():
 
 def test_the_presets_on_eight_devices_are_those_of_the_paper():
     every = tuple(range(8))
-    assert divide_devices("colocated", 8) == {"simulators": every, "generators": every, "trainer": every}
-    assert divide_devices("hybrid", 8) == {"simulators": every[:6], "generators": every[6:], "trainer": every}
-    parts = divide_devices("disaggregated", 8)
+    assert divide_devices("colocated", devices_here(8)) == {"simulators": every, "generators": every, "trainer": every}
+    assert divide_devices("hybrid", devices_here(8)) == {
+        "simulators": every[:6],
+        "generators": every[6:],
+        "trainer": every,
+    }
+    parts = divide_devices("disaggregated", devices_here(8))
     assert parts == {"simulators": every[:6], "generators": every[:6], "trainer": every[6:]}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "generates", "trains"),
+    [
+        ((8, 8), (6, 7, 14, 15), (12, 13, 14, 15)),  # a node has both where its devices allow
+        ((2, 2), (3,), (3,)),
+        ((4, 4), (3, 7), (6, 7)),
+        ((6, 2), (5, 7), (6, 7)),
+        ((1,) * 8, (3, 7), (6, 7)),
+        ((0, 3, 0, 5), (6, 7), (6, 7)),
+        ((1, 1), (1,), (1,)),
+    ],
+)
+def test_over_nodes_the_ratio_is_of_all_and_generators_of_hybrid_are_dealt_to_nodes(nodes, generates, trains):
+    devices = Devices(tuple((f"n{index}", count) for index, count in enumerate(nodes)))
+    every = tuple(range(devices.count))
+    rest = tuple(number for number in every if number not in generates)
+    assert divide_devices("hybrid", devices) == {"simulators": rest, "generators": generates, "trainer": every}
+    parts = divide_devices("disaggregated", devices)
+    assert parts == {"simulators": every[: -len(trains)], "generators": every[: -len(trains)], "trainer": trains}
+
+
+def test_devices_that_a_cluster_lacks_are_told_by_node():
+    nodes = Devices((("a", 2), ("b", 0), ("c", 1)))
+    with pytest.raises(ConfigError, match=r"the cluster has 3 GPUs \(2 on a, 1 on c\); use cpu, or ids of 0-2"):
+        assign_seats(placement(generators={"devices": "3"}), NAMES, nodes)
+    with pytest.raises(ConfigError, match="the cluster has 0 GPUs; use cpu, or nodes that have GPUs"):
+        assign_seats(placement(generators={"devices": "all"}), NAMES, Devices((("a", 0),)))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +235,7 @@ def test_the_presets_on_eight_devices_are_those_of_the_paper():
     ],
 )
 def test_the_trainer_has_the_ranks_that_are_set_else_one_for_each_of_its_devices(sections, devices, ranks):
-    assert count_ranks(placement(**sections), devices) == ranks
+    assert count_ranks(placement(**sections), devices_here(devices)) == ranks
 
 
 def test_ranks_have_seats_in_turn_on_the_trainers_devices():
@@ -216,7 +255,7 @@ def test_ranks_are_named_in_the_seats_of_a_run():
 
 def test_settings_of_sharding_need_the_strategy():
     assert placement(trainer={"strategy": "shard", "shard": {"cpu_offload": True}}).trainer.shard.cpu_offload
-    words = r"shard.cpu_offload = True: it is for strategy shard, not replicate; leave it out, or set it to false"
+    words = r"shard.cpu_offload = true: it is for strategy shard, not replicate; leave it out, or set it to false"
     with pytest.raises(ValueError, match=words):
         placement(trainer={"shard": {"cpu_offload": True}})
 

@@ -69,8 +69,8 @@ class HangingSettings(CategoricalSettings):
 
 class EndingSettings(CategoricalSettings):
     """A categorical policy that ends rank 1, once, then the file `marker` is there: as it is built (phase `build`, by
-    an error), or the second time that its weights are read within this function (`save`, `publish_weights`, by
-    SIGKILL)."""
+    an error), or the second time that its weights are read within this function (`save`, or `prepare` of a
+    publication, by SIGKILL)."""
 
     type: Literal["tests.process.policies:EndingSettings"] = "tests.process.policies:EndingSettings"  # type: ignore[assignment]
     marker: str

@@ -133,9 +133,7 @@ def test_memory_that_cannot_be_shared_is_warned_about_once_and_the_host_serves(w
             writer.publish(version, state(version))
             assert applied(reader, version) == (version, [version])
     instead = {"writer": "published in host memory alone", "reader": "read from host memory"}[who]
+    how = "a file of the run, as the device is simulated"
     assert [record.getMessage() for record in caplog.records] == [
-        (
-            f"weights are {instead}: memory of sim:0 cannot be shared by a file of the run, as the device is simulated "
-            "(operation not supported)"
-        )
+        f"weights are {instead}: memory of sim:0 cannot be shared by {how} (operation not supported)"
     ]

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ from polyrhythm.config.sections.running import SupervisionSettings
 from polyrhythm.pipeline.context import LaunchPlan
 from polyrhythm.plugins.cluster.hosts.build import StationNodes, build_hosts_launcher, open_hosts
 from polyrhythm.plugins.cluster.launching import launch_on_ray
-from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.factories import Resources, StationList
 from polyrhythm.runtime.hosting import Hosting, dropped_messages, pending_work, process_ids
 from polyrhythm.runtime.launcher import Launcher, build_inline_launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
+from polyrhythm.runtime.messages import rank_name
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.runtime.transport.sockets import LOOPBACK
 from polyrhythm.scheduler.records import (
@@ -52,30 +54,39 @@ NO_WEIGHTS = WeightsLayout.of({})
 STATIONS = ("a", "b")
 
 
-def local(transport: str, ranks: int = 1, **supervision: float) -> Callable[[Path], Launcher]:
+def stations_with(ranks: int) -> StationList:
     """ranks: of the first station."""
-    limits = limits_of(**supervision)
     first, *others = [ScriptedFactory(name) for name in STATIONS]
-    stations = [(first, *[Resources()] * ranks), *[(other, Resources()) for other in others]]
-    return lambda folder: build_local_launcher(stations, LAYOUT, NO_WEIGHTS, limits, folder, transport)  # type: ignore[arg-type]
+    return [(first, *[Resources()] * ranks), *[(other, Resources()) for other in others]]  # type: ignore[list-item]
+
+
+def local(transport: str, ranks: int = 1, **supervision: float) -> Callable[[Path], Launcher]:
+    limits = limits_of(**supervision)
+    return lambda folder: build_local_launcher(stations_with(ranks), LAYOUT, NO_WEIGHTS, limits, folder, transport)
 
 
 def limits_of(**supervision: float) -> SupervisionSettings:
     return config(supervision={"update_s": 3.0, **supervision}).supervision
 
 
-def hosts(folder: Path) -> Launcher:
-    """Each station on a host of its own."""
-    stations = [(ScriptedFactory(name), Resources()) for name in STATIONS]
-    nodes = dict(zip(STATIONS, apart_by_setting(folder / "memory", 2), strict=True))
-    places = StationNodes(LOOPBACK, nodes, {})
-    return build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits_of(), folder, places))
+def hosts(ranks: int = 1, **supervision: float) -> Callable[[Path], Launcher]:
+    """Each process on a host of its own."""
+
+    def launch(folder: Path) -> Launcher:
+        stations = stations_with(ranks)
+        names = [rank_name(factory.name, rank) for factory, *seats in stations for rank in range(len(seats))]
+        nodes = dict(zip(names, apart_by_setting(folder / "memory", len(names)), strict=True))
+        limits, places = limits_of(**supervision), StationNodes(LOOPBACK, nodes, {})
+        return build_hosts_launcher(open_hosts(stations, LAYOUT, NO_WEIGHTS, limits, folder, places))
+
+    return launch
 
 
-def ray(folder: Path) -> Launcher:
+def ray(folder: Path, ranks: int = 1) -> Launcher:
     pytest.importorskip("ray", reason="the ray extra is not installed")
-    stations = [(ScriptedFactory(name), Resources()) for name in STATIONS]
-    return launch_on_ray(LaunchPlan(config(launcher="ray"), stations, LAYOUT, NO_WEIGHTS, folder / "logs"))
+    asked = config(launcher="ray", supervision={"update_s": 3.0})
+    plan = LaunchPlan(asked, stations_with(ranks), LAYOUT, NO_WEIGHTS, folder / "logs", check_report=lambda _: None)
+    return launch_on_ray(plan)
 
 
 def inline(folder: Path) -> Launcher:
@@ -88,8 +99,11 @@ HOSTINGS = {
     "local-tcp": local("tcp"),
     "local-ranks": local("ipc", ranks=2),
     "watchful-ranks": local("ipc", ranks=2, heartbeat_s=5.0),
-    "hosts": hosts,
+    "hosts": hosts(),
+    "hosts-ranks": hosts(ranks=2),
+    "watchful-hosts-ranks": hosts(ranks=2, heartbeat_s=5.0),
     "ray": ray,
+    "ray-ranks": partial(ray, ranks=2),
 }
 #: Those whose stations can die without main.
 ISOLATED = [
@@ -97,7 +111,9 @@ ISOLATED = [
     "local-tcp",
     "local-ranks",
     pytest.param("hosts", marks=pytest.mark.slow),
+    pytest.param("hosts-ranks", marks=long(10, "with a rank on each of two hosts")),
     pytest.param("ray", marks=long(15, "with a Ray of its own")),
+    pytest.param("ray-ranks", marks=long(15, "with a Ray of its own")),
 ]
 
 
@@ -244,15 +260,19 @@ def test_a_killed_station_gets_no_command_until_its_successor_has_joined(hosting
     assert received(hosting, 1) == [Published("a", 1, 6)]
 
 
-of_ranks = pytest.mark.parametrize("launcher", ["local-ranks"], indirect=True)
+OF_RANKS = ["local-ranks", pytest.param("hosts-ranks", marks=pytest.mark.slow)]
+of_ranks = pytest.mark.parametrize(
+    "launcher", [*OF_RANKS, pytest.param("ray-ranks", marks=long(15, "with a Ray of its own"))], indirect=True
+)
 
 
 @of_ranks
-def test_each_rank_has_a_process_and_a_log_of_its_own(hosting: Hosting, tmp_path: Path) -> None:
-    processes = process_ids(hosting)
+def test_each_rank_has_a_process_and_a_log_of_its_own(launcher: Launcher, tmp_path: Path) -> None:
+    processes = process_ids(launcher.hosting)
     assert list(processes) == ["a", "a-rank1", "b"]
     assert len(set(processes.values())) == 3
-    assert {path.name for path in tmp_path.glob("*.log")} == {"a.0.log", "a-rank1.0.log", "b.0.log"}
+    launcher.close()
+    assert {path.name for path in tmp_path.rglob("*.log")} == {"a.0.log", "a-rank1.0.log", "b.0.log"}
 
 
 @of_ranks
@@ -275,7 +295,11 @@ def test_a_rank_that_fails_is_one_loss_of_its_station_whatever_the_others_notice
     assert not any(psutil.pid_exists(before[name]) for name in ("a", "a-rank1"))
 
 
-@pytest.mark.parametrize("launcher", ["watchful-ranks"], indirect=True)
+@pytest.mark.parametrize(
+    "launcher",
+    ["watchful-ranks", pytest.param("watchful-hosts-ranks", marks=long(10, "a stopped rank on another host"))],
+    indirect=True,
+)
 def test_a_rank_that_is_stopped_is_found_by_its_heartbeat(hosting: Hosting) -> None:
     os.kill(process_ids(hosting)["a-rank1"], signal.SIGSTOP)
     assert lost_and_back(hosting, []) == "rank 1: sent no heartbeat for 5 s (supervision.heartbeat_s)"

@@ -13,6 +13,7 @@ from polyrhythm.runtime.memory.process_memory import open_weights
 from polyrhythm.runtime.memory.published import (
     APPLY,
     PUBLISHED,
+    SHARDS,
     Choice,
     Ends,
     Traffic,
@@ -123,16 +124,25 @@ def test_traffic_goes_through_counters_and_back():
     assert read_traffic({"busy_s": 3.0}) == {}
 
 
+def test_senders_go_through_counters_and_back():
+    traffic = Traffic()
+    traffic.add("tcp", 30, 0.1, {"host-1": 20, "host-2": 10})
+    traffic.add("tcp", 30, 0.1, {"host-1": 30})
+    found = read_traffic(traffic.statistics())
+    assert found == traffic.moved
+    assert found["tcp"].sources == {"host-1": 50, "host-2": 10}
+
+
 class Counters:
     """A launcher's counters."""
 
     def __init__(self):
         self.now = {}
 
-    def add(self, station, *kinds):
+    def add(self, station, *kinds, sources=()):
         traffic = Traffic()
         for kind in kinds:
-            traffic.add(kind, 4_000_000, 0.002)
+            traffic.add(kind, 4_000_000, 0.002, dict(sources) if kind != APPLY else {})
         self.now[station] = {"busy_s": 1.0, **traffic.statistics()}
 
     @property
@@ -171,3 +181,26 @@ def test_the_log_says_way_reason_and_rate_of_each_generator_once(caplog):
     one = {"versions": 1, "mb": 4.0, "ms": 2.0, "gb_per_s": pytest.approx(2.0)}
     assert observer.summary()["generator-2"] == {"peer": one, "apply": one}
     assert observer.summary()["trainer"] == {"published": {**one, "versions": 2}}
+
+
+@pytest.mark.parametrize(
+    ("way", "sources", "said"),
+    [
+        ("tcp", {"host-2": 4}, "tcp from host-2, because the trainer is on another host"),
+        ("tcp", {"host-2": 1, "main": 3}, "tcp from main (75%), host-2 (25%), because the trainer is on another host"),
+        ("pair", {"host-1": 4}, "pair from host-1, because the trainer is on a device of another host"),
+    ],
+)
+def test_the_log_says_which_hosts_sent_what_and_that_ranks_publish_together(way, sources, said, caplog):
+    caplog.set_level(logging.INFO)
+    counters = Counters()
+    observer = WeightsTraffic(counters, Ends("cpu", ("cpu",)), {"generator-0": "cpu", "trainer": "cpu"})
+    counters.add("generator-0", *(way, APPLY) * 3, sources=sources)
+    counters.add("trainer", *(SHARDS,) * 3)
+    observer.on_tick(0.0)
+    assert caplog.messages == [
+        f"generator-0: weights come by {said}; {RATE}",
+        f"trainer: weights are published by all ranks, each its own rows; {RATE}",
+    ]
+    three = {host: 3 * count for host, count in sources.items()}
+    assert observer.summary()["generator-0"][way]["from"] == three

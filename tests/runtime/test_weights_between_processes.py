@@ -36,28 +36,44 @@ from tests.runtime.test_weights_between_processes import LAYOUT, TENSORS, WIDTH
 from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.memory.weights import SharedWeights
-from polyrhythm.training.ranks import open_ranks
+from polyrhythm.training.ranks import Meeting, open_ranks
 
-rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-ranks = open_ranks(rank, 2, folder / "ranks", "cpu", "shard", ShardSettings())
+rank, folder, way = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+ranks = open_ranks(rank, 2, Meeting(folder / "ranks"), "cpu", "shard", ShardSettings())
 mesh = init_device_mesh("cpu", (2,))
 weights = SharedWeights(LAYOUT, memoryview(open_segment(folder, "weights")), folder)
+
+
+def state(version):
+    return {
+        f"w{i}": distribute_tensor(torch.full((WIDTH, 3), float(version)), mesh, [Shard(0)]) for i in range(TENSORS)
+    }
+
+
+def ending(items, last):
+    for number, item in enumerate(items, 1):
+        yield item
+        if rank and number == last:
+            os._exit(9)
+
+
+together = ranks.divide_writing(state(0), "here" if way == "together" or not rank else "elsewhere")
+assert together is (way == "together")
 print("ready", flush=True)
 for line in sys.stdin:
     version, last = map(int, line.split())
-    state = {
-        f"w{i}": distribute_tensor(torch.full((WIDTH, 3), float(version)), mesh, [Shard(0)]) for i in range(TENSORS)
-    }
-    if rank:
-        for number, _ in enumerate(ranks.snapshot(state), 1):
-            if number == last:
-                os._exit(9)
-    else:
-        try:
-            weights.publish(version, ranks.snapshot(state))
-            print("published", flush=True)
-        except RuntimeError:
-            print("broken", flush=True)
+    try:
+        if together:
+            pieces = ranks.pieces(state(version))
+            weights.publish_pieces(version, ending(pieces, last), ranks.totals_beside, leads=rank == 0)
+        elif rank:
+            for _ in ending(ranks.snapshot(state(version)), last):
+                pass
+        else:
+            weights.publish(version, ranks.snapshot(state(version)))
+        print("published", flush=True)
+    except RuntimeError:
+        print("broken", flush=True)
 """
 
 TRAINER = """
@@ -130,10 +146,12 @@ class Net(torch.nn.Module):
         return {float(x) for tensor in self.state_dict().values() for x in tensor.float().unique()}
 
 
-def test_sharded_ranks_publish_tensor_by_tensor_and_a_rank_that_dies_leaves_the_newest_version(tmp_path):
+@pytest.mark.parametrize("way", ["together", "gathered"])
+def test_sharded_ranks_publish_and_a_rank_that_dies_leaves_the_newest_version(way, tmp_path):
+    """Each rank its own rows, or rank 0 what it gathers because the other has no part in its memory."""
     (tmp_path / "weights").write_bytes(bytes(shared_nbytes(LAYOUT)))
     with ExitStack() as stack:
-        ranks = [stack.enter_context(child(RANK, rank, tmp_path)) for rank in range(2)]
+        ranks = [stack.enter_context(child(RANK, rank, tmp_path, way)) for rank in range(2)]
         assert [rank.hear() for rank in ranks] == ["ready", "ready"]
         reader = Far(LAYOUT, memoryview(open_segment(tmp_path, "weights")), tmp_path)
         module = Net()
@@ -141,7 +159,7 @@ def test_sharded_ranks_publish_tensor_by_tensor_and_a_rank_that_dies_leaves_the_
         for version in range(3):
             for rank in ranks:
                 rank.tell(version, -1)
-            assert ranks[0].hear() == "published"
+            assert [rank.hear() for rank in ranks] == ["published", "published"]
             assert receiver.stage(version) == receiver.apply(version) == version
             assert module.values() == {float(version)}
         for rank in ranks:

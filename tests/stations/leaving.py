@@ -25,6 +25,7 @@ from polyrhythm.scheduler.records import StartUpdate
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
 from polyrhythm.stations.trainer import Trainer
+from polyrhythm.stations.trainer_io import Publisher
 from polyrhythm.training.learner import Learner
 
 HIDDEN = 2000
@@ -73,7 +74,7 @@ def trained(folder: Path, *, leaves: bool) -> tuple[dict[str, torch.Tensor], int
     arena = holding(collect(ToyPolicy(dtype=torch.float32), lengths=(3, 4, 2)))
     weights = InlineWeights(WeightsLayout.of(weight_specs(policy.state_dict())))
     learner = Learner(policy, algorithm(), training(epochs=1, minibatch_steps=9), total_updates=4, seed=0)
-    trainer = Trainer("t", 0, learner, arena, weights, Channels(said.append, print, said.append))
+    trainer = Trainer("t", 0, Publisher(weights, learner), arena, Channels(said.append, print, said.append))
     store = FileStore(folder)
     freed = less = 0
     for update in range(2):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from polyrhythm.plugins.ranks.sharded import ShardedRanks
 from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import load
-from polyrhythm.training.ranks import ONE_RANK
+from polyrhythm.training.ranks import ONE_RANK, Meeting
 
 #: Large enough to be killed in: writing takes some tenths of a second.
 NUMBERS = 2**26
@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 
 def write_two(folder: Path, *, sharded: bool) -> None:
     """In a process of its own: write a small state, say so, and begin to write a large one."""
-    ranks = ShardedRanks(0, 1, folder / "store", "cpu", None) if sharded else ONE_RANK
+    ranks = ShardedRanks(0, 1, Meeting(folder / "store"), "cpu", None) if sharded else ONE_RANK
     end = "" if sharded else ".pt"
     ranks.save({"x": torch.ones(4), "updates": 1}, folder / f"trainer-00000001{end}", background=True).wait()
     sys.stdout.write("written\n")

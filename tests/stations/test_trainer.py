@@ -36,7 +36,7 @@ from polyrhythm.scheduler.records import (
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
 from polyrhythm.stations.trainer import Trainer
-from polyrhythm.stations.trainer_io import PublicationJob
+from polyrhythm.stations.trainer_io import PublicationJob, Publisher
 from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import BackgroundSaving, load_state, save_state
 from polyrhythm.training.learner import Learner
@@ -63,7 +63,9 @@ class Stand:
         train = training(epochs=2, minibatch_steps=3)
         self.learner = Learner(self.policy, settings or algorithm(), train, total_updates=4, seed=0, ranks=ranks)
         channels = Channels(self.said.append, print, self.said.append)
-        self.trainer = Trainer("t", 0, self.learner, self.arena, self.channel, channels, states, overlap=overlap)
+        self.trainer = Trainer(
+            "t", 0, Publisher(self.channel, self.learner), self.arena, channels, states, overlap=overlap
+        )
 
     def do(self, *commands):
         for command in commands:
@@ -77,7 +79,7 @@ def test_updates_are_counted_since_the_start_of_the_station():
     stand = Stand()
     stand.do(LEND)
     channels = Channels(print, print, print)
-    restarted = Trainer("t", 1, stand.learner, stand.arena, stand.channel, channels)
+    restarted = Trainer("t", 1, Publisher(stand.channel, stand.learner), stand.arena, channels)
     assert restarted.joined().updates == 1
     assert restarted.statistics()["updates"] == 0
 
@@ -543,7 +545,7 @@ def streamed(states=None, *, more=()):
     train = training(epochs=2, mini_batch_samples=3, minibatch_steps=0, **dict(more))
     stand.learner = Learner(stand.policy, algorithm(**FREE), train, total_updates=4, seed=0)
     channels = Channels(stand.said.append, print, stand.said.append)
-    stand.trainer = Trainer("t", 0, stand.learner, stand.arena, stand.channel, channels, states)
+    stand.trainer = Trainer("t", 0, Publisher(stand.channel, stand.learner), stand.arena, channels, states)
     return stand
 
 
@@ -614,7 +616,7 @@ def test_no_state_is_saved_between_the_mini_batches_of_an_update(tmp_path):
     train = training(epochs=1, mini_batch_samples=1, require_batches=3, minibatch_steps=0)
     stand.learner = Learner(stand.policy, algorithm(**FREE, proximal="behavior"), train, total_updates=4, seed=0)
     channels = Channels(stand.said.append, print, stand.said.append)
-    stand.trainer = Trainer("t", 0, stand.learner, stand.arena, stand.channel, channels, states)
+    stand.trainer = Trainer("t", 0, Publisher(stand.channel, stand.learner), stand.arena, channels, states)
     stand.do(PARTS[0], SaveTrainer("t"))
     assert stand.said == []
     stand.do(PARTS[1], PARTS[2])

@@ -77,6 +77,7 @@ def offered(kind: Literal["env", "policy"], section: dict[str, Any], one: Adapte
     from polyrhythm.config.registry import NestedRefusal, resolve
     from polyrhythm.conformance import raised
     from polyrhythm.envs.base import EnvSettings
+    from polyrhythm.errors import PolyrhythmError
 
     if kind == "policy":
         return ""
@@ -93,6 +94,8 @@ def offered(kind: Literal["env", "policy"], section: dict[str, Any], one: Adapte
         return "are unknown: the settings need spec() and build(rows)"
     try:
         return settings.spec()
+    except PolyrhythmError as error:  # its message names the environment; the line that raised it is ours
+        return f"are unknown: {error}"
     except Exception as error:  # noqa: BLE001 - a user's class may raise anything
         return f"are unknown: spec() {raised(error)}"
 

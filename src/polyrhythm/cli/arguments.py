@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import shlex
 from collections.abc import Iterator
@@ -21,6 +22,21 @@ def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="section.key=value", help="settings that differ from the recipe"
     )
+
+
+def add_cluster(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add --cluster; what: the option that it belongs to, "" for the command itself."""
+    help_ = f"{what}for the cluster that FILE describes (docs/clusters.md), which need not run"
+    parser.add_argument("--cluster", metavar="FILE", help=help_)
+
+
+def cluster_settings(file: str | None) -> list[str]:
+    """The settings of a check or plan for the cluster that this file describes. ConfigError: its name is not one."""
+    if file is None:
+        return []
+    if not file.endswith((".yaml", ".yml")):
+        raise ConfigError(f"--cluster = {file}: not a file that describes a cluster; name one that ends in .yaml")
+    return ["launcher=ray", f"ray.address={json.dumps(file)}"]
 
 
 @contextmanager

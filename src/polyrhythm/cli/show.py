@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyrhythm.observe.intervals import at_in_words, counted, deciding, rate_in_words
-from polyrhythm.readable import visible
+from polyrhythm.observe.intervals import at_in_words, deciding, rate_in_words
+from polyrhythm.readable import counted, visible
 
 if TYPE_CHECKING:
     from polyrhythm.conformance import Finding

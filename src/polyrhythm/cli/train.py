@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyrhythm.cli import show
-from polyrhythm.cli.arguments import note_resume_command
+from polyrhythm.cli.arguments import add_cluster, cluster_settings, note_resume_command
 from polyrhythm.config.recipes import recipe_names
 from polyrhythm.plugin import load, table
+from polyrhythm.readable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take this machine, or each node of a cluster, to have N devices, which compute on the CPU "
         "(placement.simulated_devices)",
     )
+    add_cluster(parser, "--check: ")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of this run (default: runs/<recipe>/<time>)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     for name in _instead():
@@ -55,15 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.recipe is None:
         arguments.usage_error(f"name a recipe: {', '.join(recipe_names())}; or the path of a YAML file")
+    if arguments.simulated_devices is not None:
+        arguments.overrides += [f"placement.simulated_devices={arguments.simulated_devices}"]
+    if arguments.cluster is not None and not arguments.check:
+        arguments.usage_error(f"--cluster {arguments.cluster} is for --check; leave it out, and set ray.address")
+    arguments.overrides += cluster_settings(arguments.cluster)
     for name in _instead():
         status: int | None = load("command", name).run(arguments)
         if status is not None:
             return status
     from polyrhythm.config.load import load_config
 
-    simulated = arguments.simulated_devices
-    added = [] if simulated is None else [f"placement.simulated_devices={simulated}"]
-    config = load_config(arguments.recipe, [*arguments.overrides, *added])
+    config = load_config(arguments.recipe, arguments.overrides)
     if arguments.check:
         return check_unstarted(config, as_json=arguments.json)
     # Imported late, so that an invalid key is reported before torch is loaded.
@@ -135,7 +140,7 @@ def print_findings(
 def _conclusion(lacking: int, failed: int) -> str:
     if not lacking and not failed:
         return ""
-    missing = f"{lacking} thing{'s' * (lacking > 1)} missing (?)" if lacking else ""
+    missing = f"{counted(lacking, 'thing')} missing (?)" if lacking else ""
     wrong = f"{failed} wrong (✗)" if failed else ""
     rest = "" if failed else "; all else is in order"
     return ", ".join(part for part in (wrong, missing) if part) + rest

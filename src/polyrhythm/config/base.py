@@ -60,6 +60,22 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return [found for part in get_args(annotation) for found in models_in(part)]
 
 
+def written(value: object) -> str:
+    """A setting's value as a recipe has it: `null`, `true`, `{type: ppo, clip_low: 0.2}`."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {written(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(written, value))}]"
+    return str(value)
+
+
+def quoted(value: object) -> str:
+    """As `written`, a text in quotes."""
+    return repr(value) if isinstance(value, str) else written(value)
+
+
 class InvalidSetting(ValueError):
     """A setting, or a combination of settings, that cannot be run; raised by validators.
 
@@ -69,7 +85,7 @@ class InvalidSetting(ValueError):
 
     def __init__(self, path: str, value: object, why: str) -> None:
         self.path, self.value, self.why = path, value, why
-        super().__init__(f"{path} = {value}: {why}")
+        super().__init__(f"{path} = {written(value)}: {why}")
 
 
 class NotFound(InvalidSetting):

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
-from polyrhythm.config.base import InvalidSetting, models_in
+from polyrhythm.config.base import InvalidSetting, models_in, quoted
 from polyrhythm.errors import nearest
 
 Location = Sequence[int | str]
@@ -19,6 +19,31 @@ _BOUNDS = {
     "greater_than": ("gt", "more than"),
     "less_than_equal": ("le", "at most"),
     "less_than": ("lt", "less than"),
+}
+#: Path → names of the same setting in other systems.
+OTHER_NAMES = {
+    "out_dir": ("output", "output_dir", "out", "save_dir", "log_dir", "logdir", "work_dir", "run_dir"),
+    "rollout.rows": ("num_envs", "n_envs", "envs"),
+    "rollout.simulators": ("num_workers", "workers", "num_env_runners"),
+    "training.versions": ("iterations", "num_iterations", "total_iterations", "num_updates"),
+    "training.mini_batch_samples": ("batch_size", "train_batch_size", "ppo_mini_batch_size"),
+    "training.epochs": ("n_epochs", "num_epochs", "ppo_epochs", "update_epoch", "update_epochs"),
+    "training.micro_batch_steps": ("micro_batch_size", "ppo_micro_batch_size_per_gpu"),
+    "training.optimizer.lr": ("learning_rate",),
+    "training.optimizer.grad_clip": ("max_grad_norm", "clip_grad"),
+    "training.max_kl": ("target_kl",),
+    "groups.size": ("group_size", "num_generations", "rollout_n"),
+    "freshness.max_lag": ("staleness_threshold", "max_staleness", "max_head_offpolicyness", "staleness"),
+    "algorithm.gae_lambda": ("lam", "lambda"),
+    "algorithm.entropy_coef": ("ent_coef", "entropy_bonus", "entropy_coeff"),
+    "algorithm.value.coef": ("vf_coef", "value_coef", "critic_coef"),
+    "algorithm.loss.clip_low": ("clip_range", "clip_ratio", "clip_ratio_low", "cliprange", "clip_coef"),
+    "algorithm.loss.clip_high": ("clip_ratio_high",),
+    "algorithm.advantage": ("adv_type", "adv_estimator"),
+    "evaluation.every": ("eval_freq", "eval_interval", "val_check_interval", "test_freq"),
+    "evaluation.episodes": ("eval_episodes", "n_eval_episodes", "num_eval_episodes"),
+    "checkpoint.every_versions": ("save_freq", "save_interval", "save_steps"),
+    "init_from": ("load_from", "pretrained", "ckpt_path"),
 }
 _KINDS = {
     "int_type": "a whole number",
@@ -61,6 +86,8 @@ def _explain_one(detail: ErrorDetails, model: type[BaseModel], prefix: str) -> l
     if detail["type"] == "extra_forbidden":
         why = f"no such key; {_instead(path, parts, holder, model, prefix)}"
         return [f"{path}: {why}" if isinstance(value, dict) else _sentence(path, value, why)]
+    if detail["type"] == "union_tag_invalid":
+        path, value = f"{path}.type", detail["ctx"]["tag"]
     return [_sentence(path, value, _why(detail))]
 
 
@@ -72,6 +99,8 @@ def _instead(path: str, parts: list[str], holder: type[BaseModel] | None, model:
     if types:
         return f"{valid}; {key} is one of {section}.type {' or '.join(types)}"
     elsewhere = [f"{prefix}.{found}" if prefix else found for found in paths_to(key, model)]
+    if not prefix:
+        elsewhere = [ours for ours, names in OTHER_NAMES.items() if key in names] or elsewhere
     if not elsewhere and section and holder:
         nested = {found.rpartition(".")[2]: f"{section}.{found}" for found in paths_to(None, holder) if "." in found}
         close = difflib.get_close_matches(key, {**nested, **dict.fromkeys(keys)}, n=1)
@@ -89,7 +118,7 @@ def _types_with(key: str, parts: Sequence[str], model: type[BaseModel]) -> list[
 
 
 def _sentence(path: str, value: object, why: str) -> str:
-    shown = repr(value) if isinstance(value, str) else str(value)
+    shown = quoted(value)
     return f"{path or 'config'} = {shown if len(shown) <= 80 else shown[:77] + '...'}: {why}"
 
 
@@ -105,7 +134,7 @@ def _why(detail: ErrorDetails) -> str:
         return f"{_nearest_quoted(detail['input'], expected)}it must be {expected}"
     if kind == "union_tag_invalid":
         tags = context["expected_tags"]
-        return f"{_nearest_quoted(context.get('tag'), tags)}its type must be {tags}"
+        return f"{_nearest_quoted(context['tag'], tags)}it must be {tags}"
     if kind == "union_tag_not_found":
         return "it needs a type"
     if kind == "string_pattern_mismatch":
@@ -138,6 +167,9 @@ def _walk(model: type[BaseModel], loc: Location) -> tuple[list[str], type[BaseMo
             candidates = tagged
             continue
         if step in tags:
+            continue
+        if isinstance(step, int) and candidates:  # a place in a list of sections
+            parts.append(str(step))
             continue
         holder = candidates[0] if candidates else None
         parts.append(str(step))

@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, SerializeAsAny, ValidationError
 
 from polyrhythm.config.base import InvalidSetting, Section
 from polyrhythm.config.explain import explain
-from polyrhythm.config.presets import objective_preset, preset, scale
+from polyrhythm.config.presets import changed_settings, objective_preset, preset, scale
 from polyrhythm.config.recipes import find_recipe, parse, read
 from polyrhythm.config.registry import NestedRefusal, expand, known_types, plain, resolve
 from polyrhythm.config.schema import RunConfig
@@ -73,12 +73,18 @@ def _merge_preset(base: Tree, change: Tree, origin: str) -> Tree:
     if _is_count(devices) and _is_count(row) and devices != row:
         base, changes = scale(base, devices, origin)
         log.info("devices = %d of a row for %d: %s", devices, row, ", ".join(changes))
-    own = {key: value for key, value in change.items() if key != "preset"}
+    own, named = {key: value for key, value in change.items() if key != "preset"}, dict[str, Tree]()
     if "preset" in change:
-        base = merge(base, preset(change["preset"], base, origin))
+        named["preset"] = preset(change["preset"], merge(base, own), origin)
+        base = merge(base, named["preset"])
     if change.get("objective", "") != "":  # replaces the section, since merging would mix two objectives
-        base = base | {"algorithm": objective_preset(change["objective"], origin)}
-    return merge(base, own)
+        named["objective"] = {"algorithm": objective_preset(change["objective"], origin)}
+        base = base | named["objective"]
+    tree = merge(base, own)
+    for kind, settings in named.items():
+        if changed := list(changed_settings(settings, tree)):
+            log.info("%s = %s, changed by what is set beside it: %s", kind, change[kind], ", ".join(changed))
+    return tree
 
 
 def validate(tree: Tree, origin: str = "") -> RunConfig:

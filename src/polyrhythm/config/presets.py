@@ -13,6 +13,7 @@ schema.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import yaml
 
 from polyrhythm.config.base import InvalidSetting
+from polyrhythm.config.registry import expand
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
 from polyrhythm.errors import ConfigError, nearest
@@ -51,6 +53,19 @@ def preset(name: Any, base: Tree, origin: str = "") -> Tree:
 def objective_preset(name: Any, origin: str = "") -> Tree:
     """The `algorithm` section of an objective. ConfigError: there is no such objective."""
     return _named("objective", name, OBJECTIVE_PRESETS, origin)
+
+
+def changed_settings(settings: Tree, tree: Tree, section: str = "") -> Iterator[str]:
+    """`freshness.max_lag = 3 (not 0.0)` for each setting of a preset or an objective that `tree` has otherwise."""
+    if "type" in settings and tree.get("type") != settings["type"]:  # the other keys belong to the type
+        settings = {"type": settings["type"]}
+    for key, value in settings.items():
+        found = tree.get(key)
+        if isinstance(value, dict):
+            section_of = expand(found)
+            yield from changed_settings(value, section_of if isinstance(section_of, dict) else {}, f"{section}{key}.")
+        elif found != value:
+            yield f"{section}{key} = {found} (not {value})"
 
 
 def _named(kind: str, name: Any, known: dict[str, tuple[str, Tree]], origin: str) -> Tree:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from polyrhythm.errors import ConfigError, nearest
+from polyrhythm.readable import few
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -49,9 +50,15 @@ def find_recipe(recipe: str | Path, beside: Path | None = None) -> Path:
         run = f"a run's recipe is its config.yaml; to resume that run: polyrhythm resume {recipe}"
         remedy = run if (given / "config.yaml").is_file() else "give a path to a YAML file"
         raise ConfigError(f"recipe {str(recipe)!r} is a folder; {remedy}")
+    from difflib import get_close_matches  # slow, and only errors need it
+
+    files = {path.stem: str(given.parent / path.name) for path in sorted((folder / given).parent.glob("*.y*ml"))}
+    close = [files[stem] for stem in get_close_matches(given.stem, files, n=1)]
+    where = "this folder" if (folder / given).parent == Path() else (folder / given).parent
+    listed = f"the YAML files of {where} are {few(list(files.values()), 8)}; " if files else ""
     raise ConfigError(
-        f"recipe {str(recipe)!r} does not exist; {nearest(given.stem, names)}named recipes are {', '.join(names)}; "
-        "or give a path to a YAML file"
+        f"recipe {str(recipe)!r} does not exist; {nearest(given.stem, names, elsewhere=close)}{listed}named recipes "
+        f"are {', '.join(names)}; or give a path to a YAML file"
     )
 
 

@@ -52,10 +52,11 @@ def bottleneck(load: Load) -> str:
         )
     waits = f"rows without a ticket {load.rows_idle:.0%} and the trainer idle {load.trainer_idle:.0%}"
     if min(load.rows_idle, load.trainer_idle) >= _WAITS:
-        remedy = (
-            f"raise freshness.max_lag (now {load.max_lag:g}) to 1"
+        remedy = f"raise freshness.max_lag (now {load.max_lag:g})"
+        remedy += (
+            " to 1"
             if load.max_lag < 1
-            else f"lower training.mini_batch_samples, or raise freshness.max_lag (now {load.max_lag:g})"
+            else " or training.mini_batch_samples, either of which lets more samples be under way"
         )
         return f"Rollout and training wait for each other in turn ({waits} of the time): {remedy}."
     if load.trainer_idle >= _WAITS:
@@ -88,7 +89,8 @@ def _rollout_limits(load: Load) -> str:
         what = f"the {kind}s limit the run, busy {own[kind]:.0%}"
         return f"{head}: {what}; raise {_MORE[kind]} (now {load.count[kind]}), if processor cores are free."
     what = f"simulators and generators wait for each other, busy {own[kind]:.0%} at most"
-    if load.one_slot:
+    # Where both are mostly idle, messages between them take the time, and two slots would send twice as many.
+    if load.one_slot and own.get("simulator", 0.0) + own.get("generator", 0.0) >= _BUSY:
         return f"{head}: {what}; set rollout.sharding=even:2, so that half of the rows step while the others wait."
     return f"{head}: {what}; raise rollout.rows (now {load.rows}), so that a pass serves more of them."
 

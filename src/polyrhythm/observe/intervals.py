@@ -126,11 +126,6 @@ def episodes_in_words(recent: Sequence[tuple[bool | None, float]]) -> str:
     return f"{success_in_words(found, 'the last ')}, {earned}"
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 episode`, `2 episodes`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def is_told(count: int) -> bool:
     """Whether the count is 1, 10, 100, …: the occurrences of a frequent event that are logged."""
     return str(count).strip("0") == "1"

@@ -21,7 +21,7 @@ from polyrhythm.envs.base import traits_of
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.plugin import load, table
-from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices, devices_here
+from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices, bind_environment, devices_here
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import Ends
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices
@@ -106,11 +106,12 @@ def list_seat_warnings(
 ) -> list[str]:
     """The `Placed.warnings` that need no seats, for machines on which not every station has one."""
     names = station_names(config, trainer=trainer) if names is None else names
-    count = _devices_of(config, devices).count
+    count, preset = _devices_of(config, devices).count, config.placement.preset
     found = []
-    if config.launcher != "inline" and 0 < count < (config.devices or 0):
-        there = f"{count} device{'s' if count > 1 else ''}"
-        found = [f"devices = {config.devices}: there are {there}; add devices={count} to scale the row"]
+    least = _least_devices(preset) if preset is not None else 1  # with fewer it is an error
+    if config.launcher != "inline" and least <= count < (config.devices or 0):
+        there = f"are {count} devices" if count > 1 else "is 1 device"
+        found = [f"devices = {config.devices}: there {there}; add devices={count} to scale the row"]
     found += list_unused_devices(config.placement, names)
     return found + (list_excess_threads(config.placement, names, count_cores()) if config.launcher == "local" else [])
 
@@ -133,7 +134,7 @@ def station_names(
 
 def trainer_ranks(config: RunConfig, devices: Devices | int | None = None) -> int:
     """Number of trainer processes on these devices (None: find them; a number: of this machine)."""
-    return count_ranks(config.placement, _devices_of(config, devices).count)
+    return count_ranks(config.placement, _devices_of(config, devices))
 
 
 def find_devices(config: RunConfig) -> Devices:
@@ -213,7 +214,7 @@ def assign_seats(
     simulators are bound to devices in an `inline` run, which has one process.
     """
     kinds = [kind for kind, names in stations.items() if names]
-    ids = _list_ids(placement, kinds, devices.count, inline=inline, row=row)
+    ids = _list_ids(placement, kinds, devices, inline=inline, row=row)
     seats: dict[str, Resources] = {}
     for kind, names in stations.items():
         threads, own = _settings(placement, kind).threads, ids.get(kind, ())
@@ -246,7 +247,7 @@ def find_ends(
     return Ends(own.device, tuple(seat.device for seat in there), why, local)
 
 
-def count_ranks(placement: PlacementSettings, devices: int) -> int:
+def count_ranks(placement: PlacementSettings, devices: Devices) -> int:
     """Number of trainer processes: as set, else one per device of the trainer, else one. Missing devices are reported
     elsewhere."""
     trainer, preset = placement.trainer, placement.preset
@@ -254,9 +255,9 @@ def count_ranks(placement: PlacementSettings, devices: int) -> int:
         return trainer.ranks
     asked = trainer.devices
     if asked is None:
-        placed = preset is not None and devices >= _least_devices(preset)
+        placed = preset is not None and devices.count >= _least_devices(preset)
         return len(divide_devices(preset, devices)["trainer"]) if placed and preset else 1
-    return max(1, devices) if asked == "all" else 1 if asked == "cpu" else len(list_device_ids(asked))
+    return max(1, devices.count) if asked == "all" else 1 if asked == "cpu" else len(list_device_ids(asked))
 
 
 def list_unused_devices(placement: PlacementSettings, stations: Mapping[Kind, Sequence[str]]) -> list[str]:
@@ -283,18 +284,6 @@ def list_excess_threads(placement: PlacementSettings, stations: Mapping[Kind, Se
         for kind, names in stations.items()
         if names and (threads := _settings(placement, kind).threads) > cores
     ]
-
-
-def bind_environment(device: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that bind a simulator's process to one device, which CUDA numbers 0 inside.
-
-    MUJOCO_EGL_DEVICE_ID is left as the user has set it, because EGL may number devices in another order.
-    """
-    visible = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    name = visible[device] if device < len(visible) else str(device)
-    if not name.isdecimal() or "MUJOCO_EGL_DEVICE_ID" in environment:
-        return {"CUDA_VISIBLE_DEVICES": name}
-    return {"CUDA_VISIBLE_DEVICES": name, "MUJOCO_EGL_DEVICE_ID": name}
 
 
 def describe_seat(seat: Resources) -> str:
@@ -339,7 +328,7 @@ def _settings(placement: PlacementSettings, kind: Kind) -> SeatSettings:
 
 
 def _list_ids(
-    placement: PlacementSettings, kinds: Sequence[Kind], devices: int, *, inline: bool, row: int | None
+    placement: PlacementSettings, kinds: Sequence[Kind], devices: Devices, *, inline: bool, row: int | None
 ) -> DeviceIds:
     found: DeviceIds = {}
     bound = placement.simulators.devices  # simulators are bound to devices by the environment of their processes
@@ -362,43 +351,64 @@ def _list_ids(
     return found
 
 
-def _check_ids(kind: Kind, asked: str, devices: int) -> tuple[int, ...]:
+def _check_ids(kind: Kind, asked: str, devices: Devices) -> tuple[int, ...]:
     if asked == "cpu":
         return ()
-    ids = tuple(range(devices)) if asked == "all" else list_device_ids(asked)
-    what = f"placement.{kind}.devices = {asked}"
-    if not devices:
-        raise MissingError(f"{what}: torch sees 0 CUDA devices here; use cpu, or a torch that has CUDA")
-    if max(ids) >= devices:
-        last = f"0-{devices - 1}" if devices > 1 else "0"
-        raise MissingError(f"{what}: torch sees {devices} CUDA devices here; use cpu, or ids of {last}")
+    count = devices.count
+    ids = tuple(range(count)) if asked == "all" else list_device_ids(asked)
+    what = f"placement.{kind}.devices = {asked}: {_describe_devices(devices)}"
+    if not count:
+        more = "nodes that have GPUs" if devices.on_cluster else "a torch that has CUDA"
+        raise MissingError(f"{what}; use cpu, or {more}")
+    if max(ids) >= count:
+        last = f"0-{count - 1}" if count > 1 else "0"
+        raise MissingError(f"{what}; use cpu, or ids of {last}")
     return ids
 
 
-def divide_devices(preset: str, devices: int, row: int | None = None) -> DeviceIds:
-    """Device ids of each kind under a preset (RL-VLA³, section 4 and A.2), on a machine with devices 0 to n-1.
+def _describe_devices(devices: Devices) -> str:
+    """`torch sees 2 CUDA devices here`, `the cluster has 16 GPUs (8 on node a, 8 on node b)`."""
+    count = devices.count
+    if devices.on_cluster:
+        own = ", ".join(f"{number} on {node}" for node, number in devices.nodes if number)
+        return f"the cluster has {count} GPU{'s' * (count != 1)}" + f" ({own})" * bool(own)
+    return f"torch sees {count} CUDA devices here" if devices.kind == CUDA else f"{count} devices are simulated here"
+
+
+def divide_devices(preset: str, devices: Devices, row: int | None = None) -> DeviceIds:
+    """Device ids of each kind under a preset (RL-VLA³, section 4 and A.2), of devices 0 to n-1.
 
     colocated: every device simulates, generates and trains. hybrid: a device simulates (three in four) or generates
     (one in four, at least one); every device trains. disaggregated: one device in four, at least one, only trains;
-    every other one simulates and generates.
+    every other one simulates and generates. The ratios are those of all nodes together. Generators of hybrid are dealt
+    to nodes by their devices, because a simulator and its generator exchange something at each chunk step; the trainer
+    of disaggregated has the last devices, because its ranks exchange gradients.
     """
-    least = _least_devices(preset)
-    if devices < least:
-        takes = f"it takes at least {least} CUDA device{'s' * (least > 1)}"
+    least, count = _least_devices(preset), devices.count
+    if count < least:
+        gpus = "GPU" if devices.on_cluster else "CUDA device"
+        takes = f"it takes at least {least} {gpus}{'s' * (least > 1)}"
         if row and row >= least:
-            takes = f"this row takes {row} CUDA device{'s' * (row > 1)} (devices=N scales it to N)"
+            takes = f"this row takes {row} {gpus}{'s' * (row > 1)} (devices=N scales it to N)"
         raise MissingError(
-            f"placement.preset = {preset}: {takes} and torch sees {devices} here; write "
-            f"{'placement=colocated, or ' * bool(devices)}placement=null for the CPU"
+            f"placement.preset = {preset}: {takes} and {_describe_devices(devices)}; write "
+            f"{'placement=colocated, or ' * bool(count)}placement=null for the CPU"
         )
-    every = tuple(range(devices))
+    every = tuple(range(count))
     if preset == "colocated":
         return {"simulators": every, "generators": every, "trainer": every}
-    others = max(1, devices // _DEVICES_PER_OTHER)
-    first, last = every[:-others], every[-others:]
-    if preset == "hybrid":
-        return {"simulators": first, "generators": last, "trainer": every}
-    return {"simulators": first, "generators": first, "trainer": last}
+    others = max(1, count // _DEVICES_PER_OTHER)
+    if preset == "disaggregated":
+        first, last = every[:-others], every[-others:]
+        return {"simulators": first, "generators": first, "trainer": last}
+    generates: list[int] = []
+    end = 0
+    for _, own in devices.nodes:
+        end += own
+        share = others * end // count - len(generates)
+        generates += range(end - share, end)
+    simulates = tuple(number for number in every if number not in generates)
+    return {"simulators": simulates, "generators": tuple(generates), "trainer": every}
 
 
 def _least_devices(preset: str) -> int:

@@ -23,9 +23,11 @@ from polyrhythm.config.load import validate
 from polyrhythm.config.registry import NestedRefusal, known_types, resolve
 from polyrhythm.errors import ConfigError, MissingError, RunFolderError, nearest
 from polyrhythm.files import name_in_errors, new_folder
+from polyrhythm.observe.run_folder import find_run
 from polyrhythm.pipeline.array_specs import blank
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.persistence.checkpoints import EXPORTED_MODEL, EXPORTED_SETTINGS, SavedPolicy, read_policy
+from polyrhythm.pipeline.persistence.resume_rules import naming_where_it_began
 from polyrhythm.plugin import import_address
 from polyrhythm.policies.base import Policy, PolicySettings, as_module, as_settings
 from polyrhythm.policies.form import load_published
@@ -146,11 +148,13 @@ def load_standalone(path: Path, device: str = "cpu") -> StandalonePolicy:
 
     RunFolderError: there is none; ConfigError: its class cannot be found or does not fit its spec.
     """
+    path = find_run(path)
     saved = read_policy(path)
-    spec = saved.spec or env_settings(validate(saved.config, origin=str(saved.file))).spec()
     try:
+        with naming_where_it_began(path):
+            spec = saved.spec or env_settings(validate(saved.config, origin=str(saved.file))).spec()
+            settings = _settings(saved)
         seed, action_repeat = int(saved.config["seed"]), int(saved.config["rollout"]["action_repeat"])
-        settings = _settings(saved)
     except (KeyError, TypeError) as error:
         raise RunFolderError(
             f"{saved.file} is not of this version of polyrhythm ({type(error).__name__}: {error}); load it with the "

@@ -6,6 +6,7 @@ the station is made, and so is what that module imports.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,10 +57,10 @@ class Resources:
 class StationContext:
     """What a process offers to its station. weights: opens this process's end of the weights channel, which imports
     torch; overlap: whether the station may use threads of its own; rank, ranks: which of how many processes of the
-    station this one is; rendezvous: a file that does not exist yet, by which the ranks of this incarnation meet.
-    memory: this process's memory of the run, None where all stations share one process. seat: the device's name in the
-    run; device: torch's name.
-    announced: the station joined before it was made, so it does nothing that the conductor has not asked for."""
+    station this one is; rendezvous: a file that does not exist yet, by which the ranks of this incarnation meet, all of
+    them by the time `ready_by` of the monotonic clock. memory: this process's memory of the run, None where all
+    stations share one process. seat: the device's name in the run; device: torch's name. announced: the station joined
+    before it was made, so it does nothing that the conductor has not asked for."""
 
     arena: Arena
     weights: Callable[[], Weights]
@@ -69,6 +70,7 @@ class StationContext:
     rank: int = 0
     ranks: int = 1
     rendezvous: Path | None = None
+    ready_by: float = math.inf
     announced: bool = False
     memory: ProcessMemory | None = None
     seat: str = "cpu"

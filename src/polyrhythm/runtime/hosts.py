@@ -37,10 +37,11 @@ SAME = ClockOffset(0.0, 0.0)
 @dataclass(frozen=True, slots=True)
 class HostView:
     """What a process knows of the hosts of its run. own: its host; folder: the run's there, in shared memory; address:
-    where its inbox is bound. servers: endpoint of each host's server; slots: the host of each slot. publishers: hosts
-    whose memory weights are published in, the trainer's first. silence_s: a process that cannot reach main's host for
-    so long has been given up, and ends itself. answer_s: that an answer of another host may take. memory:
-    `module:Class` of the process's memory (`runtime.memory.process_memory.ProcessMemory`)."""
+    where its inbox is bound. ranks: the host of each rank of its station. servers: endpoint of each host's server;
+    slots: the host of each slot. publishers: hosts whose memory weights are published in, the trainer's first.
+    silence_s: a process that cannot reach main's host for so long has been given up, and ends itself. answer_s: that an
+    answer of another host may take. memory: `module:Class` of the process's memory
+    (`runtime.memory.process_memory.ProcessMemory`)."""
 
     own: str
     folder: str
@@ -51,6 +52,7 @@ class HostView:
     silence_s: float = math.inf
     answer_s: float = 5.0
     memory: str = ""
+    ranks: tuple[str, ...] = ()
 
 
 class Departure(NamedTuple):
@@ -73,10 +75,11 @@ class Changes(NamedTuple):
 class Hosts(Protocol):
     """The hosts of a run, and where each station works."""
 
-    def view(self, station: str) -> HostView:
-        """What a process of the station that starts now knows of the hosts."""
+    def view(self, process: str) -> HostView:
+        """What this process (`messages.rank_name`) knows of the hosts if it starts now."""
 
-    def host_of(self, station: str) -> str: ...
+    def host_of(self, station: str) -> str:
+        """The host of a station's rank 0."""
 
     def offset_of(self, host: str) -> ClockOffset | None:
         """How far a host's monotonic clock is ahead of main's; None while nothing is known of it."""
@@ -89,8 +92,8 @@ class Hosts(Protocol):
         """A station has ended; `advance` says when it may start again."""
 
     def advance(self, now: float, heard: Collection[str], *, starting: bool = False) -> Changes:
-        """The changes since the last call. heard: the stations whose heartbeats come; starting: one is not ready
-        yet."""
+        """The changes since the last call. heard: the processes whose heartbeats come; starting: a station is not
+        ready yet."""
 
 
 class SpanAlignment:

@@ -117,6 +117,7 @@ class LocalHosting:
             transport=transport,
             keys=keys,
             parent=os.getpid(),
+            start_s=limits.start_s,
         )
         self._supervisor = Supervisor(stations, spec, self._sockets, limits, logs, spawn, hosts, joining)
         self._events: deque[Event] = deque()
@@ -245,8 +246,8 @@ class LocalHosting:
                 self._log_changes(message)
             case wire.Hello():
                 self._on_hello(message)
-            case wire.Failed(station=station):
-                self._supervisor.stations[station].incarnation.rank(message.rank).failure = message
+            case wire.Failed():
+                self._supervisor.on_failed(message, time.monotonic())
             case wire.Refused():
                 self._on_refused(message)
             case wire.Warned(text=text):

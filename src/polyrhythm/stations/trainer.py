@@ -3,9 +3,10 @@
 Every rank of a trainer runs this station and executes the same commands in the same order, so that their collectives
 are in the same order too. Only rank 0's events leave its process.
 
-If publication may overlap the next update and needs no collective (as strategy shard does), a thread copies the
-weights, or the whole state if it is to be saved, while that update collates, prepares and does its first forward and
-backward pass; the first step that changes weights waits for the copy. The state is written during later steps.
+If publication may overlap the next update and needs no collective (as strategy shard does where its ranks lie on
+several hosts, see `Publisher`), a thread copies the weights, or the whole state if it is to be saved, while that update
+collates, prepares and does its first forward and backward pass; the first step that changes weights waits for the copy.
+The state is written during later steps.
 
 Invariant: a publication or save contains exactly the earlier commands, as commands run in order. A state that is due is
 announced once it is written, before any later `UpdateDone`; if it is one file, before its version is published. So
@@ -19,12 +20,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-
-from torch import Tensor
+from collections.abc import Iterator
+from functools import partial
 
 from polyrhythm.runtime.memory.arena import FAR, Arena
-from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import Channels, OffloadStore, Order, Report, StationTraits, Unobeyable
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
 from polyrhythm.runtime.transport.drops import UnfitMessage
@@ -33,17 +32,20 @@ from polyrhythm.scheduler.records import Checkpointed, PublishWeights, SaveTrain
 from polyrhythm.specs.scores import with_score
 from polyrhythm.specs.trajectory import Trajectory
 from polyrhythm.stations.simulator.guard import IDLE
-from polyrhythm.stations.trainer_io import FarSamples, PublicationJob
+from polyrhythm.stations.trainer_io import FarSamples, PublicationJob, Publish, Publisher
 from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.batch import all_of_version
 from polyrhythm.training.checkpoint import Saving
-from polyrhythm.training.learner import STEPS, Learner
+from polyrhythm.training.learner import STEPS
 from polyrhythm.training.steps import Metrics, SampleFeed, Steps
+
+#: The number of updates in a state, and its saving.
+_Saving = tuple[int, Saving]
 
 
 class Trainer:
-    """Trainer around a `learner`; reports the metrics of each update to `channels.report` under the topic "update".
-    states: its saved states, if any. overlap: publish in a separate thread if possible."""
+    """Trainer around a `publisher`'s learner; reports the metrics of each update to `channels.report` under the topic
+    "update". states: its saved states, if any. overlap: publish in a separate thread if possible."""
 
     traits = StationTraits()
 
@@ -51,35 +53,34 @@ class Trainer:
         self,
         name: str,
         incarnation: int,
-        learner: Learner,
+        publisher: Publisher,
         arena: Arena,
-        weights: Weights,
         channels: Channels,
         states: TrainerStates | None = None,
         *,
         overlap: bool = False,
     ) -> None:
         self.name, self.incarnation = name, incarnation
-        self._learner, self._arena, self._weights = learner, arena, weights
+        self._learner, self._publisher, self._arena = publisher.learner, publisher, arena
         self._channels, self._states = channels, states
-        self._overlap = overlap and not learner.ranks.divides
+        self._overlap = overlap and publisher.overlaps
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
         self._parts: deque[StartUpdate] = deque()  # of the current update, not in its feed yet
-        self._far = FarSamples(arena)
+        self._far = FarSamples(arena, publisher.learner)
         self._feed: SampleFeed | None = None
         self._samples: list[Trajectory] = []
         self._scores: list[float] = []
         self._updates_since: list[int] = []
         self._steps: Steps | None = None
         self._publication: PublicationJob | None = None
-        self._saving: tuple[int, Saving] | None = None  # updates of a state that is being written
+        self._saving: _Saving | None = None  # a state that is being written
         self._saving_began = 0.0
         self._done: StartUpdate | PublishWeights | SaveTrainer | None = None  # in the last unit of work
         self._publication_span: Span | None = None
         self._open = -1  # the update that awaits further samples, if any
-        self._published = learner.updates == 0  # whether its weights are those of the newest version
+        self._published = publisher.learner.updates == 0  # whether its weights are those of the newest version
         self._doing = IDLE
-        self._updates_before = learner.updates
+        self._updates_before = publisher.learner.updates
         self._optimizer_steps = 0
         self._update_s = self._publish_s = 0.0
 
@@ -241,14 +242,19 @@ class Trainer:
     def _publish(self, version: int) -> None:
         self._await_publication()
         self._published = True
-        self._publication = PublicationJob(self._save_and_publish, version, self._overlap)
+        begun = None
+        if self._learner.ranks.divides and self._states is not None and self._states.due(version):
+            begun = self._begin_saving(background=False)  # which needs the shards where a pass has whole tensors
+        publish = partial(self._save_and_publish, self._publisher.prepare(), begun)
+        self._publication = PublicationJob(publish, version, self._overlap)
 
-    def _save_and_publish(self, publication: PublicationJob) -> None:
-        """A state written from a whole copy is written first, and published from that copy."""
+    def _save_and_publish(self, publish: Publish, begun: _Saving | None, publication: PublicationJob) -> None:
+        """A state written from a whole copy is written first, and published from that copy. begun: the saving of the
+        state that is due, if it has begun."""
         version, policy = publication.version, None
         if self._states is not None and self._states.due(version):
             last = version == self._states.last
-            updates, saving = self._begin_saving(background=self._overlap and not last)
+            updates, saving = begun or self._begin_saving(background=self._overlap and not last)
             if saving.copied is not None:
                 policy = saving.copied["policy"]
                 publication.read.set()
@@ -257,10 +263,10 @@ class Trainer:
                 publication.saved.set()
             else:
                 self._saving = updates, saving
-        publish_weights(self._weights, version, self._learner, policy)
+        publish(version, policy)
         self._channels.emit(records.Published(self.name, self.incarnation, version))
 
-    def _begin_saving(self, *, background: bool) -> tuple[int, Saving]:
+    def _begin_saving(self, *, background: bool) -> _Saving:
         """Number of updates in the state, and its saving; only one runs at a time."""
         assert self._states is not None
         self._finish_saving()
@@ -329,7 +335,7 @@ class Trainer:
     def statistics(self) -> dict[str, float]:
         updates = self._learner.updates - self._updates_before  # earlier incarnations counted their own
         counts = {"optimizer_steps": float(self._optimizer_steps), "updates": float(updates)}
-        return {**counts, **self._weights.traffic.statistics()}
+        return {**counts, **self._publisher.traffic.statistics()}
 
     def close(self) -> None:
         if self._steps is not None:
@@ -339,25 +345,6 @@ class Trainer:
             self._finish_saving()
         finally:
             self._learner.ranks.close()
-
-
-def publish_weights(
-    weights: Weights, version: int, learner: Learner, copied: Mapping[str, Tensor] | None = None
-) -> None:
-    """Rank 0 publishes; sharded weights need all ranks, and are never whole on any. copied: the tensors to publish, if
-    the learner's own may have changed since."""
-    if copied is not None:
-        weights.publish(version, copied)
-        return
-    tensors, ranks = learner.publishable(), learner.ranks
-    if not ranks.divides:
-        if ranks.rank == 0:
-            weights.publish(version, dict(tensors))
-    elif ranks.rank == 0:
-        weights.publish(version, tensors)
-    else:
-        for _ in tensors:
-            pass
 
 
 #: Command type → name of its unit of work; that in which an update's samples are fetched.

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
 from polyrhythm.config.sections.placement import ShardSettings
-from polyrhythm.errors import RunFolderError
+from polyrhythm.errors import RunFolderError, StartError
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Station
 from polyrhythm.scheduler.records import TrainerJoined
 from polyrhythm.stations.generator_factory import PolicyFactory
-from polyrhythm.stations.trainer import Trainer, publish_weights
+from polyrhythm.stations.trainer import Trainer
+from polyrhythm.stations.trainer_io import Publisher
 from polyrhythm.stations.trainer_states import TrainerStates
 from polyrhythm.training.checkpoint import load_state
 from polyrhythm.training.learner import Learner
-from polyrhythm.training.ranks import Strategy, open_ranks
+from polyrhythm.training.ranks import Meeting, Ranks, Strategy, open_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,10 @@ class TrainerFactory:
         return [TrainerJoined(self.name, incarnation, TrainerStates.updates(saved[-1]) if saved else 0)]
 
     def _make(self, context: StationContext, incarnation: int) -> Station:
-        weights = context.weights()
-        # All ranks are to find the same: none writes a state or a version before all have met.
-        saved, published = self.states.paths() if self.states else [], weights.newest >= 0
-        settings = ShardSettings.model_validate(self.shard)
-        store = context.rendezvous or Path()
-        ranks = open_ranks(context.rank, context.ranks, store, context.device, self.strategy, settings)
+        weights, ranks = context.weights(), self._meet(context, incarnation)
+        # Rank 0 decides: what another one sees of a shared folder may be older.
+        states = self.states.paths() if self.states else []
+        saved, published = ranks.gather([str(states[-1]) if states else "", weights.newest >= 0])[0]
         learner = Learner(
             self.policy.build(context.device, "train", weights.layout, in_parts=ranks.divides),
             AlgorithmSettings.model_validate(self.algorithm),
@@ -74,9 +74,9 @@ class TrainerFactory:
         )
         if saved:
             try:
-                learner.load(saved[-1])
+                learner.load(Path(saved))
             except ValueError as error:
-                raise RunFolderError(f"{saved[-1]}: {error}; begin anew, or with its weights by init_from") from error
+                raise RunFolderError(f"{saved}: {error}; begin anew, or with its weights by init_from") from error
         else:
             if self.initial:
                 try:
@@ -85,7 +85,23 @@ class TrainerFactory:
                     raise RunFolderError(f"{self.initial}: {error}; begin another run") from error
             if self.states:
                 self.states.save(learner).wait()
+        publisher = Publisher(weights, learner, context.memory.host if context.memory is not None else "")
         if not published and not context.announced:  # else the conductor commands it
-            publish_weights(weights, self.version, learner)
+            publisher.prepare()(self.version, None)
         name, arena, channels = self.name, context.arena, context.channels
-        return Trainer(name, incarnation, learner, arena, weights, channels, self.states, overlap=context.overlap)
+        return Trainer(name, incarnation, publisher, arena, channels, self.states, overlap=context.overlap)
+
+    def _meet(self, context: StationContext, incarnation: int) -> Ranks:
+        """Join the other ranks. StartError: that failed when the run began. TimeoutError: later, when another try may
+        succeed."""
+        meeting, memory = Meeting(context.rendezvous or Path(), by=context.ready_by), context.memory
+        if memory is not None and len(set(memory.ranks)) > 1:
+            find = partial(memory.find_meeting, memory.ranks[0], meeting.file.name)
+            meeting = replace(meeting, hosts=memory.ranks, address=memory.address, find=find)
+        shard = ShardSettings.model_validate(self.shard)
+        try:
+            return open_ranks(context.rank, context.ranks, meeting, context.device, self.strategy, shard)
+        except StartError as error:
+            if incarnation == 0:
+                raise
+            raise TimeoutError(str(error)) from error

@@ -180,9 +180,14 @@ class Learner:
             yield from update.prepare_parts(feed)
         return (yield from update.run())
 
+    def published(self) -> Mapping[str, Tensor]:
+        """Published tensors by name; with shard each rank has a part. Only between two updates, as a forward pass has
+        other tensors in their place."""
+        return published_state(self.module)
+
     def publishable(self) -> Iterator[tuple[str, Tensor]]:
         """Whole published tensors by name, one at a time: with shard only the current one is whole."""
-        yield from self.ranks.snapshot(published_state(self.module))
+        yield from self.ranks.snapshot(self.published())
 
     def load_weights(self, state: Mapping[str, Tensor]) -> None:
         """Replace the published part of the policy by whole tensors. ValueError: they are of another policy."""

@@ -1,21 +1,24 @@
 """The ranks of a trainer: processes that train one policy together. A single rank does not communicate.
 
 Several ranks come from a plugin of kind `ranks`, by `placement.trainer.strategy`: a subclass of `Ranks` with the
-constructor (rank, size, store, device, shard), as described in `open_ranks`, which joins the other ranks. Then all
+constructor (rank, size, meeting, device, shard), as described in `open_ranks`, which joins the other ranks. Then all
 methods with an argument are collective: all ranks call them, in the same order and from one thread
 (docs/design/training-and-objectives.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
 from polyrhythm.plugin import load
+from polyrhythm.runtime.memory.tensors import Piece
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.batch import PackedBatch, Share, collate, sample_counts
 from polyrhythm.training.checkpoint import Saving, save_file
@@ -27,6 +30,22 @@ if TYPE_CHECKING:
 
 #: replicate: every rank has all weights; shard: every rank has a part of each tensor.
 Strategy = Literal["replicate", "shard"]
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """How the ranks of one incarnation find each other.
+
+    file: in the run's folder on this host, used by this incarnation alone: all ranks create it if they are on one host,
+    else rank 0 does. hosts: of each rank, () if all are on one. address: by which the other hosts reach this one. find:
+    the content of rank 0's file, b"" while it is not there. by: by when all have to be there, on the monotonic clock.
+    """
+
+    file: Path
+    hosts: Sequence[str] = ()
+    address: str = ""
+    find: Callable[[], bytes] = bytes
+    by: float = math.inf
 
 
 class Ranks:
@@ -47,6 +66,10 @@ class Ranks:
 
     def totals(self, numbers: Sequence[float]) -> Sequence[float]:
         """Each of the numbers summed over all ranks."""
+        return numbers
+
+    def totals_beside(self, numbers: Sequence[float]) -> Sequence[float]:
+        """As `totals`, over connections of its own: for one thread beside the one that calls the other methods."""
         return numbers
 
     def most(self, count: int) -> int:
@@ -109,6 +132,16 @@ class Ranks:
         iterate over all of them."""
         yield from state.items()
 
+    def divide_writing(self, state: Mapping[str, Tensor], memory: str) -> bool:  # noqa: ARG002
+        """Decide which ranks write which rows of these tensors, so that those whose `memory` has the same name as rank
+        0's write every row once; whether they have all rows. memory: where this rank would write, "" for nowhere."""
+        return False
+
+    def pieces(self, state: Mapping[str, Tensor]) -> list[Piece]:
+        """What this rank writes, after `divide_writing`: rows on its memory, which change with the weights. Needs no
+        communication."""
+        return [Piece(name, tensor) for name, tensor in state.items()]
+
     def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:
         """Save a learner's state: in a file written by rank 0, or, if sharded, in a folder written in the background.
         background: write a file in the background too, from a copy. OSError: cannot write."""
@@ -128,20 +161,19 @@ ONE_RANK = Ranks()
 def open_ranks(
     rank: int,
     size: int,
-    store: Path,
+    meeting: Meeting,
     device: str,
     strategy: Strategy = "replicate",
     shard: ShardSettings | None = None,
 ) -> Ranks:
     """Join the other ranks of this trainer; returns once all have joined. `ONE_RANK` if size is 1.
 
-    store: a file that the ranks create in the run's private folder, used by this incarnation alone. device: of this
-    rank, cpu or cuda:N. There is no deadline: supervision ends a process that waits too long. PluginError: no
-    plugin has this strategy.
+    device: of this rank, cpu or cuda:N. StartError: not all have come in time, or they cannot reach each other; the
+    message has which. PluginError: no plugin has this strategy.
     """
     if size == 1:
         return ONE_RANK
-    ranks: Ranks = load("ranks", strategy)(rank, size, store, device, shard)
+    ranks: Ranks = load("ranks", strategy)(rank, size, meeting, device, shard)
     return ranks
 
 

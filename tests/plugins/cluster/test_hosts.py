@@ -27,18 +27,14 @@ from polyrhythm.plugins.cluster.hosts.memory import HostMemory, OtherHosts, find
 from polyrhythm.plugins.cluster.hosts.pieces import write_part
 from polyrhythm.plugins.cluster.hosts.questions import Known
 from polyrhythm.plugins.cluster.hosts.server import DataServer, HostServer
-from polyrhythm.plugins.cluster.hosts.weights import OtherHost
 from polyrhythm.plugins.cluster.sealed import SealedConnection
 from polyrhythm.plugins.cluster.sealed_port import SealedPort
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView, in_memory
-from polyrhythm.runtime.memory.published import PublishedMemory, shared_nbytes
-from polyrhythm.runtime.memory.weights import Publication
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.drops import DropCounter, UnfitMessage
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm.specs import ArraySpec, WeightsLayout
-from polyrhythm.specs.weights import WeightSpec
 
 LAYOUT = ArenaLayout(
     blocks=2,
@@ -209,31 +205,6 @@ def test_answers_that_were_on_their_way_are_not_taken_for_later_ones() -> None:
         list(client.ask_all([q.SampleEntries(9, 0, 1), q.ReadClocks(), q.ReadClocks()], ahead=3))
     (answer,) = client.ask(q.Held())
     assert bytes(answer) == q.encode({})
-
-
-class Overwritten(PublishedMemory):
-    """The publisher publishes the next version while the last part of this one is read."""
-
-    def find_part(self, version: int, number: int, part: slice) -> memoryview | None:
-        found = super().find_part(version, number, part)
-        self.numbers[0] += part.stop == len(self.buffers[0])
-        return found
-
-
-@pytest.mark.parametrize("kind", [PublishedMemory, Overwritten])
-def test_a_version_is_received_whole_or_it_is_gone(kind: type[PublishedMemory], tmp_path: Path) -> None:
-    layout = WeightsLayout.of({"w": WeightSpec((2_000_003,), "float32")})
-    memory = kind(layout, bytearray(shared_nbytes(layout)), tmp_path)
-    memory.buffers[0][:] = np.random.default_rng(0).bytes(layout.nbytes)
-    memory.stored[0], memory.numbers[0] = 6, 3
-    other, room = OtherHost(served(tmp_path, blank_arena(), memory)), bytearray(layout.nbytes)
-    assert layout.nbytes > q.PART_BYTES
-    if kind is PublishedMemory:
-        other.copy(Publication(5, 3), memoryview(room))
-        assert room == memory.buffers[0]
-    for gone in (Publication(5, 3),) if kind is Overwritten else (Publication(5, 2), Publication(4, 3)):
-        with pytest.raises(LookupError, match=f"version {gone.version} is gone"):
-            other.copy(gone, memoryview(room))
 
 
 def test_a_cleaner_keeps_nobody_waiting_who_reads_what_its_process_prints(tmp_path: Path) -> None:

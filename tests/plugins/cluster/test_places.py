@@ -13,7 +13,7 @@ from polyrhythm.errors import HostLost, RunHalted, StartError
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import Found, LocalNode
 from polyrhythm.plugins.cluster.hosts.client import HostSilent, HostWatch
-from polyrhythm.plugins.cluster.hosts.directory import HostDirectory, Needs
+from polyrhythm.plugins.cluster.hosts.directory import HostDirectory, Needs, by_station
 from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, HostedNode, Sight, Survey
 from polyrhythm.runtime.hosts import Changes, Departure
 
@@ -172,6 +172,59 @@ def test_a_node_that_comes_back_is_a_new_host() -> None:
     seen.found = [(HostedNode(B.node, "host-4", "/again"), "tcp://b")]
     assert hosts.advance(NOW, ()) == ([("host-4", "tcp://b")], {}, ["t"])
     assert (hosts.host_of("t"), hosts.view("t").folder) == ("host-4", "/again")
+
+
+def ranked(survey: Seen | None = None, **watches: Watched) -> HostDirectory:
+    """Ranks 0 and 3 of the trainer on host a, 1 on b, 2 on c."""
+    at = {"trainer": A, "trainer-rank1": B, "trainer-rank2": C, "trainer-rank3": A, "s": B}
+    servers = {"main": "m", "a": "x", "b": "y", "c": "z"}
+    cpus = Needs(dict.fromkeys(at, 1.0), [(frozenset("s"), 0)])
+    found = HostDirectory(at, {}, servers, ("a", "main"), survey, cpus)  # type: ignore[arg-type]
+    found.watch_hosts(lambda host, _: watches.get(host, Watched()))  # type: ignore[arg-type, return-value]
+    return found
+
+
+def test_losing_the_host_of_one_rank_is_losing_the_trainer_which_starts_with_that_rank_elsewhere() -> None:
+    hosts = ranked(b=Watched(SILENT_S))
+    assert hosts.view("trainer-rank1").own == "b"
+    assert hosts.view("trainer").ranks == ("a", "b", "c", "a")
+    why = Departure("has trainer-rank1 on host b, which is lost")
+    assert hosts.advance(NOW, ()).leaving == {"trainer": why, "s": Departure("is on host b, which is lost")}
+    assert advanced(hosts, "trainer").placed == ["trainer"]
+    assert (hosts.host_of("trainer"), hosts.view("trainer-rank3").ranks) == ("a", ("a", "c", "c", "a"))
+
+
+def test_ranks_whose_hosts_are_heard_keep_a_host_and_that_of_a_silent_one_is_lost() -> None:
+    hosts = ranked(b=Watched(SILENT_S), c=Watched(SILENT_S))
+    assert hosts.advance(NOW, ["trainer", "trainer-rank1"]).leaving.keys() == {"trainer"}
+    assert hosts.lost == {"c"}
+
+
+def test_a_trainer_starts_with_a_rank_that_shares_cpus_and_moves_when_a_node_has_room() -> None:
+    """A simulator that may be missed waits instead. The other ranks do not count as crowded."""
+    seen = Seen({"a": 0.0, "c": 0.0}, {"trainer": "a", "trainer-rank2": "c", "trainer-rank3": "a"})
+    hosts = ranked(seen, b=Watched(SILENT_S))
+    assert advanced(hosts, "trainer", "s").placed == ["trainer"]
+    assert (hosts.view("trainer").ranks, list(hosts.waiting)) == (("a", "c", "c", "a"), ["s"])
+    new = HostedNode(Node("d"), "d", "/d")
+    seen.found, seen.sight = [(new, "tcp://d")], Sight({"d": 2.0}, seen.sight.reserved)
+    assert hosts.advance(NOW, ()).placed == ["s"]
+    seen.sight = Sight({"d": 1.0, "a": 0.0, "c": 0.0}, seen.sight.reserved | {"s": "d"})
+    moving = {"trainer": Departure("moves to d, which has room", moves=True)}
+    assert hosts.advance(NOW + 20.0, ()).leaving == moving
+    assert advanced(hosts, "trainer").placed == ["trainer"]
+    assert hosts.view("trainer").ranks == ("a", "d", "c", "a")
+
+
+def test_a_name_that_looks_like_a_rank_is_a_station_of_its_own() -> None:
+    names = ["x-rank1", "x", "x-rank2", "y", "y-rank1", "y-rank2", "z-rank-1"]
+    assert by_station(names) == {
+        "x-rank1": ["x-rank1"],
+        "x": ["x"],
+        "x-rank2": ["x-rank2"],
+        "y": ["y", "y-rank1", "y-rank2"],
+        "z-rank-1": ["z-rank-1"],
+    }
 
 
 class Cluster:
@@ -345,3 +398,38 @@ def test_a_host_is_silent_after_several_questions_and_not_once_it_answers() -> N
     client.may.release(100)
     wait_until(lambda: watch.answered > now)
     watch.close()
+
+
+def test_a_process_on_a_device_goes_where_one_is_reserved_else_shares_one() -> None:
+    """Free CPUs alone are no room for it, and a node without devices none to share."""
+    survey = Seen({"a": 1.0, "c": 8.0}, {})
+    survey.sight = Sight(survey.sight.free, {}, frozenset("a"))
+    found = HostDirectory(
+        {"trainer": A, "s": A, "t": B, "c": C},
+        {},
+        {"main": "m", "a": "x", "b": "y", "c": "z"},
+        ("a", "main"),
+        survey,  # type: ignore[arg-type]
+        Needs(dict.fromkeys("stc", 1.0), [(frozenset("t"), 0)], frozenset("t")),
+    )
+    found.on_station_ended("t", NOW)
+    assert not found.advance(NOW, ()).placed, "it may wait"
+    survey.sight = Sight(survey.sight.free, {"t": "c"}, frozenset("ac"))
+    assert found.advance(NOW, ()).placed == ["t"]
+    assert found.host_of("t") == "c"
+
+    needed = HostDirectory(
+        {"trainer": A, "s": A, "t": B, "c": C},
+        {},
+        {"main": "m", "a": "x", "b": "y", "c": "z"},
+        ("a", "main"),
+        survey,  # type: ignore[arg-type]
+        Needs(dict.fromkeys("stc", 1.0), [(frozenset("t"), 1)], frozenset("t")),
+    )
+    survey.sight = Sight(survey.sight.free, {}, frozenset("a"))
+    needed.on_station_ended("t", NOW)
+    assert needed.advance(NOW, ()).placed == ["t"]
+    assert needed.host_of("t") == "a", "it shares a device there, though c has more CPUs"
+    survey.sight = Sight(survey.sight.free, {"t": "c"}, frozenset("ac"))
+    (moves,) = needed.advance(NOW + 60.0, ()).leaving.values()
+    assert moves.moves

@@ -17,6 +17,7 @@ from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, Machine, Memor
 from polyrhythm.plugins.memory_estimate.remedies import find_remedies
 from polyrhythm.plugins.memory_estimate.room import check_room
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.runtime.devices import devices_here
 from polyrhythm.specs import EnvSpec
 
 GB = 10**9
@@ -30,7 +31,7 @@ DEVICES: dict[str, Any] = {
 
 def planner_of(run: RunConfig, *, devices: int = 8, free: int = 80 * GB, large: bool = True) -> Planner:
     spec, form = parts_of(run)
-    planner = Planner(spec, Machine(devices, lambda _: free))
+    planner = Planner(spec, Machine(devices_here(devices), lambda _: free))
     planner.take_form(run, replace(form, **LARGE) if large else form)
     return planner
 
@@ -152,7 +153,7 @@ def test_a_run_that_only_acts_has_no_gradients() -> None:
     plan = planner_of(run, large=False).plan(run)
     assert set(sizes(plan, HOST, "trainer")) == {"weights"}
     form = planner_of(run).form(run)
-    planner = Planner(env_settings(run).spec(), Machine(0, lambda _: GB), trainer=False)
+    planner = Planner(env_settings(run).spec(), Machine(devices_here(0), lambda _: GB), trainer=False)
     planner.take_form(run, form)
     assert "trainer" not in planner.plan(run).devices[0].stations()
 
@@ -196,7 +197,9 @@ def test_policies_that_act_alike_share_the_passes_of_generators() -> None:
     found = {}
     for policy in ("train: all", "train: all, gradient_checkpointing: true", "train: lora"):
         run = load_config("quickstart", [f"policy={{type: pi0, {policy}}}"])
-        planner = found.setdefault("planner", Planner(env_settings(run).spec(), Machine(0, lambda _: 80 * GB)))
+        planner = found.setdefault(
+            "planner", Planner(env_settings(run).spec(), Machine(devices_here(0), lambda _: 80 * GB))
+        )
         shared = sizes(planner.plan(run), HOST, "generator-0")
         alone = sizes(Planner(planner.spec, planner.machine).plan(run), HOST, "generator-0")
         assert shared == alone
@@ -259,10 +262,10 @@ def test_keys_and_values_of_streams_are_certain_and_each_copy_has_its_own() -> N
     streams = "batching={type: streams, max_rows: 200}"
     run = load_config("quickstart_lm", [streams, "evaluation.every=1", "evaluation.every_episodes=8"])
     spec, form = parts_of(run)
-    found = sizes(Planner(spec, Machine(0, lambda _: GB)).plan(run, certain=True), HOST, "generator-0")
+    found = sizes(Planner(spec, Machine(devices_here(0), lambda _: GB)).plan(run, certain=True), HOST, "generator-0")
     assert found["keys and values"] == 2 * 200 * form.row_cache
     alone = load_config("quickstart_lm", [streams])
-    found = sizes(Planner(spec, Machine(0, lambda _: GB)).plan(alone, certain=True), HOST, "generator-0")
+    found = sizes(Planner(spec, Machine(devices_here(0), lambda _: GB)).plan(alone, certain=True), HOST, "generator-0")
     assert found["keys and values"] == 200 * form.row_cache
 
 
@@ -271,7 +274,11 @@ def test_an_engine_of_vllm_has_its_own_weights_and_cache_and_a_server_nothing_he
 
     def kept(*words: str) -> dict[str, int]:
         run = load_config("quickstart_lm", [streams, *words])
-        return sizes(Planner(parts_of(run)[0], Machine(0, lambda _: GB)).plan(run, certain=True), HOST, "generator-0")
+        return sizes(
+            Planner(parts_of(run)[0], Machine(devices_here(0), lambda _: GB)).plan(run, certain=True),
+            HOST,
+            "generator-0",
+        )
 
     native, own = kept(), kept(vllm)
     assert "keys and values" not in own
@@ -284,7 +291,9 @@ def test_an_engine_of_vllm_has_its_own_weights_and_cache_and_a_server_nothing_he
     assert {purpose for purpose in served if "keys" in purpose or "vLLM" in purpose} == set()
 
     run = load_config("quickstart_lm", [streams, vllm])
-    (remedy, *_) = find_remedies(Planner(parts_of(run)[0], Machine(0, lambda _: 5 * 10**9)), run, certain=True)
+    (remedy, *_) = find_remedies(
+        Planner(parts_of(run)[0], Machine(devices_here(0), lambda _: 5 * 10**9)), run, certain=True
+    )
     assert remedy.settings == {"policy.engine.cache_gib": 4}
     with pytest.raises(StartError, match=r"policy\.engine\.cache_gib=4"):
         check_room(run, *parts_of(run), free=lambda _: 5 * 10**9)

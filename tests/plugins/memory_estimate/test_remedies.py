@@ -13,13 +13,16 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.plugins.memory_estimate.plan import Machine, Planner, with_settings
 from polyrhythm.plugins.memory_estimate.remedies import Remedy, find_remedies
+from polyrhythm.runtime.devices import devices_here
 
 BATCHED: dict[str, Any] = {"rollout": {"env_batches": 8}, "batching": {"type": "dynamic", "max_rows": 48}}
 PI0 = ["policy={type: pi0, dtype: float32}", "placement={trainer: {devices: 0}, generators: {devices: 0}}"]
 
 
 def small_planner(run: RunConfig, device: int, host: int = 10 * GB, devices: int = 4) -> Planner:
-    return Planner(env_settings(run).spec(), Machine(devices, lambda name: host if name == "cpu" else device))
+    return Planner(
+        env_settings(run).spec(), Machine(devices_here(devices), lambda name: host if name == "cpu" else device)
+    )
 
 
 def by_name(remedies: list[Remedy]) -> dict[str, Any]:
@@ -34,9 +37,9 @@ def test_nothing_is_proposed_for_a_run_that_fits() -> None:
 def test_rows_and_micro_batches_are_the_largest_that_fit() -> None:
     run = config(**BATCHED, training={"minibatch_steps": 0})
     spec = env_settings(run).spec()
-    need = Planner(spec, Machine(0, lambda _: GB)).plan(run).devices[0].total()
+    need = Planner(spec, Machine(devices_here(0), lambda _: GB)).plan(run).devices[0].total()
     for saved, setting in ((20_000, "training.micro_batch_steps"), (4_000, "batching.max_rows")):
-        planner = Planner(spec, Machine(0, lambda _, saved=saved: need - saved))  # type: ignore[misc]
+        planner = Planner(spec, Machine(devices_here(0), lambda _, saved=saved: need - saved))  # type: ignore[misc]
         value = by_name(find_remedies(planner, run))[setting]
         assert planner.plan(with_settings(run, {setting: value})).fits
         assert not planner.plan(with_settings(run, {setting: value + 1})).fits
@@ -93,7 +96,7 @@ def test_leases_and_ranks_are_proposed() -> None:
 def test_a_lease_of_other_devices_than_the_full_one_is_widened() -> None:
     run = with_settings(config(**DEVICES), {"placement.sharing": "lease", "placement.lease.devices": "1"})
     planner = planner_of(run)
-    planner.machine = Machine(8, lambda name: 10**12 if name == "cpu" else 56 * GB)
+    planner.machine = Machine(devices_here(8), lambda name: 10**12 if name == "cpu" else 56 * GB)
     (found,) = [remedy for remedy in find_remedies(planner, run) if "placement.lease.devices" in remedy.settings]
     assert found.text() == "placement.lease.devices=null"
 
@@ -103,24 +106,24 @@ def test_the_smallest_number_of_ranks_that_fits() -> None:
     planner = planner_of(run)
     # 7 GB of the generator, a block of 4 GB, and 50 GB divided by the ranks.
     for free, ranks in ((40, 2), (29, 3), (24, 4), (18, 8)):
-        planner.machine = Machine(8, lambda name, free=free: 10**12 if name == "cpu" else free * GB)  # type: ignore[misc]
+        planner.machine = Machine(devices_here(8), lambda name, free=free: 10**12 if name == "cpu" else free * GB)  # type: ignore[misc]
         assert by_name(find_remedies(planner, run))["placement.trainer.devices"] == f"0-{ranks - 1}"
-    planner.machine = Machine(8, lambda name: 10**12 if name == "cpu" else 15 * GB)
+    planner.machine = Machine(devices_here(8), lambda name: 10**12 if name == "cpu" else 15 * GB)
     (all_of_it,) = find_remedies(planner, run)  # 7 GB, 26 GB of weights and gradients, divided, and the block of 4 GB
     assert all_of_it.settings == {
         "training.optimizer.offload": True,
         "placement.trainer.devices": "0-7",
         "placement.trainer.strategy": "shard",
     }
-    planner.machine = Machine(8, lambda name: 10**12 if name == "cpu" else 6 * GB)
+    planner.machine = Machine(devices_here(8), lambda name: 10**12 if name == "cpu" else 6 * GB)
     assert find_remedies(planner, run) == []
 
 
 def test_a_host_that_is_too_small_for_an_update_gets_fewer_samples() -> None:
     run = config(training={"mini_batch_samples": 1000, "minibatch_steps": 64}, groups={"size": 4})
     spec = env_settings(run).spec()
-    need = Planner(spec, Machine(0, lambda _: GB)).plan(run).devices[0].total()
-    planner = Planner(spec, Machine(0, lambda _: need // 2))
+    need = Planner(spec, Machine(devices_here(0), lambda _: GB)).plan(run).devices[0].total()
+    planner = Planner(spec, Machine(devices_here(0), lambda _: need // 2))
     value = by_name(find_remedies(planner, run))["training.mini_batch_samples"]
     assert value % 4 == 0
     assert planner.plan(with_settings(run, {"training.mini_batch_samples": value})).fits

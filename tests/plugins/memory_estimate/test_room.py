@@ -86,7 +86,7 @@ def test_an_estimate_warns_and_names_settings_that_fit(
     spec = env_settings(run).spec()
     form = check_form(run, spec)
     assert warn_of_room(run, spec, form) == ""
-    wanted = Planner(spec, Machine(0, lambda _: 0)).plan(run).devices[0].total()
+    wanted = Planner(spec, Machine(devices_here(0), lambda _: 0)).plan(run).devices[0].total()
     told = warn_of_room(run, spec, form, free=lambda _: wanted - 1)
     assert told.startswith("policy.type = categorical: by estimate ")
     assert "; it would fit with training.micro_batch_steps=" in told

@@ -18,15 +18,18 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.sections.placement import ShardSettings
+from polyrhythm.training.ranks import Meeting
 
 RANKS = 4
-_START_S, _ANSWER_S, _END_S = 120.0, 150.0, 10.0
+_START_S, _MEET_S, _ANSWER_S, _END_S = 120.0, 60.0, 150.0, 10.0
 
 
 class RankPool:
@@ -56,15 +59,19 @@ class RankPool:
         strategy: str = "replicate",
         shard: ShardSettings | None = None,
         devices: Sequence[str] = ("cpu",) * RANKS,
+        hosts: Sequence[str] = (),
         **arguments: Any,
     ) -> list[Any]:
         """`module:function`(ranks, **arguments) on ranks 0..size-1 of a trainer of their own; their answers by rank.
+        hosts: of the ranks, which then meet at a port of the loopback interface.
+
         AssertionError: a rank failed; TimeoutError: it gave no answer. Then the next call starts other processes."""
         if self._host is None:
             self._start()
         store = Path(self._folder.name) / str(next(self._stores))
         for rank, end in enumerate(self._ends[:size]):
-            end.send_bytes(pickle.dumps((function, (rank, size, store, devices[rank], strategy, shard), arguments)))
+            place = rank, size, Meeting(store, hosts, "127.0.0.1" * bool(hosts)), devices[rank], strategy, shard
+            end.send_bytes(pickle.dumps((function, place, arguments)))
         return self._read(self._ends[:size], _ANSWER_S)
 
     def close(self) -> None:
@@ -108,11 +115,12 @@ def _serve(end: Connection) -> None:
     end.send_bytes(pickle.dumps(("", None)))
     while True:
         try:
-            function, place, arguments = pickle.loads(end.recv_bytes())
+            function, (rank, size, meeting, *others), arguments = pickle.loads(end.recv_bytes())
         except EOFError:
             return
         try:
-            ranks = open_ranks(*place)
+            meeting = replace(meeting, find=partial(_read, meeting.file), by=time.monotonic() + _MEET_S)
+            ranks = open_ranks(rank, size, meeting, *others)
             try:
                 module, name = function.split(":")
                 answer = getattr(importlib.import_module(module), name)(ranks, **arguments)
@@ -121,6 +129,10 @@ def _serve(end: Connection) -> None:
             end.send_bytes(pickle.dumps(("", answer)))
         except BaseException:  # noqa: BLE001 - the test fails with it
             end.send_bytes(pickle.dumps((traceback.format_exc(), None)))
+
+
+def _read(file: Path) -> bytes:
+    return file.read_bytes() if file.exists() else b""
 
 
 def _main(fds: list[int]) -> None:

@@ -51,6 +51,8 @@ def test_a_run_of_two_ranks_gives_the_weights_of_one_and_any_number_of_ranks_goe
     train(tmp_path, "train", str(recipe), *ranks(2, "shard", "local", 2).split(), "--out", str(parts))
     assert TrainerStates(str(parts / STATES)).paths()[-1].name == "trainer-00000002"
     _same(whole, parts, version=2)
+    published = json.loads((parts / "summary.json").read_text())["weights"]["trainer"]
+    assert {way: one["versions"] for way, one in published.items()} == {"shards": 3}, "each rank its own rows"
     train(tmp_path, "export", str(parts / STATES / "trainer-00000002"), "--out", str(tmp_path / "exported"))
     exported = load_file(tmp_path / "exported" / "model.safetensors")
     for name, tensor in load_policy(parts)[1].items():
@@ -134,9 +136,9 @@ def test_ranks_that_wait_for_one_in_a_collective_are_the_loss_of_the_trainer(tmp
 LONG = long(20, "ranks that end as they are built, save or publish")
 
 
-@pytest.mark.parametrize("phase", [pytest.param("save", marks=LONG), pytest.param("publish_weights", marks=LONG)])
+@pytest.mark.parametrize("phase", [pytest.param("save", marks=LONG), pytest.param("prepare", marks=LONG)])
 def test_a_rank_that_ends_between_updates_is_one_loss_of_the_trainer(phase: str, tmp_path: Path) -> None:
-    """As its ranks save their parts, and as they publish, tensor by tensor."""
+    """As its ranks save their parts, and as they publish them."""
     marker = tmp_path / "ended"
     policy = {"type": "tests.process.policies:EndingSettings", "marker": str(marker), "phase": phase}
     pipeline = run(tmp_path, versions=4, policy=policy, **two("shard"))

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from tests.envs.broken_envs import WalkSettings
 
 from polyrhythm.config.registry import known_types, settings_class
-from polyrhythm.conformance import ContractViolation, own_place, violation_of
+from polyrhythm.conformance import ContractViolation, own_place, run_checks, violation_of
 from polyrhythm.envs.base import EnvTraits, batch_traits, traits_of
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
@@ -131,6 +131,29 @@ def test_each_defect_is_found_by_its_check(defect):
     assert name in failed
     assert re.match(problem, failed[name].detail), failed[name]
     assert re.match(fix, failed[name].fix), failed[name]
+
+
+@pytest.mark.parametrize("defect", ["reset raises", "step raises", "clipless", "unwritten"])
+def test_one_fault_is_reported_once(defect):
+    found = list(check_contract(WalkSettings(defect=defect), 2, lambda call: None))
+    failed = [finding for finding in found if finding.state == "failed"]
+    assert [finding.name for finding in failed] == [DEFECTS[defect][0]]
+    others = {finding.detail for finding in found if finding.state == "note"}
+    assert others == {f"not checked: it fails as '{failed[0].name}' does"}
+
+
+def test_other_faults_of_one_line_are_reported():
+    said = iter(["too far by 1.5", "too far by 2.5", "broke"])
+
+    def fail():
+        raise ContractViolation(next(said), "mend it")
+
+    found = list(run_checks(dict.fromkeys(("a", "b", "c"), fail)))
+    assert [(one.state, one.detail) for one in found] == [
+        ("failed", "too far by 1.5"),
+        ("note", "not checked: it fails as 'a' does"),
+        ("failed", "broke"),
+    ]
 
 
 @pytest.mark.parametrize("defect", NOTES)

@@ -23,8 +23,8 @@ from polyrhythm.plugins.workflow.values import SMALL, Carrier, pack_whole
 from polyrhythm.runtime.transport.drops import UnfitMessage
 
 
-def channel(name: str) -> Channel:
-    return Channel(name, None)  # type: ignore[arg-type]
+def channel(name: str, on_device: bool = False) -> Channel:
+    return Channel(name, None, on_device)  # type: ignore[arg-type]
 
 
 def carriers(kind: str, folder: Path) -> tuple[Carrier, Carrier]:
@@ -100,6 +100,15 @@ def test_tensors_keep_dtype_shape_and_numbers(kind: str, name: str, tmp_path: Pa
     assert not found.requires_grad
     assert torch.equal(found, tensor)
     assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+
+
+def test_a_state_dict_of_torch_comes_as_a_dict(tmp_path: Path) -> None:
+    sender, receiver = carriers("host", tmp_path)
+    state = torch.nn.Linear(2, 3).state_dict()
+    found = receiver.unpack(sender.pack(state, "the value")[0])
+    assert type(found) is dict
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    torch.nn.Linear(2, 3).load_state_dict(found)
 
 
 @both

@@ -15,13 +15,25 @@ from polyrhythm.plugins.workflow import Channel, Worker
 class Echo(Worker):
     """Does what each test needs of one worker."""
 
-    def __init__(self, base: int = 0, *, raises: bool = False, dies: bool = False, sleeps: float = 0.0) -> None:
+    def __init__(
+        self, base: int = 0, *, raises: bool = False, dies: bool = False, sleeps: float = 0.0, fails: str = ""
+    ) -> None:
         if raises:
             raise ValueError("told to raise")
         if dies:
             self.die()
         time.sleep(sleeps)
-        self.base = base + self.rank
+        self.base, self._fails = base + self.rank, fails
+
+    def offload(self) -> int:
+        if self._fails == "offload":
+            raise RuntimeError("the arm is in the way")
+        return super().offload()
+
+    def onload(self) -> None:
+        if self._fails == "onload":
+            raise RuntimeError("the arm is in the way")
+        super().onload()
 
     def where(self) -> tuple[str, int, int, str]:
         return self.group, self.rank, self.size, self.device
@@ -108,6 +120,16 @@ class Echo(Worker):
                 found[:] *= 1 + self.rank
             sums.append(float(found.sum()))
         return sums[0], sums[1]
+
+    def lock_and_take(self, items: Channel, timeout_s: float | None = None) -> Any:
+        with self.device_lock():
+            return items.get(timeout_s=timeout_s)
+
+    def poll(self, items: Channel) -> Any:
+        pending = items.get_async()
+        while not pending.done:
+            pass
+        return pending.wait()
 
     def ask_elsewhere(self, rank: int, group: str | None = None) -> None:
         self.recv(rank, group)

@@ -249,7 +249,10 @@ def far_host(link: Link, megabytes: int) -> Iterator[FarHost]:
         stack.callback(memory.remove)
         sockets = Sockets("tcp", str(memory.folder), keys, lambda: None, q.LARGEST_QUESTION)
         stack.callback(sockets.close)
-        servers, slots = {_THERE: found.endpoint}, {_SLOT: _THERE}
+        near = LocalNode("here", link.here)
+        stack.callback(near.close)
+        spec = AgentSpec(_HERE, (), str(memory.folder), _LAYOUT, layout, (_THERE,), link.here, keys)
+        servers, slots = {_THERE: found.endpoint, _HERE: near.start_agent(spec)().endpoint}, {_SLOT: _THERE}
         view = HostView(_HERE, str(memory.folder), link.here, servers, slots, (_THERE,))
         host = HostMemory(_LAYOUT, layout, memory.folder, view, sockets)
         stack.callback(host.close)

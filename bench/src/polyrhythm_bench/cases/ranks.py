@@ -114,11 +114,11 @@ def one_rank(case: str, rank: int, size: int, store: str, strategy: str) -> Iter
     import torch
 
     from polyrhythm.policies.base import Policy, as_module
-    from polyrhythm.training.ranks import open_ranks
+    from polyrhythm.training.ranks import Meeting, open_ranks
     from polyrhythm_bench.cases import update
 
     torch.set_num_threads(1)
-    ranks = open_ranks(rank, size, Path(store), "cpu", strategy)  # type: ignore[arg-type]
+    ranks = open_ranks(rank, size, Meeting(Path(store)), "cpu", strategy)  # type: ignore[arg-type]
     chosen = update.LARGE if case == "large" else update.CASES[case]
     trajectories: list[Any] = []
     ends: dict[str, Policy] = {}

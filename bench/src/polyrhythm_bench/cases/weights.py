@@ -5,7 +5,9 @@ happens. Bare: the same bytes copied by torch into the same kind of memory here,
 after one turn that touches all pages. The way that a run would take between the same two places is what is measured
 (`runtime.memory.published`).
 
-What crosses between hosts is measured by the clock beside a bare tcp connection (`weights_tcp`).
+What crosses between hosts is measured by the clock beside a bare tcp connection (`weights_tcp`), and over a tree of
+several hosts beside a star (`weights_tree`). Ranks of a sharded trainer publish in processes of their own
+(`weights_shards`). Simulated devices show the order of copies of ways between devices, not their speed.
 
 A collective (gloo, or NCCL between two devices) is measured for comparison only: no run uses one
 (docs/design/memory-and-devices.md).
@@ -30,19 +32,23 @@ from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.memory.tensors import copy_into, tensors_over, views_of
 from polyrhythm.runtime.memory.weights import InlineWeights, Weights
 from polyrhythm_bench.cases.weights_collective import measure_collective
+from polyrhythm_bench.cases.weights_shards import RANKS, open_trainer, publish
 from polyrhythm_bench.cases.weights_tcp import measure_tcp
+from polyrhythm_bench.cases.weights_tree import HOSTS, measure_tree
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.worker import Worker
-from polyrhythm_bench.workloads.linear_model import layout_of, linear_model, medians, seconds
+from polyrhythm_bench.workloads.linear_model import layout_of, linear_model, medians, seconds, torch_name
 
 #: Largest ratio to the bare copies that the design allows.
 LIMIT_RATIO = 1.3
+#: Megabytes at most of the versions that go to several hosts, each of which has three of them in memory.
+_MOST_OF_TREE = 100
 #: Rows of the passes that an interruption of serving is compared with, and how many are timed before a publication.
 ROWS, PASSES = (8, 64), 5
 
 
 class Case(NamedTuple):
-    """Where the two ends are. streamed: published tensor by tensor."""
+    """Where the two ends are, as devices of a run. streamed: published tensor by tensor."""
 
     trainer: str = CPU
     generator: str = CPU
@@ -56,17 +62,21 @@ class Case(NamedTuple):
 def run(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
     """Publish and apply a model of this size in float32 `repeats` times by each way.
 
-    Returns modes: by way what `medians` returns; serving: see `_serve`; left_out: ways that this machine does not
-    have, a sentence each; ratio and within_limit: of shared memory, tensor by tensor.
+    Returns modes: by way what `medians` returns; serving: see `_serve`; trees: see `measure_tree`; left_out: ways that
+    this machine does not have, a sentence each; ratio and within_limit: of shared memory, tensor by tensor.
     """
     began = resources.read_cpu()
     cases, left_out = _cases()
     modes = {"inline": _measure_inline(megabytes, repeats)}
     modes |= {name: _measure(case, megabytes, repeats) for name, case in cases.items()}
+    for ranks in RANKS:
+        modes[f"shards, {ranks} ranks"] = _measure_shards(ranks, megabytes, repeats)
+    modes[f"gathered from {RANKS[0]} ranks"] = _measure_shards(RANKS[0], megabytes, repeats, gathers=True)
     serving = _serve(megabytes, repeats)
     for name, devices in _collectives().items():
         modes[name] = measure_collective(name.split()[0], devices, megabytes, repeats)
     modes["tcp between hosts"] = measure_tcp(megabytes, repeats)
+    trees = [measure_tree(hosts, min(megabytes, _MOST_OF_TREE), repeats) for hosts in HOSTS]
     ratio = modes["shared memory, streamed"]["ratio"]
     return {
         "megabytes": megabytes,
@@ -82,13 +92,20 @@ def run(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
         "within_limit": ratio <= LIMIT_RATIO,
         "modes": modes,
         "serving": serving,
+        "trees": trees,
+        "tree_megabytes": min(megabytes, _MOST_OF_TREE),
         "left_out": left_out,
     }
 
 
 def _cases() -> tuple[dict[str, Case], list[str]]:
     """The ways between processes that this machine has, and a sentence for each that it has not."""
-    found = {"shared memory": Case(), "shared memory, streamed": Case(streamed=True)}
+    found = {
+        "shared memory": Case(),
+        "shared memory, streamed": Case(streamed=True),
+        "CUDA IPC, simulated": Case("sim:0", "sim:0"),
+        "device to device, simulated": Case("sim:0", "sim:1"),
+    }
     left_out: list[str] = []
     count = torch.cuda.device_count()
     if not count:
@@ -126,15 +143,32 @@ def _measure_inline(megabytes: int, repeats: int) -> dict[str, Any]:
 
 
 def _measure(case: Case, megabytes: int, repeats: int) -> dict[str, Any]:
+    device = torch_name(case.trainer)
     with _writer(case, megabytes) as (weights, state, bare), _reader(case, megabytes, bare[0]) as reader:
         turns, used = [], ""
         for version in range(repeats + 1):
             given = (item for item in state.items()) if case.streamed else state
-            publish = seconds(lambda v=version, s=given: weights.publish(v, s), case.trainer)  # type: ignore[misc]
+            sent = seconds(lambda v=version, s=given: weights.publish(v, s), device)  # type: ignore[misc]
             apply, used = reader.ask(version=version)
-            write = seconds(lambda: copy_into(bare[1], state), case.trainer)
-            turns.append((publish, apply, write + reader.ask(bare=True)))
+            write = seconds(lambda: copy_into(bare[1], state), device)
+            turns.append((sent, apply, write + reader.ask(bare=True)))
         return medians(turns[1:], weights.layout.nbytes, used)
+
+
+def _measure_shards(ranks: int, megabytes: int, repeats: int, *, gathers: bool = False) -> dict[str, Any]:
+    """Published by the ranks of a sharded trainer. gathers: rank 0 publishes what it gathers."""
+    with (
+        _writer(Case(), megabytes) as (weights, state, bare),
+        _reader(Case(), megabytes, bare[0]) as reader,
+        open_trainer(bare[0], ranks, megabytes, gathers=gathers) as workers,
+    ):
+        turns = []
+        for version in range(repeats + 1):
+            sent = publish(workers, version)
+            apply, _ = reader.ask(version=version)
+            write = seconds(lambda: copy_into(bare[1], state))
+            turns.append((sent, apply, write + reader.ask(bare=True)))
+        return medians(turns[1:], weights.layout.nbytes, "host")
 
 
 def _serve(megabytes: int, repeats: int) -> dict[str, Any]:
@@ -167,16 +201,17 @@ def _serve(megabytes: int, repeats: int) -> dict[str, Any]:
 @contextmanager
 def _writer(case: Case, megabytes: int) -> Iterator[tuple[Weights, dict[str, Any], tuple[str, dict[str, Any]]]]:
     """This process's end of the channel, what it publishes, and the run's folder with tensors for bare copies."""
-    state = linear_model(megabytes).to(case.trainer).state_dict()
+    device = torch_name(case.trainer)
+    state = linear_model(megabytes).to(device).state_dict()
     layout = layout_of(state)
     memory = SharedRunFolder({"weights": shared_nbytes(layout), "bare": layout.nbytes})
     try:
         channel = memoryview(memory.segment("weights"))
         weights = open_weights(layout, channel, memory.folder, case.trainer, case.ends)
-        if case.trainer == CPU:
+        if device == CPU:
             bare = tensors_over(layout, memoryview(memory.segment("bare")))
         else:
-            bare = views_of(layout, torch.empty(layout.nbytes, dtype=torch.uint8, device=case.trainer))
+            bare = views_of(layout, torch.empty(layout.nbytes, dtype=torch.uint8, device=device))
         yield weights, state, (str(memory.folder), bare)
         del weights, bare, channel
     finally:

@@ -26,10 +26,24 @@ bare. The aim for shared memory is {limit_ratio}.
 |---|---|---|---|---|---|
 {rows}
 
-*streamed*: tensor by tensor, as sharded ranks publish, without the time that ranks take to gather a tensor. The
-broadcast is there for comparison; no run uses one. *tcp between hosts*: two ends on this machine that share no memory,
-over the loopback interface, encrypted, in parts of {part_mb:.1f} MB; *bare* is a socket without encryption. Its times
-are those of the clock, as the process that serves the version takes part.
+*streamed*: tensor by tensor, without the time that ranks take to gather a tensor. *simulated*: a file in place of
+device memory, so the order of copies and not their speed; a version is written to the device and to the host. *shards*:
+each rank of a sharded trainer writes its own rows; *publish* is the rank's that took longest. *gathered*: rank 0
+publishes tensor by tensor what it gathers, as where the ranks' rows lie on several hosts; *publish* is rank 0's or the
+other's, whichever took longer. The broadcast is there for comparison; no run uses one. *tcp between hosts*: two ends on
+this machine that share no memory, over the loopback interface, encrypted, in parts of {part_mb:.1f} MB; *bare* is a
+socket without encryption. Its times are those of the clock, as the processes that serve and receive the version take
+part.
+
+## To several hosts
+
+{tree_megabytes} MB to hosts that are apart by their memories, each with an agent of its own; the cores of this machine
+are all that they share. *sent*: bytes that leave the publisher's host, over those of a version; *star*: every host
+fetches from there.
+
+| hosts | sent | star: sent | all have it, ms | star: all have it, ms |
+|---|---|---|---|---|
+{trees}
 
 ## While a generator serves
 
@@ -50,6 +64,8 @@ def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
         clock="" if found["devices"] else _CPU_CLOCK,
         limit_ratio=found["limit_ratio"],
         rows="\n".join(_row(name, mode) for name, mode in found["modes"].items()),
+        trees="\n".join(_TREE.format(**tree) for tree in found["trees"]),
+        tree_megabytes=found["tree_megabytes"],
         least=least,
         pass_ms=pass_ms,
         slowed=serving["slowed"],
@@ -65,6 +81,7 @@ def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
     return [path]
 
 
+_TREE = "| {hosts} | **{sent:.0f}** | {star_sent:.0f} | {ms:.0f} | {star_ms:.0f} |"
 _CPU_CLOCK = "Times are CPU times of the process, so waiting for a core or a lock does not count, but for tcp."
 
 

@@ -18,7 +18,7 @@ from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.memory.tensors import copy_into, tensors_over, views_of
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm_bench.harness.worker import Answer
-from polyrhythm_bench.workloads.linear_model import layout_of, linear_model, run_pass, seconds
+from polyrhythm_bench.workloads.linear_model import layout_of, linear_model, run_pass, seconds, torch_name
 
 _DEADLINE_S = 300.0
 
@@ -27,26 +27,27 @@ _DEADLINE_S = 300.0
 def reader(folder: str, megabytes: int, trainer: str, device: str) -> Iterator[Answer]:
     """Answers: `version`: seconds of applying it, and the way that it came; `bare`: seconds of the bare copy; `rows`:
     seconds of a pass; `rows` and `serve`: see `_serve`."""
-    model = linear_model(megabytes).to(device)
+    place = torch_name(device)
+    model = linear_model(megabytes).to(place)
     state = model.state_dict()
     layout = layout_of(state)
     memory = memoryview(open_segment(Path(folder), "weights"))
     weights = open_weights(layout, memory, Path(folder), device, Ends(trainer, (device,)))
     receiver = Receiver(weights, model)
-    if trainer == CPU:
+    if torch_name(trainer) == CPU:
         plain = tensors_over(layout, memoryview(open_segment(Path(folder), "bare")))
     else:
         plain = views_of(layout, torch.zeros(layout.nbytes, dtype=torch.uint8, device=trainer))
 
     def answer(version: int = -1, rows: int = 0, serve: int = -1, *, bare: bool = False) -> Any:
         if bare:
-            return seconds(lambda: copy_into(state, plain), device)
+            return seconds(lambda: copy_into(state, plain), place)
         if serve >= 0:
-            return _serve(weights, lambda: run_pass(model, rows, device), serve), apply(serve)
-        return run_pass(model, rows, device) if rows else (apply(version), way())
+            return _serve(weights, lambda: run_pass(model, rows, place), serve), apply(serve)
+        return run_pass(model, rows, place) if rows else (apply(version), way())
 
     def apply(version: int) -> float:
-        return seconds(lambda: receiver.apply(version), device)
+        return seconds(lambda: receiver.apply(version), place)
 
     def way() -> str:
         return next(kind for kind in receiver.traffic.moved if kind != APPLY)

@@ -100,9 +100,14 @@ def reader(root: str, server: str, keys: list[str], megabytes: int, port: int) -
     with ExitStack() as stack:
         memory = SharedRunFolder(segment_sizes(_ARENA, layout, _THERE, (_HERE,)), Path(root))
         stack.callback(memory.remove)
-        sockets = Sockets("tcp", str(memory.folder), RunKeys(*pairs), lambda: None, q.LARGEST_QUESTION)
+        run_keys = RunKeys(*pairs)
+        sockets = Sockets("tcp", str(memory.folder), run_keys, lambda: None, q.LARGEST_QUESTION)
         stack.callback(sockets.close)
-        view = HostView(_THERE, str(memory.folder), LOOPBACK, {_HERE: server}, publishers=(_HERE,))
+        node = LocalNode()
+        stack.callback(node.close)
+        spec = AgentSpec(_THERE, (), str(memory.folder), _ARENA, layout, (_HERE,), LOOPBACK, run_keys)
+        servers = {_HERE: server, _THERE: node.start_agent(spec)().endpoint}
+        view = HostView(_THERE, str(memory.folder), LOOPBACK, servers, publishers=(_HERE,))
         host = HostMemory(_ARENA, layout, memory.folder, view, sockets)
         stack.callback(host.close)
         receiver = Receiver(host.weights("cpu", None), model)

@@ -22,7 +22,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from polyrhythm.pipeline.observers.base import ALL_RECORDS, Observer
+from polyrhythm.pipeline.placed import TRAINER
 from polyrhythm.runtime.hosting import Hosting, process_ids
+from polyrhythm.runtime.messages import station_of
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm_bench.chaos.faults import NODE_RECOVERY_S, Fault, Kind, PlannedFault
@@ -195,7 +197,8 @@ class FaultInjector(Observer):
             return self._changed.wait_for(lambda: self._ended or condition(), seconds)
 
     def _apply(self, planned: PlannedFault) -> Fault:
-        process = process_ids(self._hosting)[planned.process]
+        while not (process := process_ids(self._hosting).get(planned.process, 0)) and not self._ended:
+            self._wait(lambda: False, 1.0)  # its actor has not answered yet, and 0 would be this process's own group
         with self._changed:
             fault = Fault(planned, self._clock(), self.pace.usual)
             if self._ended:
@@ -214,7 +217,7 @@ class FaultInjector(Observer):
     # ------------------------------------------------------------ nodes
 
     def _apply_to_node(self, planned: PlannedFault) -> Fault | None:
-        """Cut off or lose a node that has stations, but not the trainer; None if none comes to have some."""
+        """Cut off or lose a node that has stations, but not the trainer's rank 0; None if none comes to have some."""
         assert self._nodes is not None, "faults of nodes need nodes"
         chosen = self._choose_node()
         if chosen is None:
@@ -238,8 +241,9 @@ class FaultInjector(Observer):
         return fault
 
     def _choose_node(self) -> tuple[ChaosNode, set[str]] | None:
-        """A node with stations and without the trainer, the one that was hit longest ago. Its stations are all ready:
-        the loss of one that is being started is no loss to the conductor, so it could not be noticed here."""
+        """A node with stations and without the trainer's rank 0, whose loss ends a run; the one that was hit longest
+        ago. Its stations are all ready: the loss of one that is being started is no loss to the conductor, so it could
+        not be noticed here."""
         assert self._nodes is not None, "faults of nodes need nodes"
         until = self._clock() + _NODE_LATE_S
         while not self._ended:
@@ -248,10 +252,10 @@ class FaultInjector(Observer):
             hit = {fault.where: fault.at for fault in self.faults}
             for node in sorted(self._nodes.nodes.values(), key=lambda node: hit.get(node.name, 0.0)):
                 own = {name for name, where in here.items() if where is node}
-                if own and own <= self._standing and not any(name.startswith("trainer") for name in own):
+                if own and {*map(station_of, own)} <= self._standing and TRAINER not in own:
                     return node, own
             if self._clock() > until:
-                self.violations.append(f"no node has stations beside the trainer's, {_NODE_LATE_S:g} s after a fault")
+                self.violations.append(f"no node without {TRAINER} has stations, {_NODE_LATE_S:g} s after a fault")
                 return None
             self._wait(lambda: False, 1.0)
         return None

@@ -55,12 +55,13 @@ class ChaosNode:
 
 
 class RayNodes:
-    """A cluster of a head and `count` - 1 nodes with `cpus` each. address: of the head.
+    """A cluster of a head and `count` - 1 nodes with `cpus` each, and `gpus` that are none. address: of the head.
 
     StartError: this machine has no network namespaces for us, or Ray does not start; then nothing is left."""
 
-    def __init__(self, count: int, cpus: int) -> None:
-        self._cpus, self._net = cpus, f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
+    def __init__(self, count: int, cpus: int, gpus: int = 0) -> None:
+        self.gpus, self._has = gpus, ["--num-cpus", str(cpus), "--num-gpus", str(gpus)]
+        self._net = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
         self.nodes: dict[str, ChaosNode] = {}
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="pr-", dir="/tmp"))
@@ -149,7 +150,7 @@ class RayNodes:
         port = 6379 + os.getpid() % 1000
         program = str(Path(sys.executable).with_name("ray"))  # of this Python, whatever the shell finds
         words = [*prefix, program, "start", "--block", "--node-ip-address", address]
-        words += ["--num-cpus", str(self._cpus), "--object-store-memory", str(_STORE_BYTES), "--disable-usage-stats"]
+        words += [*self._has, "--object-store-memory", str(_STORE_BYTES), "--disable-usage-stats"]
         if head:
             words += ["--head", "--port", str(port), "--include-dashboard", "false", "--temp-dir", str(self.folder)]
         else:

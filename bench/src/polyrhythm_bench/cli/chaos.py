@@ -2,7 +2,9 @@
 
 With --nodes 3 it runs on a Ray cluster of three nodes of this machine, of which each has a network and a memory of its
 own; then two of five faults are of nodes: partition takes a node's link down for 2 to 20 s; loss kills all that is on
-it, and a new node comes 5 s later. That needs root.
+it, and a new node comes 5 s later. That needs root. With --gpus-per-node 2 each node has two simulated devices, over
+which the recipe's `placement` spreads stations and trainer ranks; ranks are lost with their nodes, but for the first,
+whose node the run needs.
 
 Of a trainer of several ranks any rank is hit. kill is SIGKILL. stop is SIGSTOP for good, detected by the missing
 heartbeat. slow is SIGSTOP, then SIGCONT before the heartbeat's deadline. Exit status 1 if a guarantee was broken.
@@ -22,6 +24,7 @@ from typing import Any
 
 from polyrhythm.cli import show
 from polyrhythm.cli.arguments import whole
+from polyrhythm.errors import ConfigError
 
 #: CPUs of each node of --nodes.
 _CPUS = 2
@@ -40,7 +43,9 @@ _COLUMNS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [-h] --faults N [--seed S] [--nodes K] [--json] recipe [section.key=value ...]"
+    parser.usage = (
+        "%(prog)s [-h] --faults N [--seed S] [--nodes K [--gpus-per-node G]] [--json] recipe [section.key=value ...]"
+    )
     parser.add_argument("recipe", help="name of a recipe, or path of a YAML file")
     parser.add_argument("overrides", nargs="*", default=[], metavar="section.key=value", help="settings that differ")
     asked = parser.add_mutually_exclusive_group(required=True)
@@ -49,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole, default=0, metavar="S", help="which faults, and when (0)")
     parser.add_argument(
         "--nodes", type=whole, default=0, metavar="K", help="on a Ray cluster of K nodes, which fail too"
+    )
+    parser.add_argument(
+        "--gpus-per-node", type=whole, default=0, metavar="G", help="simulated devices of each node of --nodes"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -62,13 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
     if faults is None:
         print("--kills is now called --faults, and will be removed", file=sys.stderr)
         faults = arguments.kills
+    if arguments.gpus_per_node and not arguments.nodes:
+        raise ConfigError(f"--gpus-per-node = {arguments.gpus_per_node}: there are no nodes; add --nodes K")
     with ExitStack() as undo:
         nodes = None
         if arguments.nodes:
             check_ray_installed()
             from polyrhythm_bench.chaos.nodes import RayNodes  # ray
 
-            nodes = RayNodes(arguments.nodes, _CPUS)
+            nodes = RayNodes(arguments.nodes, _CPUS, arguments.gpus_per_node)
             undo.callback(nodes.close)
         checked = validate_run(chaos_config(arguments.recipe, faults, arguments.overrides, nodes))
         folder = Path(tempfile.mkdtemp(prefix="polyrhythm-chaos-"))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyrhythm.runtime.devices import is_simulated
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
 
@@ -25,6 +26,11 @@ def linear_model(megabytes: int) -> torch.nn.Module:
 def layout_of(state: Mapping[str, Tensor]) -> WeightsLayout:
     """Where the tensors lie when they are published."""
     return WeightsLayout.of(weight_specs(state))
+
+
+def torch_name(device: str) -> str:
+    """The name that torch has for a device of a run whose local numbers are the run's."""
+    return "cpu" if is_simulated(device) else device
 
 
 def run_pass(model: torch.nn.Module, rows: int, device: str) -> float:

@@ -82,13 +82,15 @@ class ShardSettings(Section):
     """Free a block's whole weights after its forward pass and gather them again for its backward pass."""
     cpu_offload: Flag = False
     """Keep shards, their gradients and the optimizer's moments in host memory; the optimizer steps on the CPU."""
+    within: Literal["node", "all"] = "node"
+    """node: the ranks of a node share the tensors, if several nodes have equally many ranks; all: all ranks do."""
 
 
 class TrainerSeatSettings(SeatSettings):
     """Where the trainer works: a process for each of its ranks."""
 
     ranks: Count | None = None
-    """Processes that train together (launcher local); null: one for each device named or of the preset, else 1."""
+    """Processes that train together, not inline; null: one for each device named or of the preset, else 1."""
     strategy: Literal["replicate", "shard"] = "replicate"
     """Several ranks: each has all weights (replicate, DDP), or a part of every tensor (shard, FSDP2)."""
     shard: ShardSettings = ShardSettings()
@@ -98,8 +100,9 @@ class TrainerSeatSettings(SeatSettings):
     def _shards_or_not(self) -> TrainerSeatSettings:
         if self.strategy != "shard" and self.shard != ShardSettings():
             usual = ShardSettings()
-            name, value = next((name, value) for name, value in self.shard if getattr(usual, name) != value)
-            why = f"it is for strategy shard, not {self.strategy}; leave it out, or set it to {str(not value).lower()}"
+            name = next(name for name, value in self.shard if getattr(usual, name) != value)
+            own = str(getattr(usual, name)).lower()
+            why = f"it is for strategy shard, not {self.strategy}; leave it out, or set it to {own}"
             raise self.refusal(f"shard.{name}", why)
         return self
 

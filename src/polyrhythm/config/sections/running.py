@@ -82,7 +82,7 @@ class RaySettings(Section):
     """The Ray cluster of `launcher: ray`; it starts, places and ends processes (docs/clusters.md)."""
 
     address: str = "local"
-    """local: a cluster of this machine for the run alone; auto: the one that runs here; HOST:PORT of a head node."""
+    """local: one on this machine for the run; auto: the one that runs here; HOST:PORT of a head; FILE.yaml: checks."""
     cpus_per_station: Positive = 1.0
     """CPUs of the cluster that each process of a station takes; 0.25 lets four share a core."""
     strategy: Literal["pack", "spread"] = "pack"
@@ -99,7 +99,11 @@ class RaySettings(Section):
     @model_validator(mode="after")
     def _is_an_address(self) -> RaySettings:
         host, _, port = self.address.rpartition(":")
-        if self.address in {"local", "auto"} or (host and "//" not in host and port.isdecimal() and int(port) < 2**16):
+        if (
+            self.address in {"local", "auto"}
+            or self.address.endswith((".yaml", ".yml"))
+            or (host and "//" not in host and port.isdecimal() and int(port) < 2**16)
+        ):
             return self
         why = "no address of a cluster; write local, auto, or HOST:PORT as `ray start --head` prints it (port 6379)"
         if self.address.startswith("ray://"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.files import atomic_write, trouble
-from polyrhythm.observe.intervals import at_in_words, counted, success_in_words
+from polyrhythm.observe.intervals import at_in_words, success_in_words
 from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult
@@ -19,6 +19,7 @@ from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, tal
 from polyrhythm.pipeline.hooks import run_hooks
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
+from polyrhythm.readable import counted
 from polyrhythm.scheduler.records import Episode, SampleEvaluated
 from polyrhythm.specs import EnvSpec
 

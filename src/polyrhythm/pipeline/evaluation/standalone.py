@@ -22,13 +22,18 @@ from polyrhythm.config.sections.running import JoinSettings
 from polyrhythm.envs.base import FullEnvSettings, Variant, traits_of
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted, nearest
 from polyrhythm.observe.intervals import wilson
-from polyrhythm.observe.run_folder import take_file
+from polyrhythm.observe.run_folder import find_run, take_file
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, per_episode, tally, tally_all
 from polyrhythm.pipeline.hooks import Display
 from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, load_policy
-from polyrhythm.pipeline.persistence.resume_rules import MOVABLE, movable, refuse_missing_folders
+from polyrhythm.pipeline.persistence.resume_rules import (
+    MOVABLE,
+    movable,
+    naming_where_it_began,
+    refuse_missing_folders,
+)
 from polyrhythm.pipeline.validation.check import refuse_swapping, validate_run
 from polyrhythm.plugin import load
 from polyrhythm.policies.base import as_module
@@ -91,9 +96,11 @@ def evaluate(
     differs and its result), `kinds` (results by kind, if one has several variants), `conversations`, `sampling`, `env`.
     Success is None if no episode reported it. RunFolderError: there is no policy at `path`.
     """
-    config, weights, version = load_policy(path)
-    conditions = conditions or Conditions()
-    config, acts = with_overrides(config, overrides), acts_greedily(greedy, overrides, conditions.samples)
+    path, conditions = find_run(path), conditions or Conditions()
+    with naming_where_it_began(path):
+        config, weights, version = load_policy(path)
+        config = with_overrides(config, overrides)
+    acts = acts_greedily(greedy, overrides, conditions.samples)
     refuse_missing_folders(config, "eval", path)
     swap, variants, shown, samples = conditions
     samples = 1 if acts else samples or config.evaluation.samples
@@ -181,7 +188,8 @@ def _measure(
     video: Video | None,
 ) -> tuple[dict[str, Any], list[SampleEvaluated]]:
     config = without_joining(config)
-    _, spec, policy = validate_run(config, trainer=False, begun=True)
+    with naming_where_it_began(path):
+        _, spec, policy = validate_run(config, trainer=False, begun=True)
     wanted = choose(spec)
     try:
         load_published(as_module(policy), weights)

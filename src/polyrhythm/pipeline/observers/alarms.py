@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
-from polyrhythm.observe.intervals import counted, is_told, times_so_far
+from polyrhythm.observe.intervals import is_told, times_so_far
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.policies.base import Policy
+from polyrhythm.readable import counted
 from polyrhythm.runtime.messages import Report
 from polyrhythm.runtime.processes.supervisor import find_log
 from polyrhythm.scheduler import records

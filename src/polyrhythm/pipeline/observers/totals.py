@@ -17,7 +17,9 @@ from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.memory.published import (
     APPLY,
     ONE_PROCESS,
+    OVER_HOSTS,
     PUBLISHED,
+    SHARDS,
     Choice,
     Ends,
     Moved,
@@ -163,7 +165,8 @@ def _sum(told: Mapping[str, Mapping[str, float]], name: str) -> float:
 
 
 class WeightsTraffic(Observer):
-    """Polls the weights that generators received, and logs a line for each after its first versions.
+    """Polls the weights that generators received, and logs a line for each after its first versions, and one for a
+    trainer whose ranks publish together.
 
     ends: devices where weights are published and used; devices: by station.
     """
@@ -172,7 +175,7 @@ class WeightsTraffic(Observer):
 
     def __init__(self, launcher: Launcher, ends: Ends, devices: Mapping[str, str]) -> None:
         self._launcher, self._ends, self._devices = launcher, ends, devices
-        self._silent = {name for name in devices if name.startswith("generator")}
+        self._silent = {name for name in devices if name.startswith("generator") or name == "trainer"}
 
     def on_tick(self, now: float) -> None:  # noqa: ARG002
         if self._silent:
@@ -181,34 +184,45 @@ class WeightsTraffic(Observer):
     def _say(self, counters: Mapping[str, Mapping[str, float]], versions: int) -> None:
         for name in sorted(self._silent & counters.keys()):
             moved = read_traffic(counters[name])
-            if moved.get(APPLY, Moved()).versions >= versions:
+            if max(moved.get(kind, Moved()).versions for kind in (APPLY, SHARDS, PUBLISHED)) >= versions:
                 self._silent.discard(name)
                 for way in sorted(moved.keys() - {APPLY, PUBLISHED}):
-                    one, why = moved[way], self._why(name, way)
-                    words = "%s: weights come by %s, because %s; %.3g MB in %.3g ms, %.2g GB/s (mean of %d)"
-                    log.info(words, name, way, why, one.mb, one.ms, one.gb_per_s, one.versions)
+                    one, how = moved[way], "are published by all ranks, each its own rows"
+                    if way != SHARDS:
+                        how = f"come by {way}{_senders(one)}, because {self._why(name, way)}"
+                    words = "%s: weights %s; %.3g MB in %.3g ms, %.2g GB/s (mean of %d)"
+                    log.info(words, name, how, one.mb, one.ms, one.gb_per_s, one.versions)
 
     def _why(self, name: str, way: str) -> str:
         if way == ONE_PROCESS.way:
             return ONE_PROCESS.why
-        if way == "tcp":
-            return "the trainer is on another host"
+        if way in OVER_HOSTS:
+            return OVER_HOSTS[way]
         choice: Choice = choose_way(self._ends, self._devices[name], lambda *_: way == "peer")
         return choice.why if choice.way == way else f"{choice.way} could not serve at once (its log says why)"
 
     def summary(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """By station and kind (a transport, published, apply): versions, mb of one, mean ms of one, gb_per_s. Logs the
-        generators that were not logged yet."""
+        """By station and kind (a way, published, shards, apply): versions, mb of one, mean ms of one, gb_per_s, and of
+        what came over hosts from, the bytes that each host sent. Logs the stations that were not logged yet."""
         found, statistics = {}, self._launcher.hosting.statistics(fresh=True)
         self._say(statistics, 1)
         for name, counts in statistics.items():
             if moved := read_traffic(counts):
                 found[name] = {
                     kind: {"versions": one.versions, "mb": one.mb, "ms": one.ms, "gb_per_s": one.gb_per_s}
+                    | ({"from": one.sources} if one.sources else {})
                     for kind, one in moved.items()
                     if one.versions
                 }
         return found
+
+
+def _senders(moved: Moved) -> str:
+    """The hosts that sent it, by bytes, with their shares where there are several."""
+    total = sum(moved.sources.values())
+    by_bytes = sorted(moved.sources.items(), key=lambda item: -item[1])
+    shares = [host if count == total else f"{host} ({count / total:.0%})" for host, count in by_bytes]
+    return f" from {', '.join(shares)}" if shares else ""
 
 
 class StationHosts(Observer):

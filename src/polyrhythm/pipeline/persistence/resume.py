@@ -17,7 +17,6 @@ from torch import Tensor
 from polyrhythm.config.load import save_config, validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError, StartError
-from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.metrics import MetricsWriter, rewind
 from polyrhythm.observe.run_folder import (
     CHANGES_FILE,
@@ -28,6 +27,7 @@ from polyrhythm.observe.run_folder import (
     METRICS_FILE,
     PROGRESS_FILE,
     SUMMARY_FILE,
+    find_run,
     note_changes,
 )
 from polyrhythm.pipeline.hooks import run_hooks
@@ -43,11 +43,17 @@ from polyrhythm.pipeline.persistence.checkpoints import (
     save_policy,
 )
 from polyrhythm.pipeline.persistence.phases import PhaseJournal, has_begun
-from polyrhythm.pipeline.persistence.resume_rules import as_written, differences, saved_config
+from polyrhythm.pipeline.persistence.resume_rules import (
+    as_written,
+    differences,
+    naming_where_it_began,
+    saved_config,
+)
 from polyrhythm.plugin import load
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import load_published, published_state
 from polyrhythm.policies.traits import policy_traits
+from polyrhythm.readable import counted
 from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
@@ -230,7 +236,9 @@ def load_init_weights(config: RunConfig, policy: Policy) -> None:
     path = Path(config.init_from)
     if not path.exists():
         raise RunFolderError(f"init_from = {path}: it does not exist; name the folder of a run or its policy.pt")
-    theirs, weights, _ = load_policy(path)
+    path = find_run(path)
+    with naming_where_it_began(path):
+        theirs, weights, _ = load_policy(path)
     _refuse_other_settings(config, theirs)
     part = policy_traits(policy).publishes_part and len(weights) < len(policy.state_dict())
     if part and not getattr(config.policy, "checkpoint", "") and theirs.seed != config.seed:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polyrhythm.config.base import NotFound
+from polyrhythm.config.base import NotFound, written
 from polyrhythm.config.load import load_config
 from polyrhythm.config.recipes import read
 from polyrhythm.config.schema import RunConfig
@@ -30,17 +30,17 @@ def movable(before: Mapping[str, Any], after: Mapping[str, Any]) -> frozenset[st
     return frozenset(f"policy.{key}" for key in _FOLDERS if _is_folder(before.get(key)) and _is_folder(after.get(key)))
 
 
-def refuse_missing_folders(config: RunConfig, command: str, run: Path, began_in: str | None = None) -> None:
+def refuse_missing_folders(config: RunConfig, command: str, run: Path) -> None:
     """MissingError with the remedy if a folder named by the policy's settings does not exist.
 
-    command: the one that needs the run, for the message; began_in: working folder of the run, if relative paths belong
-    to another than this.
+    command: the one that needs the run, or its checkpoint, for the message.
     """
     for key in _FOLDERS:
         folder = getattr(config.policy, key, "")
         if not _is_folder(folder) or Path(folder).expanduser().exists():
             continue
-        start = f", or start this in {began_in}, where the run began" if began_in else ""
+        elsewhere = _began_elsewhere(run)
+        start = f", or start this in {elsewhere}, where the run began" if elsewhere else ""
         words = shlex.join(["polyrhythm", command, str(run), f"policy.{key}=NEW"])
         raise MissingError(
             f"policy.{key} = {folder}: there is no such folder here; name where it is now: {words}{start}"
@@ -92,7 +92,7 @@ def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
         config = config.model_copy(update={"resume": str(folder)})
         _refuse_unfit(folder, config, overrides)
     elsewhere, paths = _began_elsewhere(folder), _relative_paths(config.model_dump(mode="json"))
-    refuse_missing_folders(config, "resume", folder, elsewhere)
+    refuse_missing_folders(config, "resume", folder)
     if elsewhere and paths:
         words = "%s began in the folder %s: relative paths in its settings now mean others (%s)"
         log.warning(words, folder, elsewhere, ", ".join(paths))
@@ -210,7 +210,7 @@ def may_change() -> frozenset[str]:
 
 def as_written(value: object) -> str:
     """A setting's value in command-line syntax; an empty string is quoted."""
-    return "null" if value is None else f'"{value}"' if value == "" else str(value)
+    return '""' if value == "" else written(value)
 
 
 def differences(
@@ -232,17 +232,17 @@ def differences(
 
 
 @contextmanager
-def naming_where_it_began(folder: Path) -> Iterator[None]:
+def naming_where_it_began(path: Path) -> Iterator[None]:
     """Extend not-found errors in this block by the run's original working folder, which may have the missing class or
-    file."""
+    file. path: the run's folder, or weights or a checkpoint in it."""
     try:
         yield
     except ConfigError as error:
-        elsewhere = _began_elsewhere(folder) if _is_not_found(error) else None
+        elsewhere = _began_elsewhere(path) if _is_not_found(error) else None
         if elsewhere is None:
             raise
         raise RunFolderError(
-            f"{error}; that run began in the folder {elsewhere}, and what its settings name may be there: resume it "
+            f"{error}; that run began in the folder {elsewhere}, and what its settings name may be there: start this "
             "from there"
         ) from error
 
@@ -255,7 +255,7 @@ def _is_not_found(error: BaseException | None) -> bool:
     return _is_not_found(error.__cause__ or error.__context__)
 
 
-def _began_elsewhere(folder: Path) -> str | None:
-    """Original working folder of the run in `folder`; None if unknown or the current one."""
-    found = began_in(folder)
+def _began_elsewhere(path: Path) -> str | None:
+    """Original working folder of the run that is, or has, this path; None if unknown or the current one."""
+    found = next(filter(None, map(began_in, (path, *path.resolve().parents[:2]))), None)
     return None if found is None or Path(found) == Path.cwd() else found

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyrhythm.pipeline.context import Launch, LaunchPlan
-from polyrhythm.pipeline.placed import TRAINER, generator_names
+from polyrhythm.pipeline.placed import TRAINER, find_devices, generator_names
 from polyrhythm.plugins.cluster.hosts.agent import LocalNode, Node
 from polyrhythm.plugins.cluster.hosts.build import StationNodes, build_hosts_launcher, open_hosts
 from polyrhythm.plugins.cluster.hosts.directory import Needs
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.factories import StationList
 from polyrhythm.runtime.launcher import Launcher
+from polyrhythm.runtime.messages import rank_name
 from polyrhythm.scheduler.records import SimulatorJoined
 
 
@@ -21,23 +23,30 @@ def launch_on_ray(plan: LaunchPlan) -> Launcher:
 
     assert plan.logs is not None, "actors write their logs to a folder"
     settings, joining = plan.config.ray, plan.joining.stations
-    placed = {factory.name: len(seats) for factory, *seats in plan.stations if factory.name not in joining}
-    cluster = Cluster(settings, placed, plan.logs.parent)
+    seats = {
+        rank_name(factory.name, rank): seat
+        for factory, *own in plan.stations
+        if factory.name not in joining
+        for rank, seat in enumerate(own)
+    }
+    cluster = Cluster(settings, seats, plan.logs.parent, find_devices(plan.config).count)
     here = LocalNode("the driver's machine", cluster.address)
     nodes: dict[str, Node] = {**cluster.nodes, **dict.fromkeys(joining, here)}
-    cpus = {name: count * settings.cpus_per_station for name, count in placed.items()}
+    cpus = dict.fromkeys(seats, settings.cpus_per_station)
     slots, generators = slots_of(plan.stations), frozenset(generator_names(plan.config))
     least = [(frozenset(slots) - joining, settings.min_simulators), (generators, settings.min_generators)]
-    needs = Needs(cpus, [(names, len(names) if count is None else count) for names, count in least])
+    on_device = frozenset(name for name, seat in seats.items() if seat.device != CPU)
+    needs = Needs(cpus, [(names, len(names) if count is None else count) for names, count in least], on_device)
     return _launch_at(plan, StationNodes(cluster.address, nodes, slots, TRAINER, cluster.close, cluster, needs))
 
 
 def launch_on(nodes: Sequence[Node]) -> Launch:
-    """The launcher that spreads stations over these nodes in turn, in their order. Example: two simulators, a generator
-    and a trainer on two nodes: 0, 1, 0, 1."""
+    """The launcher that spreads processes over these nodes in turn, in the order of their stations and ranks. Example:
+    a simulator, a generator and a trainer of two ranks on two nodes: 0, 1, 0, 1."""
 
     def launch(plan: LaunchPlan) -> Launcher:
-        at = {factory.name: nodes[index % len(nodes)] for index, (factory, *_) in enumerate(plan.stations)}
+        names = [rank_name(factory.name, rank) for factory, *seats in plan.stations for rank in range(len(seats))]
+        at = {name: nodes[index % len(nodes)] for index, name in enumerate(names)}
         return _launch_at(plan, StationNodes(nodes[0].address, at, slots_of(plan.stations), TRAINER))
 
     return launch

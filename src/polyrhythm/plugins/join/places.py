@@ -74,7 +74,7 @@ def _announce(config: RunConfig, folder: Path, needed: int) -> None:
     host = socket.gethostname() if join.address in _EVERY else join.address
     token = shlex.quote(str((folder / TOKEN_FILE).resolve()))
     count = "a simulator" if join.simulators == 1 else f"{join.simulators} simulators"
-    needs = f"; the run waits for {needed}" * bool(needed)
+    needs = f"; the run waits for {needed}" if needed else ""
     line = f"polyrhythm join tcp://{host}:{join.port} --token-file {token} --env {_env_words(config)}"
     log.info("%s may join%s: %s", count, needs, line)
 

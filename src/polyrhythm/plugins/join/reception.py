@@ -144,7 +144,8 @@ class Reception:
             return
         refused = refusal(hello, self._terms)
         if refused is None and self._session is not None:
-            others = f"; other places of this run are at ports {', '.join(map(str, self._ports))}" * bool(self._ports)
+            ports = ", ".join(map(str, self._ports))
+            others = f"; other places of this run are at ports {ports}" if ports else ""
             refused = m.JoinRefused("taken", f"a simulator has joined here already{others}", self._ports)
             if self._ports:  # it tries another port: not worth a log line
                 self.refused += 1

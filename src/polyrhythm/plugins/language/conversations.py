@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.files import atomic_write
-from polyrhythm.observe.intervals import counted
 from polyrhythm.observe.log_file import LogFile, warn_of_loss
 from polyrhythm.pipeline.hooks import RunHooks
-from polyrhythm.readable import readable
+from polyrhythm.readable import counted, readable
 
 CONVERSATIONS_FILE = "conversations.jsonl"
 #: Characters of a text and turns of an episode that are shown; most characters of a message and its reply in one line.

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from polyrhythm.observe.intervals import counted
 from polyrhythm.plugins.language.conversations import Entry, fits_line, outcome, outline, read_conversations
 from polyrhythm.plugins.report.page import ReportSection, section
 from polyrhythm.plugins.report.read import Run
 from polyrhythm.plugins.report.tables import RESULTS
-from polyrhythm.readable import readable
+from polyrhythm.readable import counted, readable
 
 #: Characters of a text, and turns of an episode, that are shown.
 _CHARS, _TURNS = 600, 8

@@ -35,10 +35,11 @@ _MADV_DONTNEED = 4
 
 
 def open_store(device: str, folder: str) -> OffloadStore:
-    """The store for this device. folder: for CPU tensors; "": the system's temporary folder."""
+    """The store for this device. folder: for CPU tensors; where it is "", or another node's alone, they go to the
+    system's temporary folder."""
     if device.startswith("cuda"):
         return DeviceStore(device)
-    return FileStore(Path(folder or tempfile.gettempdir()))
+    return FileStore(Path(folder) if folder and Path(folder).is_dir() else Path(tempfile.gettempdir()))
 
 
 class DeviceStore:

@@ -24,6 +24,7 @@ from polyrhythm.files import inner_path
 from polyrhythm.plugins.demonstrations.imitation import Demonstrations
 from polyrhythm.plugins.lerobot import layout
 from polyrhythm.plugins.lerobot.checking import CheckedDataset, Episode, check_dataset, read_table
+from polyrhythm.readable import counted
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 from polyrhythm.specs.finite import first_not_finite
 
@@ -142,7 +143,7 @@ def _numbers(column: Any, size: int, what: str) -> NDArray[Any]:
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
     if values.null_count or not any(is_kind(values.type) for is_kind in kinds):
         found = "null in a frame" if values.null_count else f"of type {values.type}"
-        raise RunFolderError(f"{what} is {found}; it must be {size} number{'s' * (size > 1)} in each frame")
+        raise RunFolderError(f"{what} is {found}; it must be {counted(size, 'number')} in each frame")
     if len(values) != rows * size:
         raise RunFolderError(
             f"{what} has {len(values) / max(rows, 1):g} numbers in a frame, and info.json says {size}; correct one"

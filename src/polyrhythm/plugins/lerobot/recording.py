@@ -25,9 +25,10 @@ from polyrhythm.config.sections.learning import DemonstrationSettings
 from polyrhythm.envs.base import EnvBatch
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted
 from polyrhythm.observe.intervals import success_rate
-from polyrhythm.observe.run_folder import LOCK_FILE, lock_run_folder
+from polyrhythm.observe.run_folder import LOCK_FILE, find_run, lock_run_folder
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.persistence.checkpoints import load_policy
+from polyrhythm.pipeline.persistence.resume_rules import naming_where_it_began
 from polyrhythm.plugins.demonstrations.episodes import (
     Actor,
     DemoEpisode,
@@ -76,7 +77,9 @@ def record_folder(config: RunConfig, folder: Path, run: Path | None, fps: int, w
     actor: Actor | None = None
     who = "expert"
     if run is not None:
-        found, weights, version = load_policy(run)
+        run = find_run(run)
+        with naming_where_it_began(run):
+            found, weights, version = load_policy(run)
         policy = validate_imitation(config.model_copy(update={"policy": found.policy})).policy
         try:
             load_published(as_module(policy), weights)

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.cli import show
+from polyrhythm.cli.arguments import add_cluster, cluster_settings
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from polyrhythm.plugins.memory_estimate.remedies import Remedy
 
 #: Names of its options.
-OPTIONS = ("devices", "device_memory", "host_memory")
+OPTIONS = ("devices", "device_memory", "host_memory", "cluster")
 _GB = 10**9
 _NOT_COUNTED = (
     "not counted: simulators, Python interpreters, CUDA contexts, and what kernels and allocators take beside tensors"
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", type=int, metavar="N", help="--memory: plan for so many CUDA devices")
     parser.add_argument("--device-memory", type=float, metavar="GB", help="--memory: free memory of each of them")
     parser.add_argument("--host-memory", type=float, metavar="GB", help="--memory: free memory of the host")
+    add_cluster(parser, "--memory: ")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,10 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.run is None:
         raise ConfigError("plan --memory needs a recipe; name one, or the path of a YAML file")
-    config, note = _with_stand_in(load_config(arguments.run, arguments.overrides))
+    overrides = [*arguments.overrides, *cluster_settings(arguments.cluster)]
+    config, note = _with_stand_in(load_config(arguments.run, overrides))
     spec = env_settings(config).spec()
     check_rollout(config, spec)
-    planner = Planner(spec, _machine(arguments))
+    planner = Planner(spec, _machine(arguments, config))
     try:
         plan = planner.plan(config)
     except MissingError as error:  # a missing device
@@ -53,17 +56,18 @@ def run(arguments: argparse.Namespace) -> int:
         found = {"note": note, "remedies": [remedy.plain() for remedy in remedies]}
         print(json.dumps(plan.plain() | found, indent=2))
     else:
-        idle = planner.machine.devices if len(plan.devices) == 1 else 0
+        idle = planner.machine.devices.count if len(plan.devices) == 1 else 0
         unused = f"nothing is placed on the {idle} CUDA devices; see placement, such as placement=colocated"
         print("\n".join([*[note] * bool(note), *plan_lines(plan, remedies), *[unused] * bool(idle)]))
     return 0 if plan.fits else 1
 
 
-def _machine(arguments: argparse.Namespace) -> Machine:
+def _machine(arguments: argparse.Namespace, config: RunConfig) -> Machine:
     from polyrhythm.errors import ConfigError
+    from polyrhythm.pipeline.placed import find_devices
     from polyrhythm.plugins.memory_estimate.plan import Machine
-    from polyrhythm.plugins.memory_estimate.room import free_memory
-    from polyrhythm.runtime.memory.tensors import count_devices
+    from polyrhythm.plugins.memory_estimate.room import free_memory, free_on
+    from polyrhythm.runtime.devices import devices_here
 
     given = {"cpu": arguments.host_memory, "cuda": arguments.device_memory}
     if arguments.devices is not None and arguments.devices < 0:
@@ -71,7 +75,12 @@ def _machine(arguments: argparse.Namespace) -> Machine:
     for name, value in (("--host-memory", given["cpu"]), ("--device-memory", given["cuda"])):
         if value is not None and not 0 < value < 1e6:
             raise ConfigError(f"{name} = {value}: not an amount of memory; write the gigabytes, such as 80")
-    if given["cuda"] is not None and arguments.devices is None and not count_devices():
+    if arguments.cluster is not None and any(getattr(arguments, name) is not None for name in OPTIONS[:-1]):
+        raise ConfigError(
+            f"--cluster = {arguments.cluster}: the file has its nodes' devices and memory; leave the rest out"
+        )
+    found = find_devices(config) if arguments.devices is None else devices_here(arguments.devices)
+    if given["cuda"] is not None and arguments.devices is None and not found.count:
         raise ConfigError(f"--device-memory = {given['cuda']}: of how many devices? add --devices N")
     if arguments.devices and given["cuda"] is None:
         raise ConfigError(f"--devices = {arguments.devices}: how large are they? add --device-memory GB, such as 80")
@@ -80,7 +89,7 @@ def _machine(arguments: argparse.Namespace) -> Machine:
         gigabytes = given[device.partition(":")[0]]
         return free_memory(device, now=True) if gigabytes is None else int(gigabytes * _GB)
 
-    return Machine(count_devices() if arguments.devices is None else arguments.devices, free)
+    return Machine(found, free_on(found, free))
 
 
 def _with_stand_in(config: RunConfig) -> tuple[RunConfig, str]:
@@ -124,12 +133,14 @@ def _device_lines(device: DeviceMemory) -> list[str]:
     share = {"lease": "; one station at a time"}.get(device.sharing if device.name != "cpu" else "", "")
     name = "host" if device.name == "cpu" else device.name
     verdict = "fits" if device.fits else "DOES NOT FIT"
-    head = f"{name}: {show.size_text(device.total())} of {show.size_text(device.free)} free, {verdict}{share}"
+    head = f"{name}: {show.size_text(device.total())} of {show.size_text(device.free or 0)} free, {verdict}{share}"
+    if device.free is None:
+        head = f"{name}: {show.size_text(device.total())}, of how much is not known{share}"
     estimated = {(part.station, part.purpose) for part in device.parts if not part.certain}
     groups: dict[str, list[str]] = {}
     for station, parts in device.stations().items():
         told = ", ".join(
-            f"{purpose} {'~' * ((station, purpose) in estimated)}{show.size_text(size)}"
+            f"{purpose} {'~' if (station, purpose) in estimated else ''}{show.size_text(size)}"
             for purpose, size in parts.items()
         )
         groups.setdefault(f"{show.size_text(sum(parts.values())):>9}   {told}", []).append(station)

@@ -20,25 +20,27 @@ from polyrhythm.plugins.memory_estimate.activations import Activations, estimate
 from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, MemoryPart, Sharing, list_parts
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import settings_traits
-from polyrhythm.runtime.devices import number_of
+from polyrhythm.runtime.devices import Devices, number_of
 from polyrhythm.runtime.messages import station_of
 from polyrhythm.specs import EnvSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """devices: how many; free: bytes of `cpu` or `cuda:N`."""
+    """devices: of the run; free: bytes of `cpu`, the main process's host, of `cuda:N`, or of a cluster's node by its
+    name; None if not known."""
 
-    devices: int
-    free: Callable[[str], int]
+    devices: Devices
+    free: Callable[[str], int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Memory of one device. building: bytes that the main process needs on the host before the stations start."""
+    """Memory of one device, or of a host. free: None if it is not known; building: bytes that the main process needs on
+    its host before the stations start."""
 
     name: str
-    free: int
+    free: int | None
     parts: tuple[MemoryPart, ...]
     sharing: Sharing = "share"
     building: int = 0
@@ -55,7 +57,12 @@ class DeviceMemory:
 
     @property
     def fits(self) -> bool:
-        return self.total() <= self.free
+        return self.excess <= 0
+
+    @property
+    def excess(self) -> int:
+        """Bytes over the device's memory; negative if it fits, 0 if that is not known."""
+        return 0 if self.free is None else self.total() - self.free
 
     def without(self, station: str) -> DeviceMemory:
         return replace(self, parts=tuple(part for part in self.parts if part.station != station))
@@ -82,7 +89,7 @@ class MemoryPlan:
 
     def excess(self) -> int:
         """Largest excess of a device over its memory in bytes; negative if all fit."""
-        return max(device.total() - device.free for device in self.devices)
+        return max(device.excess for device in self.devices)
 
     def plain(self) -> dict[str, Any]:
         """As JSON data."""
@@ -157,20 +164,38 @@ class Planner:
         self, config: RunConfig, form: PolicyForm, placed: Placed, parts: Sequence[MemoryPart]
     ) -> tuple[DeviceMemory, ...]:
         leased = _leased_devices(placed)
-        moved = _suspended(parts, leased)
-        names = [HOST, *sorted({part.device for part in parts} - {HOST}, key=number_of)]
+        parts = self._by_host([*parts, *_suspended(parts, leased)], placed)
+        hosts = [HOST, *(node for node, _ in self.machine.devices.nodes if node)]
+        used = {part.device for part in parts}
+        names = [HOST, *(node for node in hosts[1:] if node in used), *sorted(used - {*hosts}, key=number_of)]
         learns = self.trainer and config.supervised is not None
         building = form.train_bytes + 3 * form.trainable_bytes * learns
         return tuple(
             DeviceMemory(
                 name,
                 self.machine.free(name),
-                tuple(part for part in [*parts, *moved] if part.device == name),
+                tuple(part for part in parts if part.device == name),
                 "lease" if name in leased else "share",
                 building * (name == HOST),
             )
             for name in names
         )
+
+    def _by_host(self, parts: Sequence[MemoryPart], placed: Placed) -> Sequence[MemoryPart]:
+        """The parts on a cluster: those of a process are on the host of its node, and what is shared on each host. A
+        process on the CPU is left out, since the cluster places it when it starts."""
+        if not self.machine.devices.on_cluster:
+            return parts
+        nodes = {name: seat.node for name, seat in placed.seats.items()}
+        found: list[MemoryPart] = []
+        for part in parts:
+            if part.station == SHARED:
+                found += [replace(part, device=host) for host in (HOST, *dict.fromkeys(filter(None, nodes.values())))]
+            elif part.device != HOST:
+                found.append(part)
+            elif node := nodes.get(part.station, ""):
+                found.append(replace(part, device=node))
+        return found
 
 
 def _leased_devices(placed: Placed) -> set[str]:

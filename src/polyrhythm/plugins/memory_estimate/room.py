@@ -21,6 +21,8 @@ from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, memory_by_sta
 from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, Machine, Planner
 from polyrhythm.plugins.memory_estimate.remedies import find_remedies
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.readable import few
+from polyrhythm.runtime.devices import Devices, NodeMemory, number_of
 from polyrhythm.specs import EnvSpec
 
 #: Share of a device's memory below which what is certain says that its passes fit as well.
@@ -40,6 +42,23 @@ def free_memory(device: str = "cpu", *, now: bool = False) -> int:
         return int(torch.cuda.get_device_properties(device).total_memory)
     free, limit = psutil.virtual_memory().available, container_limit()
     return min(free, limit) if limit is not None else free
+
+
+def free_on(devices: Devices, free: Callable[[str], int | None]) -> Callable[[str], int | None]:
+    """Free bytes of a cluster's nodes and of their devices, as far as a description has them, because other machines
+    are not asked; else `free`."""
+    if not devices.on_cluster:
+        return free
+    nodes = {node for node, _ in devices.nodes}
+
+    def find(name: str) -> int | None:
+        if name == HOST:
+            return None if devices.memory else free(name)  # which node main will be on is not described
+        if name in nodes:
+            return devices.memory.get(name, NodeMemory()).host or None
+        return devices.memory.get(devices.place(number_of(name))[0], NodeMemory()).device or None
+
+    return find
 
 
 def container_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -64,7 +83,7 @@ def check_room(
     form: PolicyForm,
     *,
     trainer: bool = True,
-    free: Callable[[str], int] = free_memory,
+    free: Callable[[str], int | None] = free_memory,
 ) -> None:
     """StartError: certain memory (weights, gradients, optimizer), besides what is shared, exceeds the available."""
     planner = _planner(config, spec, form, trainer=trainer, free=free)
@@ -83,12 +102,12 @@ def warn_of_room(
     form: PolicyForm,
     *,
     trainer: bool = True,
-    free: Callable[[str], int] = free_memory,
+    free: Callable[[str], int | None] = free_memory,
 ) -> str:
     """A warning if the estimated memory of working stations exceeds the available memory, else ""."""
     planner = _planner(config, spec, form, trainer=trainer, free=free)
     certain = planner.plan(config, certain=True).devices
-    if all(device.total(certain=True) < _NEGLIGIBLE * device.free for device in certain):
+    if all(device.free is None or device.total(certain=True) < _NEGLIGIBLE * device.free for device in certain):
         return ""  # estimating takes half a second
     for device in planner.plan(config).devices:
         if not device.fits:
@@ -111,9 +130,26 @@ def memory_found(context: CheckContext) -> Iterator[Finding]:
     for name, parts in memory.items():
         if name != SHARED and "arena blocks" not in parts:  # simulators write into shared memory
             groups.setdefault(size_of(sum(parts.values())), []).append(name)
-    more = {size: f" and {len(names) - 1} more, each" * (len(names) > 1) for size, names in groups.items()}
-    stations = ", ".join(f"{names[0]}{more[size]} {size}" for size, names in groups.items())
-    yield Finding("memory by station", "ok", f"{stations}; without activations and simulators")
+    stations = ", ".join(
+        f"{few(names, 1)}{', each' if len(names) > 1 else ''} {size}" for size, names in groups.items()
+    )
+    left_out = "without activations and simulators"
+    if unknown := unknown_memory(config):
+        left_out += f"; {unknown}"
+    yield Finding("memory by station", "ok", f"{stations}; {left_out}")
+
+
+def unknown_memory(config: RunConfig) -> str:
+    """A sentence on the nodes of a cluster whose memory is not compared with what the run takes, "" if all are."""
+    devices, unknown = find_devices(config), NodeMemory()
+    sizes = [(node, devices.memory.get(node, unknown), count) for node, count in devices.nodes if node]
+    nodes = [node for node, known, count in sizes if not known.host or (count and not known.device)]
+    if not nodes:
+        return ""
+    return (
+        f"not compared with the memory of {few(nodes, 1)}: other nodes are not asked (a description, --cluster FILE, "
+        "has it)"
+    )
 
 
 def shortage_found(context: CheckContext) -> Iterator[Finding]:
@@ -128,9 +164,10 @@ def shortage_found(context: CheckContext) -> Iterator[Finding]:
 
 
 def _planner(
-    config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool, free: Callable[[str], int]
+    config: RunConfig, spec: EnvSpec, form: PolicyForm, *, trainer: bool, free: Callable[[str], int | None]
 ) -> Planner:
-    planner = Planner(spec, Machine(find_devices(config).count, free), trainer)
+    devices = find_devices(config)
+    planner = Planner(spec, Machine(devices, free_on(devices, free)), trainer)
     planner.take_form(config, form)
     return planner
 
@@ -144,12 +181,12 @@ def _described(device: DeviceMemory) -> str:
         sizes = {"building the policy": wanted}
     parts = ", ".join(f"{name} {_gigabytes(size)}" for name, size in sizes.items())
     place = "this machine's memory" if device.name == HOST else f"the memory of {device.name}"
-    return f"{_gigabytes(wanted)} of {place} are wanted ({parts}), {_gigabytes(device.free)} are free"
+    return f"{_gigabytes(wanted)} of {place} are wanted ({parts}), {_gigabytes(device.free or 0)} are free"
 
 
 def _advice(planner: Planner, config: RunConfig, *, certain: bool = False) -> str:
     """The computed remedies, else general ones. A row for more devices is first scaled down to the available ones."""
-    if 0 < (devices := planner.machine.devices) < (config.devices or 0):
+    if 0 < (devices := planner.machine.devices.count) < (config.devices or 0):
         return f"the row is for {config.devices} devices: add devices={devices}"
     if found := find_remedies(planner, config, most=_TOLD, certain=certain):
         which = "these would fit with " if certain else "it would fit with "

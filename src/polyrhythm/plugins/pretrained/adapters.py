@@ -25,8 +25,9 @@ from polyrhythm.plugins.pretrained.adapting import whole_tensors
 from polyrhythm.plugins.pretrained.building import NETWORK, load_network, save_folder, split_state, untie
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint, read_stored, stored_specs
 from polyrhythm.plugins.pretrained.fitting import Architecture, fit
-from polyrhythm.plugins.pretrained.folder_files import ADAPTER_CONFIG, ADAPTER_TENSORS, OURS, few, matches, read_json
+from polyrhythm.plugins.pretrained.folder_files import ADAPTER_CONFIG, ADAPTER_TENSORS, OURS, matches, read_json
 from polyrhythm.policies.mlp import seeded
+from polyrhythm.readable import few
 from polyrhythm.safetensors_files import write_tensors
 from polyrhythm.specs.weights import weight_specs
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained import folder_files
+from polyrhythm.readable import few
 from polyrhythm.safetensors_files import Header, read_header, read_tensors
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs
@@ -130,7 +131,7 @@ class Checkpoint:
         """ConfigError unless the folder has this policy type's architecture."""
         found = self.architecture
         if not found:
-            first = folder_files.few([repr(name) for name in self.tensors])
+            first = few([repr(name) for name in self.tensors])
             raise ConfigError(
                 f"checkpoint = {self.folder}: its tensors ({first}) are of no architecture known here; "
                 f"use a folder of {', '.join(sorted(name for _, name in _SIGNS))} in PyTorch's released names"
@@ -174,7 +175,7 @@ def _header(file: Path, expected: list[str] | None) -> Header:
     header = read_header(file)
     if absent := [name for name in expected or () if name not in header.tensors]:
         raise ConfigError(
-            f"{file} lacks {len(absent)} tensors that {folder_files.INDEX} places there ({folder_files.few(absent)}); "
+            f"{file} lacks {len(absent)} tensors that {folder_files.INDEX} places there ({few(absent)}); "
             "download both again from one release"
         )
     return header

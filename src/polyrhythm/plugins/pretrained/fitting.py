@@ -14,7 +14,8 @@ from torch import nn
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
-from polyrhythm.plugins.pretrained.folder_files import few, matches
+from polyrhythm.plugins.pretrained.folder_files import matches
+from polyrhythm.readable import counted, few
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs
 
@@ -103,9 +104,7 @@ def misfit(found: Fit, of: Architecture) -> str:
         "of another shape": shapes,
         "unexpected": list(found.unexpected),
     }
-    told = [
-        f"{len(names)} tensor{'s' * (len(names) != 1)} {what} ({few(names)})" for what, names in parts.items() if names
-    ]
+    told = [f"{counted(len(names), 'tensor')} {what} ({few(names)})" for what, names in parts.items() if names]
     return f"compared with the network of {of.name}, it has " + ", ".join(told)
 
 

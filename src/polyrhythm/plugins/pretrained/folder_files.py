@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.files import inner_path, parse_json
+from polyrhythm.readable import few
 
 CONFIG, INDEX, OURS = "config.json", "model.safetensors.index.json", "polyrhythm.safetensors"
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -169,12 +170,6 @@ def tokenizer_folder(folder: Path) -> Path | None:
         if any((place / name).is_file() for name in _TOKENIZER):
             return place
     return None
-
-
-def few(names: list[str], most: int = 3) -> str:
-    """The first names, and the number of others."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

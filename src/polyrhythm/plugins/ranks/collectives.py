@@ -1,4 +1,4 @@
-"""Ranks in separate processes, over torch.distributed: rendezvous and sums, and each rank's share of an update.
+"""Ranks in separate processes, over torch.distributed: sums, and each rank's share of an update.
 
 An update's trajectories and a rank's part of each mini-batch are assigned deterministically on every rank.
 """
@@ -6,21 +6,19 @@ An update's trajectories and a rank's part of each mini-batch are assigned deter
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
-from torch.distributed.device_mesh import DeviceMesh
+from torch._C._distributed_c10d import ProcessGroup, Store
+from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout
 
+from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.ranks.rendezvous import FOREVER, cannot_connect, connecting, is_far, left, meet
 from polyrhythm.plugins.ranks.shards import is_sharded
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.batch import (
@@ -32,54 +30,68 @@ from polyrhythm.training.batch import (
     collate,
     sample_counts,
 )
-from polyrhythm.training.ranks import Ranks
+from polyrhythm.training.ranks import Meeting, Ranks
 
-if TYPE_CHECKING:
-    from polyrhythm.config.sections.placement import ShardSettings
-
-
-#: Timeout of a collective; supervision ends a rank that waits too long much earlier.
-_DEADLINE = timedelta(days=7)
-#: Environment variables by which gloo and NCCL choose the network interface of ranks on one host.
-_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+#: Seconds beyond the deadline of their meeting in which ranks have to connect.
+CONNECT_S = 5.0
 
 
 class ProcessRanks(Ranks):
     """Common part of both strategies (`training.ranks`).
 
-    Host tensors go over gloo by the loopback interface, device tensors over NCCL if every rank has a GPU of its own,
-    else over gloo. background: process group of the saving thread. host_mesh: of the ranks, for gathers in host memory;
-    None if they are on devices of their own.
+    Host tensors go over gloo, device tensors over NCCL if every rank has a GPU of its own, else over gloo. own_device:
+    that GPU, None without one. host_group, background, publishing: process groups for host tensors, of the saving
+    thread, and of the publishing thread.
     """
 
     device: torch.device
 
-    def __init__(self, rank: int, size: int, store: Path, device: str, shard: ShardSettings | None) -> None:
-        self.rank, self.size, self.device, self.settings = rank, size, torch.device(device), shard
-        files = FileStore(str(store), size)
-        files.set_timeout(_DEADLINE)
+    def __init__(self, rank: int, size: int, meeting: Meeting, device: str, shard: ShardSettings | None) -> None:
+        self.rank, self.size, self.device = rank, size, torch.device(device)
+        self.settings = shard or ShardSettings()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        with _loopback():
-            backend = _backend(files, rank, size, self.device)
+        with connecting(meeting):
+            store = meet(rank, size, meeting)
+            backend = _backend(store, rank, size, self.device)
             # Without a device NCCL would connect at its first collective, when the interface is no longer set.
-            own = self.device if "nccl" in backend else None
-            dist.init_process_group(backend, store=files, rank=rank, world_size=size, timeout=_DEADLINE, device_id=own)
-            self._host = dist.new_group(backend="gloo", timeout=_DEADLINE)
-            self.host_mesh = DeviceMesh.from_group(self._host, "cpu") if own is None else None
-            self.background = dist.new_group(backend="gloo", timeout=_DEADLINE)
+            self.own_device = self.device if "nccl" in backend else None
+            limit = left(meeting, CONNECT_S) if is_far(meeting) else FOREVER
+            try:
+                dist.init_process_group(
+                    backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=self.own_device
+                )
+                self.host_group = dist.new_group(backend="gloo", timeout=limit)
+                self.background = dist.new_group(backend="gloo", timeout=limit)
+                self.publishing = dist.new_group(backend="gloo", timeout=limit)
+                groups = self.connect(meeting)
+            except RuntimeError as error:
+                if is_far(meeting):
+                    raise cannot_connect(rank, meeting, error) from error
+                raise
+        for group in (dist.group.WORLD, self.host_group, self.background, self.publishing, *groups):
+            set_timeout(FOREVER, group)
+
+    def connect(self, meeting: Meeting) -> Sequence[ProcessGroup]:  # noqa: ARG002
+        """Open further process groups that a strategy needs, on all ranks."""
+        return ()
 
     def total(self, x: Tensor) -> Tensor:
         summed = x.detach().clone()
-        dist.all_reduce(summed, group=self._host if summed.is_cpu else None)
+        dist.all_reduce(summed, group=self.host_group if summed.is_cpu else None)
         return summed
 
     def totals(self, numbers: Sequence[float]) -> Sequence[float]:
         return self.total(torch.tensor(numbers, dtype=torch.float64)).tolist()
 
+    def totals_beside(self, numbers: Sequence[float]) -> Sequence[float]:
+        summed = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(summed, group=self.publishing)
+        return summed.tolist()
+
     def most(self, count: int) -> int:
         largest = torch.tensor(count)
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._host)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.host_group)
         return int(largest)
 
     def gather(self, item: Any) -> list[Any]:
@@ -87,7 +99,7 @@ class ProcessRanks(Ranks):
         room = self.most(len(text))
         own = torch.frombuffer(bytearray(text.ljust(room)), dtype=torch.uint8)
         found = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(found, own, group=self._host)
+        dist.all_gather(found, own, group=self.host_group)
         return [json.loads(bytes(x.tolist())) for x in found]
 
     def whole(self, rows: Tensor, places: Tensor | slice, count: int) -> Tensor:
@@ -129,25 +141,14 @@ def add_bit_sums(policy: nn.Module, part: nn.Module, sums: dict[str, int]) -> di
     return sums
 
 
-def _backend(store: FileStore, rank: int, size: int, device: torch.device) -> str:
-    """Backend of the process group: NCCL for device tensors, if each rank has a GPU."""
-    if device.type != "cuda":
-        return "gloo"
-    store.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(device).uuid))
+def _backend(store: Store, rank: int, size: int, device: torch.device) -> str:
+    """Backend of the process group, the same on all ranks: NCCL for device tensors, if each has a GPU of its own, by
+    the GPU's uuid, which no other host's has."""
+    store.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "")
     gpus = {bytes(store.get(f"gpu/{other}")) for other in range(size)}
+    if b"" in gpus:
+        return "gloo"
     return "cpu:gloo,cuda:nccl" if len(gpus) == size else "cpu:gloo,cuda:gloo"
-
-
-@contextmanager
-def _loopback() -> Iterator[None]:
-    """Connections opened in the context use the loopback interface, unless the user has chosen one."""
-    added = [name for name in _INTERFACES if name not in os.environ]
-    os.environ.update(dict.fromkeys(added, "lo"))
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
 
 
 def deal(groups: Sequence[int], steps: Sequence[int], ranks: int) -> list[list[int]]:
@@ -189,10 +190,14 @@ class DealtShare(Share):
     def is_empty(self) -> bool:
         return self.borrowed is not None
 
+    @property
+    def read(self) -> Sequence[int]:
+        return self.own if self.borrowed is None else (self.borrowed,)
+
     def collate(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        packed = collate([trajectories[i] for i in self.read])
         if self.borrowed is None:
-            return collate([trajectories[i] for i in self.own])
-        packed = collate([trajectories[self.borrowed]])
+            return packed
         return replace(packed, valid=torch.zeros_like(packed.valid))
 
     def pick(self, index: Tensor) -> tuple[Tensor, Tensor | slice]:

@@ -1,5 +1,8 @@
 """Sharded ranks: each has a part of every tensor, with FSDP2, block by block, and once for the rest.
 
+Where several hosts have equally many ranks each, more than one, the ranks of a host share the tensors among them, and
+each host has them all (HSDP): within a step only sums of gradients cross hosts. Otherwise all ranks share them.
+
 A block's weights are whole on a rank only while it computes. Blocks are the repeated layers of a policy: modules in a
 `ModuleList` of at least two of one class that contain modules themselves. A policy may name others (`blocks`). Methods
 of a block other than `forward` that use its weights must be listed in its class's `forward_methods`; for the policy
@@ -9,7 +12,7 @@ these are `POLICY_METHODS`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -30,12 +34,16 @@ from torch.distributed.tensor import DTensor
 
 from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.ranks.collectives import ProcessRanks, add_bit_sums
-from polyrhythm.plugins.ranks.shards import is_sharded, join, part_of, save_folder
+from polyrhythm.plugins.ranks import hosts_of_replicas
+from polyrhythm.plugins.ranks.collectives import CONNECT_S, ProcessRanks, add_bit_sums
+from polyrhythm.plugins.ranks.rendezvous import left
+from polyrhythm.plugins.ranks.shards import is_sharded, join, part_of, piece_of, save_folder, shard_of
 from polyrhythm.policies.base import extended
 from polyrhythm.policies.constants import FIX, plain_tensors
 from polyrhythm.policies.traits import policy_traits
+from polyrhythm.runtime.memory.tensors import Piece
 from polyrhythm.training.checkpoint import Saving
+from polyrhythm.training.ranks import Meeting
 
 #: Methods of a policy in which its own weights, those outside of blocks, are whole.
 POLICY_METHODS = ("evaluate", "value", "late_values", "precompute", "act", "sft_loss")
@@ -47,6 +55,31 @@ class ShardedRanks(ProcessRanks):
     """See `training.ranks.Ranks`."""
 
     divides = True
+    _first = _whole_ones = False  # whether this rank writes its rows, and the tensors that are not sharded
+    replicas = 1
+
+    def connect(self, meeting: Meeting) -> Sequence[ProcessGroup]:
+        """mesh: of the ranks' devices, (shards) or (replicas, shards); host_mesh: the same for gathers in host memory,
+        None if ranks are on devices of their own."""
+        hosts = hosts_of_replicas(meeting.hosts, self.settings)
+        self.host_mesh = None
+        if not hosts:
+            everyone = dist.group.WORLD
+            assert everyone is not None
+            self.mesh = DeviceMesh.from_group(everyone, self.device.type)
+            if self.own_device is None:
+                self.host_mesh = DeviceMesh.from_group(self.host_group, "cpu")
+            return ()
+        self.replicas = len(hosts)
+        shards, _ = dist.new_subgroups_by_enumeration(hosts, timeout=left(meeting, CONNECT_S))
+        replicas, _ = dist.new_subgroups_by_enumeration(
+            [list(same) for same in zip(*hosts, strict=True)], timeout=left(meeting, CONNECT_S)
+        )
+        groups, names = [replicas, shards], ("replicas", "shards")
+        self.mesh = DeviceMesh.from_group(groups, self.device.type, mesh=hosts, mesh_dim_names=names)
+        if self.own_device is None:
+            self.host_mesh = DeviceMesh.from_group(groups, "cpu", mesh=hosts, mesh_dim_names=names)
+        return groups
 
     def wrap(self, step: nn.Module) -> nn.Module:
         sums: dict[str, int] = {}
@@ -60,9 +93,6 @@ class ShardedRanks(ProcessRanks):
 
     def _shard(self, policy: nn.Module, sums: dict[str, int] | None) -> None:
         """sums: for a policy that will be trained, filled by `add_bit_sums`."""
-        everyone = dist.group.WORLD
-        assert everyone is not None
-        mesh = DeviceMesh.from_group(everyone, self.device.type)
 
         def read(part: nn.Module) -> None:
             if policy_traits(policy).loads_in_parts:
@@ -71,7 +101,7 @@ class ShardedRanks(ProcessRanks):
             if sums is not None:
                 add_bit_sums(policy, part, sums)
 
-        shard_policy(policy, mesh, self.settings, trained=sums is not None, before=read)
+        shard_policy(policy, self.mesh, self.settings, trained=sums is not None, before=read)
 
     def reducing(self, wrapped: nn.Module, *, last: bool, counts: bool) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()  # shards of gradients are summed in every micro-step: whole ones would not fit
@@ -86,7 +116,8 @@ class ShardedRanks(ProcessRanks):
         return join(part, like)
 
     def norms(self, each: Tensor) -> Tensor:
-        return self.total(each.to(torch.promote_types(each.dtype, torch.float32)).square()).sqrt()
+        squares = each.to(torch.promote_types(each.dtype, torch.float32)).square()
+        return (self.total(squares) / self.replicas).sqrt()  # over all ranks, so that replicas clip by the same bits
 
     def snapshot(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         for name, x in state.items():
@@ -100,6 +131,22 @@ class ShardedRanks(ProcessRanks):
         own = x.to_local().to("cpu")
         placed = DTensor.from_local(own, self.host_mesh, x.placements, shape=x.shape, stride=x.stride())
         return placed.full_tensor()
+
+    def divide_writing(self, state: Mapping[str, Tensor], memory: str) -> bool:
+        index, count = max((shard_of(x) for x in state.values()), key=lambda found: found[1], default=(0, 1))
+        found = self.gather([memory, index, count])
+        there, _, shards = found[0]
+        own = [(rank, shard) for rank, (where, shard, _) in enumerate(found) if where == there != ""]
+        writers = {shard: rank for rank, shard in reversed(own)}
+        self._first, self._whole_ones = writers.get(index) == self.rank and memory == there, self.rank == 0
+        return set(writers) == set(range(shards))
+
+    def pieces(self, state: Mapping[str, Tensor]) -> list[Piece]:
+        return [
+            piece_of(name, x)
+            for name, x in state.items()
+            if (self._first if is_sharded(x) and shard_of(x)[1] > 1 else self._whole_ones)
+        ]
 
     def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:  # noqa: ARG002
         return save_folder(state, path, self.rank, self.background)

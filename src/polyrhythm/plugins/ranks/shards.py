@@ -40,6 +40,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import inner_path, remove_whole
+from polyrhythm.runtime.memory.tensors import Piece
 from polyrhythm.training.checkpoint import BackgroundSaving
 
 Group = torch.distributed.ProcessGroup
@@ -58,11 +59,32 @@ def part_of(x: Tensor, like: Tensor | None = None) -> Tensor:
             return x.to_local()
     if not isinstance(like, DTensor):
         return x
-    mesh, (placement,) = like.device_mesh, like.placements
-    assert isinstance(placement, Shard)
-    pieces = x.chunk(mesh.size(), dim=placement.dim)
-    rank = mesh.get_local_rank()
-    return pieces[rank] if rank < len(pieces) else x.narrow(placement.dim, 0, 0)
+    mesh = like.device_mesh
+    ((over, dim),) = [(at, each.dim) for at, each in enumerate(like.placements) if isinstance(each, Shard)]
+    pieces = x.chunk(mesh.size(over), dim=dim)
+    rank = mesh.get_local_rank(over)
+    return pieces[rank] if rank < len(pieces) else x.narrow(dim, 0, 0)
+
+
+def shard_of(x: Tensor) -> tuple[int, int]:
+    """Which shard of `x` this rank has, of how many; ranks of different replicas have the same (0 of 1: all of it)."""
+    if not isinstance(x, DTensor):
+        return 0, 1
+    mesh = x.device_mesh
+    dims = [dim for dim, placement in enumerate(x.placements) if isinstance(placement, Shard)]
+    if not dims:
+        return 0, 1
+    (dim,) = dims
+    return mesh.get_local_rank(dim), mesh.size(dim)
+
+
+def piece_of(name: str, x: Tensor) -> Piece:
+    """This rank's rows of `x`, which is sharded by rows as `torch.chunk` divides them."""
+    index, count = shard_of(x)
+    if count == 1:
+        return Piece(name, part_of(x))
+    first = min(index * -(-len(x) // count), len(x))
+    return Piece(name, part_of(x), first)
 
 
 def join(part: Tensor, like: Tensor) -> Tensor:

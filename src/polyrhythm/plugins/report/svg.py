@@ -152,7 +152,7 @@ class Plot:
 
 def picture(title: str, width: float, height: float, parts: Iterable[str], kind: str = "") -> str:
     """An SVG element with a title for screen readers. kind: its CSS classes."""
-    name, classes = escape(title, quote=True), f'class="{kind}" ' * bool(kind)
+    name, classes = escape(title, quote=True), f'class="{kind}" ' if kind else ""
     size = f"0 0 {width:.0f} {height:.0f}"
     return f'<svg {classes}viewBox="{size}" role="img" aria-label="{name}">{"".join(parts)}</svg>'
 

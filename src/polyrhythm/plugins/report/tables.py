@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from polyrhythm.observe.intervals import counted, deciding, rate_in_words
+from polyrhythm.observe.intervals import deciding, rate_in_words
 from polyrhythm.plugins.report.read import Run
+from polyrhythm.readable import counted
 
 #: Labels of the summary's evaluation results.
 RESULTS = {

@@ -18,6 +18,7 @@ from polyrhythm.config.streaming import why_whole_updates
 from polyrhythm.conformance import Finding
 from polyrhythm.pipeline.placed import trainer_ranks
 from polyrhythm.policies.form import PolicyForm
+from polyrhythm.readable import counted
 from polyrhythm.specs import EnvSpec
 
 #: Samples and chunk steps below which the gradient of an update is mostly noise.
@@ -52,7 +53,7 @@ def staleness_findings(config: RunConfig) -> Iterator[Finding]:
     lag, interval = config.freshness.max_lag, config.freshness.sync_interval
     age = interval * (math.ceil(lag) + 1) - 1
     acted = (
-        f"the policy that acted, which may be {age} update{'s' * (age > 1)} old (freshness.max_lag = {lag:g}, "
+        f"the policy that acted, which may be {counted(age, 'update')} old (freshness.max_lag = {lag:g}, "
         f"sync_interval = {interval})"
     )
     recompute = ["algorithm.proximal=recompute"] * (algorithm.proximal != "recompute")
@@ -102,7 +103,7 @@ def update_findings(config: RunConfig, spec: EnvSpec, form: PolicyForm) -> Itera
     cut = f"steps of {training.minibatch_steps} chunk steps" if training.minibatch_steps else "one step"
     if training.require_batches > 1:
         cut = f"{training.require_batches} mini-batches of {training.mini_batch_samples} samples, each in {cut}"
-    passes = f"{training.epochs} epoch{'s' * (training.epochs > 1)} in {cut}, lr {training.optimizer.lr:g}"
+    passes = f"{counted(training.epochs, 'epoch')} in {cut}, lr {training.optimizer.lr:g}"
     yield Finding("updates", "ok", passes + source)
     if training.streaming:
         why = why_whole_updates(config, ranks=trainer_ranks(config), leased=config.placement.sharing == "lease")

@@ -10,7 +10,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from polyrhythm.cli.arguments import add_recipe
+from polyrhythm.cli.arguments import add_cluster, add_recipe, cluster_settings
 from polyrhythm.cli.show import finding_line
 from polyrhythm.errors import ConfigError
 
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser, "[--json]")
+    add_recipe(parser, "[--cluster FILE] [--json]")
+    add_cluster(parser, "")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
 
-    config = load_config(arguments.recipe, arguments.overrides)
+    config = load_config(arguments.recipe, [*arguments.overrides, *cluster_settings(arguments.cluster)])
     from polyrhythm.pipeline.placed import describe_seats, place
     from polyrhythm.pipeline.validation.check import examine
 

@@ -20,6 +20,7 @@ from polyrhythm.conformance import ContractCheck, ContractViolation, Finding, No
 from polyrhythm.envs.base import BATCH_METHODS, SETTINGS_METHODS, EnvSettings, FullEnvSettings, traits_of
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.plugins.trial.checked_env import Arrays, CheckedEnv
+from polyrhythm.readable import counted
 from polyrhythm.specs import EnvSpec, split_seed
 from polyrhythm.specs.hashing import mix
 
@@ -121,7 +122,7 @@ def check_contract(settings: EnvSettings, rows: int, about_to: Callable[[str], N
     def build() -> str:
         env = _build(settings, rows, about_to)
         made.append(env)
-        return f"{_count(env.rows, 'row')}, {_count(len(env.spec.tasks), 'task')}, max_steps {env.spec.max_steps}"
+        return f"{counted(env.rows, 'row')}, {counted(len(env.spec.tasks), 'task')}, max_steps {env.spec.max_steps}"
 
     yield from run_checks({"build": build})
     if made:
@@ -296,7 +297,7 @@ def check_tasks(env: CheckedEnv) -> str:
         except ContractViolation as violation:
             problem = f"task {env.spec.tasks[task].name!r}: {violation.problem}"
             raise ContractViolation(problem, violation.fix) from violation
-    return f"{_count(len(env.spec.tasks), 'task')} reset"
+    return f"{counted(len(env.spec.tasks), 'task')} reset"
 
 
 def check_traits(env: CheckedEnv) -> str:
@@ -373,10 +374,6 @@ def _check_resets_ahead(env: CheckedEnv) -> None:
 
 
 # ------------------------------------------------------------ helpers
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _begin(env: CheckedEnv, *, seed: int = 1, task: int = 0) -> Arrays:

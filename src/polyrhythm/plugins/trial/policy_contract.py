@@ -41,6 +41,7 @@ from polyrhythm.policies.base import Observations, Policy, PolicySettings, as_mo
 from polyrhythm.policies.constants import FIX, plain_tensors
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.traits import has_methods, plain_traits, policy_traits, settings_traits
+from polyrhythm.readable import few
 from polyrhythm.specs import EnvSpec
 
 #: Number of calls with other keys after which a policy with equal actions counts as ignoring its key.
@@ -264,7 +265,7 @@ def check_gradient(policy: Policy, obs: Observations) -> str:
             f"the gradient of {bad[0]} is not finite", "look for log(0), 0/0 or sqrt(0) in evaluate"
         )
     if idle:
-        return Note(f"no gradient reaches {', '.join(idle[:3])}{' and others' * (len(idle) > 3)}")
+        return Note(f"no gradient reaches {few(idle)}")
     return f"reaches all {sum(p.numel() for p in module.parameters() if p.requires_grad):,} parameters"
 
 

@@ -28,6 +28,7 @@ from polyrhythm.envs.base import EnvSettings, StepResult
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.plugins.trial.checked_env import Arrays, CheckedEnv, read_spec
 from polyrhythm.plugins.trial.env_contract import check_contract, find_memory, observe_reset, trial_seed
+from polyrhythm.readable import counted
 from polyrhythm.specs import EnvSpec, Trajectory
 from polyrhythm.specs.plain import as_plain, from_plain
 
@@ -163,7 +164,7 @@ def play_episode(env: CheckedEnv, *, expert: bool) -> TrialEpisode:
         if over or found is None:
             break
     count, by = len(results), "the prompt's own words" if found is None else "the expert"
-    said = f"an episode of {count} message{'s' * (count > 1)}, answered by {by}{'' if over else ', cut there'}"
+    said = f"an episode of {counted(count, 'message')}, answered by {by}{'' if over else ', cut there'}"
     return TrialEpisode(_sample(env, seen, np.concatenate(chosen), results), said)
 
 

@@ -47,6 +47,7 @@ from polyrhythm.plugins.trial.policy_contract import policy_checks
 from polyrhythm.policies.base import Policy, extended_settings
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import settings_traits
+from polyrhythm.readable import counted
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage
 from polyrhythm.specs import EnvSpec
 from polyrhythm.training.optim import check_patterns
@@ -89,8 +90,7 @@ def check_environment(context: CheckContext) -> Iterator[Examined]:
 
 def _described(spec: EnvSpec) -> str:
     arrays = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in spec.observation.items())
-    tasks = f"{len(spec.tasks)} task{'s' * (len(spec.tasks) > 1)}"
-    return f"{tasks} of {spec.max_steps} steps; {arrays}; actions of {spec.action.dim}"
+    return f"{counted(len(spec.tasks), 'task')} of {spec.max_steps} steps; {arrays}; actions of {spec.action.dim}"
 
 
 def check_policy(context: CheckContext) -> Iterator[Examined]:

@@ -20,9 +20,10 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.pretrained.folder_files import few, mapping_in, number_pair
+from polyrhythm.plugins.pretrained.folder_files import mapping_in, number_pair
 from polyrhythm.plugins.vla import scaling
 from polyrhythm.plugins.vla.scaling import ROTATIONS, SIN_COS, Scaling, StatePart
+from polyrhythm.readable import few
 
 Transform = Literal["min_max", "mean_std", "binary", "none", "sin_cos", "rotation_6d", "axis_angle"]
 #: Key -> what becomes of it, in the order in which the network takes them.

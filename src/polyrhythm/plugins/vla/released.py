@@ -31,6 +31,7 @@ from polyrhythm.plugins.vla.prompts import WORDS
 from polyrhythm.plugins.vla.statistics import BOUNDS, camera_names, openpi_key
 from polyrhythm.policies.base import FolderReport, as_module
 from polyrhythm.policies.form import Role, load_published, weights_on_meta
+from polyrhythm.readable import counted
 from polyrhythm.specs.weights import weight_specs
 
 if TYPE_CHECKING:
@@ -142,11 +143,11 @@ class VlaFolders:
 def report_lines(told: Mapping[str, Any]) -> list[str]:
     """The description of a folder as text."""
     dtypes = ", ".join(f"{count / told['parameters']:.0%} {dtype}" for dtype, count in told["dtypes"].items())
-    assumed = " (assumed: no config.json)" * told["horizon_assumed"]
+    assumed = " (assumed: no config.json)" if told["horizon_assumed"] else ""
     no_robots = "none: no normalisation statistics were found"
     if told["statistics"]:
         no_robots = "one without a key: leave policy.robot out"
-    size = f"{size_text(told['file_bytes'])} in {told['files']} file{'s' * (told['files'] != 1)}"
+    size = f"{size_text(told['file_bytes'])} in {counted(told['files'], 'file')}"
     rows = {
         "architecture": told["architecture"],
         "tensors": f"{told['parameters']:,} numbers ({dtypes}), {size}",

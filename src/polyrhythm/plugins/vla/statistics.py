@@ -21,11 +21,12 @@ import numpy as np
 
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint, read_stored
-from polyrhythm.plugins.pretrained.folder_files import CHOICES, few, mapping_in, number_pair, read_json, value_of
+from polyrhythm.plugins.pretrained.folder_files import CHOICES, mapping_in, number_pair, read_json, value_of
 from polyrhythm.plugins.vla import scaling
 from polyrhythm.plugins.vla.groot_statistics import groot_scalings
 from polyrhythm.plugins.vla.images import Resizing
 from polyrhythm.plugins.vla.scaling import Scaling, StatePart
+from polyrhythm.readable import few
 
 _RELATIVE = "relative_actions_processor"
 _STATE_DIM = 32

@@ -107,11 +107,12 @@ class Channel:
     """A bounded queue of nested values between any workers and the driver. Made by `Workflow.channel`; it can be sent
     like a value, also as an argument of a call.
 
-    Every wait ends after `timeout_s` (default: the workflow's `wait_s`) with `WaitTimeout`.
+    Every wait ends after `timeout_s` (default: the workflow's `wait_s`) with `WaitTimeout`. on_device: items are only
+    for workers of the device of those that put them.
     """
 
-    def __init__(self, name: str, port: Port) -> None:
-        self.channel_name, self._port = name, port
+    def __init__(self, name: str, port: Port, on_device: bool = False) -> None:
+        self.channel_name, self.on_device, self._port = name, on_device, port
 
     def __repr__(self) -> str:
         return f"Channel({self.channel_name!r})"
@@ -119,7 +120,7 @@ class Channel:
     def put(self, item: Any, *, key: Key = None, weight: float = 1.0, timeout_s: float | None = None) -> None:
         """Add an item, waiting for room. key: consumers may ask for it; weight: cost to the consumer, for balance.
         ChannelClosed: the channel is closed. TypeError: the item cannot be sent."""
-        begin_put(self._port, self.channel_name, item, key=key, weight=weight, timeout_s=timeout_s).wait()
+        self._begin_put(item, key, weight, timeout_s).wait()
 
     def put_async(self, item: Any, *, key: Key = None, weight: float = 1.0, timeout_s: float | None = None) -> Pending:
         """As `put`, without waiting for room.
@@ -128,9 +129,14 @@ class Channel:
         the driver leaves the `with` statement; the latter two wait for the put. With 64 such puts under way in a
         process, the next one waits for the oldest.
         """
-        put = begin_put(self._port, self.channel_name, item, key=key, weight=weight, timeout_s=timeout_s)
+        put = self._begin_put(item, key, weight, timeout_s)
         self._port.puts.add(put)
         return put
+
+    def _begin_put(self, item: Any, key: Key, weight: float, timeout_s: float | None) -> Pending:
+        (parcel,) = self._port.carrier.pack(item, "the item", on_device=self.on_device)
+        put = Put(self.channel_name, parcel, key, float(weight), or_default(self._port, timeout_s))
+        return begin_parcel(self._port, put)
 
     def get(self, *, key: Key = None, order: str = "", timeout_s: float | None = None) -> Any:
         """The next item, of this key if given. order: one of the channel's orders by name, default its own.
@@ -171,22 +177,9 @@ class Channel:
             yield item
 
 
-def begin_put(
-    port: Port,
-    channel: str,
-    item: Any,
-    *,
-    key: Key = None,
-    weight: float = 1.0,
-    timeout_s: float | None = None,
-    direct: bool = False,
-) -> Pending:
-    """Begin to put one item. TypeError: it cannot be sent."""
-    (parcel,) = port.carrier.pack(item, "the item")
-    return begin_parcel(port, Put(channel, parcel, key, float(weight), or_default(port, timeout_s), direct))
-
-
 def begin_parcel(port: Port, put: Put) -> Pending:
+    """Begin to put one item."""
+
     def finish(reply: Reply) -> None:
         try:
             answered(reply.wait())

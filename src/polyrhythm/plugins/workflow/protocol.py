@@ -29,12 +29,14 @@ Reason = Literal["timeout", "closed", "refused", "over"]
 
 
 class Parcel(msgspec.Struct, frozen=True, array_like=True):
-    """A value in transit: its bytes, or the host and the name under which they are kept."""
+    """A value in transit: its bytes, or the host and the name under which they are kept. device: in whose memory its
+    tensors are, "" if they are among the bytes."""
 
     nbytes: int
     content: bytes = b""
     host: str = ""
     name: str = ""
+    device: str = ""
 
 
 class Put(msgspec.Struct, frozen=True, tag=0):

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from polyrhythm.errors import PolyrhythmError, RunHalted
@@ -80,9 +79,9 @@ class Controller:
         self.exchange, self.clock = Exchange(), clock
         self.failure: PolyrhythmError | None = None
         self.hosting, self._workers = hosting, workers
-        self._turns_of = partial(DeviceTurns, wait_s=wait_s, min_hold_s=min_hold_s)
+        self._wait_s, self._min_hold_s = wait_s, min_hold_s
         self._numbers, self._drops = itertools.count(p.NO_CALL + 1), DropCounter("the driver")
-        self._turns = self._turns_of({})
+        self._turns = DeviceTurns({}, min_hold_s)
         self._calls: dict[tuple[str, int], Future[Result]] = {}
         self._requests: dict[int, Future[p.Answer]] = {}
 
@@ -101,15 +100,19 @@ class Controller:
             name: f"{self.hosting.station(name).host}/{seat.device}".lstrip("/") for name, seat in self._workers.items()
         }
         in_turn = {name: found[name] for name, seat in self._workers.items() if seat.make is not None}
-        self._turns = self._turns_of(in_turn)
+        self._turns = DeviceTurns(in_turn, self._min_hold_s)
         for name, seat in self._workers.items():
             beside = tuple(other for other in found if found[other] == found[name] and other != name)
             if seat.make is not None or (beside and seat.device != CPU):
                 self._send(name, p.Placed(found[name], beside, in_turn=name in self._turns))
 
     def make(self) -> list[Future[Result]]:
-        """Construct the workers that take turns on their device, one after another there."""
+        """Construct the workers that take turns on their device, one after another there; `limit_turns` comes next."""
         return [self.call(name, p.MAKE, seat.make) for name, seat in self._workers.items() if seat.make is not None]
+
+    def limit_turns(self) -> None:
+        """From now on a wait for a device has a limit."""
+        self._turns.wait_s = self._wait_s
 
     def _as_failed(self, halted: RunHalted) -> PolyrhythmError:
         if halted.station not in self._workers:
@@ -208,7 +211,8 @@ class Controller:
             self._turns.on_wait(station, message.number, self.clock())
             return
         future = self._calls.pop((station, message.number), None)
-        if isinstance(message, p.Raised) and (future is not None or message.number == p.NO_CALL):
+        between_calls = message.number == p.NO_CALL and station in self._turns
+        if isinstance(message, p.Raised) and (future is not None or between_calls):
             failed = self._failed(station, message.error, message.trace)
             self.end(failed)
             if future is not None and not future.done():

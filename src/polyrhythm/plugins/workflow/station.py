@@ -14,7 +14,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,9 +24,11 @@ from polyrhythm.plugins.cluster.parcels import Parcels, SharedParcels
 from polyrhythm.plugins.workflow import protocol as p
 from polyrhythm.plugins.workflow.channel import Channel, PendingPuts, Reply
 from polyrhythm.plugins.workflow.protocol import Parcel, WorkerFailed, WorkflowError
+from polyrhythm.plugins.workflow.shipments import Shipping
 from polyrhythm.plugins.workflow.values import Carrier
 from polyrhythm.plugins.workflow.worker import Worker, WorkerContext, is_public
 from polyrhythm.plugins.workflow.worker_device import SwitchFailed, WorkerDevice
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import FromWorker, Order, Station, StationTraits, StopWork, ToWorker, WorkerJoined
 from polyrhythm.runtime.spans import Span
@@ -91,7 +94,8 @@ _TRACE_CHARS, _ERROR_CHARS = 6000, 1000
 @dataclass(frozen=True)
 class WorkerFactory:
     """Makes one rank of a group. worker: class as module:name; arguments: packed; sizes: number of ranks by group.
-    in_turn: whether it may share its device in turn, so that it is made by its first call."""
+    in_turn: whether it may share its device in turn, so that it is made by its first call; preload: slow modules that
+    its class needs."""
 
     name: str
     group: str
@@ -101,6 +105,7 @@ class WorkerFactory:
     sizes: Mapping[str, int]
     wait_s: float
     in_turn: bool = False
+    preload: tuple[str, ...] = ()
 
     def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
         memory = context.memory
@@ -138,26 +143,33 @@ class WorkerStation:
         self._resumes: Callable[[], bool] = lambda: True  # inline: whether the call that has paused can go on
         self._receive: Callable[[float], None] | None = None
         self._turn: Turn | None = None
-        self.carrier = Carrier(parcels, lambda name: Channel(name, self), context.device)
+        self.carrier = Carrier(parcels, lambda name, on_device: Channel(name, self, on_device), context.device)
+        self._folder = context.memory.folder if context.memory is not None else None
         self.wait_s, self.puts = factory.wait_s, PendingPuts()
         self._device = WorkerDevice(context.device, in_turn=factory.in_turn)
         self._context = WorkerContext(factory.group, factory.rank, factory.sizes, self._device, self)
         self._factory = factory
         self._worker: Worker | None = None
+        with self._making():
+            self._kind: type[Worker] = import_address(factory.worker)
         if not factory.in_turn:
             self._make(factory.arguments)
 
     def _make(self, arguments: Parcel) -> None:
         positional, named = self.carrier.unpack(arguments)
-        try:
-            kind = import_address(self._factory.worker)
-            worker: Worker = kind.__new__(kind)
+        with self._making():
+            worker = self._kind.__new__(self._kind)
             worker._context = self._context
             worker.__init__(*positional, **named)  # type: ignore[misc]
+        self._worker = worker
+
+    @contextmanager
+    def _making(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             why = f"{self._factory.worker} cannot be made: {type(error).__name__}: {error}"
             raise WorkerFailed(self._factory.group, self._factory.rank, why) from error
-        self._worker = worker
 
     @property
     def traits(self) -> StationTraits:
@@ -185,13 +197,16 @@ class WorkerStation:
                 self._on_answer(message)
             case p.Placed():
                 self._device.place(in_turn=message.in_turn)
+                if message.beside and self._folder is not None and not message.device.endswith(CPU):
+                    owner = f"{self.name}.{self._incarnation}"
+                    self.carrier.ship_by(Shipping(message, self._device.name, self._folder, owner))
             case _:
                 raise UnfitMessage("impossible", f"{self.name} can neither be called so nor has it asked for {message}")
 
     def _can_be_called(self, method: str) -> bool:
         if self._worker is None:
             return method == p.MAKE and not self._calls
-        return is_public(type(self._worker), method)
+        return is_public(self._kind, method)
 
     def _on_answer(self, message: p.Answered) -> None:
         answer = message.answer
@@ -217,9 +232,11 @@ class WorkerStation:
         number = self._asked
 
         def is_done() -> bool:
-            """After receiving new messages. With `inline` other workers run meanwhile."""
+            """After receiving new messages. With `inline` other workers run meanwhile. The worker leaves its device
+            if told to, so that it may ask until it is done."""
             if number in self._open:
                 self._listen(0.0, lambda: True)
+                self._wait_until(lambda: True)
             return number not in self._open
 
         def wait() -> p.Answer:
@@ -257,6 +274,7 @@ class WorkerStation:
         """Leave the device or come onto it, as told. SwitchFailed: offload or onload raised."""
         command, worker = self._device.order, self._worker
         assert command is not None
+        self.carrier.free_received()
         if worker is None:
             freed, seconds = self._device.obey(lambda: 0, lambda: None)
         else:
@@ -322,6 +340,7 @@ class WorkerStation:
         finally:
             self._doing = ("", 0.0)
             self._done += 1
+            self.carrier.free_received()
 
     def _raise(self, number: int, text: str) -> None:
         self._send(p.Raised(number, text[:_ERROR_CHARS], traceback.format_exc()[-_TRACE_CHARS:]))
@@ -351,7 +370,7 @@ class WorkerStation:
             self._turn = None
         try:
             if self._worker is not None:
-                if type(self._worker).close is not Worker.close:
+                if self._kind.close is not Worker.close:
                     self._device.onload()
                 self._worker.close()
         finally:

@@ -26,14 +26,16 @@ from polyrhythm.scheduler.settings import LeaseSettings
 
 
 class DeviceTurns:
-    """devices: name of the device of each worker that can leave it. wait_s: limit of a wait for a device; min_hold_s:
-    as in `LeaseSettings`."""
+    """devices: name of the device of each worker that can leave it; min_hold_s: as in `LeaseSettings`. wait_s: limit of
+    a wait for a device."""
 
-    def __init__(self, devices: Mapping[str, str], wait_s: float, min_hold_s: float) -> None:
+    def __init__(self, devices: Mapping[str, str], min_hold_s: float) -> None:
         count = Counter(devices.values())
         self._names = sorted(device for device in count if count[device] > 1)
-        shared = {name: (self._names.index(device),) for name, device in devices.items() if count[device] > 1}
-        self._leases, self._wait_s = DeviceLeases(LeaseSettings(shared, min_hold_s)), wait_s
+        shared: dict[str, tuple[int, ...]] = {
+            name: (self._names.index(device),) for name, device in devices.items() if count[device] > 1
+        }
+        self._leases, self.wait_s = DeviceLeases(LeaseSettings(shared, min_hold_s)), math.inf
         for name in shared:
             self._leases.join(name, len(shared), interruptible=True)
         self._calls: Counter[str] = Counter()  # that the worker has to finish
@@ -100,17 +102,17 @@ class DeviceTurns:
 
     def deadline(self) -> float:
         """Time at which `switch` or `overdue` finds something if nothing happens before."""
-        waits = (self._leases.present[name].waits_since + self._wait_s for name in self._leases.waiting)
+        waits = (self._leases.present[name].waits_since + self.wait_s for name in self._leases.waiting)
         return min(self._leases.deadline(), min(waits, default=math.inf))
 
     def overdue(self, now: float) -> tuple[str, str] | None:
         """The worker that another one has waited for too long, and for what; None: there is none."""
         for name in sorted(self._leases.waiting):
             state = self._leases.present[name]
-            if state.waits_since + self._wait_s <= now:
+            if state.waits_since + self.wait_s <= now:
                 device = self._device_of(state)
                 return self._holder(state), (
-                    f"has not given {device} to {name} for {self._wait_s:g} s; have it wait for something or return "
+                    f"has not given {device} to {name} for {self.wait_s:g} s; have it wait for something or return "
                     "now and then, not within device_lock, or allow more time (wait_s)"
                 )
         return None

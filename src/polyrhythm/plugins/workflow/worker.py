@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyrhythm.plugins.workflow.channel import Pending, Port, begin_get, begin_parcel, begin_put, or_default
+from polyrhythm.plugins.workflow.channel import Pending, Port, begin_get, begin_parcel, or_default
 from polyrhythm.plugins.workflow.protocol import Get, Put
 from polyrhythm.plugins.workflow.worker_device import WorkerDevice
 
@@ -88,15 +88,19 @@ class Worker:
     def send(self, value: Any, rank: int, group: str | None = None, *, timeout_s: float | None = None) -> None:
         """Send a value to a rank, by default of this group; its `recv` gets this worker's values in order. Blocks while
         64 values are under way."""
-        line = self._line(rank, group, out=True)
-        begin_put(self._context.port, line, value, timeout_s=timeout_s, direct=True).wait()
+        self._begin_send(value, rank, group, timeout_s).wait()
 
     def send_async(self, value: Any, rank: int, group: str | None = None, *, timeout_s: float | None = None) -> Pending:
         """As `send`, without waiting; errors as for `Channel.put_async`."""
-        port, line = self._context.port, self._line(rank, group, out=True)
-        sending = begin_put(port, line, value, timeout_s=timeout_s, direct=True)
-        port.puts.add(sending)
+        sending = self._begin_send(value, rank, group, timeout_s)
+        self._context.port.puts.add(sending)
         return sending
+
+    def _begin_send(self, value: Any, rank: int, group: str | None, timeout_s: float | None) -> Pending:
+        port, line = self._context.port, self._line(rank, group, out=True)
+        beside = port.carrier.is_beside(line.partition(">")[2])
+        (parcel,) = port.carrier.pack(value, "the item", on_device=beside)
+        return begin_parcel(port, Put(line, parcel, timeout_s=or_default(port, timeout_s), direct=True))
 
     def recv(self, rank: int, group: str | None = None, *, timeout_s: float | None = None) -> Any:
         """The next value that the given rank has sent to this worker. WaitTimeout: none came in time."""
@@ -114,10 +118,12 @@ class Worker:
         port, others = self._context.port, [rank for rank in range(self.size) if rank != self.rank]
         if self.rank != self._known(source, self.group):
             return self.recv(source, timeout_s=timeout_s)
-        parcels = port.carrier.pack(value, "the value", len(others)) if others else []
+        lines = [self._line(rank, None, out=True) for rank in others]
+        beside = all(port.carrier.is_beside(line.partition(">")[2]) for line in lines)
+        parcels = port.carrier.pack(value, "the value", len(others), on_device=beside) if others else []
         wait_s = or_default(port, timeout_s)
-        for rank, parcel in zip(others, parcels, strict=True):
-            begin_parcel(port, Put(self._line(rank, None, out=True), parcel, timeout_s=wait_s, direct=True)).wait()
+        for line, parcel in zip(lines, parcels, strict=True):
+            begin_parcel(port, Put(line, parcel, timeout_s=wait_s, direct=True)).wait()
         return value
 
     @contextmanager

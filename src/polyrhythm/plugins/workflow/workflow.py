@@ -8,9 +8,10 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -31,7 +32,7 @@ from polyrhythm.plugins.workflow.running import (
 from polyrhythm.plugins.workflow.station import WorkerFactory
 from polyrhythm.plugins.workflow.values import Carrier, pack_whole
 from polyrhythm.plugins.workflow.worker import Worker, is_public
-from polyrhythm.runtime.devices import CPU
+from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.transport.sockets import Transport
@@ -125,6 +126,16 @@ def station_name(group: str, rank: int) -> str:
     return f"{group}-{rank}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """worker: the class, as module:name; preload: slow modules that its module has imported."""
+
+    worker: str
+    seats: Sequence[Resources]
+    arguments: Parcel
+    preload: tuple[str, ...]
+
+
 T = TypeVar("T")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,29}")
@@ -164,7 +175,7 @@ class Workflow:
         self._sharing = sharing
         self._limits, self.wait_s = Limits(heartbeat_s, start_s), wait_s
         self._logs = Path(logs) if logs is not None else None
-        self._groups: dict[str, tuple[str, Sequence[Resources], Parcel]] = {}
+        self._groups: dict[str, _Group] = {}
         self._declared: list[tuple[str, int, int, Orders]] = []
         self._undo, self._closed, self._starting = ExitStack(), False, threading.RLock()
         self._controller: Controller | None = None
@@ -187,15 +198,19 @@ class Workflow:
         if self._running is not None:
             raise WorkflowError(f"group {name!r}: the workflow has started; declare all groups before the first call")
         packed = pack_whole((arguments, named), f"group {name!r}: arguments")
-        self._groups[name] = (_address(worker), by_rank, packed)
+        preload = ("torch",) if hasattr(sys.modules[worker.__module__], "torch") else ()
+        self._groups[name] = _Group(_address(worker), by_rank, packed, preload)
         return WorkerGroup(name, worker, range(len(by_rank)), len(by_rank), self)
 
-    def channel(self, name: str, capacity: int, *, order: Orders = None, producers: int = 1) -> Channel:
+    def channel(
+        self, name: str, capacity: int, *, order: Orders = None, producers: int = 1, on_device: bool = False
+    ) -> Channel:
         """A channel that holds at most `capacity` items.
 
         order: sort key of the items, smallest first: a function of `Entry` that runs in this process, or `arrival` (the
         default), `lightest` or `heaviest`, or several functions by name, which consumers choose by `get(order=...)`
-        (default: the first). producers: number of `close` calls that close the channel.
+        (default: the first). producers: number of `close` calls that close the channel. on_device: tensors on a device
+        stay in its memory, so only workers of the producer's device can have its items.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"channel {name!r}: give it a name of a-z, 0-9 and _, with a letter first")
@@ -209,7 +224,7 @@ class Workflow:
         else:
             exchange = self._started().exchange
             self._running.do(lambda: exchange.open(name, capacity, producers, order))
-        return Channel(name, self)
+        return Channel(name, self, on_device)
 
     def start(self) -> None:
         """Start all workers and wait until they are constructed; a second call does nothing. WorkerFailed: a
@@ -232,36 +247,36 @@ class Workflow:
             return self._controller
 
     def _start(self) -> None:
-        sizes = {group: len(seats) for group, (_, seats, _) in self._groups.items()}
-        devices = {seat.device for _, seats, _ in self._groups.values() for seat in seats}
+        sizes = {name: len(group.seats) for name, group in self._groups.items()}
+        on_cpu = all(seat.device == CPU for group in self._groups.values() for seat in group.seats)
         stations: list[tuple[WorkerFactory, Resources]] = []
         workers: dict[str, WorkerSeat] = {}
-        for group, (address, seats, arguments) in self._groups.items():
-            for rank, seat in enumerate(seats):
-                name, in_turn = station_name(group, rank), self._takes_turns(seat, devices)
-                factory = WorkerFactory(name, group, rank, address, arguments, sizes, self.wait_s, in_turn)
+        for name, group in self._groups.items():
+            for rank, seat in enumerate(group.seats):
+                station = station_name(name, rank)
+                in_turn = self._sharing == "lease" and (on_cpu or seat.device != CPU)
+                factory = WorkerFactory(
+                    station, name, rank, group.worker, group.arguments, sizes, self.wait_s, in_turn, group.preload
+                )
                 stations.append((factory, seat))
-                workers[name] = WorkerSeat(group, rank, seat.device, arguments if in_turn else None)
+                workers[station] = WorkerSeat(name, rank, seat.device, group.arguments if in_turn else None)
         opened = self._open(stations)
         self._undo.push(opened.undo)
         self._undo.callback(opened.hosting.close)
-        self._carrier = Carrier(opened.parcels, lambda name: Channel(name, self))
+        self._carrier = Carrier(opened.parcels, lambda name, on_device: Channel(name, self, on_device))
         # Inline they change whenever they can, so that runs are reproducible.
         min_hold_s = 0.0 if self._launcher == "inline" else LeaseSettings({}).min_hold_s
         controller = Controller(opened.hosting, workers, SkippableClock(), self.wait_s, min_hold_s)
         for declared in self._declared:
             controller.exchange.open(*declared)
         self._running = ControllerThread(controller, opened.waker()) if opened.waker else DriverTurns(controller)
-        self._controller = controller
-        atexit.register(self.close)
         made = self._running.do(controller.make)
         self.wait(made, self._limits.start_s)
         for future in made:
             future.result()
-
-    def _takes_turns(self, seat: Resources, devices: Collection[str]) -> bool:
-        """Whether this seat's worker may have to leave its device for others."""
-        return self._sharing == "lease" and (seat.device != CPU or {*devices} == {CPU})
+        self._running.do(controller.limit_turns)
+        self._controller = controller
+        atexit.register(self.close)
 
     def _open(self, stations: Sequence[tuple[WorkerFactory, Resources]]) -> Opened:
         """Open the workers' hosting; another class may put them elsewhere."""
@@ -341,12 +356,14 @@ class Workflow:
 
 def seats(count: int | None = None, *, devices: str = "cpu", threads: int = 1) -> list[Resources]:
     """Seats for a group: `count` of them (default: one for each device). devices: `cpu`, or CUDA ids such as `0-3` or
-    `0,2`: rank i has the i-th, counted round. threads: per operation, of each rank's process."""
+    `0,2`: rank i has the i-th, counted round; `sim:0-3`: simulated ones, which compute on the CPU. threads: per
+    operation, of each rank's process."""
     from polyrhythm.config.sections.placement import list_device_ids, parse_devices
 
-    named = parse_devices(devices)
-    ids = () if named in (None, "cpu") else list_device_ids(str(named))
-    known = [f"cuda:{number}" for number in ids] or ["cpu"]
+    simulated = isinstance(devices, str) and devices.startswith(f"{SIMULATED}:")
+    named = parse_devices(devices.removeprefix(f"{SIMULATED}:") if simulated else devices)
+    ids = () if named in (None, CPU) else list_device_ids(str(named))
+    known = [f"{SIMULATED if simulated else CUDA}:{number}" for number in ids] or [CPU]
     return [Resources(known[rank % len(known)], threads) for rank in range(count or len(known))]
 
 

@@ -151,7 +151,7 @@ class DeviceWeights:
     peer, how this process reads; keeps: whether the trainer keeps a copy, because a generator reads it.
     """
 
-    fetches = False
+    fetches, shared = False, None
 
     def __init__(
         self, host: SharedWeights, folder: Path, handles: Handles, way: Way = "ipc", *, keeps: bool = True

@@ -19,7 +19,7 @@ from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.transport.drops import UnfitMessage
-from polyrhythm.runtime.transport.sockets import Sockets
+from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm.specs.weights import WeightsLayout
 
 if TYPE_CHECKING:
@@ -29,13 +29,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ARENA, WEIGHTS = "arena", "weights"
+#: How the name of a file ends by which the ranks of an incarnation meet; the address of rank 0's inbox goes before.
+RANKS = ".ranks"
 
 
 class ProcessMemory:
     """A process's end of the memory of a run that has one host. folder: of the run on this host; host: its name, "" if
-    the run has one; clients: connections to the servers of the other hosts."""
+    the run has one; address: by which other hosts reach it; ranks: the host of each rank of this process's station, ()
+    if the run has one; clients: connections to the servers of the other hosts."""
 
-    host = ""
+    host, address = "", LOOPBACK
+    ranks: Sequence[str] = ()
 
     def __init__(self, layout: ArenaLayout, weights: WeightsLayout, folder: Path) -> None:
         self._layout, self._weights, self.folder = layout, weights, folder
@@ -44,10 +48,19 @@ class ProcessMemory:
     def arena(self) -> Arena:
         return Arena(self._layout, memoryview(open_segment(self.folder, ARENA)))
 
-    def weights(self, device: str, ends: Ends | None) -> Weights:
-        """This process's end of the weights channel, for a station on `device`. ValueError: the layout is damaged."""
+    def weights(self, device: str, ends: Ends | None, local: str = CPU) -> Weights:  # noqa: ARG002
+        """This process's end of the weights channel, for a station on `device` of the run, which torch calls `local`.
+        ValueError: the layout is damaged."""
         self._weights.verify()
         return open_weights(self._weights, memoryview(open_segment(self.folder, WEIGHTS)), self.folder, device, ends)
+
+    def find_meeting(self, host: str, name: str) -> bytes:  # noqa: ARG002
+        """What rank 0 of a station has written into this file of the run's folder on its host, so that the other ranks
+        find it; b"" while it has not, or its host does not answer."""
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            return b""
 
     def add_host(self, host: str, endpoint: str) -> None:
         """The run has another host. UnfitMessage: there can be none of this name, or not there."""

@@ -6,6 +6,7 @@
     ipc         from the trainer's device memory, which a generator on the same device has opened (CUDA IPC)
     peer        the same memory, copied by a generator on another device that can read it (NVLink or PCIe)
     tcp         from the trainer's host to the generator's, once for each host, then through its shared memory
+    pair        from the trainer's host to a generator's device on another, in buckets over a process group of the two
 
 The way depends on where the two ends are and nothing else: every process decides for itself, and all of them alike.
 docs/design/memory-and-devices.md says why no way is a collective. The shared memory is a header and two equal buffers:
@@ -18,6 +19,8 @@ releases its lock. Counters, which a station's heartbeat carries:
 
     weights/<way>/versions, bytes, s    taken by a generator, by the way that they came
     weights/published/versions, …       made readable by the trainer
+    weights/shards/versions, …          the same, written by all ranks of a sharded trainer together
+    weights/<way>/from/<host>           bytes that this host sent, of versions that came over hosts
     weights/apply/versions, …           brought into the module; meanwhile nothing is served
 """
 
@@ -36,7 +39,7 @@ import numpy as np
 from polyrhythm.runtime.devices import CPU
 from polyrhythm.specs.weights import WeightsLayout
 
-Way = Literal["reference", "host", "ipc", "peer", "tcp"]
+Way = Literal["reference", "host", "ipc", "peer", "tcp", "pair"]
 
 #: Whether the first device (cuda:N) can read the memory of the second.
 Reaches = Callable[[str, str], bool]
@@ -64,6 +67,11 @@ class Ends:
     local: Mapping[str, str] = field(default_factory=dict)
 
 
+#: Why versions come by the ways between hosts.
+OVER_HOSTS = {
+    "tcp": "the trainer is on another host",
+    "pair": "the trainer is on a device of another host",
+}
 ONE_PROCESS = Choice("reference", "trainer and generator are in one process")
 
 
@@ -118,6 +126,17 @@ class PublishedMemory:
         found = zip(self.versions(), self.numbers.tolist(), strict=True)
         return {version: number for version, number in found if version != EMPTY}
 
+    @contextmanager
+    def writing(self, version: int) -> Iterator[int]:
+        """The buffer to overwrite, empty until this ends without an error, then `version`."""
+        held = self.versions()
+        index = held.index(max(held)) if max(held) >= version else held.index(min(held))
+        with self.lock(index, fcntl.LOCK_EX):
+            self.stored[index] = 0
+            self.numbers[index] = self.numbers.max() + 1
+            yield index
+            self.stored[index] = version + 1
+
     def lock(self, index: int, operation: int) -> BinaryIO:
         return lock_file(self._files[index], operation)
 
@@ -166,16 +185,18 @@ def shared_nbytes(layout: WeightsLayout) -> int:
 
 
 _PREFIX = "weights"
-PUBLISHED, APPLY = "published", "apply"
+PUBLISHED, SHARDS, APPLY = "published", "shards", "apply"
 
 
 @dataclass(slots=True)
 class Moved:
-    """Versions, their bytes, and the seconds that they took."""
+    """Versions, their bytes, and the seconds that they took. sources: bytes by the host that sent them, if they came
+    over hosts."""
 
     versions: int = 0
     nbytes: int = 0
     seconds: float = 0.0
+    sources: dict[str, int] = field(default_factory=dict)
 
     @property
     def gb_per_s(self) -> float:
@@ -194,16 +215,18 @@ class Moved:
 
 
 class Traffic:
-    """Counts by kind: a way, `PUBLISHED` or `APPLY`."""
+    """Counts by kind: a way, `PUBLISHED`, `SHARDS` or `APPLY`."""
 
     def __init__(self) -> None:
         self.moved: dict[str, Moved] = {}
 
-    def add(self, kind: str, nbytes: int, seconds: float) -> None:
+    def add(self, kind: str, nbytes: int, seconds: float, sources: Mapping[str, int] = {}) -> None:
         moved = self.moved.setdefault(kind, Moved())
         moved.versions += 1
         moved.nbytes += nbytes
         moved.seconds += seconds
+        for host, count in sources.items():
+            moved.sources[host] = moved.sources.get(host, 0) + count
 
     @contextmanager
     def timed(self, kind: str, nbytes: int) -> Iterator[None]:
@@ -217,6 +240,7 @@ class Traffic:
         for kind, moved in self.moved.items():
             counts = (("versions", moved.versions), ("bytes", moved.nbytes), ("s", moved.seconds))
             found |= {f"{_PREFIX}/{kind}/{name}": float(count) for name, count in counts}
+            found |= {f"{_PREFIX}/{kind}/from/{host}": float(count) for host, count in moved.sources.items()}
         return found
 
 
@@ -227,6 +251,11 @@ def read_traffic(counters: Mapping[str, float]) -> dict[str, Moved]:
             int(counters.get(f"{_PREFIX}/{kind}/versions", 0)),
             int(counters.get(f"{_PREFIX}/{kind}/bytes", 0)),
             counters.get(f"{_PREFIX}/{kind}/s", 0.0),
+            {
+                name.removeprefix(f"{_PREFIX}/{kind}/from/"): int(count)
+                for name, count in counters.items()
+                if name.startswith(f"{_PREFIX}/{kind}/from/")
+            },
         )
         for kind in kinds
     }

@@ -180,9 +180,9 @@ class Receiver:
 
     def _fetch(self, version: int, into: State, present: Publication, copy: Copy) -> Publication:
         begin = time.perf_counter()
-        found, way = self._weights.fetch(version, into, present, copy)
+        found, way, sources = self._weights.fetch(version, into, present, copy)
         if way is not None:
-            self.traffic.add(way, self._weights.layout.nbytes, time.perf_counter() - begin)
+            self.traffic.add(way, self._weights.layout.nbytes, time.perf_counter() - begin, sources)
         return found
 
     def drop_staged(self) -> None:

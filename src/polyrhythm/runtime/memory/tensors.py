@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -94,6 +94,19 @@ def count_cores() -> int:
 def count_devices() -> int:
     """CUDA devices that torch sees on this machine, as CUDA_VISIBLE_DEVICES leaves them."""
     return torch.cuda.device_count()
+
+
+class Piece(NamedTuple):
+    """Rows of a published tensor that one process has. first: the row of the whole tensor that they begin at; None: it
+    is the whole tensor."""
+
+    name: str
+    rows: Tensor
+    first: int | None = None
+
+    def copy_into(self, state: State) -> None:
+        whole = state[self.name]
+        copy_tensor(whole if self.first is None else whole.narrow(0, self.first, len(self.rows)), self.rows)
 
 
 #: Tensors by name, one at a time: each may be gone when the next is asked for.

@@ -19,16 +19,17 @@ with other content. Therefore publications are numbered: a copy of the first is 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
-from polyrhythm.runtime.memory.published import EMPTY, PUBLISHED, PublishedMemory, Traffic, Way
+from polyrhythm.runtime.memory.published import EMPTY, PUBLISHED, SHARDS, PublishedMemory, Traffic, Way
 from polyrhythm.runtime.memory.tensors import (
     Copy,
     Device,
+    Piece,
     State,
     Stream,
     copy_into,
@@ -47,22 +48,30 @@ class Publication(NamedTuple):
     number: int
 
 
+#: Each of the numbers summed over several processes.
+Totals = Callable[[Sequence[float]], Sequence[float]]
 #: What a module holds that has received nothing.
 NOTHING = Publication(EMPTY, 0)
 
 
 class Fetched(NamedTuple):
-    """What is there after a fetch. way: how it came; None if it was there before."""
+    """What is there after a fetch. way: how it came; None if it was there before; sources: bytes by the host that sent
+    them, if it came over hosts."""
 
     publication: Publication
     way: Way | None
+    sources: Mapping[str, int] = {}
 
 
 class Weights(Protocol):
-    """One process's end of a run's weights channel. There is one writer at a time. traffic: what it has published."""
+    """One process's end of a run's weights channel. There is one writer at a time. traffic: what it has published.
+    shared: the memory in which several processes of this host can publish together; None if there is none."""
 
     layout: WeightsLayout
     traffic: Traffic
+
+    @property
+    def shared(self) -> SharedWeights | None: ...
 
     @property
     def fetches(self) -> bool:
@@ -103,7 +112,7 @@ class InlineWeights:
     """Within one process: a publication copies once, readers get references. Copies stay on the trainer's device, or,
     with host, in host memory: where stations are on their devices in turn, no version may stay there."""
 
-    fetches = False
+    fetches, shared = False, None
 
     def __init__(self, layout: WeightsLayout, *, host: bool = False) -> None:
         self.layout, self.traffic, self._host = layout, Traffic(), host
@@ -165,6 +174,10 @@ class SharedWeights:
 
     A reader waits for a writer only if the other buffer cannot serve: one that is stopped while it holds a lock does
     not stop main, which also reads, and which ends processes that are stopped.
+
+    Several processes of the host may write a version together (`publish_pieces`): one holds the lock and marks the
+    version, the others write while it waits for them. They agree by messages, which order memory as the lock does. If
+    one dies, the version is never marked; the others fail too, and write nothing more before their successors start.
     """
 
     fetches = False
@@ -172,9 +185,13 @@ class SharedWeights:
     def __init__(self, layout: WeightsLayout, memory: memoryview | bytearray, folder: Path) -> None:
         self.layout, self.traffic = layout, Traffic()
         self._memory = PublishedMemory(layout, memory, folder)
-        self._stored, self._numbers = self._memory.stored, self._memory.numbers
+        self._numbers = self._memory.numbers
         self._buffers = [tensors_over(layout, buffer) for buffer in self._memory.buffers]
         self.versions, self.held = self._memory.versions, self._memory.held
+
+    @property
+    def shared(self) -> SharedWeights:
+        return self
 
     @property
     def newest(self) -> int:
@@ -189,21 +206,28 @@ class SharedWeights:
                 copy_tensor(into[name], tensor)
                 del tensor  # before the next is made
 
-    def publish_bytes(self, version: int, write: Callable[[memoryview], None]) -> None:
-        """As `publish`. write: fills this memory with the version's bytes as they lie in another such memory."""
-        with self._writing(version) as index:
-            write(self._memory.buffers[index])
+    def publish_pieces(self, version: int, pieces: Iterable[Piece], totals: Totals, *, leads: bool) -> None:
+        """As `publish`, by several processes of this host at once. pieces: of this one, in any floating-point dtype;
+        those of all are the layout's tensors, each row once. totals: sums numbers over these processes, which all wait
+        for it; raises an error if one has ended. leads: true for one of them, which marks the version."""
+        if leads:
+            with self._writing(version, SHARDS) as index:
+                self._write_pieces(index, pieces, totals)
+        else:
+            self._write_pieces(0, pieces, totals)
+
+    def _write_pieces(self, index: int, pieces: Iterable[Piece], totals: Totals) -> None:
+        """index: of the buffer, if this process leads, else 0."""
+        into = self._buffers[int(totals([index])[0])]
+        for piece in pieces:
+            piece.copy_into(into)
+        totals([0])  # all have written
 
     @contextmanager
-    def _writing(self, version: int) -> Iterator[int]:
-        """The buffer to overwrite, empty until this ends without an error, then `version`."""
-        held = self.versions()
-        index = held.index(max(held)) if max(held) >= version else held.index(min(held))
-        with self.lock(index, fcntl.LOCK_EX), self.traffic.timed(PUBLISHED, self.layout.nbytes):
-            self._stored[index] = 0
-            self._numbers[index] = self._numbers.max() + 1
+    def _writing(self, version: int, kind: str = PUBLISHED) -> Iterator[int]:
+        """See `PublishedMemory.writing`."""
+        with self._memory.writing(version) as index, self.traffic.timed(kind, self.layout.nbytes):
             yield index
-            self._stored[index] = version + 1
 
     def find(self, version: int) -> Publication | None:
         held = self.versions()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import signal
 import sys
@@ -26,7 +27,7 @@ from polyrhythm.readable import set_up_logging
 from polyrhythm.runtime.factories import Resources, StationContext, make_parts, unpack
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.memory.process_memory import open_memory
+from polyrhythm.runtime.memory.process_memory import RANKS, open_memory
 from polyrhythm.runtime.messages import Channels, Departed, Spans, add_counts, merge_joined, process_address, rank_name
 from polyrhythm.runtime.processes.station_thread import (
     FrameReader,
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 
 _BEAT_S = 0.5
 _LINGER_S = 2.0
+#: Seconds before main's deadline for a start at which ranks say who of them has not come.
+_NOTICE_S = 10.0
 #: Seconds from which on main is told where in user code a call is.
 _LONG_S = 1.0
 #: Characters of a refusal that main is told.
@@ -61,7 +64,8 @@ _PR_SET_PDEATHSIG = 1
 class ChildSpec:
     """What a station's process gets at its start. kind, content: the packed factory; main: the endpoint of main's
     inbox; keys: of the run, if its sockets need them; parent: process id of who started it; rank, ranks: which of how
-    many processes of this incarnation it is; host: what it knows of the run's hosts, None if there is one."""
+    many processes of this incarnation it is; host: what it knows of the run's hosts, None if there is one; start_s:
+    seconds until it has to be ready."""
 
     station: str = ""
     incarnation: int = 0
@@ -78,6 +82,7 @@ class ChildSpec:
     rank: int = 0
     ranks: int = 1
     host: HostView | None = None
+    start_s: float = math.inf
 
 
 class WarningsToMain(logging.Handler):
@@ -96,7 +101,7 @@ class StationProcess:
     alone; the other ranks compute the same and keep them to themselves."""
 
     def __init__(self, spec: ChildSpec) -> None:
-        self._spec = spec
+        self._spec, self._began = spec, time.monotonic()
         self._drops = DropCounter(rank_name(spec.station, spec.rank))
         self._largest = largest_message(spec.layout)
         address = spec.host.address if spec.host is not None else LOOPBACK
@@ -120,13 +125,14 @@ class StationProcess:
         resources = spec.resources
         context = StationContext(
             self._memory.arena(),
-            partial(self._memory.weights, resources.device, resources.ends),
+            partial(self._memory.weights, resources.device, resources.ends, resources.torch_device),
             Channels(send, self._outgoing.reply, send),
             resources.torch_device,
             overlap=True,
             rank=spec.rank,
             ranks=spec.ranks,
-            rendezvous=Path(spec.folder) / f"{process_address(spec.station, spec.incarnation)}.ranks",
+            rendezvous=Path(spec.folder) / f"{process_address(spec.station, spec.incarnation)}{RANKS}",
+            ready_by=self._began + spec.start_s - min(_NOTICE_S, spec.start_s / 4),
             memory=self._memory,
             seat=resources.device,
         )

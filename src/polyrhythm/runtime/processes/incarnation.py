@@ -12,7 +12,7 @@ A station has a process for each rank; most have one. It is ready when all ranks
 reason for replacing it is that of the rank that failed first. Where one rank ends, the others see their connections to
 it break and fail too, so a rank that was killed comes before one that aborted without a word (NCCL does, when another
 rank is gone), and that before one that said why it ends; of those counts the one that failed first by the clock of
-their host; then a rank that refused a command, then one that is silent or takes too long.
+main's host; then a rank that refused a command, then one that is silent or takes too long.
 
 The end of a process is seen by its parent at once; the limits find stations that hang. A stopped station sends no
 heartbeat; one that hangs in a call names the call in its heartbeats. All times are of listening: time in which main did
@@ -263,7 +263,8 @@ class Rank:
             return 2, self.failure.at
         if self.exited:
             return int(self.status == -signal.SIGABRT), self.number
-        return 3 if self.refusal else 4, self.number
+        heard = not self.present and self.heartbeat is not None  # it works, and may wait for one that does not
+        return 3 if self.refusal else 5 if heard else 4, self.number
 
 
 @dataclass(slots=True, eq=False)

@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.factories import Joining, Resources, StationList, pack
 from polyrhythm.runtime.hosts import MAIN, SAME, ClockOffset, Hosts, SpanAlignment
@@ -231,15 +233,15 @@ class Supervisor:
                 f"{station.name}: its process cannot be started ({error.strerror}); free memory, processes (ulimit -u) "
                 f"or room in {self._logs}, then start again with resume"
             ) from error
-        far = self.hosts is not None and self.hosts.host_of(station.name) != MAIN
+        far = self.hosts is not None and any(process.host != MAIN for process in processes)
         station.incarnation = Incarnation(station.name, number, [process.rank for process in processes], far)
         station.joined, station.processes_by_rank, station.without_host = None, processes, False
 
     def _specs(self, station: SupervisedStation, number: int) -> Iterator[ChildSpec]:
-        view = self.hosts.view(station.name) if self.hosts is not None else None
-        if view is not None:
-            self.known_hosts.update(view.servers)
         for rank, resources in enumerate(station.seats):
+            view = self.hosts.view(rank_name(station.name, rank)) if self.hosts is not None else None
+            if view is not None:
+                self.known_hosts.update(view.servers)
             yield replace(
                 self._spec,
                 station=station.name,
@@ -277,7 +279,7 @@ class Supervisor:
         process.rank.on_heartbeat(now, "", 0.0)
         station.joined = joined
         if self.hosts is not None:
-            for host, endpoint in self.hosts.view(hello.station).servers.items():
+            for host, endpoint in self.hosts.view(process.name).servers.items():
                 if host not in process.known:
                     process.send(wire.HostAt(host, endpoint))
         if station.incarnation.announced:
@@ -420,7 +422,8 @@ class Supervisor:
         RunHalted: the trainer's host is lost."""
         since = now - self._limits.heartbeat_s
         there = [station for station in self.stations.values() if not station.without_host]
-        heard = {station.name for station in there if any(rank.heard >= since for rank in station.incarnation.ranks)}
+        processes = [process for station in there for process in station.processes_by_rank]
+        heard = {process.name for process in processes if process.rank.heard >= since}
         starting = any(station.incarnation.is_starting for station in self.stations.values())
         came, leaving, placed = hosts.advance(now, heard, starting=starting)
         for host, endpoint in came:
@@ -499,6 +502,14 @@ class Supervisor:
         if name in station.asked and (beat.pending_work is not None or not self._work_asked):
             station.asked[name] = beat
         rank.on_heartbeat(now, beat.doing, beat.for_s, beat.place)
+
+    def on_failed(self, failed: wire.Failed, now: float) -> None:
+        """A rank says why it ends; its host's clock may be unknown. UnfitMessage: there is no such rank."""
+        station = self.stations[failed.station]
+        rank = station.incarnation.rank(failed.rank)
+        host = station.processes_by_rank[failed.rank].host
+        offset = SAME if self.hosts is None else self.hosts.offset_of(host)
+        rank.failure = structs.replace(failed, at=now if offset is None else failed.at - offset.ahead_s)
 
     def set_tracing(self, on: bool) -> None:
         self._tracing = on

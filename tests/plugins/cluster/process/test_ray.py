@@ -33,7 +33,7 @@ from tests.process.runs import (
 from tests.process.test_supervision import lost
 
 from polyrhythm.config.load import load_config
-from polyrhythm.errors import ConfigError, HostLost, MissingError, RunHalted, StartError
+from polyrhythm.errors import HostLost, MissingError, RunHalted, StartError
 from polyrhythm.observe.run_folder import CONFIG_FILE
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.callbacks import Callbacks
@@ -67,13 +67,18 @@ def two_nodes(ray: Any, tmp_path: Path) -> Iterator[Any]:
 
 
 def cluster_with(folder: Path, *names: str, head_cpus: int = 2) -> Iterator[Any]:
+    return cluster_of(folder, {"num_cpus": head_cpus}, **{name: {"num_cpus": 2} for name in names})
+
+
+def cluster_of(folder: Path, head: Mapping[str, int], **nodes: Mapping[str, int]) -> Iterator[Any]:
+    """A cluster, and the resources of its head and of its other nodes by name."""
     from ray.cluster_utils import Cluster
 
-    head = node(folder, "head") | {"num_cpus": head_cpus, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    own = {"include_dashboard": False, **node(folder, "head"), **head}
+    cluster = Cluster(initialize_head=True, head_node_args=own)
     try:
-        for name in names:
-            cluster.add_node(**node(folder, name))
+        for name, resources in nodes.items():
+            cluster.add_node(**{**node(folder, name), **resources})
         yield cluster
     finally:
         cluster.shutdown()
@@ -426,12 +431,6 @@ def test_a_cluster_that_is_not_there_is_refused_at_once(ray: Any, tmp_path: Path
     with pytest.raises(MissingError, match=r"ray.address = 127.0.0.1:1: no cluster answers there"):
         check_launcher(config(**RAY, ray={"address": "127.0.0.1:1"}))
     assert not children()
-
-
-def test_devices_are_refused_for_all_kinds_at_once() -> None:
-    placement = {"generators": {"devices": "0"}, "trainer": {"devices": "all"}}
-    with pytest.raises(ConfigError, match=r"(?s)placement.generators.devices = 0: .*placement.trainer.devices = all: "):
-        check_launcher(config(**RAY, placement=placement))
 
 
 @LONG

@@ -29,6 +29,8 @@ from polyrhythm.scheduler import records
 from polyrhythm.scheduler.records import DeviceTaken, DeviceYielded, StationLost
 
 LEASED: dict[str, Any] = {"placement": {"sharing": "lease", "lease": {"min_hold_s": 0.05}}}
+#: A generator and the trainer on each of these simulated devices.
+ON_ONE, ON_TWO = ({"simulated_devices": count, "preset": "colocated"} for count in (1, 2))
 
 
 def run(
@@ -51,16 +53,16 @@ def run(
     return pipeline, {"weights": weights, "statistics": statistics}
 
 
-def holders(pipeline: Pipeline) -> list[str]:
-    """Who was on the host, one after another; fails if two ever were."""
+def holders(pipeline: Pipeline, device: int = HOST) -> list[str]:
+    """Who was on the device, one after another; fails if two ever were."""
     found, present = list[str](), ""
     for decision in pipeline.loop.trace:
         match decision.event:
-            case DeviceTaken(station=name, device=device):
-                assert (present, device) == ("", HOST)
+            case DeviceTaken(station=name, device=number) if number == device:
+                assert present == ""
                 present = name
                 found.append(name)
-            case DeviceYielded(station=name):
+            case DeviceYielded(station=name, device=number) if number == device:
                 assert present == name
                 present = ""
             case StationLost(station=name) if name == present:
@@ -68,14 +70,19 @@ def holders(pipeline: Pipeline) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("launcher", ["inline", "local"])
+@pytest.mark.parametrize(
+    ("launcher", "placement", "device"),
+    [("inline", {}, HOST), ("local", {}, HOST), ("local", ON_ONE, 0)],
+    ids=["inline", "local", "simulated-device"],
+)
 def test_in_lock_step_they_take_turns_and_the_weights_are_those_of_a_run_without_leases(
-    launcher: str, tmp_path: Path
+    launcher: str, placement: dict[str, Any], device: int, tmp_path: Path
 ) -> None:
-    together, shared = run(tmp_path / "together", LOCKSTEP, launcher=launcher)
-    in_turn, leased = run(tmp_path / "in_turn", LOCKSTEP, launcher=launcher, **LEASED)
-    assert holders(together) == []
-    assert holders(in_turn) == ["trainer", "generator-0"] * 5
+    together, shared = run(tmp_path / "together", LOCKSTEP, launcher=launcher, placement=placement)
+    leased_too: dict[str, Any] = {"placement": {**LEASED["placement"], **placement}}
+    in_turn, leased = run(tmp_path / "in_turn", LOCKSTEP, launcher=launcher, **leased_too)
+    assert holders(together, device) == []
+    assert holders(in_turn, device) == ["trainer", "generator-0"] * 5
     assert shared["weights"].keys() == leased["weights"].keys()
     assert all(torch.equal(leased["weights"][name], x) for name, x in shared["weights"].items())
     assert leased["statistics"]["trainer"]["switches"] == 10

@@ -58,7 +58,7 @@ def test_the_large_example_is_256_gpus_and_2048_env_batches() -> None:
         (
             "versions: 1",
             "evaluations: [{at: 1s, beside: false}]",
-            r"beside = False: no such key; it is now called background",
+            r"beside = false: no such key; it is now called background",
         ),
         ("step: 10ms", "step: 10", r"simulators\.0\.step = 10: cost 10 is not text; write a duration"),
         (

@@ -28,8 +28,9 @@ import msgspec
 from polyrhythm.errors import PolyrhythmError, StartError
 from polyrhythm.imports import same_imports
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.client import HostWatch, client_of
+from polyrhythm.plugins.cluster.hosts.client import DataClient, HostWatch, client_of
 from polyrhythm.plugins.cluster.hosts.memory import find_shared, segment_sizes, start_cleaner, write_identity
+from polyrhythm.plugins.cluster.hosts.relay import LARGEST_PART, Relay
 from polyrhythm.plugins.cluster.hosts.server import DataServer, HostServer
 from polyrhythm.plugins.cluster.sealed import check_sealing
 from polyrhythm.readable import set_up_logging
@@ -59,7 +60,8 @@ class AgentSpec:
     """What an agent is told. host: the name of this host, if it is another; known: the hosts that the run has; folder:
     of the run on this host, if there is one already; publishers: hosts where weights are published; address: of this
     host for the others; parent: process id of who started it; main: the endpoint of main's host, "" if this is it;
-    silence_s: after which the agent ends that cannot reach it."""
+    silence_s: after which the agent ends that cannot reach it; saves: the run's folder, which has to be seen from here
+    because a rank of the trainer saves and reads its state there, "" if none does."""
 
     host: str
     known: tuple[q.Known, ...]
@@ -72,6 +74,7 @@ class AgentSpec:
     parent: int = 0
     main: str = ""
     silence_s: float = math.inf
+    saves: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,11 @@ def serve(spec: AgentSpec) -> None:
 
 
 def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, HostServer | None, HostWatch | None]:
+    if spec.saves and not Path(spec.saves).is_dir():
+        raise StartError(
+            f"the run's folder {spec.saves} cannot be seen there, where the trainer's ranks save their state and read "
+            "it; set out_dir to a folder that all nodes share"
+        )
     if not spec.folder and (shared := find_shared(spec.known, shared_root())):
         host, folder = shared
         return Found(host.host, str(folder), host.token), None, None
@@ -122,7 +130,15 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, HostServer | None, 
     published = None
     if spec.host in spec.publishers:
         published = PublishedMemory(spec.weights, memoryview(open_segment(folder, WEIGHTS)), folder)
-    server = HostServer(sockets, DataServer(arena, published, folder, drops), drops)
+
+    def other(host: str, endpoint: str) -> DataClient:
+        if not sockets.could_be(endpoint):
+            raise LookupError(f"host {host} is not at {endpoint!r}")
+        return client_of(sockets, host, endpoint, largest=LARGEST_PART)
+
+    relay = Relay(spec.weights, folder, other)
+    stack.callback(relay.close)
+    server = HostServer(sockets, DataServer(arena, published, folder, drops, relay), drops)
     stack.callback(server.close)
     watch = None
     if spec.main:

@@ -19,8 +19,16 @@ from polyrhythm.errors import StartError
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, Found, LocalNode, Node
 from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent, HostWatch, client_of
-from polyrhythm.plugins.cluster.hosts.directory import NO_NEEDS, HostDirectory, HostedPayloads, Needs, silence_limit
-from polyrhythm.plugins.cluster.hosts.memory import MIRROR, HostMemory, segment_sizes, start_cleaner, write_identity
+from polyrhythm.plugins.cluster.hosts.directory import (
+    NO_NEEDS,
+    HostDirectory,
+    HostedPayloads,
+    Needs,
+    by_station,
+    silence_limit,
+)
+from polyrhythm.plugins.cluster.hosts.memory import HostMemory, segment_sizes, start_cleaner, write_identity
+from polyrhythm.plugins.cluster.hosts.relay import MIRROR
 from polyrhythm.plugins.cluster.hosts.survey import ClusterNodes, HostedNode, Survey
 from polyrhythm.plugins.cluster.sealed import check_sealing
 from polyrhythm.runtime.factories import NOBODY_JOINS, Joining, StationList
@@ -31,6 +39,7 @@ from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+from polyrhythm.runtime.messages import rank_name
 from polyrhythm.runtime.processes.incarnation import SupervisionLimits
 from polyrhythm.runtime.transport import wire
 from polyrhythm.runtime.transport.authentication import RunKeys, make_keys
@@ -47,17 +56,24 @@ Connect = Callable[[str, str], DataClient]
 
 class HostOpener:
     """silence_s: after which the processes of a host end that cannot reach main's; first: the number of the first host
-    that is found. lost: hosts that are not to be found again."""
+    that is found; saves: says of a node's name which folder it has to see, "" for none. lost: hosts that are not to be
+    found again."""
 
     def __init__(
-        self, layout: ArenaLayout, weights: WeightsLayout, keys: RunKeys, silence_s: float, first: int = 1
+        self,
+        layout: ArenaLayout,
+        weights: WeightsLayout,
+        keys: RunKeys,
+        silence_s: float,
+        first: int = 1,
+        saves: Callable[[str], str] = lambda _: "",
     ) -> None:
         self._layout, self._weights, self._keys, self._silence_s = layout, weights, keys, silence_s
         self.lost: AbstractSet[str] = frozenset()
         self.publishers: tuple[str, ...] = (MAIN,)
         self.known: list[q.Known] = []
         self.servers: dict[str, str] = {}
-        self._numbers = itertools.count(first)
+        self._numbers, self._saves = itertools.count(first), saves
 
     def open_main(self, node: Node, folder: Path, token: str) -> None:
         self._register(self._begin(node, MAIN, self.publishers, str(folder))(), token)
@@ -104,6 +120,7 @@ class HostOpener:
             keys=self._keys,
             main=self.servers.get(MAIN, ""),
             silence_s=self._silence_s,
+            saves=self._saves(node.name),
         )
         wait = node.start_agent(spec)
 
@@ -166,9 +183,10 @@ def _known(found: Found, token: str = "") -> q.Known:
 
 @dataclass(frozen=True, slots=True)
 class StationNodes:
-    """Where the stations of a run are. address: of this machine for other hosts; nodes: of each station; slots: of each
-    simulator; trainer: the station that publishes, "" for none; leave: called when everything there has ended. cluster:
-    whose nodes come and go, None where they are fixed; needs: of the stations there."""
+    """Where the processes of a run are. address: of this machine for other hosts; nodes: of each process, by
+    `rank_name`; slots: of each simulator; trainer: the station that publishes, "" for none; leave: called when
+    everything there has ended. cluster: whose nodes come and go, None where they are fixed; needs: of the processes
+    there."""
 
     address: str
     nodes: Mapping[str, Node]
@@ -207,7 +225,8 @@ def open_hosts(
     check_report: as for the local launcher. StartError: a host lacks memory or an address; then nothing is left.
     """
     check_sealing()
-    keys, names = make_keys(), [factory.name for factory, *_ in stations]
+    keys = make_keys()
+    names = [rank_name(factory.name, rank) for factory, *seats in stations for rank in range(len(seats))]
     with ExitStack() as undo:
         agents = undo.enter_context(ExitStack())
         agents.callback(placement.leave)
@@ -216,7 +235,8 @@ def open_hosts(
         agents.enter_context(start_cleaner(folder.folder))
         sockets = Sockets("tcp", str(folder.folder), keys, lambda: None, wire.LARGEST, address=placement.address)
         agents.callback(sockets.close)
-        opener = HostOpener(layout, weights, keys, silence_limit(limits.heartbeat_s), next_number(logs))
+        saves = _saving(placement, names, logs.parent)
+        opener = HostOpener(layout, weights, keys, silence_limit(limits.heartbeat_s), next_number(logs), saves)
         connect = partial(client_of, sockets)
         directory = _find_hosts(opener, folder, placement, names, agents, connect, limits.heartbeat_s)
         if len(opener.publishers) > 1:
@@ -242,6 +262,17 @@ def open_hosts(
         agents.callback(directory.close)
         undo.pop_all()
     return HostedStations(folder, directory, hosting, in_flight, memory, agents)
+
+
+def _saving(placement: StationNodes, names: Sequence[str], folder: Path) -> Callable[[str], str]:
+    """Says of a node's name whether it has to see the run's folder: those of the trainer's ranks have to, and if it has
+    several, so does a node that comes, as a rank may go there. folder: of the run, made if there is a trainer."""
+    ranks = by_station(names).get(placement.trainer, [])
+    if not ranks:
+        return lambda _: ""
+    folder.mkdir(parents=True, exist_ok=True)
+    own, known = {placement.nodes[rank].name for rank in ranks}, {node.name for node in placement.nodes.values()}
+    return lambda name: str(folder.resolve()) if name in own or (len(ranks) > 1 and name not in known) else ""
 
 
 def build_hosts_launcher(hosts: HostedStations) -> Launcher:

@@ -1,16 +1,19 @@
-"""Which hosts a run has, which of them are lost, and on which node each station works.
+"""Which hosts a run has, which of them are lost, and on which node each process of its stations works.
 
 A host is lost when its agent answers nothing for `heartbeat_s`, several questions, and none of its stations is heard
 either; one alone may be slow. An agent that has ended, or answers nothing for three times as long, makes it lost though
 its stations are heard: nobody can read what it holds. So does a process there that could not be ended: it may still
-write. The host of the trainer or of main cannot be lost: the run ends, and is resumed.
+write. The host of main, or of the trainer's rank 0, cannot be lost: the run ends, and is resumed.
+
+A process is named `rank_name(station, rank)`. The ranks of a station start and end together, each on a node of its own
+choice: losing the host of one of them is losing the station. Those whose node is there start where they were.
 
     ended      the station has ended, hosts are being asked
-    placed     it may start: where it was, or on a node that has room for it
-    waiting    no node has room; the run goes on with less
-    crowded    it had to start without room, because the run needs so many; it moves to a node that has
+    placed     it may start: each process where it was, or on a node that has room for it
+    waiting    no node has room for one of its processes; the run goes on with less
+    crowded    a process had to start without room, because the run needs so many; it moves to a node that has
 
-Invariant: a station is placed only on a node that is there and whose host is not lost, as far as is known.
+Invariant: a process is placed only on a node that is there and whose host is not lost, as far as is known.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from polyrhythm.runtime.hosts import MAIN, SAME, Changes, ClockOffset, Departure
 from polyrhythm.runtime.launcher import ArenaPayloads
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.in_flight import InFlight
+from polyrhythm.runtime.messages import rank_name, station_of
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.start import ProcessHandle
 from polyrhythm.scheduler import records
@@ -48,11 +52,12 @@ _SILENCES, _SILENCE_S = 2.0, 15.0
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What stations need of a cluster. cpus: of each; least: of the stations of a kind, how many have to work even if
-    they share CPUs; those of no kind all have to."""
+    """What a run needs of a cluster. cpus: of each process; least: of the stations of a kind, how many have to work
+    even if they share CPUs or devices; those of no kind all have to. on_device: the processes that need a device."""
 
     cpus: Mapping[str, float] = field(default_factory=dict)
     least: Sequence[tuple[frozenset[str], int]] = ()
+    on_device: frozenset[str] = frozenset()
 
 
 NO_NEEDS = Needs()
@@ -63,9 +68,22 @@ def silence_limit(heartbeat_s: float) -> float:
     return max(_SILENCE_S, _SILENCES * heartbeat_s)
 
 
+def by_station(processes: Iterable[str]) -> dict[str, list[str]]:
+    """The processes of each station by rank, from their names (`rank_name`), of which rank 0's is the station's."""
+    found: dict[str, list[str]] = {}
+    for process in processes:
+        own = found.get(station_of(process), [])
+        if own and process == rank_name(own[0], len(own)):
+            own.append(process)
+        else:
+            found[process] = [process]
+    return found
+
+
 class HostDirectory:
-    """assigned: the node of each station; slots: of each simulator; servers: of all hosts; publishers: hosts where
-    weights are published. survey: of the cluster's nodes, None where they are fixed; needs: of the stations there;
+    """assigned: the node of each process, those of a station by rank; slots: of each simulator; servers: of all hosts;
+    publishers: hosts where weights are published. survey: of the cluster's nodes, None where they are fixed; needs: of
+    the stations there;
     heartbeat_s: seconds of silence that make a host lost; own: main's. on_host: called for each host that came, set
     before `advance`."""
 
@@ -81,6 +99,8 @@ class HostDirectory:
         own: HostedNode | None = None,
     ) -> None:
         self._assigned, self._slots, self._publishers = dict(assigned), slots, publishers
+        self._ranks = by_station(assigned)
+        self._station_of = {process: station for station, own in self._ranks.items() for process in own}
         self._servers, self._heartbeat_s = dict(servers), heartbeat_s
         self._own = own
         self._nodes = {hosted.node.name: hosted for hosted in assigned.values()}
@@ -89,7 +109,7 @@ class HostDirectory:
         self.on_host: Callable[[str, str], None] = lambda _host, _endpoint: None
         self._ended: dict[str, float] = {}  # since when
         self.waiting: list[str] = []  # the stations that no node has room for
-        self._crowded: dict[str, float] = {}  # since when
+        self._crowded: dict[str, float] = {}  # processes, since when
         self._open_watch: Callable[[str, str], HostWatch] | None = None
         self._watches: dict[str, HostWatch] = {}
         self._stopped: list[HostWatch] = []
@@ -112,10 +132,11 @@ class HostDirectory:
     def host_of(self, station: str) -> str:
         return self._assigned[station].host
 
-    def view(self, station: str) -> HostView:
-        hosted = self._assigned[station]
+    def view(self, process: str) -> HostView:
+        hosted = self._assigned[process]
         own = HostView(hosted.host, hosted.folder, hosted.node.address, answer_s=self._heartbeat_s, memory=_MEMORY)
-        return self.view_from(own)
+        ranks = tuple(self._assigned[name].host for name in self._ranks[self._station_of[process]])
+        return self.view_from(replace(own, ranks=ranks))
 
     def view_from(self, own: HostView) -> HostView:
         """`own` with what all hosts hold now."""
@@ -130,7 +151,7 @@ class HostDirectory:
         return next((watch.offset() for watch in watches if watch.host == host), None)
 
     def spawn(self, spec: ChildSpec, file: IO[bytes]) -> ProcessHandle:
-        return self._assigned[spec.station].node.spawn(spec, file)
+        return self._assigned[rank_name(spec.station, spec.rank)].node.spawn(spec, file)
 
     def on_station_ended(self, station: str, now: float) -> None:
         """A station has ended; `advance` says when it may start again: once all hosts have answered that are not lost,
@@ -141,26 +162,28 @@ class HostDirectory:
 
     def advance(self, now: float, heard: Collection[str], *, starting: bool = False) -> Changes:
         """Take note of nodes that came and hosts that are lost, and find nodes for stations that wait. heard: the
-        stations whose heartbeats come; starting: one is not ready yet. HostLost: the trainer's host is, or main's.
-        RunHalted: the cluster is."""
+        processes whose heartbeats come; starting: a station is not ready yet. HostLost: the host of the trainer's
+        rank 0 is, or main's. RunHalted: the cluster is."""
         if self._survey is not None and self._survey.failure:
             for hosted in self._nodes.values():
                 hosted.node.give_up()  # nobody can end what runs there, so nobody waits for it
             raise RunHalted(f"{self._survey.failure}; start again with resume")
         hosts = self._take_new()
-        leaving = self._lose({self._assigned[station].host for station in heard})
+        leaving = self._lose({self._assigned[process].host for process in heard})
         answered = min((watch.answered for watch in self._watches.values()), default=now)
         known = max(answered, now - self._heartbeat_s)
         for station in [name for name, since in self._ended.items() if since <= known]:
             del self._ended[station]
             self.waiting.append(station)
-        placed = [station for station in list(self.waiting) if self._assign_node(station, now)]
+        placed = [station for station in list(self.waiting) if self._assign_nodes(station, now)]
         if not (starting or self._ended or self.waiting or leaving):
             usable = self._usable()
-            for station, since in self._crowded.items():
-                if now >= since + _STAYS_S and (better := self._node_with_room(station, usable)) is not None:
-                    leaving[station] = Departure(f"moves to {better.node.name}, which has room", moves=True)
-                    break  # one after another: each is idle until it is ready on its new node
+            for process, since in self._crowded.items():
+                if now < since + _STAYS_S or (better := self._node_with_room(process, usable, self._assigned)) is None:
+                    continue
+                why = Departure(f"moves to {better.node.name}, which has room", moves=True)
+                leaving[self._station_of[process]] = why
+                break  # one after another: each is idle until it is ready on its new node
         return Changes(hosts, leaving, placed)
 
     def _take_new(self) -> list[tuple[str, str]]:
@@ -192,10 +215,11 @@ class HostDirectory:
             del self._servers[host]
             if host in self._publishers:
                 without = "" if host == MAIN else ", without its nodes"
+                there = [self._station_of[name] for name, hosted in self._assigned.items() if hosted.host == host]
                 raise HostLost(
                     f"host {host} is lost ({reason}), and the run needs it; start again with resume{without}",
                     host,
-                    [name for name, hosted in self._assigned.items() if hosted.host == host],
+                    list(dict.fromkeys(there)),
                 )
             if (watch := self._watches.pop(host, None)) is not None:
                 watch.stop()
@@ -204,10 +228,12 @@ class HostDirectory:
                 self._nodes[name].node.give_up()
                 if self._survey is not None:
                     self._survey.withdraw(name)
-        gone = {name: hosted.host for name, hosted in self._assigned.items() if hosted.host in found}
-        absent = {*self._ended, *self.waiting}
-        there = {name: host for name, host in gone.items() if name not in absent}
-        return {name: Departure(f"is on host {host}, which is lost") for name, host in there.items()}
+        absent, leaving = {*self._ended, *self.waiting}, dict[str, Departure]()
+        for process, hosted in self._assigned.items():
+            if hosted.host in found and (station := self._station_of[process]) not in absent:
+                whose = "is" if process == station and len(self._ranks[station]) == 1 else f"has {process}"
+                leaving.setdefault(station, Departure(f"{whose} on host {hosted.host}, which is lost"))
+        return leaving
 
     def _find_lost(self, heard: Collection[str]) -> dict[str, str]:
         """The hosts that are lost, with the reason."""
@@ -222,28 +248,36 @@ class HostDirectory:
                 found[host] = "it does not answer"
         return found
 
-    def _assign_node(self, station: str, now: float) -> bool:
-        """Find a node for a station that waits; returns whether there is one."""
-        before, found = self._assigned[station], None
-        usable = self._usable()
-        if before.node.name in usable and station not in self._crowded:
-            found = usable[before.node.name]  # with another host, if that was lost and the node came back
-        else:
-            found = self._node_with_room(station, usable)
-            self._crowded.pop(station, None)
-            absent = {*self.waiting, *self._ended}
-            kinds = (len(names - absent) < least for names, least in self._needs.least if station in names)
-            if found is None and next(kinds, True):  # the run needs it even where it has to share CPUs
-                found = self._least_loaded(usable)
-                if self._sight is not None:
-                    self._crowded[station] = now
-        if found is None:
-            return False
+    def _assign_nodes(self, station: str, now: float) -> bool:
+        """Find a node for each process of a station that waits; returns whether there is one for all."""
+        absent = {*self.waiting, *self._ended}
+        kinds = (len(names - absent) < least for names, least in self._needs.least if station in names)
+        needed = next(kinds, True)
+        usable, crowded = self._usable(), set[str]()
+        placed = {name: hosted for name, hosted in self._assigned.items() if self._station_of[name] not in self.waiting}
+        processes = self._ranks[station]
+        for process in processes:
+            before = self._assigned[process].node.name
+            if before in usable and process not in self._crowded:
+                placed[process] = usable[before]  # with another host, if that was lost and the node came back
+        for process in [name for name in processes if name not in placed]:
+            found = self._node_with_room(process, usable, placed)
+            if found is None and needed:  # even where it has to share CPUs, or a device
+                found = self._least_loaded(self._with_devices(usable, process), placed)
+                crowded |= {process} if self._sight is not None else set()
+            if found is None:
+                return False
+            placed[process] = found
         self.waiting.remove(station)
-        if found is not before:
-            self._assigned[station] = found
-            lack = ", which has no room" if station in self._crowded else ""
-            log.warning("%s goes to %s%s", station, found.node.name, lack)
+        for process in processes:
+            found = placed[process]
+            self._crowded.pop(process, None)
+            if process in crowded:
+                self._crowded[process] = now
+            if found is not self._assigned[process]:
+                self._assigned[process] = found
+                lack = ", which has no room" if process in crowded else ""
+                log.warning("%s goes to %s%s", process, found.node.name, lack)
         return True
 
     @property
@@ -258,25 +292,37 @@ class HostDirectory:
             if hosted.host not in self.lost and (name in there or self._survey is None or not hosted.node.leaves)
         }
 
-    def _node_with_room(self, station: str, usable: Mapping[str, HostedNode]) -> HostedNode | None:
-        """The node that the cluster has reserved CPUs on for the station, or one with enough that nobody has."""
+    def _node_with_room(
+        self, process: str, usable: Mapping[str, HostedNode], placed: Mapping[str, HostedNode]
+    ) -> HostedNode | None:
+        """The node that the cluster has reserved CPUs on for the process, or one with enough that nobody has. placed:
+        the processes that are there, or are about to start."""
         sight = self._sight
         if sight is None:
-            return self._least_loaded(usable) if self._survey is None else None
-        if (name := sight.reserved.get(station, "")) in usable:
+            return self._least_loaded(self._with_devices(usable, process), placed) if self._survey is None else None
+        if (name := sight.reserved.get(process, "")) in usable:
             return usable[name]
-        need, free = self._needs.cpus.get(station, 0.0), dict(sight.free)
-        for other in set(self._assigned) - {station, *self.waiting, *self._crowded}:
-            if (name := self._assigned[other].node.name) != sight.reserved.get(other):
+        if process in self._needs.on_device:
+            return None  # the cluster reserves another device, once one is free
+        need, free = self._needs.cpus.get(process, 0.0), dict(sight.free)
+        for other in set(placed) - {process, *self._crowded}:
+            if (name := placed[other].node.name) != sight.reserved.get(other):
                 free[name] = free.get(name, 0.0) - self._needs.cpus.get(other, 0.0)
         fitting = {name: hosted for name, hosted in usable.items() if free.get(name, 0.0) >= need}
-        return self._least_loaded(fitting) if fitting else None
+        return self._least_loaded(fitting, placed)
 
-    def _least_loaded(self, usable: Mapping[str, HostedNode]) -> HostedNode:
+    def _with_devices(self, usable: Mapping[str, HostedNode], process: str) -> Mapping[str, HostedNode]:
+        """The nodes where the process finds a device, if it needs one."""
         if not usable:
             raise RunHalted("all hosts of the run are lost but main's; start again with resume")
-        counts = Counter(hosted.node.name for name, hosted in self._assigned.items() if name not in self.waiting)
-        return min(usable.values(), key=lambda hosted: counts[hosted.node.name])
+        if self._sight is None or process not in self._needs.on_device:
+            return usable
+        return {name: hosted for name, hosted in usable.items() if name in self._sight.with_devices}
+
+    @staticmethod
+    def _least_loaded(nodes: Mapping[str, HostedNode], placed: Mapping[str, HostedNode]) -> HostedNode | None:
+        counts = Counter(hosted.node.name for hosted in placed.values())
+        return min(nodes.values(), key=lambda hosted: counts[hosted.node.name], default=None)
 
 
 class HostedPayloads(ArenaPayloads):

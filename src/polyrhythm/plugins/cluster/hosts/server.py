@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.memory import find_shared
 from polyrhythm.plugins.cluster.hosts.pieces import pieces_of_request, pieces_of_sample
+from polyrhythm.plugins.cluster.hosts.relay import Relay
 from polyrhythm.plugins.cluster.parcels import read_part
 from polyrhythm.plugins.cluster.sealed import MOST_PIECES, BrokenSeal, SealedConnection
 from polyrhythm.plugins.cluster.sealed_port import SealedPort
 from polyrhythm.runtime.memory.arena import Arena
+from polyrhythm.runtime.memory.process_memory import RANKS
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.memory.shared_folder import shared_root
 from polyrhythm.runtime.transport.drops import DropCounter, DropKind
@@ -33,7 +36,8 @@ _PATIENCE_S = 60.0
 
 class DataServer:
     """What is answered; threads may ask at the same time. weights: what is published on this host; None if nothing is.
-    folder: of the run on this host, with parcels; None if there are none. drops: counts what has no answer."""
+    folder: of the run on this host, with parcels; None if there are none. drops: counts what has no answer. relay: what
+    other hosts publish; None if nobody here reads it."""
 
     def __init__(
         self,
@@ -41,8 +45,9 @@ class DataServer:
         weights: PublishedMemory | None,
         folder: Path | None = None,
         drops: DropCounter | None = None,
+        relay: Relay | None = None,
     ) -> None:
-        self._arena, self._weights, self._folder = arena, weights, folder
+        self._arena, self._weights, self._folder, self._relay = arena, weights, folder, relay
         self._drops = drops or DropCounter("the host's server")
 
     def answer(self, content: bytes | memoryview) -> list[Any]:
@@ -62,21 +67,34 @@ class DataServer:
         match question:
             case q.Posted(slots):
                 yield from self._requests(slots)
-            case q.SampleEntries(block, begin, count):
+            case q.SampleEntries(block, begin, count, obs):
                 if not 0 <= block < layout.blocks:
                     raise LookupError(f"there is no block {block}")
-                yield from pieces_of_sample(self._arena, block, begin, count)
-            case q.ParcelPart() if self._folder is not None:
-                yield read_part(self._folder, question)
+                yield from pieces_of_sample(self._arena, block, begin, count, obs=obs)
+            case q.ParcelPart() | q.Meeting() if self._folder is not None:
+                yield from _read_file(self._folder, question)
             case q.ReadClocks():
                 yield q.encode((time.monotonic_ns(), time.time_ns()))
             case q.Sees(known):
                 if (shared := find_shared(known, shared_root())) is not None:
                     yield from (shared[0].host.encode(), str(shared[1]).encode())
+            case _:
+                yield from self._pieces_of_weights(question)
+
+    def _pieces_of_weights(self, question: q.Question) -> Iterator[Any]:
+        if isinstance(question, q.Part | q.RelayedPart) and (
+            question.begin < 0 or not 0 < question.length <= q.PART_BYTES
+        ):
+            raise LookupError(f"there are no bytes {question.begin} to {question.begin + question.length} of a version")
+        match question:
             case q.Held():
                 yield q.encode(self._weights.held() if self._weights is not None else {})
-            case q.Part():
-                yield from self._bytes_of(question)
+            case q.Part() if self._weights is not None:
+                yield from _bytes_of(self._weights, question)
+            case q.Bring() if self._relay is not None:
+                yield self._relay.bring(question)
+            case q.RelayedPart() if self._relay is not None:
+                yield from self._relay.part(question)
             case _:
                 raise LookupError(f"{type(question).__name__} is not answered here")
 
@@ -86,15 +104,24 @@ class DataServer:
                 raise LookupError(f"slot {slot} has no request of {rows} rows")
             yield from pieces_of_request(self._arena, slot, rows)
 
-    def _bytes_of(self, asked: q.Part) -> Iterator[Any]:
-        """The bytes where they lie, so that they are read once, and b"1" if the publication was there until then."""
-        weights, version, number, begin, length = self._weights, *msgspec.structs.astuple(asked)
-        if weights is None or not (begin >= 0 and 0 < length <= q.PART_BYTES):
-            raise LookupError(f"there are no bytes {begin} to {begin + length} of a version here")
-        part = weights.find_part(version, number, slice(begin, begin + length))
-        if part is not None:
-            yield part
-            yield lambda: b"1" if weights.has(version, number) else b"0"
+
+def _bytes_of(weights: PublishedMemory, asked: q.Part) -> Iterator[Any]:
+    """The bytes where they lie, so that they are read once, and b"1" if the publication was there until then."""
+    version, number, begin, length = msgspec.structs.astuple(asked)
+    part = weights.find_part(version, number, slice(begin, begin + length))
+    if part is not None:
+        yield part
+        yield lambda: b"1" if weights.has(version, number) else b"0"
+
+
+def _read_file(folder: Path, asked: q.ParcelPart | q.Meeting) -> Iterator[Any]:
+    if isinstance(asked, q.ParcelPart):
+        yield read_part(folder, asked)
+        return
+    if asked.name != q.PAIR_FILE and ("/" in asked.name or not asked.name.endswith(RANKS)):
+        raise LookupError(f"{asked.name!r} is not where ranks meet")
+    with suppress(FileNotFoundError):
+        yield (folder / asked.name).read_bytes()
 
 
 def _one_piece(before: Sequence[memoryview], size: int) -> None:  # noqa: ARG001
@@ -103,12 +130,16 @@ def _one_piece(before: Sequence[memoryview], size: int) -> None:  # noqa: ARG001
         raise BrokenSeal("a question of several pieces")
 
 
+class Answers(Protocol):
+    def answer(self, content: bytes | memoryview) -> list[Any]: ...
+
+
 class HostServer:
     """Who may ask is asked for at `endpoint`, which is authenticated; each connection is answered in a thread of its
     own. first_s: seconds within which it has to bring its first question. StartError: there is no address. OSError:
     there is no port."""
 
-    def __init__(self, sockets: Sockets, server: DataServer, drops: DropCounter, first_s: float = 10.0) -> None:
+    def __init__(self, sockets: Sockets, server: Answers, drops: DropCounter, first_s: float = 10.0) -> None:
         self._server, self._first_s = server, first_s
         self._port = SealedPort(sockets.address, self._converse, q.LARGEST_QUESTION, drops)
         try:

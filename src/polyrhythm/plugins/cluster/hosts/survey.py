@@ -26,10 +26,11 @@ _LOOK_S, _AGAIN_S = 2.0, 10.0
 @dataclass(frozen=True, slots=True)
 class Sight:
     """What was seen of a cluster. free: of each node that is alive, by name, CPUs that nobody has reserved; reserved:
-    of each station that has CPUs reserved, the name of the node."""
+    of each process that has room reserved, the name of the node; with_devices: nodes where the run has devices."""
 
     free: Mapping[str, float]
     reserved: Mapping[str, str]
+    with_devices: frozenset[str] = frozenset()
 
 
 class ClusterLost(Exception):

@@ -1,7 +1,7 @@
 """The weights channel of a run on several hosts: a version crosses to each host once, then its processes share it.
 
-Whoever needs a version first copies it from the host where it was published into this host's mirror, which is the
-memory of `SharedWeights`; the others wait for that, or find it there.
+A process that needs a version asks the agent of its own host to bring it into the host's mirror, which is the memory of
+`SharedWeights`, over the tree of hosts (`relay`); others wait for that, or find it there.
 
 Invariant: a publication keeps the number that it has where it was published, so a version that was published again with
 other content is fetched again.
@@ -9,48 +9,61 @@ other content is fetched again.
 
 from __future__ import annotations
 
-import fcntl
-from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.client import DataClient
-from polyrhythm.runtime.memory.published import EMPTY, Traffic, lock_file
+from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent
+from polyrhythm.plugins.cluster.hosts.relay import Progress, decode_progress
+from polyrhythm.runtime.memory.published import EMPTY, Traffic
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, Stream, copy_into
 from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, SharedWeights
 from polyrhythm.specs.weights import WeightsLayout
 
 #: Times that a version is looked for which its publisher overwrites while it is fetched.
 _TRIES = 20
+#: Seconds without a further byte after which the agent's copy is given up.
+_STALLED_S = 60.0
 _decode_held = msgspec.msgpack.Decoder(dict[int, int]).decode
-_decode_known = msgspec.msgpack.Decoder(dict[int, tuple[int, int]]).decode
 
 
 class OtherHost:
+    """A host that publishes. client: of its server."""
+
     def __init__(self, client: DataClient) -> None:
-        self._client = client
+        self.name, self._client = client.host, client
 
     def held(self) -> Mapping[int, int]:
         (content,) = self._client.ask(q.Held())
         return _decode_held(content)
 
-    def copy(self, publication: Publication, memory: memoryview) -> None:
-        """Receive its bytes into this memory. LookupError: it is gone."""
-        version, number = publication
-        parts = [memory[begin : begin + q.PART_BYTES] for begin in range(0, len(memory), q.PART_BYTES)]
-        questions = (q.Part(version, number, index * q.PART_BYTES, len(part)) for index, part in enumerate(parts))
-        coming = iter(parts)
 
-        def place(before: Sequence[memoryview], size: int) -> Sequence[memoryview] | None:  # noqa: ARG001
-            return None if before else [next(coming)]
+class Mirror(NamedTuple):
+    """What processes of this host share of other hosts' publications. agent: a client of this host's own server, whose
+    relay fills it; route: the hosts above this one by the publisher's name, with the endpoints of their servers."""
 
-        for answer in self._client.ask_all(questions, q.AHEAD, place):
-            if not answer or bytes(answer[-1]) != b"1":
-                raise LookupError(f"version {version} is gone")
+    memory: SharedWeights
+    agent: DataClient
+    route: Callable[[str], Sequence[tuple[str, str]]]
+
+    def bring(self, publisher: str, publication: Publication) -> Progress:
+        """Wait until the publication is in the mirror. LookupError: it cannot be had. HostSilent: nothing comes."""
+        asked = q.Bring(q.Source(publication.version, publication.number, self.route(publisher)))
+        filled, moved, first = -1, time.monotonic(), False
+        while True:
+            (content,) = self.agent.ask(asked)
+            found = decode_progress(content)
+            first |= found.first
+            if found.number:
+                return found._replace(first=first)
+            now = time.monotonic()
+            if found.filled > filled:
+                filled, moved = found.filled, now
+            elif now > moved + _STALLED_S:
+                raise HostSilent(f"version {publication.version} stays at {filled} bytes for {_STALLED_S:g} s")
 
 
 class _Source(NamedTuple):
@@ -60,20 +73,30 @@ class _Source(NamedTuple):
     publication: Publication
 
 
+class _Local(NamedTuple):
+    """A publication on this host. number: in that memory; progress: how it came there, None if it was published
+    there."""
+
+    memory: SharedWeights
+    number: int
+    progress: Progress | None
+
+
 class HostWeights:
-    """One process's end. own: what is published on this host, None if nothing is; others: the other publishers; mirror,
-    folder: of this host, with the locks; by which way a version came is `tcp` for the one that copied it."""
+    """One process's end. own: what is published on this host, None if nothing is; others: the other publishers; by
+    which way a version came is `tcp` for the first process of the host that asked for it."""
 
     fetches = True
 
-    def __init__(
-        self, own: SharedWeights | None, others: Sequence[DataClient], mirror: SharedWeights, folder: Path
-    ) -> None:
-        self.layout: WeightsLayout = mirror.layout
+    def __init__(self, own: SharedWeights | None, others: Sequence[DataClient], mirror: Mirror) -> None:
+        self.layout: WeightsLayout = mirror.memory.layout
         self.traffic: Traffic = own.traffic if own is not None else Traffic()
         self._own, self._others, self._mirror = own, [OtherHost(client) for client in others], mirror
         self._publishers: list[SharedWeights | OtherHost] = [*([own] if own is not None else []), *self._others]
-        self._turn, self._known = folder / "mirror.lock", folder / "mirror.known"
+
+    @property
+    def shared(self) -> SharedWeights | None:
+        return self._own
 
     @property
     def newest(self) -> int:
@@ -89,6 +112,12 @@ class HostWeights:
                 return self._signed(index, Publication(version, number))
         return None
 
+    def origin(self, publication: Publication) -> tuple[str, int]:
+        """The host that has published it, "" for this one, and its number there."""
+        number, index = divmod(publication.number, len(self._publishers))
+        publisher = self._publishers[index]
+        return (publisher.name if isinstance(publisher, OtherHost) else ""), number
+
     def _signed(self, index: int, publication: Publication) -> Publication:
         """With a number that no other publisher gives."""
         return publication._replace(number=publication.number * len(self._publishers) + index)
@@ -102,25 +131,20 @@ class HostWeights:
             found = self._signed(*source)
             if found == present:
                 return Fetched(found, None)
-            local, moved = self._bring(source)
-            if local is None:
+            if (local := self._bring(source)) is None:
                 continue
-            taken = local.fetch(source.publication.version, into, copy=copy).publication
-            identity = source.publisher, source.publication.number
-            if local is self._own:
-                unchanged = taken == source.publication
-            else:
-                unchanged = self._read_known().get(taken.number) == identity
-            if unchanged:
-                return Fetched(found, "tcp" if moved else "host")
+            memory, number, progress = local
+            if memory.fetch(source.publication.version, into, copy=copy).publication.number == number:
+                if progress is None or not progress.first:
+                    return Fetched(found, "host")
+                return Fetched(found, "tcp", progress.sources)
         raise self._overwritten(version)
 
     def read(self, version: int | None = None) -> tuple[int, State]:
         for _ in range(_TRIES):
             source = self._look_for(EMPTY if version is None else version)
-            local, _ = self._bring(source)
-            if local is not None:
-                held, state = local.read(source.publication.version)
+            if (local := self._bring(source)) is not None:
+                held, state = local.memory.read(source.publication.version)
                 if held == source.publication.version:
                     return held, state
         raise self._overwritten(version)
@@ -139,29 +163,16 @@ class HostWeights:
         assert newest.publisher >= 0, "nothing was published"
         return newest
 
-    def _bring(self, source: _Source) -> tuple[SharedWeights | None, bool]:
-        """The memory of this host that has it, None if it is gone; whether it was copied just now."""
-        other = source.publisher - (self._own is not None)
+    def _bring(self, source: _Source) -> _Local | None:
+        """Where this host has it; None if it is gone."""
+        other, publication = source.publisher - (self._own is not None), source.publication
         if other < 0:
-            return self._own, False
-        with lock_file(self._turn, fcntl.LOCK_EX):
-            known = self._read_known()
-            held = self._mirror.held()
-            if any(known.get(held[v]) == (source.publisher, source.publication.number) for v in held):
-                return self._mirror, False
-            copy = partial(self._others[other].copy, source.publication)
-            try:
-                self._mirror.publish_bytes(source.publication.version, copy)
-            except LookupError:
-                return None, False
-            held = self._mirror.held()
-            known[held[source.publication.version]] = (source.publisher, source.publication.number)
-            kept = {number: identity for number, identity in known.items() if number in held.values()}
-            part = self._known.with_suffix(".part")
-            part.write_bytes(msgspec.msgpack.encode(kept))
-            part.replace(self._known)
-        return self._mirror, True
-
-    def _read_known(self) -> dict[int, tuple[int, int]]:
-        """Whose publication each number of the mirror is."""
-        return _decode_known(self._known.read_bytes()) if self._known.exists() else {}
+            assert self._own is not None
+            return _Local(self._own, publication.number, None)
+        try:
+            progress = self._mirror.bring(self._others[other].name, publication)
+        except HostSilent:
+            raise
+        except LookupError:
+            return None
+        return _Local(self._mirror.memory, progress.number, progress)

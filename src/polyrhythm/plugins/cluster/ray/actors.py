@@ -26,6 +26,7 @@ from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.plugins.cluster.hosts.agent import AgentProcess, AgentSpec, Found
 from polyrhythm.plugins.cluster.ray.reach import Versions, own_versions, why_not
+from polyrhythm.runtime.devices import bind_environment
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.start import start_child
 
@@ -62,17 +63,11 @@ class AgentActor:
     def __init__(self) -> None:
         self._agent: AgentProcess | None = None
 
-    def start(self, content: bytes, versions: Sequence[str], folder: str) -> bytes:
-        """What the agent found. versions: of the run, as plain strings, which every version can read; folder: of the
-        run, which has to be seen from here, "" if it need not."""
+    def start(self, content: bytes, versions: Sequence[str]) -> bytes:
+        """What the agent found. versions: of the run, as plain strings, which every version can read."""
         found = Found()
         if differs := why_not(Versions(*versions[:2]), own_versions()):
             found = Found(error=differs)
-        elif folder and not Path(folder).is_dir():
-            found = Found(
-                error=f"the run's folder {folder} cannot be seen there, where the trainer saves its state; set out_dir "
-                "to a folder that all nodes share"
-            )
         else:
             try:
                 self._agent = AgentProcess(msgspec.msgpack.decode(content, type=AgentSpec))
@@ -85,6 +80,16 @@ class AgentActor:
         if self._agent is not None:
             self._agent.close()
             self._agent = None
+
+
+def own_device() -> tuple[str, int, dict[str, str]]:
+    """In a bundle that holds a device: Ray's id of the node, the device's number for torch there, and variables of a
+    process that is bound to it."""
+    context = ray.get_runtime_context()
+    (name,) = context.get_accelerator_ids()["GPU"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    index = visible.index(name) if name in visible else int(name)
+    return context.get_node_id(), index, bind_environment(index, os.environ)
 
 
 #: Seconds between two looks at the actors, and between two readings of a log.

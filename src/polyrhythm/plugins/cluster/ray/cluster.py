@@ -12,7 +12,8 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,25 +21,30 @@ import msgspec
 import ray
 from ray._private.state import available_resources_per_node
 from ray.exceptions import ActorUnschedulableError, RayError
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polyrhythm.config.sections.running import RaySettings
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.cluster.hosts.agent import FOUND_S, AgentSpec, Found, Node
 from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, Sight
 from polyrhythm.plugins.cluster.ray.actors import ANSWER_S, ActorProcess, AgentActor, StationActor, Watcher, last_line
+from polyrhythm.plugins.cluster.ray.bundles import SEES_ALL, Bundles
 from polyrhythm.plugins.cluster.ray.reach import (
     AUTO,
     LOCAL,
+    bundles_of,
     check_reachable,
     check_room,
     describe_wanted,
+    node_name,
     own_versions,
     ray_differs,
 )
 from polyrhythm.plugins.cluster.sealed import check_sealing
+from polyrhythm.runtime.devices import CPU
+from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+from polyrhythm.runtime.messages import rank_name
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.start import ProcessHandle
 
@@ -51,36 +57,36 @@ _STORE_BYTES = 80 * 2**20
 
 
 class Cluster:
-    """A connection to the cluster that `settings` name, with CPUs for each of the stations (name → processes).
+    """A connection to the cluster that `settings` name, with room for each process of these seats.
 
-    folder: of the run. StartError: there is no such cluster, or too little room in it; then nothing is left."""
+    folder: of the run; devices: of a cluster of this machine's own. StartError: there is no such cluster, or too little
+    room in it; then nothing is left."""
 
-    def __init__(self, settings: RaySettings, stations: dict[str, int], folder: Path) -> None:
+    def __init__(self, settings: RaySettings, seats: Mapping[str, Resources], folder: Path, devices: int = 0) -> None:
         check_sealing()
         self._settings, self.folder = settings, folder.resolve()
         self._own = not ray.is_initialized()
         self._temporary: SharedRunFolder | None = None
         self._watcher: Watcher | None = None
-        self._group: Any = None
+        self._bundles: Bundles | None = None
         if self._own:
-            self._connect(sum(stations.values()) * settings.cpus_per_station)
+            self._connect(len(seats) * settings.cpus_per_station, devices)
         try:
             if self._own and settings.address == AUTO:
                 check_reachable(ray.get_runtime_context().gcs_address)  # whether it takes the token, or its absence
-            self._names = list(stations)
-            self._reserve(stations)
+            self._reserve(seats)
             folder.mkdir(parents=True, exist_ok=True)
             self._watcher = Watcher()
             self.address: str = ray.util.get_node_ip_address()
             self._reserved: dict[str, str] = {}
             self._by_id: dict[str, RayNode] = {}
             nodes, sight = self.look()
-            self.nodes = {name: nodes[sight.reserved[name]] for name in self._names}
+            self.nodes = {name: nodes[sight.reserved[name]] for name in seats}
         except BaseException:
             self.close()
             raise
 
-    def _connect(self, cpus: float) -> None:
+    def _connect(self, cpus: float, devices: int) -> None:
         address = self._settings.address
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -90,7 +96,8 @@ class Cluster:
             self._temporary = SharedRunFolder({}, Path(tempfile.gettempdir()))
             # Stations share the cores, as they do with launcher = local, and have the run's own priority.
             os.environ.setdefault("RAY_worker_niceness", "0")
-            more = {"num_cpus": int(-(-cpus // 1)), "object_store_memory": _STORE_BYTES, "include_dashboard": False}
+            more = {"num_cpus": int(-(-cpus // 1)), "num_gpus": devices, "object_store_memory": _STORE_BYTES}
+            more |= {"include_dashboard": False}
             more["_temp_dir"] = str(self._temporary.folder)
         else:
             check_reachable(address)
@@ -122,22 +129,29 @@ class Cluster:
                 if handler is not None:
                     signal.signal(number, handler)
 
-    def _reserve(self, stations: dict[str, int]) -> None:
-        settings = self._settings
-        cpus = [count * settings.cpus_per_station for count in stations.values()]
-        check_room(cpus, settings.cpus_per_station, _alive_nodes())
-        self._group = placement_group([{"CPU": count} for count in cpus], strategy=settings.strategy.upper())
+    def _reserve(self, seats: Mapping[str, Resources]) -> None:
+        settings, alive = self._settings, _alive_nodes()
+        ids = {node_name(node): node["NodeID"] for node in alive}
+        if gone := {seat.node for seat in seats.values()} - {"", *ids}:
+            raise StartError(f"{min(gone)} has left the cluster since its devices were counted; start again")
+        self._bundles = Bundles(settings, seats, ids)
+        wanted = bundles_of(seats, settings.cpus_per_station)
+        cpus = {node_name(node): float(node["Resources"].get("CPU", 0.0)) for node in alive}
+        check_room(wanted, settings.cpus_per_station, cpus)
+        self._bundles.reserve()
         soon = min(_SOON_S, settings.start_s)
-        if not (ready := self._group.wait(soon)):
-            log.info("waiting for CPUs on the cluster: %s (ray.start_s = %g)", describe_wanted(cpus), settings.start_s)
-            ready = self._group.wait(settings.start_s - soon)
+        if not (ready := self._bundles.wait(soon)):
+            said = "waiting for room on the cluster: %s (ray.start_s = %g)"
+            log.info(said, describe_wanted(wanted), settings.start_s)
+            ready = self._bundles.wait(settings.start_s - soon)
         if not ready:
             free = ray.available_resources()
             raise StartError(
                 f"ray.start_s = {settings.start_s:g}: no place for the stations within that time; "
-                f"{describe_wanted(cpus)}, free now: {free.get('CPU', 0.0):g} CPUs, {free.get('GPU', 0.0):g} GPUs; end "
-                "what uses the cluster, or lower ray.cpus_per_station"
+                f"{describe_wanted(wanted)}, free now: {free.get('CPU', 0.0):g} CPUs, {free.get('GPU', 0.0):g} GPUs; "
+                "end what uses the cluster, or lower ray.cpus_per_station"
             )
+        self._bundles.find_devices()
 
     def look(self) -> tuple[dict[str, Node], Sight]:
         """The nodes that are alive, by name; CPUs that are free there, and where stations have theirs. OSError: the
@@ -146,9 +160,10 @@ class Cluster:
         dead = [kind for kind, _ in own.dead_processes()] if own is not None else []
         if needed := [kind for kind in ("raylet", "gcs_server") if kind in dead]:
             raise ClusterLost(f"the Ray cluster of this run is lost: its {needed[0]} has ended")
+        assert self._bundles is not None, "the cluster was left"
         try:
             alive = _alive_nodes()
-            table = placement_group_table(self._group)["bundles_to_node_id"]
+            reserved = self._bundles.look({node["NodeID"] for node in alive})
             free = available_resources_per_node()
         except RayError as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
@@ -156,24 +171,26 @@ class Cluster:
             raise ClusterLost("the Ray cluster is lost for this run: the node of this machine has left it")
         for node in alive:
             if node["NodeID"] not in self._by_id:
-                self._by_id[node["NodeID"]] = RayNode(self, node["NodeID"], node["NodeManagerAddress"])
+                self._by_id[node["NodeID"]] = RayNode(self, node)
         here = {node["NodeID"]: self._by_id[node["NodeID"]] for node in alive}
-        self._reserved = {
-            name: here[node].name for index, name in enumerate(self._names) if (node := table.get(index)) in here
-        }
+        self._reserved = {name: here[node].name for name, node in reserved.items()}
         cpus = {node.name: float(free.get(id_, {}).get("CPU", 0.0)) for id_, node in here.items()}
-        return {node.name: node for node in here.values()}, Sight(cpus, self._reserved)
+        devices = {here[id_].name for id_ in self._bundles.nodes_with_devices() if id_ in here}
+        return {node.name: node for node in here.values()}, Sight(cpus, self._reserved, frozenset(devices))
 
     def start_station(self, spec: ChildSpec, file: Path, node: RayNode) -> ActorProcess:
         """Start the station's process on a node, without waiting for it: in its bundle, if that is there. Elsewhere it
         reserves no CPUs: a bundle of a lost node may be placed again later, and a station must not wait for that."""
-        assert self._watcher is not None, "the cluster was left"
+        assert self._watcher is not None and self._bundles is not None, "the cluster was left"  # noqa: PT018
         options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "max_restarts": 0}
         strategy: Any = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        if self._reserved.get(spec.station) == node.name:
+        process_name = rank_name(spec.station, spec.rank)
+        if self._reserved.get(process_name) == node.name:
             options["num_cpus"] = self._settings.cpus_per_station
-            index = self._names.index(spec.station)
-            strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+            strategy = self._bundles.strategy(process_name)
+        if spec.resources.device != CPU:
+            options["runtime_env"] = SEES_ALL
+            spec = replace(spec, resources=self._bundles.seat_on(spec.resources, node.id))
         actor = ray.remote(StationActor).options(scheduling_strategy=strategy, **options)
         process = ActorProcess(actor.remote(msgspec.msgpack.encode(spec), str(Path.cwd())), file)
         self._watcher.add(process)
@@ -184,9 +201,9 @@ class Cluster:
         if self._watcher is not None:
             self._watcher.close()
             self._watcher = None
-        if self._group is not None:
-            remove_placement_group(self._group)
-            self._group = None
+        if self._bundles is not None:
+            self._bundles.close()
+            self._bundles = None
         if self._own and ray.is_initialized():
             ray.shutdown()
         self._remove_temporary()
@@ -200,9 +217,9 @@ class Cluster:
 class RayNode:
     """A node of a cluster, as `plugins.cluster.hosts.agent.Node`. id: Ray's."""
 
-    def __init__(self, cluster: Cluster, node: str, address: str) -> None:
-        self.name, self.address = f"node {address} ({node[:8]})", address
-        self._cluster, self.id = cluster, node
+    def __init__(self, cluster: Cluster, node: Mapping[str, Any]) -> None:
+        self.name, self.address = node_name(node), node["NodeManagerAddress"]
+        self._cluster, self.id = cluster, node["NodeID"]
         self._agent: Any = None
         self._found = False  # whether the agent has said what it found
         self._processes: list[ActorProcess] = []  # since the agent was started
@@ -217,8 +234,7 @@ class RayNode:
         self._processes, self._found = [], False
         strategy = NodeAffinitySchedulingStrategy(self.id, soft=False)
         self._agent = ray.remote(AgentActor).options(num_cpus=0, scheduling_strategy=strategy).remote()
-        saves = str(self._cluster.folder) if spec.host in spec.publishers else ""
-        found_ref = self._agent.start.remote(msgspec.msgpack.encode(spec), [*own_versions()], saves)
+        found_ref = self._agent.start.remote(msgspec.msgpack.encode(spec), [*own_versions()])
         until = time.monotonic() + FOUND_S
 
         def wait() -> Found:

@@ -23,9 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polyrhythm.errors import ConfigError, MissingError, StartError, install_command
+from polyrhythm.plugins.cluster.description import is_description, read_description
+from polyrhythm.runtime.devices import CPU
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
+    from polyrhythm.runtime.factories import Resources
 
 #: Seconds until a cluster's port must be open, and from then on until it must have answered.
 _REACH_S = 5.0
@@ -40,35 +43,29 @@ _QUESTION, _NO_TOKEN = "/ray.rpc.NodeInfoGcsService/GetClusterId", b"InvalidAuth
 _STATUS, _NO_ERROR, _PIECE, _MOST, _REST_S = b"grpc-status", b"grpc-status\x010", 4096, 1 << 16, 0.5
 #: Kinds of HTTP/2's frames, and the flags of the last one of each.
 _HEADERS, _DATA, _END_HEADERS, _END_STREAM = 1, 0, 4, 1
-_KINDS = ("simulators", "generators", "trainer", "scorers")
 
 
-def check_launcher(config: RunConfig) -> None:
-    """ConfigError, with a problem for each setting, for what a run on a Ray cluster cannot have; MissingError if Ray is
-    not installed, or no cluster answers at the address."""
-    if config.launcher != "ray":
+def check_launcher(config: RunConfig, *, starts: bool = True) -> None:
+    """Whether a run can be launched on its Ray cluster. starts: it is about to start, so a description of one does not
+    do. MissingError: Ray is not installed, or no cluster answers at the address. ConfigError: stations cannot take
+    turns there, or the description is wrong."""
+    placement, address = config.placement, config.ray.address
+    asked = [placement.simulators, placement.generators, placement.trainer]
+    if placement.sharing == "lease" and not placement.preset and all(one.devices in (None, CPU) for one in asked):
+        raise ConfigError(
+            "placement.sharing = lease: no station has a device, and those on CPUs are on several nodes; name devices "
+            "(such as placement.preset=colocated), or set it to share"
+        )
+    if is_description(address):
+        read_description(address)
+        if starts:
+            raise ConfigError(
+                f"ray.address = {address}: it describes a cluster, for --check; name the address of one that runs"
+            )
         return
-    placement = config.placement
-    problems = [
-        f"placement.{kind}.devices = {devices}: with launcher = ray stations work on CPUs; set it to cpu, or launcher "
-        "to local"
-        for kind in _KINDS
-        if (devices := getattr(placement, kind).devices) not in (None, "cpu")
-    ]
-    if placement.preset is not None:
-        problems.append(
-            f"placement.preset = {placement.preset}: with launcher = ray stations work on CPUs; write placement=null, "
-            "or set launcher to local"
-        )
-    if placement.sharing == "lease":
-        problems.append(
-            "placement.sharing = lease: with launcher = ray stations work on CPUs, which are shared; set it to share"
-        )
-    if problems:
-        raise ConfigError(*problems)
     check_ray_installed()
     try:
-        check_reachable(config.ray.address)
+        check_reachable(address)
     except StartError as error:
         raise MissingError(str(error)) from error
 
@@ -243,21 +240,57 @@ def ray_differs(said: str) -> str:
     )
 
 
-def check_room(cpus: Sequence[float], cpus_per_station: float, alive: Sequence[Mapping[str, Any]]) -> None:
-    """Raise StartError for what can never fit. cpus: of each station; alive: the nodes, several of which may have one
-    address, so that their ids are told too."""
-    nodes = [
-        (f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})", float(node["Resources"].get("CPU", 0.0)))
-        for node in alive
-    ]
-    total = sum(count for _, count in nodes)
-    if sum(cpus) > total or max(cpus) > max((count for _, count in nodes), default=0.0):
-        found = ", ".join(f"{count:g} on {address}" for address, count in nodes)
+class Bundle(NamedTuple):
+    """CPUs that are wanted on one node. processes: that share them; node: its name, "" for any."""
+
+    cpus: float
+    processes: int = 1
+    node: str = ""
+
+
+def bundles_of(seats: Mapping[str, Resources], cpus_per_station: float) -> list[Bundle]:
+    """What the processes of these seats want of a cluster: one for each on the CPU, one for each device."""
+    on_device = group_by_device(seats)
+    alone = len(seats) - sum(map(len, on_device.values()))
+    shared = [Bundle(len(own) * cpus_per_station, len(own), seats[own[0]].node) for own in on_device.values()]
+    return [Bundle(cpus_per_station)] * alone + shared
+
+
+def group_by_device(seats: Mapping[str, Resources]) -> dict[str, list[str]]:
+    """The processes on each device."""
+    found: dict[str, list[str]] = {}
+    for name, seat in seats.items():
+        if seat.device != CPU:
+            found.setdefault(seat.device, []).append(name)
+    return found
+
+
+def check_room(bundles: Sequence[Bundle], cpus_per_station: float, cpus: Mapping[str, float]) -> None:
+    """Raise StartError for what can never fit. cpus: of each node, by name."""
+    total, most, setting = sum(cpus.values()), max(cpus.values(), default=0.0), f"{cpus_per_station:g}"
+    wanted = dict.fromkeys(cpus, 0.0)
+    for bundle in bundles:
+        if bundle.node:
+            wanted[bundle.node] += bundle.cpus
+    remedy = "lower it (0.25 shares a core among four stations), use fewer stations, or add nodes"
+    if small := [node for node in cpus if wanted[node] > cpus[node]]:
+        lacking = ", ".join(f"{wanted[node]:g} on {node}, which has {cpus[node]:g}" for node in small)
         raise StartError(
-            f"ray.cpus_per_station = {cpus_per_station:g}: {describe_wanted(cpus)}, {total:g} are in the cluster "
-            f"({found}); lower it (0.25 shares a core among four stations), use fewer stations, or add nodes"
+            f"ray.cpus_per_station = {setting}: CPUs are wanted for processes on devices: {lacking}; {remedy}"
+        )
+    if sum(bundle.cpus for bundle in bundles) > total or max(bundle.cpus for bundle in bundles) > most:
+        found = ", ".join(f"{count:g} on {node}" for node, count in cpus.items())
+        raise StartError(
+            f"ray.cpus_per_station = {setting}: {describe_wanted(bundles)}, {total:g} are in the cluster ({found}); "
+            f"{remedy}"
         )
 
 
-def describe_wanted(cpus: Sequence[float]) -> str:
-    return f"{sum(cpus):g} CPUs are wanted for {len(cpus)} stations"
+def node_name(node: Mapping[str, Any]) -> str:
+    """A node's name for people, from Ray's record of it: `node 10.0.0.7 (5be1f3a2)`."""
+    return f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+
+
+def describe_wanted(bundles: Sequence[Bundle]) -> str:
+    cpus, processes = sum(bundle.cpus for bundle in bundles), sum(bundle.processes for bundle in bundles)
+    return f"{cpus:g} CPUs are wanted for {processes} stations"

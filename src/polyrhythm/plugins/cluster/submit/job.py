@@ -16,14 +16,16 @@ from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError, MissingError, StartError
 from polyrhythm.pipeline.placed import Placed, place
 from polyrhythm.pipeline.validation.check import examine
+from polyrhythm.plugins.cluster.ray.reach import Bundle, bundles_of
 from polyrhythm.plugins.cluster.submit.options import JobSettings
 from polyrhythm.plugins.ranks import check_ranks
+from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices
 from polyrhythm.runtime.memory.tensors import count_devices
 
 #: Settings of a run over the nodes of a job; Ray's nodes may take minutes.
 ON_RAY = ("launcher=ray", "ray.address=auto", "ray.start_s=300")
 #: Checks of this machine's devices, in place of which those of the job's nodes are checked.
-_OF_THIS_MACHINE = frozenset({"devices", "placement"})
+_OF_THIS_MACHINE = frozenset({"devices", "placement", "ranks"})
 #: Seconds for one command of the queue.
 _ANSWER_S = 60.0
 
@@ -90,10 +92,11 @@ def examine_job(config: RunConfig, settings: JobSettings, option: str, *, here: 
             yield Examined(part, note)
         else:
             yield Examined(part, found)
-    yield Examined("recipe", _nodes(config, settings, option))
+    for found in _nodes(config, settings, option):
+        yield Examined("recipe", found)
 
 
-def _nodes(config: RunConfig, settings: JobSettings, option: str) -> Finding:
+def _nodes(config: RunConfig, settings: JobSettings, option: str) -> Iterator[Finding]:
     try:
         if config.launcher == "ray" and config.ray.address not in ("auto", *["local"] * (settings.nodes == 1)):
             raise ConfigError(
@@ -103,26 +106,37 @@ def _nodes(config: RunConfig, settings: JobSettings, option: str) -> Finding:
         check_ranks(config, len(placed.names["trainer"]))
         cpus = cpus_of_node(config, settings, option)
     except ConfigError as error:
-        problem, _, fix = " ".join(str(error).split()).rpartition("; ")
-        return Finding("nodes", "failed", problem, fix)
-    on_devices = sum(seat.device != "cpu" for seat in placed.seats.values())
-    told = f"{len(placed.seats)} processes, {on_devices} of them on {settings.nodes * settings.devices} GPUs"
-    if settings.devices and not on_devices:
-        return Finding(
-            "nodes", "note", f"{told}: this recipe places no station on a device", "see placement, or leave gpus out"
-        )
-    return Finding("nodes", "ok", f"{settings.nodes} of {cpus} CPUs and {settings.devices} GPUs; {told}")
+        for problem in error.problems:
+            detail, _, fix = " ".join(problem.split()).rpartition("; ")
+            yield Finding("nodes", "failed", detail, fix)
+        return
+    for warning in placed.warnings:
+        detail, _, fix = warning.rpartition("; ")
+        yield Finding("nodes", "note", detail, fix)
+    on_devices, gpus = sum(seat.device != CPU for seat in placed.seats.values()), settings.nodes * settings.devices
+    if gpus and not on_devices:
+        detail = f"--{option}: the job has {gpus} GPUs, and this recipe places no station on a device"
+        yield Finding("nodes", "note", detail, "see placement, or leave gpus out")
+    seats = f"{len(placed.seats)} processes, {on_devices} of them on {gpus} GPUs"
+    yield Finding("nodes", "ok", f"{settings.nodes} of {cpus} CPUs for {seats}")
 
 
 def _place(config: RunConfig, settings: JobSettings, option: str) -> Placed:
     """Where the stations are on the job's nodes. ConfigError: the nodes lack devices."""
-    devices = settings.nodes * settings.devices
+    simulated = config.placement.simulated_devices
+    each, kind = simulated or settings.devices, SIMULATED if simulated else CUDA
     try:
-        return place(config, devices=devices)
+        return place(config, devices=Devices([(_name(index), each) for index in range(settings.nodes)], kind))
     except MissingError as error:
         asked = f"--{option} nodes={settings.nodes},gpus={settings.devices}"
-        problems = [problem.rpartition("; ")[0].partition(" and torch sees")[0] for problem in error.problems]
-        raise ConfigError(*(f"{asked}: {problem}, of {devices} GPUs; raise gpus" for problem in problems)) from None
+        problems = [problem.rpartition("; ")[0].partition(" and the cluster has")[0] for problem in error.problems]
+        problems = [problem.partition(": the cluster has")[0] for problem in problems]
+        raise ConfigError(*(f"{asked}: too few GPUs for {problem}; raise gpus" for problem in problems)) from None
+
+
+def _name(node: int) -> str:
+    """A node of a job that does not run yet."""
+    return f"node {node}"
 
 
 def cpus_of_node(config: RunConfig, settings: JobSettings, option: str) -> int:
@@ -130,10 +144,9 @@ def cpus_of_node(config: RunConfig, settings: JobSettings, option: str) -> int:
     Ray. ConfigError: those set are too few."""
     placed = _place(config, settings, option)
     if config.launcher == "ray":
-        each = config.ray.cpus_per_station
-        stations = [each * len(placed.names["trainer"]), *[each] * (len(placed.seats) - len(placed.names["trainer"]))]
-        least = math.ceil(max(stations[0], sum(stations) / settings.nodes, each))
-        while not _fits(stations, settings.nodes, least):
+        bundles = bundles_of(placed.seats, config.ray.cpus_per_station)
+        least = math.ceil(max(*(one.cpus for one in bundles), sum(one.cpus for one in bundles) / settings.nodes))
+        while not _fits(bundles, settings.nodes, least):
             least += 1
     else:
         least = sum(seat.threads for seat in placed.seats.values())
@@ -147,14 +160,14 @@ def cpus_of_node(config: RunConfig, settings: JobSettings, option: str) -> int:
     return settings.cpus
 
 
-def _fits(stations: Sequence[float], nodes: int, cpus: int) -> bool:
-    """Whether stations find room on nodes of so many CPUs, the largest first, each on the first node that has room."""
-    free = [float(cpus)] * nodes
-    for wanted in sorted(stations, reverse=True):
-        at = next((node for node, left in enumerate(free) if left >= wanted - 1e-9), None)
+def _fits(bundles: Sequence[Bundle], nodes: int, cpus: int) -> bool:
+    """Whether bundles find room on nodes of so many CPUs: those of devices on their nodes, then the others."""
+    free = dict.fromkeys((_name(index) for index in range(nodes)), float(cpus))
+    for bundle in sorted(bundles, key=lambda one: (not one.node, -one.cpus)):
+        at = next((node for node in ([bundle.node] if bundle.node else free) if free[node] >= bundle.cpus - 1e-9), None)
         if at is None:
             return False
-        free[at] -= wanted
+        free[at] -= bundle.cpus
     return True
 
 

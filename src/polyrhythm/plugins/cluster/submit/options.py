@@ -18,7 +18,7 @@ def _matching(pattern: str, why: str) -> AfterValidator:
 
     def check(text: str) -> str:
         if re.fullmatch(pattern, text) is None:
-            raise InvalidSetting("", repr(text), why)
+            raise InvalidSetting("", text, why)
         return text
 
     return AfterValidator(check)
@@ -33,10 +33,10 @@ _TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d+))?(?::(\d+))?|(\d+)(?::(\d+))?(?::(\
 def _check_time(text: str) -> str:
     seconds = time_s(text)
     if seconds is None:
-        raise InvalidSetting("", repr(text), "write minutes, hours:minutes:seconds or days-hours, such as 04:00:00")
+        raise InvalidSetting("", text, "write minutes, hours:minutes:seconds or days-hours, such as 04:00:00")
     if seconds < _SHORTEST_S:
         raise InvalidSetting(
-            "", repr(text), f"a job is requeued {SIGNAL_S} s before its end, so it would not train; write 5 or more"
+            "", text, f"a job is requeued {SIGNAL_S} s before its end, so it would not train; write 5 or more"
         )
     return text
 

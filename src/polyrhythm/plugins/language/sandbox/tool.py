@@ -166,7 +166,7 @@ class PythonTool:
         told = json.loads(data) if data else {"lost": "its process ended"}
         if "lost" in told:
             raise SandboxLost(f"the sandbox of the Python tool: {told['lost']}")
-        text = written[:most].decode("utf-8", "replace") + "…" * (len(written) > most)
+        text = written[:most].decode("utf-8", "replace") + ("…" if len(written) > most else "")
         return ToolOutcome(text, _ended(told, self._settings), float(told["wall_s"]), float(told["cpu_s"]))
 
     def drop(self, call: ToolCall) -> None:

@@ -73,7 +73,7 @@ def _recognised(name: str, row: Row, known: Sequence[str], what: str) -> str:
 
 def _listed(row: Row) -> str:
     names = [str(name) for name in row]
-    return ", ".join(names[:_LISTED]) + ", …" * (len(names) > _LISTED)
+    return ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")
 
 
 def _value(row: Row, column: str, setting: str, source_line: str) -> Any:

@@ -1,0 +1,81 @@
+"""Workers with tensors, for tests, importable by their processes; they need seconds to import torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from polyrhythm.plugins.workflow import Channel, Worker
+
+
+class Tenant(Worker):
+    """Has a module and an optimizer on its device, and does there what each test needs."""
+
+    def __init__(self, size: int = 50_000) -> None:
+        torch.manual_seed(self.rank)
+        self.layer = torch.nn.Linear(size, 1)
+        self.optimizer = torch.optim.Adam(self.layer.parameters())
+        self.kept = {"list": [torch.arange(float(size))]}
+        self.moved = [0, 0]
+
+    def offload(self) -> int:
+        self.moved[0] += 1
+        return super().offload()
+
+    def onload(self) -> None:
+        self.moved[1] += 1
+        super().onload()
+
+    def state(self) -> float:
+        """Of everything that it has."""
+        state = self.optimizer.state.get(self.layer.weight, {})
+        tensors = [*self.layer.parameters(), *state.values(), *self.kept["list"]]
+        return sum(float(tensor.detach().double().sum()) for tensor in tensors)
+
+    def moves(self) -> list[int]:
+        return self.moved
+
+    def step(self) -> float:
+        self.optimizer.zero_grad()
+        self.layer(self.kept["list"][0]).sum().backward()
+        self.optimizer.step()
+        return self.state()
+
+    def alternate(self, own: Channel, other: Channel, rounds: int) -> bool:
+        """Give and take in turn with another worker; whether every bit came back each time."""
+        unchanged = True
+        for number in range(rounds):
+            self.step()
+            before = self.state()
+            other.put(number)
+            unchanged &= own.get() == number and self.state() == before
+        return unchanged
+
+    def give(self, out: Channel, count: int, size: int) -> float:
+        """Put tensors, with numbers beside them, and overwrite each once it is put."""
+        total = 0.0
+        for number in range(count):
+            tensor = torch.full((size,), float(number + 1))
+            out.put({"number": number, "tensors": (tensor, torch.tensor([number])), "array": np.full(3, number)})
+            total += float(tensor.sum())
+            tensor.zero_()
+        return total
+
+    def take(self, items: Channel, count: int) -> float:
+        total = 0.0
+        for number in range(count):
+            item = items.get()
+            tensor, small = item["tensors"]
+            assert (item["number"], int(small), item["array"].tolist()) == (number, number, [number] * 3)
+            total += float(tensor.sum())
+            tensor.add_(1)
+        return total
+
+    def send_on(self, size: int, rank: int, group: str | None = None) -> None:
+        self.send(torch.ones(size), rank, group)
+
+    def receive(self, rank: int, group: str | None = None) -> float:
+        return float(self.recv(rank, group).sum())
+
+    def spread(self, size: int) -> float:
+        return float(self.broadcast(torch.ones(size) if self.rank == 0 else None).sum())
