@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.plugins.workflow.tenants import Tenant
+from tests.plugins.workflow.tenants import CLOSED, Tenant
 from tests.plugins.workflow.workers import Echo
 from tests.process.runs import children, orphaned_folders
 
@@ -63,6 +63,26 @@ def test_tensors_stay_on_the_device_while_workers_take_turns_on_it() -> None:
         one.send_on(LARGE, 0, "other")
         assert other.receive(0, "one").wait() == [LARGE]
         assert ways_of(work, "other-0")["device"] == 6
+
+
+def test_a_worker_that_is_closed_off_its_device_has_its_tensors() -> None:
+    CLOSED.clear()
+    with make("inline") as work:
+        one, other = work.group("one", Tenant), work.group("other", Tenant)
+        states = {"one": one.step().wait()[0], "other": other.step().wait()[0]}
+    assert dict(CLOSED) == states
+
+
+def test_the_driver_and_the_worker_can_move_it_without_leases() -> None:
+    with Workflow("inline") as work:
+        tenant = work.group("tenant", Tenant)
+        ((first, second, before, after),) = tenant.step_away().wait()
+        assert (second, after) == (0, before)
+        assert tenant.offload().wait() == [first]
+        assert HELD * 0.9 < first <= HELD
+        assert tenant.onload().wait() == [None]
+        tenant.offload()
+        assert tenant.state().wait() == [before]
 
 
 def ways_of(work: Workflow, worker: str) -> dict[str, float]:

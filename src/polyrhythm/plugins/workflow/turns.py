@@ -42,6 +42,7 @@ class DeviceTurns:
         self._open: set[tuple[str, int]] = set()  # requests that have no answer yet, by worker and number
         self._awaited: dict[str, int] = {}  # the open request for whose answer the worker's call waits
         self._flow = DataFlow()
+        self._stages: dict[str, int] = {}  # of workers that have waited since the flow changed
 
     def __contains__(self, worker: object) -> bool:
         """Whether the worker shares its device with another one."""
@@ -57,10 +58,10 @@ class DeviceTurns:
         self._update_wants(worker, now)
 
     def on_request(self, worker: str, number: int, request: Request) -> None:
-        self._open.add((worker, number))
-        if not isinstance(request, Close) and self._flow.add(request, worker):
-            for state in self._leases.present.values():
-                state.flow = self._flow.count_reached(state.name)
+        if self._leases.present:
+            self._open.add((worker, number))
+            if not isinstance(request, Close) and self._flow.add(request, worker):
+                self._stages.clear()
 
     def on_wait(self, worker: str, number: int, now: float) -> None:
         """The worker's call waits for the answer to this request, unless that is on its way."""
@@ -97,6 +98,9 @@ class DeviceTurns:
 
     def switch(self, now: float) -> list[DeviceCommand]:
         """What workers are to do now."""
+        for name in self._leases.waiting:
+            if name not in self._stages:
+                self._stages[name] = self._leases.present[name].flow = self._flow.count_reached(name)
         self._leases.preempt(now)
         return list(self._leases.switch())
 
