@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.plugins.workflow.conftest import OnHosts
 from tests.plugins.workflow.tenants import CLOSED, Tenant
 from tests.plugins.workflow.workers import Echo
 from tests.process.runs import children, orphaned_folders
@@ -99,6 +101,18 @@ def test_workers_of_two_devices_share_each_with_those_of_it() -> None:
             assert all(handle.wait() for handle in stepping)
         assert all(moved[0] >= 1 for moved in ones.moves().wait() + others.moves().wait())
         assert alone.moves().wait() == [[0, 0], [0, 0]]
+
+
+def test_equal_names_of_devices_on_two_hosts_are_two_devices(tmp_path: Path) -> None:
+    with OnHosts(tmp_path, sharing="lease") as work:
+        echo, items = work.group("echo", Echo, seats(2, devices="sim:0")), work.channel("items", 1)
+        with pytest.raises(WaitTimeout):
+            echo.on(0).lock_and_take(items).wait(0.2)
+        assert echo.on(1).where().wait() == [("echo", 1, 2, "cpu")]
+        echo.on(1).send_large(0)
+        assert echo.on(1).add(1).wait() == [2]
+        items.put(1)
+        assert echo.on(0).recv_large(1).wait() == [100_000]
 
 
 @launchers
