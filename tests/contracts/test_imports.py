@@ -76,7 +76,7 @@ MAY_IMPORT = {
     "algorithms": "torch",
     "observe": "tensorboard yaml .errors .files .readable",
     "envs": "numpy pydantic gymnasium mujoco .config .conformance .env_warnings .errors .imports .specs",
-    "policies": "numpy pydantic torch .config.base .conformance .errors .files .specs",
+    "policies": "numpy pydantic torch .conformance .errors .files .specs",
     "training": "numpy torch .algorithms .config .errors .files .plugin .policies .specs",
     "runtime": (
         "msgspec numpy torch zmq .conformance .env_warnings .errors .imports .plugin .readable .scheduler .specs"
