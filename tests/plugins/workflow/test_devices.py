@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.long import long
 from tests.plugins.workflow.conftest import OnHosts
 from tests.plugins.workflow.tenants import CLOSED, Tenant
 from tests.plugins.workflow.workers import Echo
 from tests.process.runs import children, orphaned_folders
 
+from polyrhythm.errors import StartError
 from polyrhythm.plugins.workflow import WaitTimeout, WorkerFailed, WorkerGroup, Workflow, seats
 
 launchers = pytest.mark.parametrize("launcher", ["inline", "local"])
@@ -116,6 +118,14 @@ def test_equal_names_of_devices_on_two_hosts_are_two_devices(tmp_path: Path) -> 
 
 
 @launchers
+def test_a_device_that_is_not_there_is_named_before_anything_starts(launcher: Any) -> None:
+    with Workflow(launcher) as work:
+        work.group("echo", Echo, seats(devices="0,99"))
+        with pytest.raises(StartError, match=r"a seat is on cuda:99, and this machine has \d+ CUDA devices; .*sim:99"):
+            work.start()
+
+
+@launchers
 @pytest.mark.parametrize("fails", ["offload", "onload"])
 def test_an_offload_or_onload_that_raises_ends_the_workflow(launcher: Any, fails: str) -> None:
     with make(launcher) as work:
@@ -196,6 +206,7 @@ def test_a_worker_that_polls_leaves_its_device(launcher: Any) -> None:
         assert polling.wait() == [0]
 
 
+@long(10, "three processes that import torch")
 def test_tensors_for_another_device_go_through_host_memory_or_are_refused() -> None:
     with Workflow("local") as work:
         beside = work.group("beside", Tenant, seats(2, devices="sim:0"))
