@@ -52,7 +52,7 @@ def test_a_cluster_of_small_batches_counts_what_would_remain(serving: str) -> No
 
 
 def test_hybrid_over_all_hosts_has_its_generators_on_some_of_them() -> None:
-    """As a run gets them; in each host, every host has both."""
+    """In each host, as a run gets them, every host has both."""
     over_all, in_each = (links.devices_of(placement, 64) for placement in ("hybrid", "hybrid in each host"))
     hosts = {kind: {device // 8 for device in over_all[kind]} for kind in ("simulators", "generators")}
     assert hosts["simulators"].isdisjoint(hosts["generators"])

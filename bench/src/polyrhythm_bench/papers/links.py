@@ -4,8 +4,8 @@ Eight GPUs to a host, each with one port; 5.4 GB of weights and of gradients (2.
 workloads:
 
 - `placements`: LIBERO + GR00T N1.5 with the costs of RL-VLA3's table 4, fully asynchronous, 32 environments for each
-  GPU, on the devices that `pipeline.placed.divide_devices` gives for each preset, and hybrid in each host (RL-VLA3's
-  A.1: six GPUs simulate, two generate) instead of over all of them. Gradients go round a ring over the ports.
+  GPU, on the devices that `pipeline.placed.divide_devices` gives for each preset; hybrid also as if all GPUs were of
+  one host, so that the last hosts generate. Gradients go round a ring over the ports.
 - `quick steps`: env batches of 8 rows with chunk steps of 200 ms and two images, 8 for each GPU; a version every 7 s.
   Hosts fetch it from the trainer's, or send it on (`fan_out`).
 - `small batches`: env batches of one row without images and chunk steps of 100 ms, 16 for each GPU, and 0.1 GB of
@@ -35,6 +35,7 @@ from polyrhythm.plugins.virtual.clustersim.settings import (
     LinkSection,
     SimulatorGroup,
 )
+from polyrhythm.runtime.devices import Devices, devices_here
 from polyrhythm.scheduler.conductor import SERVING_EVENTS
 from polyrhythm.scheduler.records import Command, Event, TrainUntil, UpdateDone
 from polyrhythm.specs.distributions import Constant
@@ -61,7 +62,7 @@ EVENT = "25us"
 
 Placement = Literal["colocated", "hybrid", "hybrid in each host", "disaggregated"]
 PLACEMENTS: tuple[Placement, ...] = ("colocated", "hybrid", "hybrid in each host", "disaggregated")
-Devices = dict[str, tuple[int, ...]]
+DevicesByKind = dict[str, tuple[int, ...]]
 
 
 def run(gpus: Sequence[int] = GPUS, event: str = EVENT, seed: int = 0) -> dict[str, Any]:
@@ -216,13 +217,11 @@ def _shares(found: dict[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------ placements
 
 
-def devices_of(placement: Placement, gpus: int) -> Devices:
-    """Devices of simulators, generators and the trainer: as a run gets them, or three GPUs in four of each host."""
-    if placement != "hybrid in each host":
-        return dict(divide_devices(placement, gpus))
-    every, simulating = tuple(range(gpus)), GPUS_PER_HOST * 3 // 4
-    first = tuple(number for number in every if number % GPUS_PER_HOST < simulating)
-    return {"simulators": first, "generators": tuple(sorted(set(every) - set(first))), "trainer": every}
+def devices_of(placement: Placement, gpus: int) -> DevicesByKind:
+    """Devices of simulators, generators and the trainer, as a run gets them on hosts of eight; of `hybrid`, on one."""
+    hosts = [(f"node-{number}", min(gpus, GPUS_PER_HOST)) for number in range(max(1, gpus // GPUS_PER_HOST))]
+    devices = devices_here(gpus) if placement == "hybrid" else Devices(hosts)
+    return {str(kind): ids for kind, ids in divide_devices(placement.partition(" ")[0], devices).items()}
 
 
 def row_for(gpus: int) -> PaperRow:
@@ -242,7 +241,7 @@ def _placements(gpus: Sequence[int], event: str, seed: int) -> Iterator[dict[str
             yield measured.row(placement, count, transitions)
 
 
-def placed_cluster(row: PaperRow, devices: Devices, event: str, seed: int) -> ClusterSettings:
+def placed_cluster(row: PaperRow, devices: DevicesByKind, event: str, seed: int) -> ClusterSettings:
     """The row's work on these devices, device d on host d // 8. The trainer's first host is `node-0`."""
     hosts, first = max(1, row.gpus // GPUS_PER_HOST), devices["trainer"][0] // GPUS_PER_HOST
     base = cluster_settings(row, COSTS, CHUNK_STEPS, seed)
