@@ -3,8 +3,8 @@ rules of the lease (`plugins.lease.lease`); the caller passes the time.
 
 A worker wants its device while it has a call that does not wait for another worker. It is told to leave when another
 worker wants the device and it waits itself, or has had the device for `min_hold_s` and `AMORTISED` times as long as the
-longest of the latest switches took, so that switches take a tenth of the time at most. It leaves where it waits next, or at the end of
-its call; with `Worker.device_lock` not before the end of the lock's body.
+longest of the latest switches took, so that switches take a tenth of the time at most. It leaves where it waits next,
+or at the end of its call; with `Worker.device_lock` not before the end of the lock's body.
 
 A free device goes to the worker that is furthest down the data flow: the one from which the fewest workers can be
 reached over the channels used so far. Of workers that reach equally many, as in a cycle, the one that has waited
