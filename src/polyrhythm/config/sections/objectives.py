@@ -134,13 +134,13 @@ class LossSection(Section):
 
     @property
     def corrects_staleness(self) -> bool:
-        """Whether the loss has an importance weight to the policy that acted, in place of the proximal one."""
+        """Whether the loss has an importance weight to the policy that acted."""
         return getattr(self, "ratio_to", "proximal") == "behavior"
 
     @property
     def uses_proximal(self) -> bool:
         """Whether the loss reads the proximal log-probs."""
-        return not self.corrects_staleness
+        return getattr(self, "ratio_to", "proximal") == "proximal"
 
 
 class PpoLoss(LossSection):
