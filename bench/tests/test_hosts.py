@@ -42,13 +42,35 @@ def test_gpus_that_fill_no_host_are_refused(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("serving", ["main", "beside"])
-def test_a_cluster_of_quick_steps_runs(serving: str) -> None:
-    from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
-    from polyrhythm.scheduler.records import TrainUntil
+def test_a_cluster_of_small_batches_counts_what_would_remain(serving: str) -> None:
+    measured = links.Measurement(links.small_cluster(16, "25us", serving, 0))
+    row = measured.row(serving, 16, measured.run_seconds(1.0, 1.0))
+    assert row["transitions_per_s"] > 0
+    assert 0 < row["rest_per_s"] < row["events_per_s"] / 2
+    assert 0 < row["rest_cpu"] < row["cpu"]
+    assert (row["half"] > 0) == (serving == "beside")
 
-    cluster = VirtualCluster(links.quick_cluster(16, "25us", serving, 0))
-    cluster.driver.submit(TrainUntil(links.FOREVER))
-    cluster.driver.run(links.FOREVER, 4.0)
-    assert cluster.driver.measures.transitions > 0
-    assert cluster.driver.cpu is not None
-    assert cluster.driver.cpu.summary()["halves"] == (2 if serving == "beside" else 0)
+
+def test_hybrid_over_all_hosts_has_its_generators_on_some_of_them() -> None:
+    """In each host, as a run gets them, every host has both."""
+    over_all, in_each = (links.devices_of(placement, 64) for placement in ("hybrid", "hybrid in each host"))
+    hosts = {kind: {device // 8 for device in over_all[kind]} for kind in ("simulators", "generators")}
+    assert hosts["simulators"].isdisjoint(hosts["generators"])
+    assert {device // 8 for device in in_each["generators"]} == set(range(8))
+    assert [len(in_each[kind]) for kind in in_each] == [len(over_all[kind]) for kind in over_all]
+    with_all = links.placed_cluster(links.row_for(64), over_all, "25us", 0)
+    assert {group.host for group in with_all.generators} == {"node-6", "node-7"}
+
+
+def test_the_trainer_of_a_disaggregated_run_is_on_hosts_of_its_own() -> None:
+    settings = links.placed_cluster(links.row_for(64), links.devices_of("disaggregated", 64), "25us", 0)
+    assert settings.trainer.host_names == ["node-0", "node-1"]
+    assert {group.host for group in settings.simulators} == {f"node-{n}" for n in range(2, 8)}
+
+
+def test_every_workload_runs_at_the_smallest_size() -> None:
+    found = links.run((8,))
+    assert [row["case"] for row in found["placements"]] == list(links.PLACEMENTS)
+    rows = [row for part in ("placements", "quick_steps", "small_batches") for row in found[part]]
+    assert all(row["transitions_per_s"] > 0 and row["efficiency"] == 1 for row in rows)
+    assert {row["bound"] for row in rows} <= {"simulation", "generation", "trainer", "publication", "nic", "main"}

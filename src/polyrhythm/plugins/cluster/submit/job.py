@@ -16,6 +16,7 @@ from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError, MissingError, StartError
 from polyrhythm.pipeline.placed import Placed, place
 from polyrhythm.pipeline.validation.check import examine
+from polyrhythm.plugins.cluster.ray.reach import Bundle, bundles_of
 from polyrhythm.plugins.cluster.submit.options import JobSettings
 from polyrhythm.plugins.ranks import check_ranks
 from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices
@@ -125,12 +126,17 @@ def _place(config: RunConfig, settings: JobSettings, option: str) -> Placed:
     simulated = config.placement.simulated_devices
     each, kind = simulated or settings.devices, SIMULATED if simulated else CUDA
     try:
-        return place(config, devices=Devices([(f"node {index}", each) for index in range(settings.nodes)], kind))
+        return place(config, devices=Devices([(_name(index), each) for index in range(settings.nodes)], kind))
     except MissingError as error:
         asked = f"--{option} nodes={settings.nodes},gpus={settings.devices}"
-        problems = [problem.rpartition("; ")[0].partition(" and torch sees")[0] for problem in error.problems]
-        problems = [problem.partition(": torch sees")[0] for problem in problems]
+        problems = [problem.rpartition("; ")[0].partition(" and the cluster has")[0] for problem in error.problems]
+        problems = [problem.partition(": the cluster has")[0] for problem in problems]
         raise ConfigError(*(f"{asked}: too few GPUs for {problem}; raise gpus" for problem in problems)) from None
+
+
+def _name(node: int) -> str:
+    """A node of a job that does not run yet."""
+    return f"node {node}"
 
 
 def cpus_of_node(config: RunConfig, settings: JobSettings, option: str) -> int:
@@ -138,10 +144,9 @@ def cpus_of_node(config: RunConfig, settings: JobSettings, option: str) -> int:
     Ray. ConfigError: those set are too few."""
     placed = _place(config, settings, option)
     if config.launcher == "ray":
-        each = config.ray.cpus_per_station
-        stations = [each * len(placed.names["trainer"]), *[each] * (len(placed.seats) - len(placed.names["trainer"]))]
-        least = math.ceil(max(stations[0], sum(stations) / settings.nodes, each))
-        while not _fits(stations, settings.nodes, least):
+        bundles = bundles_of(placed.seats, config.ray.cpus_per_station)
+        least = math.ceil(max(*(one.cpus for one in bundles), sum(one.cpus for one in bundles) / settings.nodes))
+        while not _fits(bundles, settings.nodes, least):
             least += 1
     else:
         least = sum(seat.threads for seat in placed.seats.values())
@@ -155,14 +160,14 @@ def cpus_of_node(config: RunConfig, settings: JobSettings, option: str) -> int:
     return settings.cpus
 
 
-def _fits(stations: Sequence[float], nodes: int, cpus: int) -> bool:
-    """Whether stations find room on nodes of so many CPUs, the largest first, each on the first node that has room."""
-    free = [float(cpus)] * nodes
-    for wanted in sorted(stations, reverse=True):
-        at = next((node for node, left in enumerate(free) if left >= wanted - 1e-9), None)
+def _fits(bundles: Sequence[Bundle], nodes: int, cpus: int) -> bool:
+    """Whether bundles find room on nodes of so many CPUs: those of devices on their nodes, then the others."""
+    free = dict.fromkeys((_name(index) for index in range(nodes)), float(cpus))
+    for bundle in sorted(bundles, key=lambda one: (not one.node, -one.cpus)):
+        at = next((node for node in ([bundle.node] if bundle.node else free) if free[node] >= bundle.cpus - 1e-9), None)
         if at is None:
             return False
-        free[at] -= wanted
+        free[at] -= bundle.cpus
     return True
 
 
