@@ -42,13 +42,31 @@ def test_gpus_that_fill_no_host_are_refused(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("serving", ["main", "beside"])
-def test_a_cluster_of_quick_steps_runs(serving: str) -> None:
-    from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
-    from polyrhythm.scheduler.records import TrainUntil
+def test_a_cluster_of_small_batches_counts_what_would_remain(serving: str) -> None:
+    measured = links.Measurement(links.small_cluster(16, "25us", serving, 0))
+    row = measured.row(serving, 16, measured.run_seconds(1.0, 1.0))
+    assert row["transitions_per_s"] > 0
+    assert 0 < row["rest_per_s"] < row["events_per_s"] / 2
+    assert 0 < row["rest_cpu"] < row["cpu"]
+    assert (row["half"] > 0) == (serving == "beside")
 
-    cluster = VirtualCluster(links.quick_cluster(16, "25us", serving, 0))
-    cluster.driver.submit(TrainUntil(links.FOREVER))
-    cluster.driver.run(links.FOREVER, 4.0)
-    assert cluster.driver.measures.transitions > 0
-    assert cluster.driver.cpu is not None
-    assert cluster.driver.cpu.summary()["halves"] == (2 if serving == "beside" else 0)
+
+def test_every_host_of_a_hybrid_run_simulates_and_generates() -> None:
+    settings = links.placed_cluster(links.row_for(64), links.devices_of("hybrid", 64), "25us", 0)
+    assert [(group.host, group.count) for group in settings.simulators] == [(f"node-{n}", 6) for n in range(8)]
+    assert [(group.host, group.count) for group in settings.generators] == [(f"node-{n}", 2) for n in range(8)]
+    assert settings.trainer.host_names == [f"node-{n}" for n in range(8)]
+
+
+def test_the_trainer_of_a_disaggregated_run_is_on_hosts_of_its_own() -> None:
+    settings = links.placed_cluster(links.row_for(64), links.devices_of("disaggregated", 64), "25us", 0)
+    assert settings.trainer.host_names == ["node-0", "node-1"]
+    assert {group.host for group in settings.simulators} == {f"node-{n}" for n in range(2, 8)}
+
+
+def test_every_workload_runs_at_the_smallest_size() -> None:
+    found = links.run((8,))
+    assert [row["case"] for row in found["placements"]] == list(links.PLACEMENTS)
+    rows = [row for part in ("placements", "quick_steps", "small_batches") for row in found[part]]
+    assert all(row["transitions_per_s"] > 0 and row["efficiency"] == 1 for row in rows)
+    assert {row["bound"] for row in rows} <= {"simulation", "generation", "trainer", "publication", "nic", "main"}

@@ -123,6 +123,25 @@ def test_no_guarantee_is_broken_on_hosts(rng: random.Random) -> None:
     check_target_reached(cluster, conductor, GuaranteeChecker(cluster, conductor))
 
 
+def test_many_idle_generators_do_not_make_a_batch_dearer() -> None:
+    """Where a request lies is asked as often with 500 idle generators as with 5."""
+
+    def questions(count: int) -> int:
+        asked = 0
+
+        def counting(request: Request) -> str:
+            nonlocal asked
+            asked += 1
+            return host_of(request)
+
+        deal(
+            [(*map(asking, ("a/0", "b/0", "a/1")),)], [generator(f"g{n}", "abc"[n % 3]) for n in range(count)], counting
+        )
+        return asked
+
+    assert questions(500) == questions(5)
+
+
 @pytest.mark.parametrize(
     ("serve", "scheduler", "least"),
     [

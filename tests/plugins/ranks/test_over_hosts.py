@@ -13,8 +13,8 @@ from tests.plugins.ranks.test_ranks import ADAPTED, CASES, STATE, compare, dista
 from tests.training.adapted_run import collect as collect_adapted
 from tests.training.adapted_run import small
 
-from polyrhythm.config.sections.placement import ShardSettings
-from polyrhythm.plugins.ranks.sharded import hosts_of_replicas
+from polyrhythm.config.sections.placement import ShardSettings, TrainerSeatSettings
+from polyrhythm.plugins.ranks import count_shards, hosts_of_replicas
 from polyrhythm.policies.form import published_state
 from polyrhythm.training.checkpoint import load
 from polyrhythm.training.ranks import ONE_RANK
@@ -36,7 +36,11 @@ SHARDED: dict[str, Any] = {"strategy": "shard", "hosts": TWO_BY_TWO}
     ],
 )
 def test_hosts_have_all_weights_if_they_have_equally_many_ranks(hosts: str, found: list[list[int]]) -> None:
-    assert hosts_of_replicas(hosts) == found
+    assert hosts_of_replicas(hosts, ShardSettings()) == found
+    assert hosts_of_replicas(hosts, ShardSettings(within="all")) == []
+    settings = TrainerSeatSettings(strategy="shard")
+    assert count_shards(settings, hosts) == (len(found[0]) if found else max(1, len(hosts)))
+    assert count_shards(TrainerSeatSettings(), hosts) == 1
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "abab"])
@@ -71,6 +75,36 @@ def test_whole_weights_are_published_in_order_on_all_ranks(pool: RankPool) -> No
     for answer in pool.run(f"{CASES}trained", 4, hosts=TWO_BY_TWO, strategy="shard", trajectories=[], **case):
         assert list(answer["weights"]) == list(expected)
         assert all(torch.equal(x, answer["weights"][name]) for name, x in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("memories", "hosts", "writers"),
+    [
+        ("aa", "", {0, 1}),
+        ("aaaa", "", {0, 1, 2, 3}),
+        ("aabb", TWO_BY_TWO, {0, 1}),
+        ("abab", "abab", {0, 2}),
+        ("ab", "", None),
+        ("aaab", "", None),
+        ([""] * 2, "", None),
+    ],
+)
+def test_ranks_of_one_memory_write_every_row_once_where_they_have_them(
+    memories: str, hosts: str, writers: set[int] | None, pool: RankPool
+) -> None:
+    found = pool.run(f"{CASES}written", len(memories), "shard", hosts=hosts, memories=list(memories))
+    assert {together for together, _ in found} == {writers is not None}
+    if writers is None:
+        return
+    assert {rank for rank, (_, pieces) in enumerate(found) if pieces} == writers
+    state = published_state(policy_of("adapted", train="expert"))
+    expected = {name: torch.full_like(x, torch.nan) for name, x in state.items()}
+    for _, pieces in found:
+        for name, first, rows in pieces:
+            whole = expected[name] if first is None else expected[name][first : first + len(rows)]
+            assert not len(rows) or whole.isnan().all(), "nobody else writes them"
+            whole.copy_(rows)
+    assert all(torch.equal(expected[name], x) for name, x in state.items())
 
 
 def test_a_state_saved_with_shards_within_hosts_is_loaded_by_any_number_of_ranks(

@@ -43,7 +43,7 @@ language    with engines that sleep, beside the simulated cluster: batch rollout
             bare vLLM, `generate` and transformers' continuous batching (5 minutes; needs the vla extra; vLLM where it
             is installed); only on request: require_batches, verl's ablation on quickstart_lm, --repeats seeds and 10 x
             --versions versions (half an hour); --tiny: one small scene in three modes (a minute)
-scale       figure 7 of the RL-VLA3 paper and 1,024 GPUs, simulated with links between hosts and the conductor's CPU
+scale       8 to 1,024 GPUs, simulated: the placements of the RL-VLA3 paper, links between hosts, the conductor's CPU
             (--event: of `bench conductor` or `bench ceiling`): what bounds first (10 minutes)
 peers       Sample Factory, TorchRL, Stable-Baselines3 and a plain loop on the workloads of overlap and throughput;
             makes an environment for each, which takes a package index and 5 GB (40 minutes)
@@ -396,7 +396,7 @@ def _language(
     return language.run(only or language.PARTS, versions or 6, repeats or 3)
 
 
-def _scale(gpus: Sequence[int] = (8, 32, 128, 256, 1024), event: str = "25us") -> dict[str, Any]:
+def _scale(gpus: Sequence[int] = (8, 64, 256, 1024), event: str = "25us") -> dict[str, Any]:
     from polyrhythm_bench.papers import links
 
     for number in gpus:

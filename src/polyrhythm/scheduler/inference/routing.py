@@ -56,7 +56,7 @@ class Router:
         if self.rule == "fixed" and generators:
             return generators[ordinal % len(generators)]
         own = self.bindings.get(slot, (ANY, 0))[0]  # empty but for `affinity`
-        return own if own in generators else ANY
+        return own if own != ANY and own in generators else ANY  # generators may be hundreds
 
     def _own(self, request: Request, generators: Sequence[str]) -> str:
         """The generator that the slot is bound to; binds it first if that generator is absent."""
@@ -141,7 +141,10 @@ def _nearest(batches: Batches, idle: Sequence[GeneratorState], host_of: HostOf) 
     """For each batch, largest first, the idle generator on the host of most of its rows, else the first one."""
     left, chosen = list(idle), dict[int, GeneratorState]()
     for place in sorted(range(len(batches)), key=lambda place: -sum(request.rows for request in batches[place])):
-        best = max(left, key=lambda generator: _local_rows([generator], [batches[place]], host_of))
+        rows = Counter[str]()  # by host: O(requests + generators) for each batch
+        for request in batches[place]:
+            rows[host_of(request)] += request.rows
+        best = max(left, key=lambda generator: rows[generator.host])
         left.remove(best)
         chosen[place] = best
     return [chosen[place] for place in range(len(batches))]

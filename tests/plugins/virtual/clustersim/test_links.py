@@ -51,6 +51,18 @@ def test_a_nic_is_busy_for_at_most_the_time_that_has_passed() -> None:
     assert network.summary()["mean_share"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("fan_out", "seconds"),
+    [(0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), (1, [1.0] * 6), (2, [1.0, 2.0, 1.0, 2.0, 2.0, 2.0])],
+)
+def test_hosts_send_weights_on_while_they_arrive(fan_out: int, seconds: list[float]) -> None:
+    """A version takes a NIC 1 s. With two each, a and b ask the trainer's host, c and d ask a, e and f ask b."""
+    network = Network(VirtualClock(), 0.0, 1e9, weights=10**9, fan_out=fan_out, trainer="t")
+    assert [network.mirror(host, 7) for host in "abcdef"] == seconds
+    assert [network.mirror(host, 7) for host in "fa"] == [seconds[-1], seconds[0]], "once for each host"
+    assert network.mirror("t", 7) == 0.0
+
+
 def test_a_simulator_on_another_host_pays_for_messages_observations_answers_and_samples() -> None:
     cluster, summary = run(settings(simulators=FAR, generators=NEAR, trainer=NEAR, links=LINKS, versions=1))
     # Weights at 50; tickets there at 60, reset 50. Then each time: request 10, question 10, observation 4 + 10, pass 6,

@@ -84,6 +84,7 @@ class VirtualCluster:
                     observation=round(links.observation_mb * 1e6),
                     sample=round(links.sample_mb * 1e6),
                     weights=round(links.weights_gb * 1e9),
+                    fan_out=links.fan_out,
                     main=links.main or trainer,
                     trainer=trainer,
                 )

@@ -10,6 +10,8 @@ from typing import Any
 
 #: Remaining seconds of a pass that count as none, because of rounding.
 _ROUNDING_S = 1e-12
+#: Versions of the weights that hosts may still ask for.
+_VERSIONS = 8
 
 
 class VirtualClock:
@@ -156,8 +158,9 @@ class Network:
     latency: seconds one way; bytes_per_s: of a NIC in each direction.
 
     observation: bytes of one row's request; sample: bytes of a chunk step of one row; weights: bytes of a version, sent
-    by `trainer`; main: the conductor's host. waited: seconds that stations waited for transfers: generators for
-    observations and weights, the trainer for samples.
+    by `trainer`; fan_out: hosts to which each host sends it on while it arrives, 0 if all fetch it from `trainer`;
+    main: the conductor's host. waited: seconds that stations waited for transfers: generators for observations and
+    weights, the trainer for samples.
     """
 
     clock: VirtualClock
@@ -166,11 +169,13 @@ class Network:
     observation: int = 0
     sample: int = 0
     weights: int = 0
+    fan_out: int = 0
     main: str = ""
     trainer: str = ""
     nics: dict[str, Nic] = field(default_factory=dict)
     waited: dict[str, float] = field(default_factory=lambda: {"observations": 0.0, "weights": 0.0, "samples": 0.0})
     _mirrors: dict[tuple[str, int], float] = field(default_factory=dict)
+    _readers: dict[int, list[tuple[str, float]]] = field(default_factory=dict)
 
     def delay(self, source: str, target: str) -> float:
         """Seconds of a small message."""
@@ -199,8 +204,19 @@ class Network:
         key = (host, version)
         if key not in self._mirrors:
             self._mirrors = {known: at for known, at in self._mirrors.items() if known[0] != host}
-            self._mirrors[key] = self.fetch(host, self.trainer, self.weights)
+            self._mirrors[key] = self._forward(host, version)
         return self._mirrors[key]
+
+    def _forward(self, host: str, version: int) -> float:
+        """Arrival time of a version at the next host that asks for it: from the trainer, or from an earlier host that
+        has sent it to fewer than `fan_out`, as it arrives there."""
+        if not self.fan_out or host == self.trainer:
+            return self.fetch(host, self.trainer, self.weights)
+        readers = self._readers.setdefault(version, [(self.trainer, self.clock.now)])
+        owner, there = readers[(len(readers) - 1) // self.fan_out]
+        readers.append((host, max(self.fetch(host, owner, self.weights), there + self.delay(owner, host))))
+        self._readers = {known: own for known, own in self._readers.items() if known > version - _VERSIONS}
+        return readers[-1][1]
 
     def waits(self, what: str, until: float) -> float:
         """Record a station's wait from now until `until`; returns its seconds."""

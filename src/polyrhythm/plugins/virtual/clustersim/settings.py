@@ -264,7 +264,8 @@ class LinkSection(ClusterSection):
     latency: of a message, one way; gb_per_s: bandwidth of a host's one NIC in each direction, 10^9 bytes per second.
     main: the conductor's host; default: the trainer's first.
     observation_mb: of a row's request; sample_mb: of a chunk step of a row, as the trainer fetches it (10^6 bytes);
-    weights_gb: of a version, which each host of a generator fetches once from the trainer's first host.
+    weights_gb: of a version, which each host of a generator fetches once from the trainer's first host. fan_out: hosts
+    to which each of them sends it on, as it arrives; 0: none does, all fetch it from the trainer's.
     """
 
     latency: Seconds = 50e-6
@@ -273,6 +274,7 @@ class LinkSection(ClusterSection):
     observation_mb: float = Field(default=0.0, ge=0)
     sample_mb: float = Field(default=0.0, ge=0)
     weights_gb: float = Field(default=0.0, ge=0)
+    fan_out: int = Field(default=0, ge=0)
 
 
 class ConductorSection(ClusterSection):
