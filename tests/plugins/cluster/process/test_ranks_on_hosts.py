@@ -60,7 +60,7 @@ def nothing_lost(pipeline: Pipeline) -> None:
     assert (ledger.imbalance, set(ledger.dropped) - {DropReason.ROLLBACK}) == (0, set())
 
 
-def test_a_killed_rank_of_another_host_and_a_lost_host_of_a_rank_are_losses_of_the_trainer(tmp_path: Path) -> None:
+def test_a_killed_rank_and_a_lost_host_are_losses_of_the_trainer(tmp_path: Path) -> None:
     """Each time all ranks start again: on their hosts, then the one whose host is lost on another."""
     one, two, three = apart_by_setting(tmp_path, 3)
     base = ranked(3, base=SMALL, supervision={"heartbeat_s": 6.0})
