@@ -188,9 +188,9 @@ class Cluster:
         if self._reserved.get(process_name) == node.name:
             options["num_cpus"] = self._settings.cpus_per_station
             strategy = self._bundles.strategy(process_name)
-        if spec.resources.device != CPU:
+        if spec.resources.torch_device != CPU:
             options["runtime_env"] = SEES_ALL
-            spec = replace(spec, resources=self._bundles.seat_on(spec.resources, node.id))
+        spec = replace(spec, resources=self._bundles.seat_on(spec.resources, node.id))
         actor = ray.remote(StationActor).options(scheduling_strategy=strategy, **options)
         process = ActorProcess(actor.remote(msgspec.msgpack.encode(spec), str(Path.cwd())), file)
         self._watcher.add(process)
