@@ -140,7 +140,7 @@ class CountingEnv(PointsEnv):
         self._reset_bbox(env_idx, [self.scene.points] * b, [self.scene.points] * b, ["cube"] * b, ["plate"] * b)
         self.count[env_idx] = 0
 
-    def _reset_bbox(self, env_idx: Any, carrots: Any, plates: Any, *_names: Any) -> None:
+    def _reset_bbox(self, env_idx: Any, carrots: Any, *_more: Any) -> None:
         self.box[env_idx] = torch.stack([actor.pose.q[place] for place, actor in enumerate(carrots)]).abs()
 
     def evaluate(self) -> dict[str, Any]:
@@ -174,3 +174,11 @@ class WholeEnv(PointsEnv):
 
     def _initialize_episode(self, env_idx: torch.Tensor, options: dict[str, Any]) -> None:
         self.scene.points.set(torch.rand((self.num_envs, 3)))
+
+
+@register_env("Turned-v1", max_episode_steps=6)
+class TurnedEnv(CountingEnv):
+    """Reads turns in other rows where the adapter does not know of it."""
+
+    def _reset_bbox(self, env_idx: Any, carrots: Any, *_more: Any) -> None:
+        self.box[env_idx] = self.scene.points.q[: len(env_idx)].abs()

@@ -7,6 +7,9 @@ import torch
 
 from polyrhythm.plugins.workflow import Channel, Worker
 
+#: Groups that have been closed, and what their workers had then; with `inline`.
+CLOSED: list[tuple[str, float]] = []
+
 
 class Tenant(Worker):
     """Has a module and an optimizer on its device, and does there what each test needs."""
@@ -34,6 +37,17 @@ class Tenant(Worker):
 
     def moves(self) -> list[int]:
         return self.moved
+
+    def close(self) -> None:
+        CLOSED.append((self.group, self.state()))
+
+    def step_away(self) -> tuple[int, int, float, float]:
+        """Bytes freed by two `offload` in a row, and what there was before and is afterwards."""
+        before = self.step()
+        first, second = self.offload(), self.offload()
+        self.onload()
+        self.onload()
+        return first, second, before, self.state()
 
     def step(self) -> float:
         self.optimizer.zero_grad()

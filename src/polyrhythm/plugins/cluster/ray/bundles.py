@@ -59,6 +59,7 @@ class Bundles:
         self._devices = group_by_device(seats)
         #: The node that a device has to be on, until it is lost.
         self._pinned = {seat.device: ids[seat.node] for seat in seats.values() if seat.node}
+        self._planned = dict(self._pinned)
         self._device_of = {name: device for device, names in self._devices.items() for name in names}
         self._group: Any = None
         self._groups: dict[str, Any] = {}
@@ -91,8 +92,9 @@ class Bundles:
         return all(group.wait(max(0.0, until - time.monotonic())) for group in groups)
 
     def find_devices(self) -> None:
-        """Ask for the numbers of all devices. StartError: one does not answer."""
-        self._asked = {device: self._ask(device) for device in self._groups}
+        """Ask for the numbers of all devices, once all are reserved; simulated ones have none. StartError: one does not
+        answer."""
+        self._asked = {device: self._ask(device) for device in self._groups if not is_simulated(device)}
         until = time.monotonic() + FOUND_S
         for device, ref in self._asked.items():
             try:
@@ -128,6 +130,9 @@ class Bundles:
         held = self._held.get(device)
         if held is not None and held.node == node:
             return True
+        if is_simulated(device):
+            self._held = self._held | {device: Held(node, 0, {})}
+            return True
         if held is not None:
             self._held = {name: one for name, one in self._held.items() if name != device}
             self._asked.pop(device, None)
@@ -160,23 +165,22 @@ class Bundles:
     def seat_on(self, seat: Resources, node: str) -> Resources:
         """The seat of a process that is started on this node. A device that the run has elsewhere is replaced by one
         that it has there, which others are on, too."""
-        if seat.device == CPU or is_simulated(seat.device):
+        if seat.device == CPU:
             return seat
-        held = self._held
-        there = [one for one in held.values() if one.node == node]
-        own = held.get(seat.device)
-        if own is None or own.node != node:
-            own = there[number_of(seat.device) % len(there)] if there else None
-        ends = seat.ends
+        ends, held = seat.ends, self._held
+        names = {device: f"{CUDA}:{one.number}" for device, one in held.items() if one.node == node}
+        if ends is not None and node != self._planned.get(seat.device, node):
+            ends = replace(ends, host_only="this is not the device that the generator began on, which is lost")
+        if is_simulated(seat.device) or not names:
+            return replace(seat, ends=ends)
         if ends is not None:
-            names = {name: f"{CUDA}:{one.number}" for name, one in held.items() if one.node == node}
             ends = replace(
                 ends, local={name: names[name] for name in (ends.trainer, *ends.generators) if name in names}
             )
-        if own is None:
-            return replace(seat, ends=ends)
-        environment = dict(own.variables) if seat.environment else {}
-        return replace(seat, local=f"{CUDA}:{own.number}", environment=environment, ends=ends)
+        shared = list(names)[number_of(seat.device) % len(names)]
+        device = seat.device if seat.device in names else shared
+        environment = dict(held[device].variables) if seat.environment else {}
+        return replace(seat, local=names[device], environment=environment, ends=ends)
 
     def close(self) -> None:
         for group in [*([self._group] if self._group is not None else []), *self._groups.values()]:

@@ -37,8 +37,9 @@ class ManiSkillSettings(ManiSkillFields):
     ManiSkill's own of the control mode.
 
     backend cpu: an instance per row; equal (task, seed) give bit-equal initial states. backend gpu: one task, all rows
-    step together; each row is reset on its own with its seed, but rows lie at different places of one scene, so that
-    equal seeds are equal up to float32 rounding, and contacts are not reproducible. The gpu backend was never run.
+    step together; rows that begin together are reset by one call, each from its own seed, but they lie at different
+    places of one scene, so that equal seeds are equal up to float32 rounding, and contacts are not reproducible. The
+    gpu backend was never run.
     """
 
     def check(self) -> None:
@@ -213,7 +214,7 @@ class CpuBatch:
 
 
 class GpuBatch:
-    """All rows of one world, a GPU simulation: they step together and reset separately."""
+    """All rows of one world, a GPU simulation: they step together, and those that begin together reset by one call."""
 
     def __init__(self, settings: ManiSkillFields, world: World) -> None:
         self.settings, self.rows, self._world = settings, world.rows, world

@@ -6,18 +6,16 @@ image, with camera and lights of the episode's appearance; physics is unchanged.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.conformance import raised
 from polyrhythm.envs.base import StepResult
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.simulators.maniskill.library import episode_steps, make_env
+from polyrhythm.plugins.simulators.maniskill.pictures import as_numpy, resized, resized_tensor, turned
 from polyrhythm.plugins.simulators.maniskill.settings import (
     ManiSkillFields,
     TaskSentences,
@@ -29,7 +27,8 @@ from polyrhythm.plugins.simulators.variation import Appearance
 from polyrhythm.specs import ActionSpec, ArraySpec, Task
 from polyrhythm.specs.hashing import library_seed
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from polyrhythm.plugins.simulators.maniskill.resets import Resets
 
 #: ManiSkill's depth is in whole millimetres.
 _MILLIMETRES = 1000.0
@@ -38,22 +37,20 @@ _MILLIMETRES = 1000.0
 class World:
     """A ManiSkill environment of one task with `rows` rows; used by one thread. Raises the errors of `make_env`.
 
-    sentences: of its episodes, if another world of the task has read them; calls: of ManiSkill's `reset` so far.
+    sentences: of its episodes, if another world of the task has read them.
     """
 
     def __init__(self, settings: ManiSkillFields, task: str, rows: int, sentences: TaskSentences | None = None) -> None:
         self.settings, self.task, self.rows = settings, task, rows
         self.limit = episode_steps(settings, task)
-        self.calls = 0
-        self._by_row = rows > 1  # several rows are reset by one call
-        self._begun: list[tuple[int, int]] = [(0, -1)] * rows  # by row: ManiSkill's seed, episode number or -1
         self._played: list[NDArray[np.generic]] = []  # a single row's actions since its reset
         self._begin: Callable[[], object] = lambda: None  # repeats a single row's reset
         self._kept: tuple[Any, ...] = ()  # of several rows while they are away
         self._info: Mapping[str, Any] = {}
         self.env: Any = None
-        self._open()
-        info = self._reset(range(rows), [0] * rows)
+        self._resets: Resets | None = None
+        resets = self._open()
+        info = resets.reset(range(rows), [0] * rows)
         self.reports_success = "success" in info
         self._refuse_rewards(info)
         self.action = self._action_spec()
@@ -62,33 +59,42 @@ class World:
         self.sentences = sentences
         if self._own and sentences is None:
             self.sentences = read_sentences(self.env, task, self._choose)
-            self._reset(range(rows), [0] * rows)
-        if rows > 1:
-            self._check_rows()
+            resets.reset(range(rows), [0] * rows)
+        resets.check_rows()
 
-    def _open(self) -> None:
-        """Start the simulation. Its rows are to be reset."""
+    @property
+    def calls(self) -> int:
+        """How often ManiSkill's `reset` was called."""
+        return self._resets.calls if self._resets is not None else 0
+
+    def _open(self) -> Resets:
+        """Start the simulation, whose rows are to be reset."""
         from mani_skill.envs.sapien_env import BaseEnv
 
-        settings, rows = self.settings, self.rows
-        self.env = make_env(settings, self.task, rows)
-        if rows > 1 and self.env.reconfiguration_freq:
-            raise ConfigError(
-                f"env.backend = gpu: {self.task} makes all objects anew at a reset, so rows cannot be reset alone; "
-                "set it to cpu"
-            )
+        from polyrhythm.plugins.simulators.maniskill.resets import Resets  # torch
+
+        settings = self.settings
+        self.env = make_env(settings, self.task, self.rows)
+        self._resets = self._resets or Resets(self.task, self.rows, self._on_reset)
+        self._resets.use(self.env)
         self._camera = "" if settings.observation == "state" else self._find_camera()
         self._own_get_obs = self.env.get_obs if type(self.env).get_obs is not BaseEnv.get_obs else None
         if self._camera:  # its own get_obs, called by step and reset, would render
             self.env.get_obs = self._observe_numbers
-        if rows > 1:
-            from polyrhythm.plugins.simulators.maniskill.isolation import use_own_turns
-
-            use_own_turns(self.env)
         self._seen_scene: Any = None  # ManiSkill may rebuild it at a reset, which restores the usual lights and camera
         self._usual: tuple[Any, list[tuple[Any, Any]]] = (None, [])
         self._numbers: Any = None  # tensor [rows, N] on the simulation's device
-        self._earned = np.zeros(rows, np.float32)
+        self._earned = np.zeros(self.rows, np.float32)
+        return self._resets
+
+    def _on_reset(self, rows: Sequence[int], observation: Any) -> None:
+        self._earned[list(rows)] = 0.0
+        numbers = self._to_numbers(observation)
+        if len(rows) < self.rows and self._numbers is not None:
+            at, kept = list(rows), self._numbers.clone()
+            kept[at] = numbers[at]
+            numbers = kept
+        self._numbers = numbers
 
     def tasks(self) -> list[Task]:
         """The task, or one task per sentence if its episodes have several."""
@@ -106,8 +112,7 @@ class World:
         if self.rows == 1:
             self._played.clear()
             self._begin = lambda: self.reset(rows, seeds, sentences)
-            if not self.is_open:
-                self._open()
+        resets = self._resets if self.is_open and self._resets is not None else self._open()
         order = np.argsort(rows)  # the order in which ManiSkill sets what it is given for some rows
         chosen = [int(rows[i]) for i in order]
         drawn, said = [int(seeds[i]) for i in order], [sentences[i] for i in order]
@@ -115,7 +120,7 @@ class World:
         if any(sentences):
             assert self.sentences is not None
             numbers = np.array([self.sentences.episode(*one) for one in zip(said, drawn, strict=True)])
-        self._reset(chosen, list(map(library_seed, drawn)), numbers)
+        resets.reset(chosen, list(map(library_seed, drawn)), numbers)
         spoken = own_sentences(self.env) if self._own or any(sentences) else []
         for row, sentence in zip(chosen, said, strict=True):
             wanted = sentence or self._own
@@ -145,18 +150,18 @@ class World:
             ended &= ~success | self._flag(info.get("fail"))
         if self.settings.reward_flags:
             weights = self.settings.reward_flags.items()
-            flags = [weight * _numpy(info[name]).reshape(self.rows) for name, weight in weights]
+            flags = [weight * as_numpy(info[name]).reshape(self.rows) for name, weight in weights]
             before, self._earned = self._earned, np.sum(flags, axis=0).astype(np.float32)
             reward = self._earned - before
         elif self.env.reward_mode == "none":
             reward = success.astype(np.float32) - self._flag(info.get("fail"))
-        earned = np.array(_numpy(reward), np.float32).reshape(self.rows)
+        earned = np.array(as_numpy(reward), np.float32).reshape(self.rows)
         metrics = {name: self._metric(name, info.get(name)) for name in self.settings.metrics}
         return StepResult(earned, ended, np.zeros(self.rows, np.bool_), success, metrics)
 
     def observe(self) -> dict[str, NDArray[np.generic]]:
         """Observe all rows, [rows, ...] by name; renders the images."""
-        return {name: _numpy(array) for name, array in self._observe(resized).items()}
+        return {name: as_numpy(array) for name, array in self._observe(resized).items()}
 
     def tensors(self) -> dict[str, Any]:
         """As `observe`, in tensors where ManiSkill made them, on its device."""
@@ -183,7 +188,7 @@ class World:
         picture = self.env.render_rgb_array()
         if picture is None:
             raise ConfigError(f"env.tasks = {self.task}: it has no camera for videos; use env.observation=rgb")
-        shown: NDArray[np.uint8] = _numpy(picture)[row]
+        shown: NDArray[np.uint8] = as_numpy(picture)[row]
         return shown
 
     @property
@@ -192,23 +197,16 @@ class World:
 
     def suspend(self) -> None:
         """Keep on the host what `resume` needs, and end the simulation, with all of its memory."""
-        if self.rows > 1 and self.is_open:
-            from mani_skill.utils import common
-
-            from polyrhythm.plugins.simulators.maniskill.isolation import row_tensors
-
-            env = self.env
-            tensors = {name: tensor.cpu().clone() for name, tensor in row_tensors(env).items()}
-            state = common.to_cpu_tensor(env.get_state_dict())
-            self._kept = state, tensors, env._batched_episode_rng, self._numbers.cpu(), self._earned
+        if self.rows > 1 and self.is_open and self._resets is not None:
+            self._kept = self._resets.keep_states(), self._numbers.cpu(), self._earned
         self.close()
 
     def resume(self) -> None:
         """Make the simulation anew in the state that it had.
 
         A single row repeats its episode: equal to the bit, where a state that is set is not, since PhysX's contacts are
-        no part of it. Several rows, of different ages, are reset with their seeds, for what large tensors of the task
-        show, and then set to their states: these are equal to the bit; contacts on a GPU are not reproducible anyway.
+        no part of it. Several rows, of different ages, are set to their states (`Resets.put_states`); contacts on a GPU
+        are not reproducible anyway.
         """
         if self.is_open:
             return
@@ -219,108 +217,15 @@ class World:
             for actions in played:
                 self.step(actions)
             return
-        import torch
-
-        from polyrhythm.plugins.simulators.maniskill.isolation import put_rows
-
-        state, tensors, random, numbers, earned = self._kept
-        self._open()
-        begun, every = list(self._begun), range(self.rows)
-        for numbered in (False, True):
-            if rows := [row for row in every if (begun[row][1] >= 0) == numbered]:
-                seeds, episodes = zip(*(begun[row] for row in rows), strict=True)
-                self._reset(rows, seeds, np.array(episodes, np.int64) if numbered else None)
-        device = self.env.device
-        self.env.set_state_dict(_on_device(state, device))
-        put_rows(self.env, tensors, torch.ones(self.rows, dtype=torch.bool))
-        self.env._batched_episode_rng = random
-        self._numbers, self._earned, self._kept = numbers.to(device), earned, ()
+        states, numbers, earned = self._kept
+        self._open().put_states(states)
+        self._numbers, self._earned, self._kept = numbers.to(self.env.device), earned, ()
 
     def close(self) -> None:
         """Free the simulation."""
         if self.env is not None:
             self.env.close()
             self.env = None
-
-    def _reset(
-        self, rows: Sequence[int], seeds: Sequence[int], episodes: NDArray[np.int64] | None = None
-    ) -> Mapping[str, Any]:
-        """Reset rows, ascending, and return ManiSkill's info of the last call. seeds: ManiSkill's; episodes: numbers,
-        for tasks with numbered episodes; one for each of the rows."""
-        for place, row in enumerate(rows):
-            self._begun[row] = seeds[place], -1 if episodes is None else int(episodes[place])
-        if self.rows == 1:
-            return self._call_reset(rows, list(seeds), episodes)
-        from polyrhythm.plugins.simulators.maniskill.isolation import NotByRowError, OtherRows, RowDraws
-
-        others = OtherRows(self.env, rows) if len(rows) < self.rows else None
-        try:
-            if self._by_row:
-                with RowDraws(seeds) as draws:
-                    self.env._set_episode_rng = lambda _seed, _rows: draws.begin(self.env, rows)
-                    try:
-                        info = self._call_reset(rows, [0] * self.rows, episodes)
-                    finally:
-                        del self.env._set_episode_rng
-        except NotByRowError as error:
-            self._by_row = False
-            log.info("%s draws %s, so its rows are reset one after another", self.task, error)
-        if not self._by_row:
-            for place, row in enumerate(rows):
-                # The same seed for all rows, so that a row's generator does not depend on its index.
-                own = None if episodes is None else episodes[place : place + 1]
-                info = self._call_reset([row], [seeds[place]] * self.rows, own)
-        if others is not None:
-            others.restore(self.env)
-        return info
-
-    def _call_reset(
-        self, rows: Sequence[int], seed: list[int], episodes: NDArray[np.int64] | None
-    ) -> Mapping[str, Any]:
-        from mani_skill.utils import common
-
-        options = {"env_idx": common.to_tensor(np.array(rows, np.int64), device=self.env.device)}
-        if episodes is not None:
-            options["episode_id"] = common.to_tensor(episodes, device=self.env.device)
-        self.calls += 1
-        observation, info = self.env.reset(seed=seed, options=options)
-        self._earned[list(rows)] = 0.0
-        numbers = self._to_numbers(observation)
-        if len(rows) < self.rows and self._numbers is not None:
-            kept = self._numbers.clone()
-            kept[options["env_idx"]] = numbers[options["env_idx"]]
-            numbers = kept
-        self._numbers = numbers
-        found: Mapping[str, Any] = info
-        return found
-
-    def _check_rows(self) -> None:
-        """ConfigError: the task's partial reset fails, changes other rows, or depends on them. All rows are reset
-        together, then the last one alone with its seed: nothing may differ. Where rows that are reset by one call do,
-        each is reset by a call of its own."""
-        from polyrhythm.plugins.simulators.maniskill.isolation import differing, row_tensors, sim_state
-
-        def state() -> dict[str, Any]:
-            return {name: x.clone() for name, x in {"positions": sim_state(self.env), **row_tensors(self.env)}.items()}
-
-        seeds, last, different = list(range(1, self.rows + 1)), self.rows - 1, ""
-        for _ in range(2):
-            self._reset(range(self.rows), seeds)
-            before = state()
-            try:
-                self._reset([last], seeds[last:])
-            except Exception as error:
-                raise ConfigError(
-                    f"env.backend = gpu: {self.task} cannot reset one row alone ({raised(error)}); set it to cpu"
-                ) from error
-            different = next(differing(before, state()), "")
-            if not different:
-                return
-            self._by_row = False
-        raise ConfigError(
-            f"env.backend = gpu: {self.task} resets a row alone otherwise than with others, or changes others: its "
-            f"{different} differ; set it to cpu"
-        )
 
     def _choose(self, episodes: NDArray[np.int64]) -> None:
         """Begin the episodes with these numbers [rows]. In RLinf's tasks, only select their objects without placing
@@ -331,7 +236,8 @@ class World:
             rows, numbers = (common.to_tensor(a, device=self.env.device) for a in (np.arange(self.rows), episodes))
             choose(rows, {"episode_id": numbers})
         else:
-            self._reset(range(self.rows), [0] * self.rows, episodes)
+            assert self._resets is not None
+            self._resets.reset(range(self.rows), [0] * self.rows, episodes)
 
     def _observe_numbers(self, info: Any = None, unflattened: bool = False) -> Any:  # noqa: ARG002
         """Replacement for ManiSkill's `get_obs` without images. Keeps the info for `observe`: evaluating again would
@@ -342,7 +248,7 @@ class World:
     def _refuse_rewards(self, info: Mapping[str, Any]) -> None:
         """ConfigError: the task reports no flag from which a reward could be computed."""
         if unknown := [name for name in self.settings.reward_flags if name not in info]:
-            known = ", ".join(name for name, value in info.items() if np.size(_numpy(value)) == self.rows)
+            known = ", ".join(name for name, value in info.items() if np.size(as_numpy(value)) == self.rows)
             raise ConfigError(f"env.reward_flags.{unknown[0]}: {self.task} reports no such flag; it has {known}")
         if self.env.reward_mode == "none" and not self.settings.reward_flags and not {"success", "fail"} & {*info}:
             raise ConfigError(
@@ -364,13 +270,15 @@ class World:
 
     def _flag(self, value: Any) -> NDArray[np.bool_]:
         """Flags [rows]; False if the task has none."""
-        return np.zeros(self.rows, np.bool_) if value is None else np.array(_numpy(value), np.bool_).reshape(self.rows)
+        return (
+            np.zeros(self.rows, np.bool_) if value is None else np.array(as_numpy(value), np.bool_).reshape(self.rows)
+        )
 
     def _metric(self, name: str, value: Any) -> NDArray[np.floating]:
         """Numbers [rows]; NaN if the task has none."""
         if value is None:
             return np.full(self.rows, np.nan, np.float32)
-        numbers = _numpy(value)
+        numbers = as_numpy(value)
         if numbers.size != self.rows or numbers.dtype.kind not in "biuf":
             shape = list(numbers.shape)
             raise ConfigError(f"env.metrics.{name}: {self.task} gives an array {shape}, not a number; remove it")
@@ -380,7 +288,7 @@ class World:
         """Replace the previous appearance of the one row. A camera that moves with the robot keeps its pose."""
         sensor = self.env._sensors[self._camera]
         if appearance.shift and sensor.entity is None:
-            sensor.camera.set_local_pose(_turned(sensor.config.pose.sp, appearance))
+            sensor.camera.set_local_pose(turned(sensor.config.pose.sp, appearance))
         scene = self.env.scene.sub_scenes[0]
         if scene is not self._seen_scene:
             import sapien
@@ -408,50 +316,3 @@ class World:
         if space is None or shape is None or len(shape) != 1:
             raise ConfigError(f"env.tasks = {self.task}: its action is {space}, not a vector; choose a one-robot task")
         return ActionSpec("continuous", shape[0], low=tuple(space.low), high=tuple(space.high))
-
-
-def _numpy(value: Any) -> NDArray[Any]:
-    """A tensor on any device, or a number, as an array that may share its memory."""
-    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-
-
-def _on_device(state: Any, device: Any) -> Any:
-    """A state's tensors there, in dictionaries of any depth."""
-    if isinstance(state, dict):
-        return {name: _on_device(value, device) for name, value in state.items()}
-    return state.to(device)
-
-
-def resized(pictures: Any, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Resize [B,H,W,3] to uint8 images of this height and width, bilinearly like Pillow."""
-    pictures = _numpy(pictures)
-    if pictures.shape[1:3] == size:
-        found: NDArray[np.uint8] = pictures.astype(np.uint8, copy=False)
-        return found
-    from PIL import Image
-
-    whole = (Image.fromarray(one.astype(np.uint8)) for one in pictures)
-    return np.stack([np.asarray(one.resize((size[1], size[0]), Image.Resampling.BILINEAR)) for one in whole])
-
-
-def resized_tensor(pictures: Any, size: tuple[int, int]) -> Any:
-    """As `resized` for tensors on any device, to one of 255 levels of Pillow's."""
-    import torch
-
-    if tuple(pictures.shape[1:3]) == size:
-        return pictures.to(torch.uint8)
-    planes = pictures.movedim(3, 1).to(torch.float32)
-    small = torch.nn.functional.interpolate(planes, size, mode="bilinear", antialias=True, align_corners=False)
-    return small.round().clamp(0, 255).to(torch.uint8).movedim(1, 3).contiguous()
-
-
-def _turned(pose: Any, appearance: Appearance) -> Any:
-    """A camera pose, which looks along x with z up, moved by the appearance."""
-    import sapien
-
-    usual = pose.to_transformation_matrix().astype(np.float64)
-    camera = SimpleNamespace(pos=usual[:3, 3].copy(), forward=usual[:3, 0].copy(), up=usual[:3, 2].copy())
-    appearance.turn(camera)
-    turned = np.eye(4)
-    turned[:3, :4] = np.stack([camera.forward, np.cross(camera.up, camera.forward), camera.up, camera.pos], axis=1)
-    return sapien.Pose(turned)
