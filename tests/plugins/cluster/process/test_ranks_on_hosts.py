@@ -44,6 +44,7 @@ def test_four_ranks_on_three_hosts_give_the_weights_of_one(strategy: str, tmp_pa
     one, two, three = apart_by_setting(tmp_path, 3)
     for name, count, nodes in (("one", 1, ()), ("four", 4, [one, two, one, two, three, one])):
         settings = ranked(count, strategy, launcher="local" if nodes else "inline")
+        (tmp_path / name).mkdir()
         with running(tmp_path / name, nodes, settings) as pipeline:
             pipeline.loop.train_until(10)
             found.append(pipeline.weights.read()[1])
