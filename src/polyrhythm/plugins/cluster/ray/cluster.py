@@ -134,7 +134,9 @@ class Cluster:
         ids = {node_name(node): node["NodeID"] for node in alive}
         if gone := {seat.node for seat in seats.values()} - {"", *ids}:
             raise StartError(f"{min(gone)} has left the cluster since its devices were counted; start again")
-        self._bundles = Bundles(settings, seats, ids)
+        here = ray.get_runtime_context().get_node_id()
+        has_room = available_resources_per_node().get(here, {}).get("CPU", 0.0) >= settings.cpus_per_station
+        self._bundles = Bundles(settings, seats, ids, here if has_room else "")
         wanted = bundles_of(seats, settings.cpus_per_station)
         cpus = {node_name(node): float(node["Resources"].get("CPU", 0.0)) for node in alive}
         check_room(wanted, settings.cpus_per_station, cpus)
