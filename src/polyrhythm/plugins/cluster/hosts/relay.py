@@ -177,7 +177,10 @@ class Relay:
 
     def _open(self) -> PublishedMemory:
         if self._memory is None:
-            segment = memoryview(open_segment(self._folder, MIRROR))
+            try:
+                segment = memoryview(open_segment(self._folder, MIRROR))
+            except FileNotFoundError as error:
+                raise LookupError("this host has no memory for what others publish") from error
             self._memory = PublishedMemory(self._layout, segment, mirror_locks(self._folder))
         return self._memory
 
