@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import Barrier, Thread, current_thread
@@ -11,7 +13,9 @@ from typing import NamedTuple
 import torch
 from tests.plugins.cluster.served import blank_arena, served
 
-from polyrhythm.plugins.cluster.hosts.client import DataClient
+from polyrhythm.plugins.cluster.hosts import questions as q
+from polyrhythm.plugins.cluster.hosts.client import DataClient, client_of
+from polyrhythm.plugins.cluster.hosts.pairs import PairSender, PairWeights
 from polyrhythm.plugins.cluster.hosts.relay import MIRROR, Relay, mirror_locks
 from polyrhythm.plugins.cluster.hosts.weights import HostWeights, Mirror
 from polyrhythm.runtime.memory.device_weights import DeviceWeights, SimulatedHandles
@@ -19,6 +23,8 @@ from polyrhythm.runtime.memory.published import PublishedMemory, Way, shared_nby
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.memory.tensors import Piece, State, Stream, fitting, tensors_over
 from polyrhythm.runtime.memory.weights import InlineWeights, SharedWeights, Weights
+from polyrhythm.runtime.transport.authentication import make_keys
+from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
 
@@ -145,16 +151,46 @@ def peer(layout: WeightsLayout, folder: Path) -> Ends:
 
 def tcp(layout: WeightsLayout, folder: Path) -> Ends:
     """The trainer and a generator on two hosts, which share nothing but a connection."""
+    return over_hosts(layout, folder)[0]
+
+
+def over_hosts(
+    layout: WeightsLayout, folder: Path, kind: type[PublishedMemory] = PublishedMemory
+) -> tuple[Ends, PublishedMemory, HostWeights]:
+    """Both ends, what is published, and the generator's end."""
     memory = bytearray(shared_nbytes(layout))
     writer = SharedWeights(layout, memory, folder)
-    client = served(folder, blank_arena(), PublishedMemory(layout, memory, folder))
+    published = kind(layout, memory, folder)
+    client = served(folder, blank_arena(), published)
     other = folder / "other"
     other.mkdir()
     (other / MIRROR).write_bytes(bytes(shared_nbytes(layout)))
     relay = Relay(layout, other, lambda host, _: DataClient(host, client.connect))
     agent = served(other, blank_arena(), None, "own", relay=relay)
     mirror = SharedWeights(layout, memoryview(open_segment(other, MIRROR)), mirror_locks(other))
-    return Ends(writer, HostWeights(None, [client], Mirror(mirror, agent, lambda publisher: [(publisher, "")])))
+    reader = HostWeights(None, [client], Mirror(mirror, agent, lambda publisher: [(publisher, "")]))
+    return Ends(writer, reader), published, reader
+
+
+def pair(layout: WeightsLayout, folder: Path) -> Ends:
+    """The trainer and a generator on devices of two hosts, which make a process group."""
+    ends, published, reader = over_hosts(layout, folder)
+    keys = make_keys()
+    sockets = [Sockets("tcp", str(folder), keys, lambda: None, q.LARGEST_QUESTION) for _ in range(2)]
+    over = ExitStack()
+    for own in sockets:
+        over.callback(own.close)
+    sender = PairSender(published, folder, torch.device("cpu"), sockets[0])
+    over.callback(sender.close)
+
+    def find() -> tuple[DataClient, str]:
+        client = client_of(sockets[1], "far", (folder / q.PAIR_FILE).read_text())
+        over.callback(client.close)
+        return client, LOOPBACK
+
+    weights = PairWeights(reader, "far", torch.device("cpu"), find, LOOPBACK)
+    weakref.finalize(weights, over.close)
+    return Ends(ends.writer, weights)
 
 
 #: The next implementation is a line here.
@@ -166,4 +202,5 @@ IMPLEMENTATIONS: dict[str, Callable[[WeightsLayout, Path], Ends]] = {
     "device": device,
     "peer": peer,
     "tcp": tcp,
+    "pair": pair,
 }

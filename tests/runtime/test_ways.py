@@ -142,7 +142,7 @@ class Counters:
     def add(self, station, *kinds, sources=()):
         traffic = Traffic()
         for kind in kinds:
-            traffic.add(kind, 4_000_000, 0.002, dict(sources) if kind == "tcp" else {})
+            traffic.add(kind, 4_000_000, 0.002, dict(sources) if kind != APPLY else {})
         self.now[station] = {"busy_s": 1.0, **traffic.statistics()}
 
     @property
@@ -184,19 +184,23 @@ def test_the_log_says_way_reason_and_rate_of_each_generator_once(caplog):
 
 
 @pytest.mark.parametrize(
-    ("sources", "said"),
-    [({"host-2": 4}, "host-2"), ({"host-2": 1, "main": 3}, "main (75%), host-2 (25%)")],
+    ("way", "sources", "said"),
+    [
+        ("tcp", {"host-2": 4}, "tcp from host-2, because the trainer is on another host"),
+        ("tcp", {"host-2": 1, "main": 3}, "tcp from main (75%), host-2 (25%), because the trainer is on another host"),
+        ("pair", {"host-1": 4}, "pair from host-1, because the trainer is on a device of another host"),
+    ],
 )
-def test_the_log_says_which_hosts_sent_what_and_that_ranks_publish_together(sources, said, caplog):
+def test_the_log_says_which_hosts_sent_what_and_that_ranks_publish_together(way, sources, said, caplog):
     caplog.set_level(logging.INFO)
     counters = Counters()
     observer = WeightsTraffic(counters, Ends("cpu", ("cpu",)), {"generator-0": "cpu", "trainer": "cpu"})
-    counters.add("generator-0", *("tcp", APPLY) * 3, sources=sources)
+    counters.add("generator-0", *(way, APPLY) * 3, sources=sources)
     counters.add("trainer", *(SHARDS,) * 3)
     observer.on_tick(0.0)
     assert caplog.messages == [
-        f"generator-0: weights come by tcp from {said}, because the trainer is on another host; {RATE}",
+        f"generator-0: weights come by {said}; {RATE}",
         f"trainer: weights are published by all ranks, each its own rows; {RATE}",
     ]
     three = {host: 3 * count for host, count in sources.items()}
-    assert observer.summary()["generator-0"]["tcp"]["from"] == three
+    assert observer.summary()["generator-0"][way]["from"] == three

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tests.plugins.cluster.test_hosts import SlowLink
 from tests.runtime.arenas import holding
@@ -12,10 +15,14 @@ from tests.training.toy import ToyPolicy, collect, same, weights
 
 from polyrhythm.plugins.cluster.hosts.client import DataClient
 from polyrhythm.plugins.cluster.hosts.memory import OtherHosts
+from polyrhythm.plugins.ranks.collectives import deal, share_of
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.messages import Unobeyable
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.scheduler.records import PublishWeights
+from polyrhythm.stations.trainer_io import FarSamples
+from polyrhythm.training.batch import Share
+from polyrhythm.training.ranks import Ranks
 
 FAR = replace(LEND, payload_ids=("b/0", "b/1", "2"))
 
@@ -55,6 +62,34 @@ def test_an_update_on_fetched_samples_is_that_on_samples_that_lie_here() -> None
     times = {name for name in near.said[0].values if name.startswith("time/")}
     values = [{k: v for k, v in stand.said[0].values.items() if k not in times} for stand in (apart.stand, near)]
     assert values[0] == values[1]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rank_fetches_the_observations_of_its_own_samples_alone(number: int) -> None:
+    """Of the others it fetches what the deal and the metrics need: the deal is by group and length of all."""
+
+    class OneOfTwo(Ranks):
+        rank, size = number, 2
+
+        def share(self, groups: Sequence[int], steps: Sequence[int], samples: int = 0) -> Share:
+            return share_of(groups, steps, self.rank, self.size, samples)
+
+    apart = Apart()
+    samples = [apart.far.trajectory(block) for block in (0, 1)]
+    arena = apart.stand.arena
+    learner = SimpleNamespace(ranks=OneOfTwo(), training=SimpleNamespace(step_samples=0))
+    far = FarSamples(arena, learner)  # type: ignore[arg-type]
+    far.add(FAR)
+    far.fetch_next()
+    groups, steps = zip(*((s.group, s.steps) for s in [*samples, arena.read("2")]), strict=True)
+    own = deal(groups, steps, 2)[number]
+    assert own != [0, 1, 2]
+    for index, sample in enumerate(samples):
+        found = arena.read(f"b/{index}")
+        assert (found.ticket, found.group, found.steps) == (sample.ticket, sample.group, sample.steps)
+        np.testing.assert_array_equal(found.version, sample.version)
+        for name, array in sample.obs.items():
+            assert np.array_equal(found.obs[name], array) == (index in own)
 
 
 def test_what_is_published_first_does_not_wait_for_samples() -> None:

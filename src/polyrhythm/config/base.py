@@ -71,6 +71,11 @@ def written(value: object) -> str:
     return str(value)
 
 
+def quoted(value: object) -> str:
+    """As `written`, a text in quotes."""
+    return repr(value) if isinstance(value, str) else written(value)
+
+
 class InvalidSetting(ValueError):
     """A setting, or a combination of settings, that cannot be run; raised by validators.
 

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
-from polyrhythm.config.base import InvalidSetting, models_in, written
+from polyrhythm.config.base import InvalidSetting, models_in, quoted
 from polyrhythm.errors import nearest
 
 Location = Sequence[int | str]
@@ -118,7 +118,7 @@ def _types_with(key: str, parts: Sequence[str], model: type[BaseModel]) -> list[
 
 
 def _sentence(path: str, value: object, why: str) -> str:
-    shown = repr(value) if isinstance(value, str) else written(value)
+    shown = quoted(value)
     return f"{path or 'config'} = {shown if len(shown) <= 80 else shown[:77] + '...'}: {why}"
 
 

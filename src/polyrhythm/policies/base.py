@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict
 from torch import Tensor
 
 from polyrhythm.policies.form import PolicyForm, Role
@@ -213,9 +213,15 @@ def as_settings(section: object) -> PolicySettings:
     return settings
 
 
-def named(value: Any) -> Any:
-    """Expand a type's name into the section {"type": name} with default settings."""
-    return {"type": value} if isinstance(value, str) else value
+def section_or(default: str) -> BeforeValidator:
+    """Validator of one of several sections by `type`: expands a type's name, and adds the type `default`."""
+
+    def section(value: Any) -> Any:
+        if isinstance(value, str):
+            return {"type": value}
+        return {"type": default, **value} if isinstance(value, dict) else value
+
+    return BeforeValidator(section)
 
 
 def as_module(policy: Policy) -> torch.nn.Module:

@@ -28,10 +28,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
-from pydantic import BaseModel, Field, Tag, model_validator
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor
 
 from polyrhythm.policies import distributions, noise
@@ -267,12 +267,7 @@ class FlowNoise(BaseModel):
 
 
 #: A method's settings by their `type`.
-FlowMethod = (
-    Annotated[Ode, Tag("ode")]
-    | Annotated[FlowSde, Tag("flow_sde")]
-    | Annotated[FlowCps, Tag("flow_cps")]
-    | Annotated[FlowNoise, Tag("flow_noise")]
-)
+FlowMethod = Ode | FlowSde | FlowCps | FlowNoise
 
 
 def check_steps(method: object, steps: int) -> None:

@@ -214,7 +214,7 @@ class InlineHosting:
                 idle = 0
             else:
                 idle += 1
-            if events or now >= until:
+            if events or (now >= until and not idle):  # turns without work take no time
                 return
         if (rest := until - clock()) > 0:
             self._wait(rest)

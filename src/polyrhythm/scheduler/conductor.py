@@ -125,7 +125,7 @@ class Conductor:
         self.faults = FaultLimit(settings)
         self.forecast = ResetForecast()
         self.codec = state_codec().extended((*(tuner.saved if tuner else ()), *self.rollout.scoring.saved))
-        self.live_changes: list[tuple[str, bool]] = []
+        self.live_changes: list[str] = []
         self.announced = 0
         self.halted = False
 
@@ -262,7 +262,7 @@ class Conductor:
         changes = self.rollout.rows.take_changes()
         for slot, live in changes:
             commands += self.serving.on_live_change(slot, live=live)
-        self.live_changes += changes
+        self.live_changes += [slot for slot, _ in changes]
         return commands
 
     def _pin_weights(self) -> list[Command]:

@@ -66,7 +66,7 @@ class Trainer:
         self._overlap = overlap and publisher.overlaps
         self._todo: deque[StartUpdate | PublishWeights | SaveTrainer] = deque()
         self._parts: deque[StartUpdate] = deque()  # of the current update, not in its feed yet
-        self._far = FarSamples(arena)
+        self._far = FarSamples(arena, publisher.learner)
         self._feed: SampleFeed | None = None
         self._samples: list[Trajectory] = []
         self._scores: list[float] = []

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from torch import Tensor
@@ -30,10 +30,11 @@ _NAMED = 8
 
 
 class FarSamples:
-    """Updates whose samples on other hosts are still to be fetched; falsy if there are none."""
+    """Updates whose samples on other hosts are still to be fetched; falsy if there are none. Of several ranks each
+    fetches the observations of its own samples alone; how these are dealt depends on all of them."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    def __init__(self, arena: Arena, learner: Learner) -> None:
+        self._arena, self._learner = arena, learner
         self._todo: deque[StartUpdate] = deque()
 
     def __bool__(self) -> bool:
@@ -51,9 +52,18 @@ class FarSamples:
 
     def fetch_next(self) -> None:
         """Fetch the samples of the next update. Unobeyable: one is missing, or its host does not answer."""
-        update, why = self._todo.popleft(), ""
+        update, ranks = self._todo.popleft(), self._learner.ranks
+        self._fetch(update, update.payload_ids, obs=ranks.size == 1)
+        if ranks.size > 1:
+            samples = [self._arena.read(payload_id) for payload_id in update.payload_ids]
+            groups, steps = [sample.group for sample in samples], [sample.steps for sample in samples]
+            share = ranks.share(groups, steps, self._learner.training.step_samples)
+            self._fetch(update, [update.payload_ids[index] for index in share.read], obs=True)
+
+    def _fetch(self, update: StartUpdate, payload_ids: Sequence[str], *, obs: bool) -> None:
+        why = ""
         try:
-            self._arena.fetch(update.payload_ids)
+            self._arena.fetch(payload_ids, obs=obs)
         except LookupError as error:
             why = str(error)
         places = zip(update.payload_ids, update.tickets, strict=True)

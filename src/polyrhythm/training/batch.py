@@ -265,6 +265,11 @@ class Share:
         """Whether this rank has no trajectory, so that it packs another's, masked."""
         return False
 
+    @property
+    def read(self) -> Sequence[int]:
+        """Indices of the trajectories that `collate` reads."""
+        return range(self.trajectories)
+
     def collate(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
         """Collate the rank's own of these M trajectories; no other is read."""
         return collate(trajectories)

@@ -27,7 +27,7 @@ def written(folder: Path, nodes: Any, name: str = "cluster.yaml") -> str:
 @pytest.mark.parametrize(
     ("nodes", "problem"),
     [
-        ([], "nodes = (): a cluster has one node at least; list its nodes"),
+        ([], "nodes = []: a cluster has one node at least; list its nodes"),
         ([A, {**A, "name": "b", "gpu": 8}], "nodes.1.gpu = 8: no such key; did you mean gpus?"),
         ([{**A, "gpus": -1}], "nodes.0.gpus = -1: it must be at least 0"),
         ([{**A, "cpus": -0.5}], "nodes.0.cpus = -0.5: it must be at least 0"),

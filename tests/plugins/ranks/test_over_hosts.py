@@ -13,8 +13,8 @@ from tests.plugins.ranks.test_ranks import ADAPTED, CASES, STATE, compare, dista
 from tests.training.adapted_run import collect as collect_adapted
 from tests.training.adapted_run import small
 
-from polyrhythm.config.sections.placement import ShardSettings
-from polyrhythm.plugins.ranks.sharded import hosts_of_replicas
+from polyrhythm.config.sections.placement import ShardSettings, TrainerSeatSettings
+from polyrhythm.plugins.ranks import count_shards, hosts_of_replicas
 from polyrhythm.policies.form import published_state
 from polyrhythm.training.checkpoint import load
 from polyrhythm.training.ranks import ONE_RANK
@@ -36,7 +36,11 @@ SHARDED: dict[str, Any] = {"strategy": "shard", "hosts": TWO_BY_TWO}
     ],
 )
 def test_hosts_have_all_weights_if_they_have_equally_many_ranks(hosts: str, found: list[list[int]]) -> None:
-    assert hosts_of_replicas(hosts) == found
+    assert hosts_of_replicas(hosts, ShardSettings()) == found
+    assert hosts_of_replicas(hosts, ShardSettings(within="all")) == []
+    settings = TrainerSeatSettings(strategy="shard")
+    assert count_shards(settings, hosts) == (len(found[0]) if found else max(1, len(hosts)))
+    assert count_shards(TrainerSeatSettings(), hosts) == 1
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "abab"])

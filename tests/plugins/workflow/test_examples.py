@@ -71,19 +71,19 @@ def check_reward_model(launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: p
         assert sum(own) == pytest.approx(0.0, abs=1e-5)
 
 
-@pytest.mark.parametrize("launcher", ["inline", "local"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_rollout_and_learner_take_turns_and_learn_equally_everywhere(
     launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = load("one_device", launcher, monkeypatch)
-    history = example.run(launcher)
+    history = example.run(launcher, **settings(launcher))
     told = capsys.readouterr().out.splitlines()
     for name, line in zip(("rollout-0", "learner-0"), told, strict=False):
         known = re.fullmatch(rf"{name}: (\d+) switches, ([0-9.]+) MB moved, (\d+) items on the device", line)
         assert known
         assert int(known[1]) >= 2 * (example.ROUNDS - 1)
         assert float(known[2]) >= 0.2
-        assert int(known[3]) == (example.ROUNDS if launcher == "local" else 0)
+        assert int(known[3]) == (0 if launcher == "inline" else example.ROUNDS)
     assert len(history) == example.ROUNDS
     assert history[-1] > 3 * history[0]
     if launcher != "inline":

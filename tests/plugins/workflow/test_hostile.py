@@ -19,7 +19,13 @@ from polyrhythm.runtime.transport.drops import UnfitMessage
 ARGUMENTS = pack_whole(((1,), {}), "x")
 ITEM = pack_whole([1], "x")
 #: A tag stands before each, as `mutations` wants it.
-TO = [b"?" + p.encode(m) for m in (p.Call(0, "add", ARGUMENTS), p.Answered(1, p.Done()), p.Answered(0, p.Given(())))]
+TO = [
+    b"?" + p.encode(message)
+    for message in (
+        *(p.Call(0, "add", ARGUMENTS), p.Answered(1, p.Done()), p.Answered(0, p.Given(()))),
+        p.Placed("sim:0", ("echo-1",), in_turn=True),
+    )
+]
 FROM = [
     b"?" + p.encode(message)
     for message in (
@@ -28,11 +34,13 @@ FROM = [
             p.Asked(2, p.Get("c", None, 1, 2.0, 9.0)),
             p.Asked(3, p.Close("c")),
         ),
-        *(p.Returned(0, ITEM, {"add": 0.5}), p.Raised(0, "why", "where"), p.Asked(4, p.Get("a-0>b-0", direct=True))),
+        *(p.Returned(1, ITEM, {"add": 0.5}), p.Raised(1, "why", "where"), p.Asked(4, p.Get("a-0>b-0", direct=True))),
+        p.Waits(1),
     )
 ]
 NAMES = {"method": ["add", "where", "_say", "__init__", "send"], "channel": ["c"], "number": [0, 1, 2]}
 COUNT = 4000
+ELSEWHERE = p.Parcel(1, b"x", device="sim:0")
 
 
 def test_a_worker_survives_hostile_messages() -> None:
@@ -73,12 +81,12 @@ class Hosting:
 
 def test_the_controller_survives_hostile_messages() -> None:
     outcomes: set[str] = set()
-    for seed in range(4):
+    for seed in range(8):
         hosting = Hosting()
         controller = Controller(hosting, {"echo-0": WorkerSeat("echo", 0, "cpu")}, SkippableClock())  # type: ignore[arg-type]
         controller.exchange.open("c", 4)
         future = controller.call("echo-0", "add", ARGUMENTS)
-        for content in mutations(FROM, COUNT // 4, seed, NAMES):
+        for content in mutations(FROM, COUNT // 8, seed, NAMES):
             controller.on_event(FromWorker("echo-0", 0, 0, content[1:]))
             controller.step(0.0)
         outcomes |= answers(hosting.sent)
@@ -96,7 +104,7 @@ def answers(sent: Sequence[Any]) -> set[str]:
 def test_a_carrier_takes_no_parcel_that_is_not_there() -> None:
     """What a hostile `Given` names."""
     carrier = Carrier(KeptParcels(), lambda name: name)
-    for parcel in (p.Parcel(10, name="9"), p.Parcel(10, host="elsewhere", name="../x"), p.Parcel(0)):
+    for parcel in (p.Parcel(10, name="9"), p.Parcel(10, host="elsewhere", name="../x"), p.Parcel(0), ELSEWHERE):
         try:
             carrier.unpack(parcel)
         except LookupError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,12 @@ from tests.plugins.workflow.workers import Consumer, Deadlocked, Echo, Producer
 from tests.process.runs import wait_until
 
 from polyrhythm.plugins.workflow import ChannelClosed, WaitTimeout, Worker, WorkerFailed, Workflow, WorkflowError, seats
+from polyrhythm.plugins.workflow import protocol as p
+from polyrhythm.plugins.workflow.hosting import open_inline
+from polyrhythm.plugins.workflow.station import WorkerFactory
+from polyrhythm.plugins.workflow.values import pack_whole
+from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.messages import FromWorker, ToWorker
 
 
 @every
@@ -323,3 +330,16 @@ def test_seats_are_dealt_round() -> None:
     assert [seat.device for seat in seats(3, devices="0,2", threads=2)] == ["cuda:0", "cuda:2", "cuda:0"]
     assert [(seat.device, seat.threads) for seat in seats(2, threads=2)] == [("cpu", 2), ("cpu", 2)]
     assert len(seats(devices="0-3")) == 4
+
+
+def test_every_worker_has_a_turn_however_little_time_there_is() -> None:
+    """Inline, what one does not do in its turn is not awaited: a deadline would pass."""
+    nothing, echo = pack_whole(((), {}), "x"), "tests.plugins.workflow.workers:Echo"
+    made = [WorkerFactory(f"echo-{rank}", "echo", rank, echo, nothing, {"echo": 3}, 9.0) for rank in range(3)]
+    with closing(open_inline([(factory, Resources()) for factory in made]).hosting) as hosting:
+        hosting.start()
+        for name in ("echo-2", "echo-1", "echo-0"):
+            hosting.send(name, ToWorker(name, p.encode(p.Call(1, "where", nothing))))
+            event = hosting.receive(0.0)
+            assert isinstance(event, FromWorker)
+            assert event.station == name

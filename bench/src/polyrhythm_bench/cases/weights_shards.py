@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,15 +27,17 @@ def open_trainer(folder: str, ranks: int, megabytes: int, *, gathers: bool) -> I
     """The ranks; each publishes a `version` when it is asked to, and answers with the seconds that it took."""
     with ExitStack() as stack:
         store = str(Path(folder, f"ranks-{ranks}-{gathers}"))
-        words = {"folder": folder, "store": store, "ranks": ranks, "megabytes": megabytes, "gathers": gathers}
-        yield [stack.enter_context(Worker(f"{__name__}:rank", rank=number, **words)) for number in range(ranks)]
+        make = partial(
+            Worker, f"{__name__}:rank", folder=folder, store=store, ranks=ranks, megabytes=megabytes, gathers=gathers
+        )
+        yield [stack.enter_context(make(rank=number)) for number in range(ranks)]
 
 
 def publish(workers: list[Worker], version: int) -> float:
     """Publish by all of them; the seconds of the one that took longest."""
     for worker in workers:
         worker.begin(version=version)
-    return max(worker.answer() for worker in workers)
+    return max(float(worker.answer()) for worker in workers)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def measure_tree(hosts: int, megabytes: int, repeats: int) -> dict[str, Any]:
         for version in range(2 * (repeats + 1)):
             weights.publish(version, state)
             star, begin = bool(version % 2), time.perf_counter()
-            fetched = list(pool.map(lambda end, room, v=version: end.fetch(v, room), ends[star], rooms))  # type: ignore[misc]
+            fetched = list(pool.map(lambda end, room, v=version: end.fetch(v, room), ends[star], rooms))
             took = time.perf_counter() - begin
             sent = sum(one.sources.get(_PUBLISHER, 0) for one in fetched) / layout.nbytes
             turns.append((star, sent, took))

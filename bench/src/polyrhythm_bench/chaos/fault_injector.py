@@ -197,7 +197,8 @@ class FaultInjector(Observer):
             return self._changed.wait_for(lambda: self._ended or condition(), seconds)
 
     def _apply(self, planned: PlannedFault) -> Fault:
-        process = process_ids(self._hosting)[planned.process]
+        while not (process := process_ids(self._hosting).get(planned.process, 0)) and not self._ended:
+            self._wait(lambda: False, 1.0)  # its actor has not answered yet, and 0 would be this process's own group
         with self._changed:
             fault = Fault(planned, self._clock(), self.pace.usual)
             if self._ended:

@@ -90,7 +90,7 @@ class TrainerSeatSettings(SeatSettings):
     """Where the trainer works: a process for each of its ranks."""
 
     ranks: Count | None = None
-    """Processes that train together (launcher local); null: one for each device named or of the preset, else 1."""
+    """Processes that train together, not inline; null: one for each device named or of the preset, else 1."""
     strategy: Literal["replicate", "shard"] = "replicate"
     """Several ranks: each has all weights (replicate, DDP), or a part of every tensor (shard, FSDP2)."""
     shard: ShardSettings = ShardSettings()

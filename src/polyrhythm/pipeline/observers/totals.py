@@ -17,6 +17,7 @@ from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.memory.published import (
     APPLY,
     ONE_PROCESS,
+    OVER_HOSTS,
     PUBLISHED,
     SHARDS,
     Choice,
@@ -195,8 +196,8 @@ class WeightsTraffic(Observer):
     def _why(self, name: str, way: str) -> str:
         if way == ONE_PROCESS.way:
             return ONE_PROCESS.why
-        if way == "tcp":
-            return "the trainer is on another host"
+        if way in OVER_HOSTS:
+            return OVER_HOSTS[way]
         choice: Choice = choose_way(self._ends, self._devices[name], lambda *_: way == "peer")
         return choice.why if choice.way == way else f"{choice.way} could not serve at once (its log says why)"
 

@@ -62,15 +62,13 @@ class LeasedConductor:
         inner, delivery = self.inner, self.delivery
         if self.stations.is_outdated(event):
             return []
-        answered = self._answered_slots(event)
+        changed = self._answered_slots(event)
         self._on_station(event)
         commands = inner.apply(event, now)
-        self._update_working(answered, now)
         if type(event) not in SERVING_EVENTS:
             inner.advance(event, commands, now)
-            for name, live in inner.live_changes:
-                if (slot := self.serving.slots.slots.get(name)) is not None:
-                    delivery.set_working(slot.simulator, name, working=live and slot.request is None, now=now)
+            changed += inner.live_changes
+        self._update_working(changed, now)
         delivery.preempt(now)
         delivery.on_event(event, now)
         sent = delivery.release(event, now)

@@ -27,6 +27,7 @@ from polyrhythm.pipeline.array_specs import (
 )
 from polyrhythm.pipeline.placed import TRAINER, Placed, evaluator_name, generator_names, place
 from polyrhythm.plugins.memory_estimate.activations import Activations
+from polyrhythm.plugins.ranks import count_shards
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.devices import is_simulated
@@ -103,6 +104,8 @@ class _Parts:
     ) -> None:
         self._config, self._spec, self._form, self._placed, self._activations = config, spec, form, placed, activations
         self._ranks = placed.names["trainer"]
+        #: Ranks that share the trainer's tensors, one if each has all.
+        self._share = count_shards(config.placement.trainer, [placed.seats[name].node for name in self._ranks])
         trains = bool(self._ranks)
         infos = env_batch_infos(config, spec, trainer=trains)
         self._layout = arena_layout(config, spec, infos, form, trainer=trains)
@@ -164,10 +167,11 @@ class _Parts:
         """Memory that a rank keeps between updates, and its duplicates during one."""
         config, form, ranks = self._config, self._form, len(self._ranks)
         learns = config.training.versions > 0
-        share = ranks if config.placement.trainer.strategy == "shard" else 1
+        share = self._share
         keeps = HOST if share > 1 and config.placement.trainer.shard.cpu_offload else device
         offload = config.training.optimizer.offload
-        buckets = ranks > share  # DDP keeps gradient buckets that others drop
+        # DDP keeps gradient buckets that others drop.
+        buckets = ranks > 1 and config.placement.trainer.strategy == "replicate"
         trained, moments = form.trainable_bytes * learns, _MOMENTS * form.trainable_bytes * learns
         yield MemoryPart(name, "weights", keeps, -(-form.train_bytes // share))
         yield MemoryPart(name, "gradients", keeps, -(-trained // share), stays=buckets)
@@ -219,7 +223,7 @@ class _Parts:
         trained = form.trainable_bytes if settings_traits(config.policy).adapts else form.train_bytes
         state = trained + _MOMENTS * form.trainable_bytes + self._reference()
         if config.placement.trainer.strategy == "shard":
-            return -(-state // len(self._ranks))
+            return -(-state // self._share)
         return state if name == TRAINER else 0
 
 

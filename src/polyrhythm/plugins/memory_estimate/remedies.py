@@ -31,6 +31,7 @@ from polyrhythm.runtime.messages import station_of
 _MICRO, _TOKENS = "training.micro_batch_steps", "training.micro_batch_tokens"
 _ROWS, _SAMPLES = "batching.max_rows", "training.mini_batch_samples"
 _DEVICES, _RANKS, _STRATEGY = "placement.trainer.devices", "placement.trainer.ranks", "placement.trainer.strategy"
+_WITHIN = "placement.trainer.shard.within"
 _CACHE = "policy.engine.cache_gib"
 _SHARING, _LEASED = "placement.sharing", "placement.lease.devices"
 #: Most changes that are put together.
@@ -189,6 +190,8 @@ def _divisions(planner: Planner, config: RunConfig) -> Iterator[dict[str, Any]]:
     own = trainer_ranks(config, planner.machine.devices)
     if own > 1 and config.placement.trainer.strategy == "replicate":
         yield {_STRATEGY: "shard"}
+    if own > 1 and len(planner.machine.devices.nodes) > 1 and config.placement.trainer.shard.within == "node":
+        yield {_STRATEGY: "shard", _WITHIN: "all"}
     for ranks in range(own + 1, planner.machine.devices.count + 1):
         try:
             check_ranks(config, ranks)

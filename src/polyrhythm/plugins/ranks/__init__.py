@@ -2,23 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyrhythm.checks import Check, CheckContext
+from polyrhythm.checks import Check, CheckContext, Result
+from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugin import Plugin
 from polyrhythm.readable import counted
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
+    from polyrhythm.config.sections.placement import ShardSettings, TrainerSeatSettings
 
 
-def _ranks(context: CheckContext) -> tuple[()]:
+def _ranks(context: CheckContext) -> Result:
     from polyrhythm.pipeline.placed import trainer_ranks
 
-    if context.trainer and context.config.training.versions:
-        check_ranks(context.config, trainer_ranks(context.config))
-    return ()
+    config = context.config
+    if not (context.trainer and config.training.versions):
+        return ()
+    ranks = trainer_ranks(config)
+    check_ranks(config, ranks)
+    if ranks == 1 or config.launcher != "ray" or config.ray.address == "local":
+        return ()
+    return Finding("ranks", "note", f"{ranks} ranks may be on several nodes: {_OPEN}")
+
+
+#: What a run whose ranks are on several hosts tells.
+_OPEN = (
+    "what they send each other (gradients, weights) is neither authenticated nor encrypted, so their network has to be "
+    "your own; each of their nodes has to see the run's folder"
+)
+
+
+def hosts_of_replicas(hosts: Sequence[str], settings: ShardSettings) -> list[list[int]]:
+    """The ranks of each host that has all weights; none if the hosts differ in their number of ranks or have one each,
+    or if all ranks share the weights by these settings. hosts: of each rank.
+
+    Example: (a, b, a, b) → [[0, 2], [1, 3]]; (a, a, b) and (a, b) → [].
+    """
+    found: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        found.setdefault(host, []).append(rank)
+    count = max(map(len, found.values()), default=0)
+    equal = all(len(ranks) == count for ranks in found.values())
+    several = count > 1 and len(found) > 1
+    return list(found.values()) if equal and several and settings.within == "node" else []
+
+
+def count_shards(settings: TrainerSeatSettings, nodes: Sequence[str]) -> int:
+    """How many ranks share each of the trainer's tensors. nodes: of each rank, "" where it is not known: one node."""
+    if settings.strategy != "shard":
+        return 1
+    replicas = hosts_of_replicas(nodes, settings.shard)
+    return len(replicas[0]) if replicas else max(1, len(nodes))
 
 
 def check_ranks(config: RunConfig, ranks: int) -> None:

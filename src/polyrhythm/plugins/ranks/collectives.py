@@ -142,11 +142,12 @@ def add_bit_sums(policy: nn.Module, part: nn.Module, sums: dict[str, int]) -> di
 
 
 def _backend(store: Store, rank: int, size: int, device: torch.device) -> str:
-    """Backend of the process group: NCCL for device tensors, if each rank has a GPU."""
-    if device.type != "cuda":
-        return "gloo"
-    store.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(device).uuid))
+    """Backend of the process group, the same on all ranks: NCCL for device tensors, if each has a GPU of its own, by
+    the GPU's uuid, which no other host's has."""
+    store.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "")
     gpus = {bytes(store.get(f"gpu/{other}")) for other in range(size)}
+    if b"" in gpus:
+        return "gloo"
     return "cpu:gloo,cuda:nccl" if len(gpus) == size else "cpu:gloo,cuda:gloo"
 
 
@@ -189,10 +190,14 @@ class DealtShare(Share):
     def is_empty(self) -> bool:
         return self.borrowed is not None
 
+    @property
+    def read(self) -> Sequence[int]:
+        return self.own if self.borrowed is None else (self.borrowed,)
+
     def collate(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        packed = collate([trajectories[i] for i in self.read])
         if self.borrowed is None:
-            return collate([trajectories[i] for i in self.own])
-        packed = collate([trajectories[self.borrowed]])
+            return packed
         return replace(packed, valid=torch.zeros_like(packed.valid))
 
     def pick(self, index: Tensor) -> tuple[Tensor, Tensor | slice]:

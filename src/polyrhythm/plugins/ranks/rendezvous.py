@@ -17,7 +17,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from ipaddress import ip_address
@@ -73,8 +73,8 @@ def _open_store(rank: int, meeting: Meeting) -> tuple[Store, str]:
     while not (found := meeting.find()):  # a question to rank 0's host, which answers at once
         if time.monotonic() >= meeting.by + _LATER_S:
             raise StartError(
-                f"rank {rank} ({meeting.hosts[rank]}) came, but rank 0 ({meeting.hosts[0]}) has not said in time "
-                f"(supervision.start_s) where the ranks meet; {_READ_LOG}"
+                f"it came, but rank 0 ({meeting.hosts[0]}) has not said in time (supervision.start_s) where the ranks "
+                f"meet; {_READ_LOG}"
             )
         time.sleep(_AGAIN_S)
     address, port, word = json.loads(found)
@@ -82,7 +82,7 @@ def _open_store(rank: int, meeting: Meeting) -> tuple[Store, str]:
         store = TCPStore(address, port, is_master=False, timeout=left(meeting, _LATER_S), wait_for_workers=False)
     except RuntimeError as error:
         raise StartError(
-            f"rank {rank} ({meeting.hosts[rank]}) cannot connect to rank 0 ({meeting.hosts[0]}) at {address}:{port}; "
+            f"it cannot connect from {meeting.hosts[rank]} to rank 0 ({meeting.hosts[0]}); "
             f"{_check_network(f'{address}:{port}')}"
         ) from error
     return PrefixStore(word, store), f"{address}:{port}"
@@ -117,12 +117,11 @@ def _who_came(store: Store, size: int, meeting: Meeting, address: str) -> str:
         for rank in range(size):
             (came if store.check([f"here/{rank}"]) else absent).append(rank)
     except RuntimeError:  # rank 0 has ended, with its store
-        return f"rank 0 ended while the ranks of the trainer met; {_READ_LOG}"
+        return f"rank 0 ended while the ranks met; {_READ_LOG}"
     check = f"{_READ_LOG}; if it runs, {_check_network(address)}" if address else _READ_LOG
-    return (
-        f"{_named(came, meeting.hosts)} came in time (supervision.start_s), {_named(absent, meeting.hosts)} did not; "
-        f"{check}"
-    )
+    names = [f"{rank} ({meeting.hosts[rank]})" if address else str(rank) for rank in range(size)]
+    there, missing = (", ".join(names[rank] for rank in ranks) for ranks in (came, absent))
+    return f"of {size} ranks only {there} came in time (supervision.start_s), not {missing}; {check}"
 
 
 _READ_LOG = "its log says how far it got"
@@ -139,16 +138,9 @@ def cannot_connect(rank: int, meeting: Meeting, error: Exception) -> StartError:
     """The error of a rank that has met the others and cannot connect to them."""
     why = (str(error).splitlines() or [type(error).__name__])[0]
     return StartError(
-        f"rank {rank} ({meeting.hosts[rank]}) has met the other ranks but cannot connect to all of them ({why}); "
-        f"{_check_network(f'rank 0 at {meeting.hosts[0]}')}"
+        f"it has met the other ranks but cannot connect to all of them from {meeting.hosts[rank]} ({why}); "
+        f"{_check_network(f'rank 0 on {meeting.hosts[0]}')}"
     )
-
-
-def _named(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """`ranks 0 (main) and 2 (host-2)`; without hosts where there is one."""
-    names = [f"{rank} ({hosts[rank]})" if hosts else str(rank) for rank in ranks] or ["none"]
-    listed = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
-    return f"rank{'s' * (len(names) > 1)} {listed}"
 
 
 @contextmanager

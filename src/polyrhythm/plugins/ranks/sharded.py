@@ -34,6 +34,7 @@ from torch.distributed.tensor import DTensor
 
 from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.ranks import hosts_of_replicas
 from polyrhythm.plugins.ranks.collectives import CONNECT_S, ProcessRanks, add_bit_sums
 from polyrhythm.plugins.ranks.rendezvous import left
 from polyrhythm.plugins.ranks.shards import is_sharded, join, part_of, piece_of, save_folder, shard_of
@@ -60,7 +61,7 @@ class ShardedRanks(ProcessRanks):
     def connect(self, meeting: Meeting) -> Sequence[ProcessGroup]:
         """mesh: of the ranks' devices, (shards) or (replicas, shards); host_mesh: the same for gathers in host memory,
         None if ranks are on devices of their own."""
-        hosts = hosts_of_replicas(meeting.hosts) if self.settings.within == "node" else []
+        hosts = hosts_of_replicas(meeting.hosts, self.settings)
         self.host_mesh = None
         if not hosts:
             everyone = dist.group.WORLD
@@ -149,20 +150,6 @@ class ShardedRanks(ProcessRanks):
 
     def save(self, state: Mapping[str, Any], path: Path, *, background: bool = False) -> Saving:  # noqa: ARG002
         return save_folder(state, path, self.rank, self.background)
-
-
-def hosts_of_replicas(hosts: Sequence[str]) -> list[list[int]]:
-    """The ranks of each host that has all weights; none if the hosts differ in their number of ranks, or have one each.
-    hosts: of each rank.
-
-    Example: (a, b, a, b) → [[0, 2], [1, 3]]; (a, a, b) and (a, b) → [].
-    """
-    found: dict[str, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        found.setdefault(host, []).append(rank)
-    count = max(map(len, found.values()), default=0)
-    equal = all(len(ranks) == count for ranks in found.values())
-    return list(found.values()) if equal and count > 1 and len(found) > 1 else []
 
 
 def shard_policy(

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from polyrhythm.cli import show
 from polyrhythm.conductors import build_conductor
-from polyrhythm.config.base import models_in
+from polyrhythm.config.base import models_in, quoted
 from polyrhythm.config.recipes import examples_folder, read
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.timeline.trace import TraceWriter
@@ -126,14 +126,14 @@ def _explain(error: ValidationError) -> Iterator[str]:
     for detail in sorted(details, key=lambda detail: detail["type"] == "missing"):
         where = ".".join(str(part) for part in detail["loc"]) or "the file"
         if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            shown = "" if isinstance(detail["input"], dict | list) else f" = {detail['input']!r}"
+            shown = "" if isinstance(detail["input"], dict | list) else f" = {quoted(detail['input'])}"
             yield f"{where}{shown}: no such key; {_nearest(detail['loc'])}"
         elif detail["type"] == "missing":
             if where not in written:  # else it is there under its old name
                 yield f"{where} is missing; add it"
         else:
             why = detail.get("ctx", {}).get("error", detail["msg"])
-            yield f"{where} = {detail['input']!r}: {why}" if detail["loc"] else str(why)
+            yield f"{where} = {quoted(detail['input'])}: {why}" if detail["loc"] else str(why)
 
 
 def _nearest(location: tuple[int | str, ...]) -> str:

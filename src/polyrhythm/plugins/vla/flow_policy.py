@@ -14,17 +14,16 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import torch
-from pydantic import BeforeValidator, Discriminator, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from polyrhythm.config.base import type_or
 from polyrhythm.plugins.pretrained.adapting import ADAPTED, AdaptedPolicy
 from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.decoder import KeysValues
 from polyrhythm.plugins.vla.inputs import VlaInputs
 from polyrhythm.plugins.vla.settings import VlaSettings
 from polyrhythm.policies import noise
-from polyrhythm.policies.base import Act, Evaluation, Observations, named
+from polyrhythm.policies.base import Act, Evaluation, Observations, section_or
 from polyrhythm.policies.flow_matching import FlowMethod, FlowNoise, Kept, Network, between, check_steps, start_noise
 from polyrhythm.policies.mlp import Mlp
 from polyrhythm.specs import PROGRESS, ArraySpec, EnvSpec
@@ -310,7 +309,7 @@ class FlowVlaSettings(VlaSettings):
 
     steps: int = Field(4, ge=1)
     """Steps from noise to actions (K)."""
-    method: Annotated[FlowMethod, Discriminator(type_or("flow_sde")), BeforeValidator(named)] = Field(
+    method: Annotated[FlowMethod, Field(discriminator="type"), section_or("flow_sde")] = Field(
         {"type": "flow_sde"}, validate_default=True
     )
     """Where noise enters: flow_sde, flow_cps (one step per row), flow_noise (all steps, learned), ode (not for RL)."""

@@ -16,6 +16,7 @@ from polyrhythm.plugins.cluster.hosts.agent import Node
 from polyrhythm.plugins.cluster.hosts.build import StationNodes, open_hosts
 from polyrhythm.plugins.cluster.parcels import KeptParcels, Parcels, SharedParcels
 from polyrhythm.plugins.workflow.station import WorkerBeside, WorkerFactory
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.factories import Resources, StationList
 from polyrhythm.runtime.hosting import Hosting
 from polyrhythm.runtime.hosts import MAIN
@@ -103,5 +104,6 @@ def open_ray(stations: StationList, limits: Limits, logs: Path, settings: Mappin
     from polyrhythm.plugins.cluster.ray.cluster import Cluster
 
     seats = {factory.name: own[0] for factory, *own in stations}
-    cluster = Cluster(RaySettings(**settings), seats, logs)
+    devices = {seat.device for seat in seats.values()} - {CPU}
+    cluster = Cluster(RaySettings(**settings), seats, logs, len(devices))
     return open_on_nodes(stations, limits, logs, cluster.nodes, cluster.address, cluster.close)

@@ -211,7 +211,8 @@ class Controller:
             self._turns.on_wait(station, message.number, self.clock())
             return
         future = self._calls.pop((station, message.number), None)
-        if isinstance(message, p.Raised) and (future is not None or message.number == p.NO_CALL):
+        between_calls = message.number == p.NO_CALL and station in self._turns
+        if isinstance(message, p.Raised) and (future is not None or between_calls):
             failed = self._failed(station, message.error, message.trace)
             self.end(failed)
             if future is not None and not future.done():

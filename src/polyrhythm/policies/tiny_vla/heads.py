@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, Protocol, Self
 
 import torch
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.config.base import type_or
 from polyrhythm.policies import distributions, noise
-from polyrhythm.policies.base import SETTINGS, named
+from polyrhythm.policies.base import SETTINGS, section_or
 from polyrhythm.policies.flow_matching import FlowMethod, FlowNoise, Network, between, check_steps, start_noise
 from polyrhythm.specs import ArraySpec
 
@@ -117,7 +116,7 @@ class FlowMatchingSettings(BaseModel):
     """Steps from noise to actions (K)."""
     hidden: int = Field(64, ge=1)
     """Units per hidden layer of the network."""
-    method: Annotated[FlowMethod, Discriminator(type_or("flow_noise")), BeforeValidator(named)] = Field(
+    method: Annotated[FlowMethod, Field(discriminator="type"), section_or("flow_noise")] = Field(
         {"type": "flow_noise"}, validate_default=True
     )
     """Where noise enters: flow_noise (all steps, learned), flow_sde, flow_cps (one per row), ode (none: not for RL)."""

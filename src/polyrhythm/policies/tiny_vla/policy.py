@@ -18,12 +18,11 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.config.base import type_or
-from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, named
+from polyrhythm.policies.base import SETTINGS, Act, Evaluation, Observations, section_or
 from polyrhythm.policies.form import PolicyForm, Role, describe
 from polyrhythm.policies.gaussian import continuous_bounds
 from polyrhythm.policies.mlp import seeded
@@ -33,11 +32,7 @@ from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec, Task
 from polyrhythm.specs.hashing import mix
 
-HeadSettings = Annotated[
-    Annotated[BinsSettings, Tag("bins")] | Annotated[FlowMatchingSettings, Tag("flow_matching")],
-    Discriminator(type_or("bins")),
-    BeforeValidator(named),
-]
+HeadSettings = Annotated[BinsSettings | FlowMatchingSettings, Field(discriminator="type"), section_or("bins")]
 
 #: Required observations: dtype and shape, None for any size.
 _INPUTS: dict[str, tuple[str, tuple[int | None, ...]]] = {

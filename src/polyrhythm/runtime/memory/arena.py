@@ -108,8 +108,9 @@ class Elsewhere(Protocol):
     def requests(self, posted: Sequence[tuple[str, int]]) -> dict[str, RequestView]:
         """Those of these requests (slot, rows) that lie on other hosts, by slot."""
 
-    def bring(self, arena: Arena, host: str, blocks: Sequence[int]) -> None:
-        """Copy finished samples to the same blocks of this arena. LookupError: one is not there."""
+    def bring(self, arena: Arena, host: str, blocks: Sequence[int], *, obs: bool = True) -> None:
+        """Copy finished samples to the same blocks of this arena, with or without their observations. LookupError: one
+        is not there."""
 
 
 class Arena:
@@ -190,8 +191,9 @@ class Arena:
         except LookupError:
             return False
 
-    def fetch(self, payload_ids: Iterable[str]) -> None:
-        """Have those of these samples here that lie on other hosts. LookupError: one does not lie there."""
+    def fetch(self, payload_ids: Iterable[str], *, obs: bool = True) -> None:
+        """Have those of these samples here that lie on other hosts. obs: with their observations, which must not be
+        read otherwise. LookupError: one does not lie there."""
         by_host: dict[str, list[int]] = {}
         for payload_id in payload_ids:
             host, number = self._parse(payload_id)
@@ -202,7 +204,7 @@ class Arena:
                     raise LookupError(f"payload {payload_id!r}: it lies on host {host}, which this process cannot read")
         for host, blocks in by_host.items():
             assert self._elsewhere is not None
-            self._elsewhere.bring(self, host, blocks)
+            self._elsewhere.bring(self, host, blocks, obs=obs)
             self._brought.update(dict.fromkeys(blocks, host))
 
     def read(self, payload_id: str) -> Trajectory:

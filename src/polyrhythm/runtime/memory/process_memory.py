@@ -48,8 +48,9 @@ class ProcessMemory:
     def arena(self) -> Arena:
         return Arena(self._layout, memoryview(open_segment(self.folder, ARENA)))
 
-    def weights(self, device: str, ends: Ends | None) -> Weights:
-        """This process's end of the weights channel, for a station on `device`. ValueError: the layout is damaged."""
+    def weights(self, device: str, ends: Ends | None, local: str = CPU) -> Weights:  # noqa: ARG002
+        """This process's end of the weights channel, for a station on `device` of the run, which torch calls `local`.
+        ValueError: the layout is damaged."""
         self._weights.verify()
         return open_weights(self._weights, memoryview(open_segment(self.folder, WEIGHTS)), self.folder, device, ends)
 

@@ -6,6 +6,7 @@
     ipc         from the trainer's device memory, which a generator on the same device has opened (CUDA IPC)
     peer        the same memory, copied by a generator on another device that can read it (NVLink or PCIe)
     tcp         from the trainer's host to the generator's, once for each host, then through its shared memory
+    pair        from the trainer's host to a generator's device on another, in buckets over a process group of the two
 
 The way depends on where the two ends are and nothing else: every process decides for itself, and all of them alike.
 docs/design/memory-and-devices.md says why no way is a collective. The shared memory is a header and two equal buffers:
@@ -38,7 +39,7 @@ import numpy as np
 from polyrhythm.runtime.devices import CPU
 from polyrhythm.specs.weights import WeightsLayout
 
-Way = Literal["reference", "host", "ipc", "peer", "tcp"]
+Way = Literal["reference", "host", "ipc", "peer", "tcp", "pair"]
 
 #: Whether the first device (cuda:N) can read the memory of the second.
 Reaches = Callable[[str, str], bool]
@@ -66,6 +67,11 @@ class Ends:
     local: Mapping[str, str] = field(default_factory=dict)
 
 
+#: Why versions come by the ways between hosts.
+OVER_HOSTS = {
+    "tcp": "the trainer is on another host",
+    "pair": "the trainer is on a device of another host",
+}
 ONE_PROCESS = Choice("reference", "trainer and generator are in one process")
 
 

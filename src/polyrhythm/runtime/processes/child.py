@@ -125,7 +125,7 @@ class StationProcess:
         resources = spec.resources
         context = StationContext(
             self._memory.arena(),
-            partial(self._memory.weights, resources.device, resources.ends),
+            partial(self._memory.weights, resources.device, resources.ends, resources.torch_device),
             Channels(send, self._outgoing.reply, send),
             resources.torch_device,
             overlap=True,

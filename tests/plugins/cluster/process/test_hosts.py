@@ -26,7 +26,7 @@ from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.plugins.cluster.hosts.agent import LocalNode
 from polyrhythm.plugins.cluster.launching import launch_on
-from polyrhythm.runtime.hosting import dropped_messages, process_ids
+from polyrhythm.runtime.hosting import dropped_messages, process_ids, station_hosts
 from polyrhythm.runtime.memory.published import read_traffic
 from polyrhythm.scheduler import records
 
@@ -174,6 +174,19 @@ def test_in_lockstep_no_observation_crosses_where_each_host_has_simulator_and_ge
         pipeline.loop.train_until(2)
         remote, every = remote_rows(pipeline)
     assert remote == 0 < every
+
+
+def test_a_generator_on_a_device_of_another_host_takes_weights_by_a_pair(tmp_path: Path) -> None:
+    placement = {"simulated_devices": 2, "trainer": {"devices": "0"}, "generators": {"devices": "0,1"}}
+    with running(tmp_path / "run", apart_by_setting(tmp_path, 2), placement=placement) as pipeline:
+        pipeline.loop.train_until(VERSIONS)
+        check_complete(pipeline)
+        at = station_hosts(pipeline.launcher.hosting)
+        found = ways(pipeline)
+    assert at["generator-1"] != at["trainer"]
+    assert "pair" in found["generator-1"] <= {"pair", "tcp"}
+    (log,) = (tmp_path / "run" / "logs").rglob("generator-1*.log")
+    assert "by a pair (gloo, as devices are simulated)" in log.read_text()
 
 
 def test_nodes_that_share_memory_are_one_host(tmp_path: Path) -> None:

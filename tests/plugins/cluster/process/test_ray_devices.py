@@ -8,16 +8,31 @@ from typing import Any
 
 import pytest
 from tests.long import long
-from tests.plugins.cluster.process.test_ray import cluster_of
+from tests.plugins.cluster.process.test_hosts import VERSIONS, check_complete, running
+from tests.plugins.cluster.process.test_ray import (
+    cluster_of,
+    node,
+    places_of,
+    raylet_of,
+    train_until,
+    worker_without_trainer,
+)
+from tests.plugins.lease.process.test_lease import holders
 from tests.process.runs import ASYNCHRONOUS, config, orphaned_folders
 
+from polyrhythm.cli.main import main
+from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.cluster.description import read_description
+from polyrhythm.runtime.hosting import process_ids
 
 LONG = long(30, "with a Ray of its own")
-#: Four devices: the trainer has the last one, a generator is on each other one.
-SPREAD = {
+NODE = {"num_cpus": 4, "num_gpus": 2}
+#: Four devices: the trainer has the last one, a simulator and a generator are on each other one.
+SPREAD: dict[str, Any] = {
     "launcher": "ray",
     "placement": {"preset": "disaggregated", "simulated_devices": 2},
     "rollout": {"simulators": 3, "generators": 3},
@@ -28,22 +43,36 @@ SPREAD = {
 def two_nodes(tmp_path: Path) -> Iterator[Any]:
     """Two nodes of two fake GPUs, beside a head that has none."""
     pytest.importorskip("ray", reason="the ray extra is not installed")
-    yield from cluster_of(
-        tmp_path, head={"num_cpus": 1}, one={"num_cpus": 4, "num_gpus": 2}, two={"num_cpus": 4, "num_gpus": 2}
-    )
+    yield from cluster_of(tmp_path, {"num_cpus": 1}, one=NODE, two=NODE)
+
+
+@pytest.fixture
+def three_nodes(tmp_path: Path) -> Iterator[Any]:
+    pytest.importorskip("ray", reason="the ray extra is not installed")
+    yield from cluster_of(tmp_path, {"num_cpus": 1}, one=NODE, two=NODE, three=NODE)
+
+
+def on(cluster: Any, **more: Any) -> dict[str, Any]:
+    return {"address": cluster.address, "cpus_per_station": 0.5, **more}
 
 
 @LONG
-def test_a_preset_over_two_nodes_trains_on_the_devices_of_both(two_nodes: Any, tmp_path: Path) -> None:
-    settings = {"address": two_nodes.address, "cpus_per_station": 0.5}
-    own = config(ASYNCHRONOUS, **SPREAD, ray=settings, training={"versions": 3})
-    checked = validate_run(own)
+def test_a_preset_over_two_nodes_trains_on_the_devices_of_both(
+    two_nodes: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cluster", two_nodes.address]) == 0
+    (file := tmp_path / "cluster.yaml").write_text(capsys.readouterr().out)
+    described = read_description(str(file))
+    assert [(own.cpus, own.gpus) for own in described.nodes] == [(1.0, 0), (4.0, 2), (4.0, 2)]
+
+    checked = validate_run(config(ASYNCHRONOUS, **SPREAD, ray=on(two_nodes), training={"versions": 3}))
     seats = place(checked.config).seats
     devices = {name: seat.device for name, seat in seats.items()}
     assert devices["trainer"] == "sim:3"
     assert [devices[f"generator-{i}"] for i in range(3)] == ["sim:0", "sim:1", "sim:2"]
     nodes = {seat.device: seat.node for seat in seats.values()}
     assert nodes["sim:0"] == nodes["sim:1"] != nodes["sim:2"] == nodes["sim:3"]
+    assert [own.name for own in described.nodes if own.gpus] == [nodes["sim:0"], nodes["sim:2"]]
     folder = tmp_path / "run"
     folder.mkdir()
     summary = train(checked, folder)
@@ -51,3 +80,79 @@ def test_a_preset_over_two_nodes_trains_on_the_devices_of_both(two_nodes: Any, t
     hosts = {name: host for host, found in summary["hosts"].items() for name in found["stations"]}
     assert hosts["generator-0"] == hosts["generator-1"] != hosts["generator-2"] == hosts["trainer"]
     assert not orphaned_folders()
+
+
+@LONG
+def test_stations_of_a_device_take_turns_on_each_of_two_nodes(two_nodes: Any, tmp_path: Path) -> None:
+    """The trainer and a generator on the last device, generators on the first two; each lease is of its node."""
+    placement = {
+        "sharing": "lease",
+        "simulated_devices": 2,
+        "generators": {"devices": "0-3"},
+        "trainer": {"devices": "3"},
+        "lease": {"min_hold_s": 0.01},
+    }
+    rollout = {"simulators": 2, "generators": 5}
+    own = config(ASYNCHRONOUS, launcher="ray", placement=placement, rollout=rollout, ray=on(two_nodes))
+    checked = validate_run(own)
+    seats = place(checked.config).seats
+    assert {name: seat.leases for name, seat in seats.items() if seat.leases} == {
+        "generator-0": (0,),
+        "generator-4": (0,),
+        "generator-3": (3,),
+        "trainer": (3,),
+    }
+    assert seats["generator-0"].node != seats["trainer"].node
+    pipeline = build_pipeline(RunContext(checked.config, folder=tmp_path / "run"), record=True)
+    try:
+        pipeline.loop.train_until(VERSIONS)
+        check_complete(pipeline)
+        assert {"generator-0", "generator-4"} == {*holders(pipeline, 0)}
+        assert {"generator-3", "trainer"} == {*holders(pipeline, 3)}
+    finally:
+        pipeline.close()
+    assert not orphaned_folders()
+
+
+@LONG
+def test_a_lost_nodes_stations_go_to_free_devices_and_back_to_a_node_that_comes(
+    three_nodes: Any, tmp_path: Path
+) -> None:
+    """Six devices for four stations: those of a lost node go to devices that nobody has, on the nodes that are left; if
+    another one is lost they share."""
+    placement = {"generators": {"devices": "0-4"}, "trainer": {"devices": "5"}, "simulated_devices": 2}
+    changes = {"freshness": {"max_lag": 2}, "training": {"versions": 100_000}, "rollout": {"generators": 5}}
+    own = config(ASYNCHRONOUS, launcher="ray", placement=placement, ray=on(three_nodes), **changes)
+    pipeline = build_pipeline(RunContext(validate_run(own).config, folder=tmp_path / "run"), record=True)
+    try:
+        pipeline.loop.train_until(1)
+        raylets = {name: raylet_of(pid) for name, pid in process_ids(pipeline.launcher.hosting).items()}
+        lost = worker_without_trainer(three_nodes, pipeline)
+        gone = lost.all_processes["raylet"][0].process.pid
+        moved = [name for name, raylet in raylets.items() if raylet == gone and name.startswith("generator")]
+        assert len(moved) == 2
+        three_nodes.remove_node(lost, allow_graceful=False)
+        version = train_until(pipeline, 2, lambda: gone not in places_of(pipeline, raylets))
+        three_nodes.add_node(**{**node(tmp_path, "new"), **NODE})
+        (new,) = [one.all_processes["raylet"][0].process.pid for one in three_nodes.worker_nodes][-1:]
+
+        def came() -> bool:
+            now = {name: raylet_of(pid) for name, pid in process_ids(pipeline.launcher.hosting).items()}
+            return [now.get(name) for name in moved] == [new, new]
+
+        train_until(pipeline, version + 1, came)
+        ledger = pipeline.loop.conductor.ledger
+        assert (ledger.imbalance, ledger.dropped_total) == (0, 0)
+    finally:
+        pipeline.close()
+    assert not orphaned_folders()
+
+
+@LONG
+def test_a_ray_of_its_own_has_the_devices_that_are_simulated(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="the ray extra is not installed")
+    placement = {"preset": "hybrid", "simulated_devices": 4, "trainer": {"devices": "3"}}
+    with running(tmp_path / "run", launcher="ray", placement=placement, ray={"cpus_per_station": 0.5}) as pipeline:
+        pipeline.loop.train_until(2)
+        assert ray.cluster_resources()["GPU"] == 4.0
+    assert not ray.is_initialized()

@@ -51,13 +51,13 @@ class DataClient:
         self._connection: SealedConnection | None = None
         self._turn = threading.Lock()
 
-    def ask(self, question: q.Question) -> list[memoryview]:
+    def ask(self, question: msgspec.Struct) -> list[memoryview]:
         """The pieces of the answer. LookupError: there is none. HostSilent: none came in time."""
         (answer,) = self.ask_all([question])
         return answer
 
     def ask_all(
-        self, questions: Iterable[q.Question | None], ahead: int = 1, place: Place = anywhere
+        self, questions: Iterable[msgspec.Struct | None], ahead: int = 1, place: Place = anywhere
     ) -> Iterator[list[memoryview]]:
         """The answers in order; up to `ahead` questions are on their way at a time. questions: None where the next one
         depends on an answer that is still to come; place: of the answers' pieces."""

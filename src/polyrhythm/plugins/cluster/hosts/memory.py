@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from numpy.typing import NDArray
 
@@ -25,16 +26,19 @@ from polyrhythm.plugins.cluster.hosts.client import DataClient, HostWatch, clien
 from polyrhythm.plugins.cluster.hosts.pieces import entries_at_a_time, largest_answer, request_of, write_part
 from polyrhythm.plugins.cluster.hosts.relay import MIRROR, mirror_locks, route
 from polyrhythm.plugins.cluster.sealed import MOST_PIECES
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.hosts import MAIN, HostView
 from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
 from polyrhythm.runtime.memory.process_memory import ARENA, WEIGHTS, ProcessMemory, open_weights
-from polyrhythm.runtime.memory.published import shared_nbytes
+from polyrhythm.runtime.memory.published import PublishedMemory, shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.specs import WeightsLayout
 
 if TYPE_CHECKING:
+    from polyrhythm.plugins.cluster.hosts.pairs import PairSender, PairWeights
+    from polyrhythm.plugins.cluster.hosts.weights import HostWeights
     from polyrhythm.runtime.memory.published import Ends
     from polyrhythm.runtime.memory.weights import Weights
 
@@ -116,7 +120,7 @@ class OtherHosts:
                     found[slot] = request_of(self._layout, rows, pieces[place * each : (place + 1) * each])
         return found
 
-    def bring(self, arena: Arena, host: str, blocks: Sequence[int]) -> None:
+    def bring(self, arena: Arena, host: str, blocks: Sequence[int], *, obs: bool = True) -> None:
         """Copy the samples in these blocks of another host, in parts, several of which are on their way at a time: the
         limit of an answer is that of a part. LookupError: one of them is not there, or no such host."""
         if host not in self._clients:
@@ -129,17 +133,17 @@ class OtherHosts:
             """The first part of each, which says how many there are, then the others."""
             for block in blocks:
                 asked.append((block, 0))
-                yield q.SampleEntries(block, 0, count)
+                yield q.SampleEntries(block, 0, count, obs)
             for block in blocks:
                 while block not in found:
                     yield None
                 for begin in range(count, int(found[block][0]) + 1, count):
                     asked.append((block, begin))
-                    yield q.SampleEntries(block, begin, count)
+                    yield q.SampleEntries(block, begin, count, obs)
 
         for answer in client.ask_all(questions(), q.AHEAD):
             block, begin = asked.popleft()
-            head = write_part(arena, block, begin, answer)
+            head = write_part(arena, block, begin, answer, obs=obs)
             if (head != found.setdefault(block, head)).any():
                 raise LookupError(f"the sample in block {block} of host {host} was replaced while it was fetched")
         for block, head in found.items():
@@ -175,6 +179,7 @@ class HostMemory(ProcessMemory):
                 self.clients[host] = self.client(host, endpoint, view.answer_s)
         self._endpoints = dict(view.servers)
         self._agent: DataClient | None = None
+        self._pairs: PairSender | PairWeights | None = None
         if MAIN in self.clients:
             self._watch = HostWatch(self.client(MAIN, view.servers[MAIN]))
 
@@ -209,9 +214,11 @@ class HostMemory(ProcessMemory):
         if self._others is not None:
             self._others.move_slots(host, slots)
 
-    def weights(self, device: str, ends: Ends | None) -> Weights:
+    def weights(self, device: str, ends: Ends | None, local: str = CPU) -> Weights:
         self._weights.verify()
         folder, view = self.folder, self._view
+        if ends is not None and device == ends.trainer != CPU and view.own in view.publishers:
+            self._serve_pairs(local)
         if {*view.publishers} == {view.own}:
             return open_weights(self._weights, memoryview(open_segment(folder, WEIGHTS)), folder, device, ends)
         from polyrhythm.plugins.cluster.hosts.weights import HostWeights, Mirror  # torch, which simulators do not need
@@ -223,7 +230,36 @@ class HostMemory(ProcessMemory):
         memory = SharedWeights(self._weights, memoryview(open_segment(folder, MIRROR)), mirror_locks(folder))
         self._agent = self.client(view.own, view.servers[view.own], view.answer_s)
         others = [self.clients[host] for host in dict.fromkeys(view.publishers) if host != view.own]
-        return HostWeights(own, others, Mirror(memory, self._agent, self._route))
+        host = HostWeights(own, others, Mirror(memory, self._agent, self._route))
+        if ends is None or CPU in (device, ends.trainer) or view.own == view.publishers[0]:
+            return host
+        return self._by_pairs(host, local)
+
+    def _serve_pairs(self, local: str) -> None:
+        """Send what is published here to devices of other hosts."""
+        from polyrhythm.plugins.cluster.hosts.pairs import PairSender
+        from polyrhythm.runtime.memory.tensors import Device
+
+        memory = PublishedMemory(self._weights, memoryview(open_segment(self.folder, WEIGHTS)), self.folder)
+        self._pairs = PairSender(memory, self.folder, Device(local), self._sockets)
+
+    def _by_pairs(self, host: HostWeights, local: str) -> PairWeights:
+        """The end of a generator on a device, where the trainer is on one of another host."""
+        from polyrhythm.plugins.cluster.hosts.pairs import PairWeights
+        from polyrhythm.runtime.memory.tensors import Device
+
+        publisher = self._view.publishers[0]
+        asked = self.clients[publisher]
+
+        def find() -> tuple[DataClient, str]:
+            endpoint = "".join(bytes(piece).decode() for piece in asked.ask(q.Meeting(q.PAIR_FILE)))
+            address = urlsplit(endpoint).hostname
+            if address is None or not self._sockets.could_be(endpoint):
+                raise LookupError(f"no process of host {publisher} is at {endpoint!r}")
+            return self.client(publisher, endpoint, 2 * q.PAIR_S), address
+
+        self._pairs = PairWeights(host, publisher, Device(local), find, self._view.address)
+        return self._pairs
 
     def _route(self, publisher: str) -> list[tuple[str, str]]:
         """The hosts from which a version of this publisher comes, see `relay.route`. The tree has those that came
@@ -234,5 +270,7 @@ class HostMemory(ProcessMemory):
     def close(self) -> None:
         if self._watch is not None:
             self._watch.close()
+        if self._pairs is not None:
+            self._pairs.close()
         for client in (*self.clients.values(), *([self._agent] if self._agent is not None else [])):
             client.close()

@@ -83,9 +83,9 @@ def entries_at_a_time(layout: ArenaLayout) -> int:
     return max(1, PART_BYTES // entry)
 
 
-def pieces_of_sample(arena: Arena, block: int, begin: int, count: int) -> Iterator[Sent]:
-    """The block's head, then `count` of the entries that the sample fills, from `begin` on. LookupError: it holds no
-    finished sample, or none that long."""
+def pieces_of_sample(arena: Arena, block: int, begin: int, count: int, *, obs: bool = True) -> Iterator[Sent]:
+    """The block's head, then `count` of the entries that the sample fills, from `begin` on, with or without its
+    observations. LookupError: it holds no finished sample, or none that long."""
     head = arena.head[block].copy()
     steps = int(head[0])
     if not 0 < steps <= arena.layout.steps:
@@ -93,11 +93,11 @@ def pieces_of_sample(arena: Arena, block: int, begin: int, count: int) -> Iterat
     if not (0 <= begin <= steps and 0 < count <= entries_at_a_time(arena.layout)):
         raise LookupError(f"there are no {count} entries from {begin} on of a sample of {steps} steps")
     yield head
-    for array, entries in _parts(arena, block, steps, slice(begin, begin + count)):
+    for array, entries in _parts(arena, block, steps, slice(begin, begin + count), obs=obs):
         yield _rows(array, np.arange(entries.start, entries.stop, entries.step))
 
 
-def write_part(arena: Arena, block: int, begin: int, received: Sequence[Received]) -> Piece:
+def write_part(arena: Arena, block: int, begin: int, received: Sequence[Received], *, obs: bool = True) -> Piece:
     """Write what `pieces_of_sample` gave to the same block of this host's arena, but for the head, which this returns:
     it is written once all parts are. ValueError: it does not fit."""
     head = _as_array(received[0] if received else b"", arena.head.dtype, arena.head.shape[1:])
@@ -105,7 +105,7 @@ def write_part(arena: Arena, block: int, begin: int, received: Sequence[Received
     if not 0 < steps <= arena.layout.steps:
         raise ValueError(f"a sample of {steps} steps; at most {arena.layout.steps} are possible")
     part = slice(begin, begin + entries_at_a_time(arena.layout))
-    places = list(_parts(arena, block, steps, part))
+    places = list(_parts(arena, block, steps, part, obs=obs))
     for (array, entries), piece in zip(places, _fitting(places, received[1:]), strict=True):
         array[entries] = piece
     return head
@@ -125,7 +125,7 @@ def _rows(array: Piece, entries: NDArray[np.int64]) -> Sent:
     return [array[entry] for entry in entries.clip(0, len(array) - 1)]
 
 
-def _parts(arena: Arena, block: int, steps: int, part: slice) -> Iterator[tuple[Piece, slice]]:
+def _parts(arena: Arena, block: int, steps: int, part: slice, *, obs: bool) -> Iterator[tuple[Piece, slice]]:
     """Each array with these entries of a sample, as far as it has them."""
     blocks = arena.layout.blocks
 
@@ -134,7 +134,8 @@ def _parts(arena: Arena, block: int, steps: int, part: slice) -> Iterator[tuple[
         return slice(block + begin * blocks, block + stop * blocks, blocks)
 
     yield from ((array, places(steps)) for array in (arena.answers, arena.rewards, arena.valid))
-    yield from ((array, places(steps + 1)) for array in arena.obs.values())
+    if obs:
+        yield from ((array, places(steps + 1)) for array in arena.obs.values())
 
 
 def _fitting(places: Sequence[tuple[Piece, slice]], received: Sequence[Received]) -> list[Piece]:

@@ -34,11 +34,13 @@ class Posted(msgspec.Struct, frozen=True, tag=0):
 
 
 class SampleEntries(msgspec.Struct, frozen=True, tag=1):
-    """Entries of the finished sample in a block, as many as `pieces.entries_at_a_time` at most."""
+    """Entries of the finished sample in a block, as many as `pieces.entries_at_a_time` at most. obs: with its
+    observations."""
 
     block: int
     begin: int
     count: int
+    obs: bool = True
 
 
 class Held(msgspec.Struct, frozen=True, tag=2):
@@ -100,8 +102,8 @@ class Bring(msgspec.Struct, frozen=True, tag=8):
 
 
 class Meeting(msgspec.Struct, frozen=True, tag=9):
-    """Where the ranks of a station meet: what rank 0, which works there, has written to the file of this name. Nothing
-    while there is none."""
+    """Where the ranks of a station meet, or who sends weights to devices (`PAIR_FILE`): what rank 0, or that process,
+    which works there, has written to the file of this name. Nothing while there is none."""
 
     name: str
 
@@ -110,8 +112,12 @@ Question = Posted | SampleEntries | Held | Part | ParcelPart | ReadClocks | Sees
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Question).decode
 
+#: In the run's folder of a host: the endpoint of the process that sends weights to devices of other hosts (`pairs`).
+PAIR_FILE = "weights.pair"
 #: Bytes of one part of a version or of a sample; parts that are asked for before the first has come.
 PART_BYTES, AHEAD = 4 * 2**20, 3
+#: Seconds that either end of a pair waits for the other.
+PAIR_S = 20.0
 #: Seconds after which a host that has not got a part of a version is passed over, and after which a process is told how
 #: far a copy is that is not whole.
 RELAY_S, PROGRESS_S = 2.0, 1.0

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -67,10 +67,10 @@ class DataServer:
         match question:
             case q.Posted(slots):
                 yield from self._requests(slots)
-            case q.SampleEntries(block, begin, count):
+            case q.SampleEntries(block, begin, count, obs):
                 if not 0 <= block < layout.blocks:
                     raise LookupError(f"there is no block {block}")
-                yield from pieces_of_sample(self._arena, block, begin, count)
+                yield from pieces_of_sample(self._arena, block, begin, count, obs=obs)
             case q.ParcelPart() | q.Meeting() if self._folder is not None:
                 yield from _read_file(self._folder, question)
             case q.ReadClocks():
@@ -118,7 +118,7 @@ def _read_file(folder: Path, asked: q.ParcelPart | q.Meeting) -> Iterator[Any]:
     if isinstance(asked, q.ParcelPart):
         yield read_part(folder, asked)
         return
-    if "/" in asked.name or not asked.name.endswith(RANKS):
+    if asked.name != q.PAIR_FILE and ("/" in asked.name or not asked.name.endswith(RANKS)):
         raise LookupError(f"{asked.name!r} is not where ranks meet")
     with suppress(FileNotFoundError):
         yield (folder / asked.name).read_bytes()
@@ -130,12 +130,16 @@ def _one_piece(before: Sequence[memoryview], size: int) -> None:  # noqa: ARG001
         raise BrokenSeal("a question of several pieces")
 
 
+class Answers(Protocol):
+    def answer(self, content: bytes | memoryview) -> list[Any]: ...
+
+
 class HostServer:
     """Who may ask is asked for at `endpoint`, which is authenticated; each connection is answered in a thread of its
     own. first_s: seconds within which it has to bring its first question. StartError: there is no address. OSError:
     there is no port."""
 
-    def __init__(self, sockets: Sockets, server: DataServer, drops: DropCounter, first_s: float = 10.0) -> None:
+    def __init__(self, sockets: Sockets, server: Answers, drops: DropCounter, first_s: float = 10.0) -> None:
         self._server, self._first_s = server, first_s
         self._port = SealedPort(sockets.address, self._converse, q.LARGEST_QUESTION, drops)
         try:

@@ -112,6 +112,12 @@ class HostWeights:
                 return self._signed(index, Publication(version, number))
         return None
 
+    def origin(self, publication: Publication) -> tuple[str, int]:
+        """The host that has published it, "" for this one, and its number there."""
+        number, index = divmod(publication.number, len(self._publishers))
+        publisher = self._publishers[index]
+        return (publisher.name if isinstance(publisher, OtherHost) else ""), number
+
     def _signed(self, index: int, publication: Publication) -> Publication:
         """With a number that no other publisher gives."""
         return publication._replace(number=publication.number * len(self._publishers) + index)

@@ -25,7 +25,7 @@ from polyrhythm.errors import StartError
 from polyrhythm.plugins.cluster.hosts.agent import FOUND_S
 from polyrhythm.plugins.cluster.ray.actors import own_device
 from polyrhythm.plugins.cluster.ray.reach import group_by_device
-from polyrhythm.runtime.devices import CPU, CUDA, number_of
+from polyrhythm.runtime.devices import CPU, CUDA, is_simulated, number_of
 from polyrhythm.runtime.factories import Resources
 
 #: Ray's label of a node with its id.
@@ -150,7 +150,7 @@ class Bundles:
     def seat_on(self, seat: Resources, node: str) -> Resources:
         """The seat of a process that is started on this node. A device that the run has elsewhere is replaced by one
         that it has there, which others are on, too."""
-        if seat.device == CPU:
+        if seat.device == CPU or is_simulated(seat.device):
             return seat
         held = self._held
         there = [one for one in held.values() if one.node == node]

@@ -82,7 +82,7 @@ def read_nodes(address: str) -> list[dict[str, Any]]:
             raise StartError(
                 f"ray.address = {AUTO}: no cluster runs on this machine; start one with `ray start --head`"
             )
-        check_reachable(found)
+        check_reachable(found if address == AUTO else address)
     except (StartError, ConnectionError, ValueError) as error:
         raise MissingError(str(error)) from error
     state = GlobalState()

@@ -1,0 +1,422 @@
+"""Versions from the trainer's host to a generator's device on another host, in buckets over a process group of the two
+(way pair): NCCL between devices, gloo where they are simulated.
+
+A process of the trainer's host serves (`PairSender`), by questions over sealed connections:
+
+    Join    a group is made for who asks; the answer has the port of its store
+    Send    the buckets of a publication follow over the group, in order
+    Sent    whether it was there until the last of them had been read
+
+The generator asks when it wants a version, so nobody waits for the slowest, and an end that dies breaks its own pair.
+It takes the buckets into its staging buffer, one tensor after another. Whatever fails, versions come over tcp instead,
+at once and for `_PAUSE_S`, and then by a new pair.
+
+Each wait is `q.PAIR_S` at most. The sender reads the buckets out of the host's memory as the host's server does:
+without a lock, so that no generator keeps the trainer waiting, and asks afterwards whether the publication is still
+there.
+
+Limits: what crosses a group is neither encrypted nor authenticated, as between ranks of a trainer. NCCL's part was
+never run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed
+from torch import Tensor
+
+from polyrhythm.plugins.cluster.hosts import questions as q
+from polyrhythm.plugins.cluster.hosts.client import DataClient
+from polyrhythm.plugins.cluster.hosts.server import HostServer
+from polyrhythm.plugins.cluster.hosts.weights import HostWeights
+from polyrhythm.runtime.memory.published import PublishedMemory
+from polyrhythm.runtime.memory.receiver import CHUNK_BYTES, CopyStream
+from polyrhythm.runtime.memory.tensors import Copy, Device, State, Stream, copy_into
+from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication
+from polyrhythm.runtime.transport.drops import DropCounter
+from polyrhythm.runtime.transport.sockets import Sockets
+from polyrhythm.specs.weights import PlacedTensor, WeightsLayout
+
+log = logging.getLogger(__name__)
+
+#: Not all of it is exported or has types.
+dist: Any = torch.distributed
+
+#: Seconds that a pair lives on without being asked for a version.
+_IDLE_S = 600.0
+#: Seconds between two looks whether the sender is to end.
+_LOOK_S = 0.5
+#: Seconds without pairs after one has failed.
+_PAUSE_S = 30.0
+_SENDER, _RECEIVER = 0, 1
+_BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
+
+
+class Join(msgspec.Struct, frozen=True, tag=0):
+    """Make a pair: its number, and the port of its store."""
+
+
+class Send(msgspec.Struct, frozen=True, tag=1):
+    """Send this publication: b"1" if it follows, b"0" if it is gone."""
+
+    pair: int
+    version: int
+    number: int
+
+
+class Sent(msgspec.Struct, frozen=True, tag=2):
+    """Whether it was there until the last bucket had been read: b"1" or b"0"."""
+
+    pair: int
+
+
+_decode = msgspec.msgpack.Decoder(Join | Send | Sent).decode
+_decode_joined = msgspec.msgpack.Decoder(tuple[int, int]).decode
+
+
+class PairBroken(LookupError):
+    """The other end of a pair has failed, or took too long."""
+
+
+@contextmanager
+def _breaking() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError, OSError) as error:  # torch's own are RuntimeErrors
+        raise PairBroken((str(error).splitlines() or [type(error).__name__])[0]) from error
+
+
+@contextmanager
+def _blocking_wait() -> Iterator[None]:
+    """A group that is made in this context ends a wait by an error, in place of the process by its watchdog."""
+    before = os.environ.get(_BLOCKING)
+    os.environ[_BLOCKING] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_BLOCKING]
+        else:
+            os.environ[_BLOCKING] = before
+
+
+class Group:
+    """A process group of two. device: of this end; address: of this host."""
+
+    def __init__(self, store: Any, rank: int, device: Device, address: str) -> None:
+        self.device, self._other = device, 1 - rank
+        limit = timedelta(seconds=q.PAIR_S)
+        self._group: Any
+        with _breaking():
+            if device.type == "cuda":
+                options: Any = dist.ProcessGroupNCCL.Options()
+                options._timeout = limit
+                with _blocking_wait():
+                    self._group = dist.ProcessGroupNCCL(store, rank, 2, options)
+            else:
+                options = dist.ProcessGroupGloo._Options()
+                options._timeout = limit
+                options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+                self._group = dist.ProcessGroupGloo(store, rank, 2, options)
+
+    def send(self, bucket: Tensor) -> None:
+        with _breaking():
+            self._group.send([bucket], self._other, 0).wait(timedelta(seconds=q.PAIR_S))
+
+    def receive(self, bucket: Tensor) -> None:
+        with _breaking():
+            self._group.recv([bucket], self._other, 0).wait(timedelta(seconds=q.PAIR_S))
+
+    def close(self) -> None:
+        if self.device.type == "cuda":
+            self._group.abort()
+        self._group = None
+
+
+def _buckets(nbytes: int) -> Iterator[slice]:
+    return (slice(begin, min(begin + CHUNK_BYTES, nbytes)) for begin in range(0, nbytes, CHUNK_BYTES))
+
+
+# ---------------------------------------------------------------- the trainer's host
+
+
+class _Pair:
+    """The sender's end of one pair, in a thread of its own. port: of the store."""
+
+    def __init__(self, memory: PublishedMemory, device: Device, address: str) -> None:
+        self._memory, self._device, self._address = memory, device, address
+        with socket.create_server((address, 0)) as listening:  # on this address alone
+            self.port: int = listening.getsockname()[1]
+            limit = timedelta(seconds=q.PAIR_S)
+            words = {"timeout": limit, "wait_for_workers": False, "master_listen_fd": listening.detach()}
+            self._store = dist.TCPStore(address, self.port, 2, is_master=True, **words)
+        self._orders, self._results = queue.Queue[Send | None](2), queue.Queue[bool](1)
+        self._thread = threading.Thread(target=self._run, name="pair", daemon=True)
+        self._thread.start()
+
+    @property
+    def lives(self) -> bool:
+        return self._thread.is_alive()
+
+    def begin(self, asked: Send) -> bool:
+        """Whether the publication is there, and so is sent."""
+        if not self._memory.has(asked.version, asked.number):
+            return False
+        self._orders.put(asked, timeout=q.PAIR_S)
+        return True
+
+    def result(self) -> bool:
+        """queue.Empty: it is not sent yet."""
+        return self._results.get(timeout=q.PAIR_S)
+
+    def end(self) -> None:
+        if self._orders.empty():
+            self._orders.put(None)
+
+    def _run(self) -> None:
+        """Consumes: orders. Waits for: the next one, and the other end, which joins and takes each bucket. Unblocked
+        by: these, or their limits. Produces: buckets, and whether they were the publication's."""
+        try:
+            group = Group(self._store, _SENDER, self._device, self._address)
+        except PairBroken as error:
+            log.warning("a generator of another host has not joined its pair: %s", error)
+            return
+        try:
+            copies = CopyStream(self._device)
+            while (asked := self._orders.get(timeout=_IDLE_S)) is not None:
+                with copies.active():
+                    self._results.put(self._send(group, asked), timeout=q.PAIR_S)
+        except (queue.Empty, queue.Full):
+            pass  # nobody asks any more
+        except PairBroken as error:
+            log.warning("a generator of another host has left its pair: %s", error)
+        finally:
+            group.close()
+
+    def _send(self, group: Group, asked: Send) -> bool:
+        memory = self._memory
+        for part in _buckets(len(memory.buffers[0])):
+            content = memory.find_part(asked.version, asked.number, part)
+            if content is None:  # the other end waits for as many bytes, and is told afterwards
+                content = memory.buffers[0][part]
+            group.send(torch.frombuffer(content, dtype=torch.uint8).to(group.device))
+        return memory.has(asked.version, asked.number)
+
+
+class PairSender:
+    """Serves pairs from `memory`, what is published on this host. device: of this process, by torch's name."""
+
+    def __init__(self, memory: PublishedMemory, folder: Path, device: Device, sockets: Sockets) -> None:
+        self._memory, self._device, self._address = memory, device, sockets.address
+        self._pairs: dict[int, _Pair] = {}
+        self._count = 0
+        self._turn, self._over = threading.Lock(), threading.Event()
+        drops = DropCounter("the server of pairs")
+        self._server = HostServer(sockets, self, drops)
+        self._thread = threading.Thread(target=self._serve, name="pairs", daemon=True)
+        self._thread.start()
+        new = folder / f"{q.PAIR_FILE}.new"
+        new.write_text(self._server.endpoint)
+        new.replace(folder / q.PAIR_FILE)
+        log.info("generators on devices of other hosts get weights from this process, by pairs (%s)", means_of(device))
+
+    def _serve(self) -> None:
+        """Consumes: requests for connections. Waits for: these. Unblocked by: `close`. Produces: tickets."""
+        while not self._over.is_set():
+            self._server.serve(_LOOK_S)
+
+    def answer(self, content: bytes | memoryview) -> list[Any]:
+        """As `DataServer.answer`."""
+        try:
+            return [b"", self._answer(_decode(content))]
+        except (LookupError, ValueError, RuntimeError, OSError, queue.Empty, queue.Full) as error:
+            return [(str(error) or type(error).__name__).encode(errors="replace")[:500]]
+
+    def _answer(self, asked: Join | Send | Sent) -> bytes:
+        if isinstance(asked, Join):
+            made = _Pair(self._memory, self._device, self._address)
+            with self._turn:
+                self._pairs = {number: other for number, other in self._pairs.items() if other.lives}
+                self._count += 1
+                self._pairs[self._count] = made
+                return q.encode((self._count, made.port))
+        with self._turn:
+            pair = self._pairs.get(asked.pair)
+        if pair is None or not pair.lives:
+            raise LookupError("this pair has ended")
+        done = pair.begin(asked) if isinstance(asked, Send) else pair.result()
+        return b"1" if done else b"0"
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        for pair in self._pairs.values():
+            pair.end()
+        self._server.close()
+
+
+# ---------------------------------------------------------------- the generator
+
+
+class Arriving(Mapping[str, Tensor]):
+    """The layout's tensors as they come, in the order of memory. One that is asked for out of order is waited for, and
+    those before it are kept until they are; each can be asked for again until the next is."""
+
+    def __init__(self, layout: WeightsLayout, group: Group) -> None:
+        self._layout, self._group = layout, group
+        self._todo = iter(layout.tensors)
+        self._buckets = _buckets(layout.nbytes)
+        self._bucket, self._begin = torch.empty(0, dtype=torch.uint8, device=group.device), 0
+        self._kept: dict[str, Tensor] = {}
+        self._last = ""
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name != self._last:
+            self._kept.pop(self._last, None)
+            self._last = name
+        while name not in self._kept:
+            placed = next(self._todo, None)
+            if placed is None:
+                raise KeyError(name)
+            self._kept[placed.name] = self._receive(placed)
+        return self._kept[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (placed.name for placed in self._layout.tensors)
+
+    def __len__(self) -> int:
+        return len(self._layout.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._layout.published
+
+    def rest(self) -> None:
+        """Receive what nobody has asked for, so that the pair can be used again."""
+        for placed in self._todo:
+            self._receive(placed)
+        for part in self._buckets:
+            self._next(part)
+
+    def _receive(self, placed: PlacedTensor) -> Tensor:
+        begin, stop, pieces = placed.offset, placed.offset + placed.spec.nbytes, []
+        while True:
+            piece = self._bucket[max(begin - self._begin, 0) : max(stop - self._begin, 0)]
+            if len(piece):
+                pieces.append(piece)
+            if stop <= self._begin + len(self._bucket):
+                break
+            self._next(next(self._buckets))
+        content = pieces[0] if len(pieces) == 1 else torch.cat([self._bucket[:0], *pieces])
+        return content.view(getattr(torch, placed.spec.dtype)).view(placed.spec.shape)
+
+    def _next(self, part: slice) -> None:
+        self._bucket, self._begin = torch.empty_like(self._bucket).new_empty(part.stop - part.start), part.start
+        self._group.receive(self._bucket)
+
+
+class PairWeights:
+    """The `Weights` of a generator on a device of another host than the trainer's. host: its end over tcp; publisher:
+    the trainer's host; find: a client of its `PairSender`, and its address, LookupError: there is none; address: of
+    this host; device: by torch's name."""
+
+    fetches, shared = True, None
+
+    def __init__(
+        self,
+        host: HostWeights,
+        publisher: str,
+        device: Device,
+        find: Callable[[], tuple[DataClient, str]],
+        address: str,
+    ) -> None:
+        self.layout, self.traffic = host.layout, host.traffic
+        self._host, self._publisher, self._device = host, publisher, device
+        self._find, self._address = find, address
+        self._joined: tuple[DataClient, Group, int] | None = None
+        self._paused = 0.0
+
+    @property
+    def newest(self) -> int:
+        return self._host.newest
+
+    def publish(self, version: int, state: State | Stream) -> None:
+        self._host.publish(version, state)
+
+    def find(self, version: int) -> Publication | None:
+        return self._host.find(version)
+
+    def read(self, version: int | None = None) -> tuple[int, State]:
+        return self._host.read(version)
+
+    def lies_on(self, device: Device) -> bool:  # noqa: ARG002
+        return False
+
+    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Fetched:
+        wanted = self._host.find(version) or self._host.find(self._host.newest)
+        if wanted is not None and wanted != present and time.monotonic() >= self._paused:
+            try:
+                if self._receive(wanted, into, copy):
+                    return Fetched(wanted, "pair", {self._publisher: self.layout.nbytes})
+            except LookupError as error:
+                self._paused = time.monotonic() + _PAUSE_S
+                self.close()
+                log.warning("weights come over tcp for %g s: %s", _PAUSE_S, error)
+        return self._host.fetch(version, into, present, copy)
+
+    def _receive(self, wanted: Publication, into: State, copy: Copy) -> bool:
+        """Whether it came whole. LookupError: the pair is of no use."""
+        publisher, number = self._host.origin(wanted)
+        if publisher != self._publisher:
+            return False
+        client, group, pair = self._joined or self._join()
+        if not _says_yes(client, Send(pair, wanted.version, number)):
+            return False
+        arriving = Arriving(self.layout, group)
+        copy(into, arriving)
+        arriving.rest()
+        return _says_yes(client, Sent(pair))
+
+    def _join(self) -> tuple[DataClient, Group, int]:
+        client, there = self._find()
+        try:
+            (content,) = client.ask(Join())
+            pair, port = _decode_joined(content)
+            with _breaking():
+                store = dist.TCPStore(there, port, 2, is_master=False, timeout=timedelta(seconds=q.PAIR_S))
+            self._joined = client, Group(store, _RECEIVER, self._device, self._address), pair
+        except BaseException:
+            client.close()
+            raise
+        log.info(
+            "weights come from host %s to %s by a pair (%s)", self._publisher, self._device, means_of(self._device)
+        )
+        return self._joined
+
+    def close(self) -> None:
+        if self._joined is not None:
+            (client, group, _), self._joined = self._joined, None
+            client.close()
+            group.close()
+
+
+def _says_yes(client: DataClient, question: Send | Sent) -> bool:
+    (content,) = client.ask(question)
+    return bytes(content) == b"1"
+
+
+def means_of(device: Device) -> str:
+    """How its pairs send, for the log."""
+    return "NCCL" if device.type == "cuda" else "gloo, as devices are simulated"
