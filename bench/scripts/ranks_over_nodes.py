@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from polyrhythm_bench.chaos.nodes import ChaosNode, RayNodes
 
 #: Largest difference of a weight to that of one rank.
 ENOUGH = 1e-4
+STRATEGIES = ("replicate", "shard")
 NODES, CPUS, DEVICES = 3, 4, 2
 _LOST_AT, _AWAY_S = 4, 5.0
 _ONE = ("preset=lockstep", "rollout.generators=2", "evaluation.episodes=0")
@@ -93,13 +94,13 @@ def processes_of(node: ChaosNode) -> Iterator[str]:
             yield words[-1]
 
 
-def compare(recipe: str, updates: int, overrides: list[str]) -> list[dict[str, Any]]:
+def compare(recipe: str, updates: int, strategies: Sequence[str], overrides: list[str]) -> list[dict[str, Any]]:
     common = [*_ONE, f"training.versions={updates}", *overrides]
     one, summary = trained(recipe, [*common, "launcher=local"])
     rows = [{"run": "one rank", "took_s": summary["took_s"], "faults": 0, "difference": 0.0}]
     with closing(RayNodes(NODES, CPUS, DEVICES)) as nodes:
         placed = [*common, *_OVER_NODES, f"ray.address={nodes.address}"]
-        for strategy in ("replicate", "shard"):
+        for strategy in strategies:
             for lost in (False, True):
                 loss = Loss(nodes) if lost else None
                 found, summary = trained(recipe, [*placed, f"placement.trainer.strategy={strategy}"], loss)
@@ -126,9 +127,10 @@ def main() -> int:
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--updates", type=int, default=10)
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    rows = compare(arguments.recipe, arguments.updates, arguments.overrides)
+    arguments = parser.parse_intermixed_args()
+    rows = compare(arguments.recipe, arguments.updates, arguments.strategies, arguments.overrides)
     if arguments.json:
         print(json.dumps(rows, indent=2))
     else:

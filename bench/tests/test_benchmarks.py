@@ -47,7 +47,7 @@ def test_weights(result, tmp_path):
     serving = found["serving"]
     assert set(serving["pass_ms"]) == set(serving["pause_ratio"]) == {"8 rows", "64 rows"}
     assert serving["pause_ms"] > 0
-    assert ways["tcp between hosts"] == "tcp"
+    assert (ways["tcp between hosts"], ways["pair between hosts, simulated"]) == ("tcp", "pair")
     assert (ways["CUDA IPC, simulated"], ways["device to device, simulated"]) == ("ipc", "peer")
     assert {name for name in ways if "ranks" in name} == {"shards, 2 ranks", "shards, 4 ranks", "gathered from 2 ranks"}
     sent = {tree["hosts"]: (tree["sent"], tree["star_sent"]) for tree in found["trees"]}

@@ -51,15 +51,11 @@ def test_a_cluster_of_small_batches_counts_what_would_remain(serving: str) -> No
     assert (row["half"] > 0) == (serving == "beside")
 
 
-def test_hybrid_over_all_hosts_has_its_generators_on_some_of_them() -> None:
-    """In each host, as a run gets them, every host has both."""
-    over_all, in_each = (links.devices_of(placement, 64) for placement in ("hybrid", "hybrid in each host"))
-    hosts = {kind: {device // 8 for device in over_all[kind]} for kind in ("simulators", "generators")}
-    assert hosts["simulators"].isdisjoint(hosts["generators"])
-    assert {device // 8 for device in in_each["generators"]} == set(range(8))
-    assert [len(in_each[kind]) for kind in in_each] == [len(over_all[kind]) for kind in over_all]
-    with_all = links.placed_cluster(links.row_for(64), over_all, "25us", 0)
-    assert {group.host for group in with_all.generators} == {"node-6", "node-7"}
+def test_every_host_of_a_hybrid_run_simulates_and_generates() -> None:
+    settings = links.placed_cluster(links.row_for(64), links.devices_of("hybrid", 64), "25us", 0)
+    assert [(group.host, group.count) for group in settings.simulators] == [(f"node-{n}", 6) for n in range(8)]
+    assert [(group.host, group.count) for group in settings.generators] == [(f"node-{n}", 2) for n in range(8)]
+    assert settings.trainer.host_names == [f"node-{n}" for n in range(8)]
 
 
 def test_the_trainer_of_a_disaggregated_run_is_on_hosts_of_its_own() -> None:

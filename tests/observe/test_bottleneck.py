@@ -61,7 +61,7 @@ WAITING = "simulators and generators wait for each other, busy 50% at most"
             "max_wait_ms 90% of the time, and no kind of station is busy more than 50%: lower batching.max_wait_ms (",
         ),
         (
-            {"batch_wait": 0.9, "fires_when_all_wait": False, "max_rows": 64, "all_rows": 16},
+            {"batch_wait": 0.9, "fire_when_all_wait": False, "max_rows": 64, "all_rows": 16},
             "set batching.fire_when_all_wait=true, or lower batching.max_wait_ms (now 0), or lower batching.max_rows (",
         ),
         ({"batch_wait": 0.9, "rows_idle": 0.6, "trainer_idle": 0.05}, "The trainer limits the run"),

@@ -30,12 +30,17 @@ class Section(BaseModel):
         return InvalidSetting(path, attrgetter(path)(self), why)
 
 
+def type_name(section: object) -> str:
+    """The `type` of a section or of settings; "" if a user's class has none."""
+    return str(getattr(section, "type", ""))
+
+
 def type_or(default: str) -> Callable[[Any], Any]:
     """Discriminator of a union of sections by `type`; a section without one has the type `default`."""
 
     def type_of(value: Any) -> Any:
         if isinstance(value, BaseModel):
-            return getattr(value, "type", None)
+            return type_name(value)
         return value.get("type", default) if isinstance(value, dict) else default
 
     return type_of

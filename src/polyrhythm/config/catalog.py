@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 
-from polyrhythm.config.base import InvalidSetting, models_in
+from polyrhythm.config.base import InvalidSetting, models_in, type_name
 from polyrhythm.config.registry import Kind, known_types, settings_class
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError, MissingError, install_command, pip_install
@@ -119,7 +119,7 @@ def check_installed(kind: Kind, settings: BaseModel) -> None:
     own = declared(settings)
     missing = [package for package in own.needs if not need(package).found]
     if missing:
-        name = getattr(settings, "type", "")
+        name = type_name(settings)
         found = adapter(kind, name)
         why = f"; {found.clash}" if found.clash else ""
         raise MissingError(

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from polyrhythm.config.base import InvalidSetting, models_in, quoted
+from polyrhythm.config.registry import NestedRefusal
 from polyrhythm.errors import nearest
 
 Location = Sequence[int | str]
@@ -77,9 +78,8 @@ def _explain_one(detail: ErrorDetails, model: type[BaseModel], prefix: str) -> l
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, InvalidSetting):
         return [_sentence(".".join(filter(None, (path, cause.path))), cause.value, cause.why)]
-    nested = getattr(cause, "error", None)
-    if isinstance(nested, ValidationError):
-        return explain(nested, getattr(cause, "model", model), path)
+    if isinstance(cause, NestedRefusal):
+        return explain(cause.error, cause.model, path)
     if detail["type"] == "missing":
         return [f"{path} is missing; add it{_purpose(holder, parts)}"]
     value = detail["input"]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails
 
-from polyrhythm.config.base import InvalidSetting, NotFound
+from polyrhythm.config.base import InvalidSetting, NotFound, type_name
 from polyrhythm.conformance import raised
 from polyrhythm.errors import ConfigError, nearest
 from polyrhythm.plugin import load, table
@@ -117,6 +117,9 @@ def _section_at(settings: BaseModel, location: Sequence[int | str]) -> BaseModel
     return section
 
 
+_MISSING = object()
+
+
 def import_object(address: str, name: str, what: str) -> Any:
     """Import `module:name`, the `type` = `name` that must name `what`. InvalidSetting: that fails."""
     module_name, _, attribute = address.partition(":")
@@ -131,16 +134,17 @@ def import_object(address: str, name: str, what: str) -> Any:
         ) from error
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise InvalidSetting("type", name, f"importing {module_name} {raised(error)}; fix it there") from error
-    if module_name == "__main__" and not hasattr(module, attribute):
+    found = getattr(module, attribute, _MISSING)
+    if module_name == "__main__" and found is _MISSING:
         raise InvalidSetting(
             "type",
             name,
             f"{attribute} was defined in a script or notebook, and this is another process; put it into a module (say "
             f"own.py), name it own:{attribute}, or continue in that script",
         )
-    if not hasattr(module, attribute):
+    if found is _MISSING:
         raise NotFound("type", name, f"module {module_name} has no {attribute}; name {what} in it")
-    return getattr(module, attribute)
+    return found
 
 
 def settings_class(kind: Kind, name: str) -> type[BaseModel]:
@@ -210,7 +214,7 @@ def _plain(value: Any, path: str) -> Any:
 
 def _type(kind: Kind, settings: BaseModel) -> str:
     """The `type` by which the settings' class is found. ConfigError: there is none."""
-    declared, found = str(getattr(settings, "type", "")), type(settings)
+    declared, found = type_name(settings), type(settings)
     own = f"{found.__module__}:{found.__qualname__}"
     if known_types(kind).get(declared, declared) == own:
         return declared

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
 
-from polyrhythm.config.base import LAST_PORT, Count, InvalidSetting, NotNegative, Section, Seed
+from polyrhythm.config.base import LAST_PORT, Count, InvalidSetting, NotNegative, Section, Seed, type_name
 from polyrhythm.config.presets import check_objective
 from polyrhythm.config.registry import resolve
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
@@ -109,12 +109,12 @@ class RunConfig(Section):
     @property
     def env_type(self) -> str:
         """Type of the environment's settings; "" if a user's class has none."""
-        return str(getattr(self.env, "type", ""))
+        return type_name(self.env)
 
     @property
     def policy_type(self) -> str:
         """Type of the policy's settings; "" if a user's class has none."""
-        return str(getattr(self.policy, "type", ""))
+        return type_name(self.policy)
 
     @property
     def all_rows(self) -> int:

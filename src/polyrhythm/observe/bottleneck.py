@@ -30,7 +30,7 @@ class Load:
     rows: int = 1
     batch_wait: float = 0.0
     max_wait_ms: float = 0.0
-    fires_when_all_wait: bool = True
+    fire_when_all_wait: bool = True
     max_rows: int = 0
     all_rows: int = 0
 
@@ -71,7 +71,7 @@ def bottleneck(load: Load) -> str:
 
 
 def _batches_wait(load: Load) -> str:
-    remedies = ["set batching.fire_when_all_wait=true"] * (not load.fires_when_all_wait)
+    remedies = ["set batching.fire_when_all_wait=true"] * (not load.fire_when_all_wait)
     remedies.append(f"lower batching.max_wait_ms (now {load.max_wait_ms:g})")
     if load.max_rows > load.all_rows:
         remedies.append(f"lower batching.max_rows (now {load.max_rows}) to at most {load.all_rows}, all rows there are")

@@ -226,7 +226,7 @@ def assign_seats(
             node, there = devices.place(number)
             binds = kind in _BOUND and devices.kind == CUDA
             variables = bind_environment(there, environment or {}) if binds else {}
-            local = "" if there == number else f"{CUDA}:{there}"
+            local = "" if there == number or devices.kind == SIMULATED else f"{CUDA}:{there}"
             seats[name] = Resources(devices.name(number), threads, variables, node, local)
     return seats
 

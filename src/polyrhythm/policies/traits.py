@@ -125,6 +125,11 @@ def settings_traits(settings: object) -> SettingsTraits:
     )
 
 
+def released_folder(settings: object) -> str:
+    """Released folder from which a policy's settings begin, their `checkpoint`; "" for none."""
+    return str(getattr(settings, "checkpoint", ""))
+
+
 def has_methods(owner: object, names: tuple[str, ...]) -> bool:
     return all(callable(getattr(owner, name, None)) for name in names)
 

@@ -724,6 +724,12 @@ SENDERS = _station_fields(get_args(Event))
 ADDRESSEES = _station_fields(get_args(Command))
 
 
+def sender_name(event: Event) -> str:
+    """Name of the station that sends the event, or that joins; "" for an event of the run."""
+    field = SENDERS.get(type(event))
+    return "" if field is None else str(getattr(event, field))
+
+
 def address_of(command: Command) -> str:
     """Name of the station that the command is for; "" for the run."""
     field = ADDRESSEES.get(type(command))

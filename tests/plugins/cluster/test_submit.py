@@ -110,8 +110,16 @@ def test_the_help_has_the_keys_of_the_settings() -> None:
         ("slurm", "nodes=2 ray.address=a:1", "ray.address = a:1 is not the Ray cluster of the job"),
         ("slurm", "nodes=2,cpus=1", "3 processes take 2 CPUs of each node; raise cpus"),
         ("slurm", "nodes=2,cpus=2 rollout.simulators=4", "6 processes take 3 CPUs of each node"),
-        ("slurm", "nodes=1,gpus=1 placement=hybrid", "too few GPUs for placement.preset = hybrid: it takes at least 2"),
-        ("slurm", "nodes=1,gpus=4 placement.generators.devices=3-4", "gpus=4: too few GPUs for placement.generators"),
+        (
+            "slurm",
+            "nodes=1,gpus=1 placement=hybrid",
+            "--slurm nodes=1,gpus=1: placement.preset = hybrid: it takes at least 2 GPUs",
+        ),
+        (
+            "slurm",
+            "nodes=1,gpus=4 placement.generators.devices=3-4",
+            "gpus=4: placement.generators.devices = 3-4: the cluster has 4 GPUs",
+        ),
         ("slurm", "nodes=1 training.mini_batch_samples=0", "training.mini_batch_samples = 0"),
         ("slurm", "nodes=1 init_from=nowhere", "init_from = nowhere: it does not exist"),
         ("kuberay", "nodes=2", "kuberay.image is missing"),
@@ -145,6 +153,22 @@ def test_a_dry_run_belongs_to_a_job(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_times_are_read_as_slurm_reads_them(text: str, seconds: int | None) -> None:
     assert time_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("settings", "gb"),
+    [
+        (SlurmSettings(mem="64G"), 64 * 1.024**3),
+        (SlurmSettings(mem="1000"), 1.048576),
+        (SlurmSettings(mem="0"), None),
+        (SlurmSettings(), None),
+        (KubeRaySettings(image="i", claim="c", mem="64Gi"), 64 * 1.024**3),
+        (KubeRaySettings(image="i", claim="c", mem="1.5G"), 1.5),
+        (KubeRaySettings(image="i", claim="c", mem="2000000k"), 2.0),
+    ],
+)
+def test_memory_is_read_in_the_units_of_the_queue(settings: SlurmSettings | KubeRaySettings, gb: float | None) -> None:
+    assert settings.memory_gb == (None if gb is None else pytest.approx(gb))
 
 
 def test_the_check_is_of_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:

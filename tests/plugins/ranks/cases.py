@@ -316,6 +316,15 @@ def trained(
     }
 
 
+def written(ranks: Ranks, memories: list[str]) -> tuple[bool, list[tuple[str, int | None, Tensor]]]:
+    """Whether ranks with these memories write all of a policy between them, and what this one writes."""
+    policy = policy_of("adapted", train="expert")
+    learner = Learner(policy, algorithm(), training(), total_updates=2, seed=0, ranks=ranks)
+    together = ranks.divide_writing(learner.published(), memories[ranks.rank])
+    pieces = ranks.pieces(learner.published())
+    return together, [(piece.name, piece.first, piece.rows.detach().clone()) for piece in pieces]
+
+
 def whole_state(state: Any, ranks: Ranks) -> Any:
     if isinstance(state, dict):
         return {key: whole_state(x, ranks) for key, x in state.items()}

@@ -39,13 +39,20 @@ def make_ray(folder: Path, **settings: Any) -> Workflow:
 MAKERS: dict[str, Callable[..., Workflow]] = {
     "inline": lambda folder, **settings: Workflow("inline", **settings),
     "local": lambda folder, **settings: Workflow("local", **settings),
+    "inline-lease": lambda folder, **settings: Workflow("inline", sharing="lease", **settings),
+    "local-lease": lambda folder, **settings: Workflow("local", sharing="lease", **settings),
     "local-tcp": lambda folder, **settings: Workflow("local", transport="tcp", **settings),
     "hosts": OnHosts,
     "ray": make_ray,
 }
 RAY = pytest.param("ray", marks=long(15, "with a Ray of its own"))
-every = pytest.mark.parametrize("make", ["inline", "local", "local-tcp", "hosts", RAY], indirect=True)
-isolated = pytest.mark.parametrize("make", ["local", "hosts", RAY], indirect=True)
+LEASE = pytest.param(
+    "local-lease", marks=long(3, "all workers in turn on the host; inline they are in the usual tests")
+)
+every = pytest.mark.parametrize(
+    "make", ["inline", "inline-lease", "local", LEASE, "local-tcp", "hosts", RAY], indirect=True
+)
+isolated = pytest.mark.parametrize("make", ["local", LEASE, "hosts", RAY], indirect=True)
 
 
 @pytest.fixture

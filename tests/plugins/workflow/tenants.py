@@ -7,15 +7,18 @@ import torch
 
 from polyrhythm.plugins.workflow import Channel, Worker
 
+#: Groups that have been closed, and what their workers had then; with `inline`.
+CLOSED: list[tuple[str, float]] = []
+
 
 class Tenant(Worker):
     """Has a module and an optimizer on its device, and does there what each test needs."""
 
     def __init__(self, size: int = 50_000) -> None:
         torch.manual_seed(self.rank)
-        self.layer = torch.nn.Linear(size, 1)
+        self.layer = torch.nn.Linear(size, 1).to(self.device)
         self.optimizer = torch.optim.Adam(self.layer.parameters())
-        self.kept = {"list": [torch.arange(float(size))]}
+        self.kept = {"list": [torch.arange(float(size), device=self.device)]}
         self.moved = [0, 0]
 
     def offload(self) -> int:
@@ -34,6 +37,17 @@ class Tenant(Worker):
 
     def moves(self) -> list[int]:
         return self.moved
+
+    def close(self) -> None:
+        CLOSED.append((self.group, self.state()))
+
+    def step_away(self) -> tuple[int, int, float, float]:
+        """Bytes freed by two `offload` in a row, and what there was before and is afterwards."""
+        before = self.step()
+        first, second = self.offload(), self.offload()
+        self.onload()
+        self.onload()
+        return first, second, before, self.state()
 
     def step(self) -> float:
         self.optimizer.zero_grad()
@@ -55,8 +69,14 @@ class Tenant(Worker):
         """Put tensors, with numbers beside them, and overwrite each once it is put."""
         total = 0.0
         for number in range(count):
-            tensor = torch.full((size,), float(number + 1))
-            out.put({"number": number, "tensors": (tensor, torch.tensor([number])), "array": np.full(3, number)})
+            tensor = torch.full((size,), float(number + 1), device=self.device)
+            out.put(
+                {
+                    "number": number,
+                    "tensors": (tensor, torch.tensor([number], device=self.device)),
+                    "array": np.full(3, number),
+                }
+            )
             total += float(tensor.sum())
             tensor.zero_()
         return total
@@ -72,10 +92,10 @@ class Tenant(Worker):
         return total
 
     def send_on(self, size: int, rank: int, group: str | None = None) -> None:
-        self.send(torch.ones(size), rank, group)
+        self.send(torch.ones(size, device=self.device), rank, group)
 
     def receive(self, rank: int, group: str | None = None) -> float:
         return float(self.recv(rank, group).sum())
 
     def spread(self, size: int) -> float:
-        return float(self.broadcast(torch.ones(size) if self.rank == 0 else None).sum())
+        return float(self.broadcast(torch.ones(size, device=self.device) if self.rank == 0 else None).sum())

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.plugins.workflow.tenants import Tenant
+from tests.long import long
+from tests.plugins.workflow.conftest import OnHosts
+from tests.plugins.workflow.tenants import CLOSED, Tenant
 from tests.plugins.workflow.workers import Echo
 from tests.process.runs import children, orphaned_folders
 
+from polyrhythm.errors import StartError
 from polyrhythm.plugins.workflow import WaitTimeout, WorkerFailed, WorkerGroup, Workflow, seats
 
 launchers = pytest.mark.parametrize("launcher", ["inline", "local"])
@@ -51,9 +55,13 @@ def test_two_workers_take_turns_with_all_that_they_have(devices: str) -> None:
 
 
 def test_tensors_stay_on_the_device_while_workers_take_turns_on_it() -> None:
+    check_turns_and_shipments("sim:0")
+
+
+def check_turns_and_shipments(device: str) -> None:
     """All in one workflow, as a process needs seconds to import torch."""
     with make() as work:
-        one, other = (work.group(name, Tenant, seats(devices="sim:0")) for name in ("one", "other"))
+        one, other = (work.group(name, Tenant, seats(devices=device)) for name in ("one", "other"))
         items = work.channel("items", 2, on_device=True)
         alternate(work, one, other)
         for size, shipped in ((10, 0), (LARGE, 5)):
@@ -63,6 +71,26 @@ def test_tensors_stay_on_the_device_while_workers_take_turns_on_it() -> None:
         one.send_on(LARGE, 0, "other")
         assert other.receive(0, "one").wait() == [LARGE]
         assert ways_of(work, "other-0")["device"] == 6
+
+
+def test_a_worker_that_is_closed_off_its_device_has_its_tensors() -> None:
+    CLOSED.clear()
+    with make("inline") as work:
+        one, other = work.group("one", Tenant), work.group("other", Tenant)
+        states = {"one": one.step().wait()[0], "other": other.step().wait()[0]}
+    assert dict(CLOSED) == states
+
+
+def test_the_driver_and_the_worker_can_move_it_without_leases() -> None:
+    with Workflow("inline") as work:
+        tenant = work.group("tenant", Tenant)
+        ((first, second, before, after),) = tenant.step_away().wait()
+        assert (second, after) == (0, before)
+        assert tenant.offload().wait() == [first]
+        assert HELD * 0.9 < first <= HELD
+        assert tenant.onload().wait() == [None]
+        tenant.offload()
+        assert tenant.state().wait() == [before]
 
 
 def ways_of(work: Workflow, worker: str) -> dict[str, float]:
@@ -79,6 +107,26 @@ def test_workers_of_two_devices_share_each_with_those_of_it() -> None:
             assert all(handle.wait() for handle in stepping)
         assert all(moved[0] >= 1 for moved in ones.moves().wait() + others.moves().wait())
         assert alone.moves().wait() == [[0, 0], [0, 0]]
+
+
+def test_equal_names_of_devices_on_two_hosts_are_two_devices(tmp_path: Path) -> None:
+    with OnHosts(tmp_path, sharing="lease") as work:
+        echo, items = work.group("echo", Echo, seats(2, devices="sim:0")), work.channel("items", 1)
+        with pytest.raises(WaitTimeout):
+            echo.on(0).lock_and_take(items).wait(0.2)
+        assert echo.on(1).where().wait() == [("echo", 1, 2, "cpu")]
+        echo.on(1).send_large(0)
+        assert echo.on(1).add(1).wait() == [2]
+        items.put(1)
+        assert echo.on(0).recv_large(1).wait() == [100_000]
+
+
+@launchers
+def test_a_device_that_is_not_there_is_named_before_anything_starts(launcher: Any) -> None:
+    with Workflow(launcher) as work:
+        work.group("echo", Echo, seats(devices="0,99"))
+        with pytest.raises(StartError, match=r"a seat is on cuda:99, and this machine has \d+ CUDA devices; .*sim:99"):
+            work.start()
 
 
 @launchers
@@ -162,6 +210,7 @@ def test_a_worker_that_polls_leaves_its_device(launcher: Any) -> None:
         assert polling.wait() == [0]
 
 
+@long(10, "three processes that import torch")
 def test_tensors_for_another_device_go_through_host_memory_or_are_refused() -> None:
     with Workflow("local") as work:
         beside = work.group("beside", Tenant, seats(2, devices="sim:0"))

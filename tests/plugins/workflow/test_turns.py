@@ -17,9 +17,9 @@ HOLD_S, WAIT_S = 1.0, 60.0
 class Device:
     """Workers that obey at once, or where they wait. on: the workers on a device, of which there may be one."""
 
-    def __init__(self, *workers: str, hold_s: float = HOLD_S) -> None:
+    def __init__(self, *workers: str, hold_s: float = HOLD_S, switch_s: float = 0.0) -> None:
         self.turns, self.now = DeviceTurns(dict.fromkeys(workers, "sim:0"), hold_s), 0.0
-        self.turns.wait_s = WAIT_S
+        self.turns.wait_s, self.switch_s = WAIT_S, switch_s
         self.on: list[str] = []
         self.ordered: dict[str, DeviceCommand] = {}
         self.history: list[str] = []
@@ -52,7 +52,7 @@ class Device:
         if isinstance(self.ordered.get(worker), YieldDevice):
             order = self.ordered.pop(worker)
             self.on.remove(worker)
-            self.switched(DeviceYielded(worker, 0, order.device, 0, 0.0))
+            self.switched(DeviceYielded(worker, 0, order.device, 0, self.switch_s))
 
     def switched(self, event: DeviceTaken | DeviceYielded) -> None:
         assert self.turns.is_due(event)
@@ -69,7 +69,7 @@ class Device:
                 self.on.append(worker)
                 self.history.append(worker)
                 assert len(self.on) == 1
-                self.switched(DeviceTaken(worker, 0, order.device, 0.0))
+                self.switched(DeviceTaken(worker, 0, order.device, self.switch_s))
 
 
 def test_a_worker_that_waits_gives_its_device_to_one_that_can_go_on() -> None:
@@ -103,6 +103,19 @@ def test_a_worker_with_work_leaves_after_the_minimum_time_if_another_wants_the_d
     device.now = HOLD_S
     device.leave("a")
     assert device.on == ["b"]
+
+
+def test_a_worker_keeps_its_device_longer_the_longer_a_switch_takes() -> None:
+    device = Device("a", "b", switch_s=0.2)
+    device.call("a", "b")
+    device.now = 3.9
+    device.leave("a")
+    assert device.on == ["a"]
+    device.now = 4.0
+    device.leave("a")
+    assert device.on == ["b"]
+    device.wait("b", 1)
+    assert device.on == ["a"]  # one that waits leaves at once
 
 
 def test_a_free_device_goes_down_the_data_flow() -> None:

@@ -330,6 +330,10 @@ def test_seats_are_dealt_round() -> None:
     assert [seat.device for seat in seats(3, devices="0,2", threads=2)] == ["cuda:0", "cuda:2", "cuda:0"]
     assert [(seat.device, seat.threads) for seat in seats(2, threads=2)] == [("cpu", 2), ("cpu", 2)]
     assert len(seats(devices="0-3")) == 4
+    assert [seat.device for seat in seats(devices="sim:0-1")] == ["sim:0", "sim:1"]
+    for devices in ("all", "sim:", "sim:cpu", "sim:all", "sim:x", "0,0", "cuda:0", ""):
+        with pytest.raises(ValueError, match=f"devices = {devices!r}: write cpu, ids such as"):
+            seats(devices=devices)
 
 
 def test_every_worker_has_a_turn_however_little_time_there_is() -> None:

@@ -125,6 +125,12 @@ class Echo(Worker):
         with self.device_lock():
             return items.get(timeout_s=timeout_s)
 
+    def send_large(self, rank: int) -> None:
+        self.send(np.ones(100_000), rank)
+
+    def recv_large(self, rank: int) -> float:
+        return float(self.recv(rank).sum())
+
     def poll(self, items: Channel) -> Any:
         pending = items.get_async()
         while not pending.done:

@@ -76,6 +76,7 @@ def run(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
     for name, devices in _collectives().items():
         modes[name] = measure_collective(name.split()[0], devices, megabytes, repeats)
     modes["tcp between hosts"] = measure_tcp(megabytes, repeats)
+    modes["pair between hosts, simulated"] = measure_tcp(megabytes, repeats, pair=True)
     trees = [measure_tree(hosts, min(megabytes, _MOST_OF_TREE), repeats) for hosts in HOSTS]
     ratio = modes["shared memory, streamed"]["ratio"]
     return {

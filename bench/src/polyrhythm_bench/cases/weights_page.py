@@ -32,8 +32,9 @@ each rank of a sharded trainer writes its own rows; *publish* is the rank's that
 publishes tensor by tensor what it gathers, as where the ranks' rows lie on several hosts; *publish* is rank 0's or the
 other's, whichever took longer. The broadcast is there for comparison; no run uses one. *tcp between hosts*: two ends on
 this machine that share no memory, over the loopback interface, encrypted, in parts of {part_mb:.1f} MB; *bare* is a
-socket without encryption. Its times are those of the clock, as the processes that serve and receive the version take
-part.
+socket without encryption. *pair between hosts*: the same two ends on simulated devices, by gloo and without encryption,
+through a staging buffer. The times of both are those of the clock, as the processes that serve and receive the version
+take part.
 
 ## To several hosts
 
@@ -82,7 +83,10 @@ def write(found: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 _TREE = "| {hosts} | **{sent:.0f}** | {star_sent:.0f} | {ms:.0f} | {star_ms:.0f} |"
-_CPU_CLOCK = "Times are CPU times of the process, so waiting for a core or a lock does not count, but for tcp."
+_CPU_CLOCK = (
+    "Times are CPU times of the process, so waiting for a core or a lock does not count, but for what crosses between "
+    "hosts."
+)
 
 
 def _row(name: str, mode: Mapping[str, Any]) -> str:

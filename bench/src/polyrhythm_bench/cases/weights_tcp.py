@@ -1,4 +1,5 @@
-"""A version of the weights over tcp between two hosts, as `launcher: ray` has it, beside a bare tcp connection.
+"""A version of the weights over tcp between two hosts, as `launcher: ray` has it, or by a pair between simulated
+devices of these (gloo), beside a bare tcp connection.
 
 The hosts are apart by setting: each end has a folder of shared memory of its own on this machine, so the connection is
 the loopback interface's. This process publishes; the agent of its host serves what it published, encrypted; the other
@@ -21,12 +22,10 @@ from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, LocalNode
 from polyrhythm.plugins.cluster.hosts.memory import HostMemory, segment_sizes
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import ArenaLayout
-from polyrhythm.runtime.memory.process_memory import WEIGHTS
-from polyrhythm.runtime.memory.published import APPLY
+from polyrhythm.runtime.memory.published import APPLY, Ends
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, shared_root
 from polyrhythm.runtime.memory.tensors import copy_into, tensors_over
-from polyrhythm.runtime.memory.weights import SharedWeights
 from polyrhythm.runtime.transport.authentication import KeyPair, RunKeys, make_keys
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm_bench.harness.worker import Answer, Worker
@@ -35,13 +34,17 @@ from polyrhythm_bench.workloads.linear_model import layout_of, linear_model, med
 _HERE, _THERE = "main", "host-1"
 #: An arena that nobody uses.
 _ARENA = ArenaLayout(blocks=1, steps=1, chunk=1, obs={}, answers={}, slots={})
+#: Of the trainer and the generator, where versions come by a pair.
+_DEVICES = ("sim:0", "sim:1")
+_ENDS = Ends(_DEVICES[0])
 #: Seconds that the bare connection waits for the other end.
 _DEADLINE_S = 120.0
 
 
-def measure_tcp(megabytes: int, repeats: int) -> dict[str, Any]:
+def measure_tcp(megabytes: int, repeats: int, *, pair: bool = False) -> dict[str, Any]:
     """Medians of seconds by the clock, as three processes take part: publish_ms, apply_ms (asked until applied),
-    bare_ms; ratio, turn by turn; gb_per_s from state to module; way that versions took."""
+    bare_ms; ratio, turn by turn; gb_per_s from state to module; way that versions took. pair: the ends are on
+    simulated devices."""
     state = linear_model(megabytes).state_dict()
     layout, keys = layout_of(state), make_keys()
     with ExitStack() as stack:
@@ -51,7 +54,12 @@ def measure_tcp(megabytes: int, repeats: int) -> dict[str, Any]:
         stack.callback(node.close)
         spec = AgentSpec(_HERE, (), str(memory.folder), _ARENA, layout, (_HERE,), LOOPBACK, keys)
         served = node.start_agent(spec)().endpoint
-        weights = SharedWeights(layout, memoryview(memory.segment(WEIGHTS)), memory.folder)
+        sockets = Sockets("tcp", str(memory.folder), keys, lambda: None, q.LARGEST_QUESTION)
+        stack.callback(sockets.close)
+        view = HostView(_HERE, str(memory.folder), LOOPBACK, {_HERE: served}, publishers=(_HERE,))
+        host = HostMemory(_ARENA, layout, memory.folder, view, sockets)
+        stack.callback(host.close)
+        weights = host.weights(_DEVICES[0], _ENDS) if pair else host.weights("cpu", None)
         listening = stack.enter_context(socket.create_server((LOOPBACK, 0)))
         listening.settimeout(_DEADLINE_S)
         reader = stack.enter_context(
@@ -62,6 +70,7 @@ def measure_tcp(megabytes: int, repeats: int) -> dict[str, Any]:
                 keys=[key.decode() for pair in (keys.inbox, keys.outbox) for key in (pair.public, pair.secret)],
                 megabytes=megabytes,
                 port=listening.getsockname()[1],
+                pair=pair,
             )
         )
         plain = stack.enter_context(listening.accept()[0])
@@ -91,7 +100,7 @@ def _elapsed(act: Callable[[], object]) -> float:
 
 
 @contextmanager
-def reader(root: str, server: str, keys: list[str], megabytes: int, port: int) -> Iterator[Answer]:
+def reader(root: str, server: str, keys: list[str], megabytes: int, port: int, *, pair: bool) -> Iterator[Answer]:
     """The other host's end. Answers: `version`: it is applied, the way that it came; `bare`: received and copied."""
     model = linear_model(megabytes)
     state = model.state_dict()
@@ -110,7 +119,7 @@ def reader(root: str, server: str, keys: list[str], megabytes: int, port: int) -
         view = HostView(_THERE, str(memory.folder), LOOPBACK, servers, publishers=(_HERE,))
         host = HostMemory(_ARENA, layout, memory.folder, view, sockets)
         stack.callback(host.close)
-        receiver = Receiver(host.weights("cpu", None), model)
+        receiver = Receiver(host.weights(_DEVICES[1], _ENDS) if pair else host.weights("cpu", None), model)
         plain = stack.enter_context(socket.create_connection((LOOPBACK, port), _DEADLINE_S))
         room = memoryview(bytearray(layout.nbytes))
 

@@ -4,8 +4,8 @@ Eight GPUs to a host, each with one port; 5.4 GB of weights and of gradients (2.
 workloads:
 
 - `placements`: LIBERO + GR00T N1.5 with the costs of RL-VLA3's table 4, fully asynchronous, 32 environments for each
-  GPU, on the devices that `pipeline.placed.divide_devices` gives for each preset; hybrid also as if all GPUs were of
-  one host, so that the last hosts generate. Gradients go round a ring over the ports.
+  GPU, on the devices that `pipeline.placed.divide_devices` gives a run for each preset. Gradients go round a ring over
+  the ports.
 - `quick steps`: env batches of 8 rows with chunk steps of 200 ms and two images, 8 for each GPU; a version every 7 s.
   Hosts fetch it from the trainer's, or send it on (`fan_out`).
 - `small batches`: env batches of one row without images and chunk steps of 100 ms, 16 for each GPU, and 0.1 GB of
@@ -18,13 +18,14 @@ The conductor's CPU is measured while it decides; `main` is the share of a core 
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.pipeline.placed import divide_devices
+from polyrhythm.pipeline.placed import DeviceIds, Kind, divide_devices
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster, summarise
 from polyrhythm.plugins.virtual.clustersim.costs import Cost, parse_cost
 from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN
@@ -35,7 +36,7 @@ from polyrhythm.plugins.virtual.clustersim.settings import (
     LinkSection,
     SimulatorGroup,
 )
-from polyrhythm.runtime.devices import Devices, devices_here
+from polyrhythm.runtime.devices import Devices
 from polyrhythm.scheduler.conductor import SERVING_EVENTS
 from polyrhythm.scheduler.records import Command, Event, TrainUntil, UpdateDone
 from polyrhythm.specs.distributions import Constant
@@ -49,8 +50,9 @@ GPUS_PER_HOST = 8
 LATENCY_S, GB_PER_S = 50e-6, 12.5
 #: As fitted to table 4 (bench/results/papers.md).
 COSTS = Costs(step=1.67, spread=0.08, generate=66.6e-3, train=8.99e-3)
-#: Env batches of a GPU that simulates, and chunk steps of an episode, in `placements`.
-ENV_BATCHES, CHUNK_STEPS = 2, 4
+#: Env batches of a GPU that simulates, and chunk steps of an episode (of 96, so weights have that share of their bytes)
+#: in `placements`.
+ENV_BATCHES, CHUNK_STEPS = 2, 2
 #: Versions before those counted, and counted, in `placements`.
 WARM_UP, COUNTED = MAX_LAG + 1, 2
 #: Virtual seconds before those counted, and counted.
@@ -60,9 +62,7 @@ OBSERVATION_MB, WEIGHTS_GB = 2 * 256 * 256 * 3 * 1e-6, 5.4
 #: (bench/results/ceiling.md).
 EVENT = "25us"
 
-Placement = Literal["colocated", "hybrid", "hybrid in each host", "disaggregated"]
-PLACEMENTS: tuple[Placement, ...] = ("colocated", "hybrid", "hybrid in each host", "disaggregated")
-DevicesByKind = dict[str, tuple[int, ...]]
+PLACEMENTS = ("colocated", "hybrid", "disaggregated")
 
 
 def run(gpus: Sequence[int] = GPUS, event: str = EVENT, seed: int = 0) -> dict[str, Any]:
@@ -111,13 +111,15 @@ class MeasuredConductor:
     def __init__(self, settings: ClusterSettings) -> None:
         self.inner = build_conductor(settings.scheduler)
         self.serving, self.rest = Counted(), Counted()
+        now = time.thread_time_ns
+        self._clock_ns = int(statistics.median(-(now() - now()) for _ in range(101)))
 
     def handle(self, event: Event, now: float) -> list[Command]:
         began = time.thread_time_ns()
         commands = self.inner.handle(event, now)
         self.inner.deadline()
         counted = self.serving if type(event) in SERVING_EVENTS else self.rest
-        counted.ns += time.thread_time_ns() - began
+        counted.ns += time.thread_time_ns() - began - self._clock_ns
         counted.events += 1
         return commands
 
@@ -217,11 +219,9 @@ def _shares(found: dict[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------ placements
 
 
-def devices_of(placement: Placement, gpus: int) -> DevicesByKind:
-    """Devices of simulators, generators and the trainer, as a run gets them on hosts of eight; of `hybrid`, on one."""
-    hosts = [(f"node-{number}", min(gpus, GPUS_PER_HOST)) for number in range(max(1, gpus // GPUS_PER_HOST))]
-    devices = devices_here(gpus) if placement == "hybrid" else Devices(hosts)
-    return {str(kind): ids for kind, ids in divide_devices(placement.partition(" ")[0], devices).items()}
+def devices_of(placement: str, gpus: int) -> DeviceIds:
+    """Devices of simulators, generators and the trainer, as a run gets them on hosts of eight."""
+    return divide_devices(placement, Devices([(f"host {n}", GPUS_PER_HOST) for n in range(gpus // GPUS_PER_HOST)]))
 
 
 def row_for(gpus: int) -> PaperRow:
@@ -241,7 +241,7 @@ def _placements(gpus: Sequence[int], event: str, seed: int) -> Iterator[dict[str
             yield measured.row(placement, count, transitions)
 
 
-def placed_cluster(row: PaperRow, devices: DevicesByKind, event: str, seed: int) -> ClusterSettings:
+def placed_cluster(row: PaperRow, devices: DeviceIds, event: str, seed: int) -> ClusterSettings:
     """The row's work on these devices, device d on host d // 8. The trainer's first host is `node-0`."""
     hosts, first = max(1, row.gpus // GPUS_PER_HOST), devices["trainer"][0] // GPUS_PER_HOST
     base = cluster_settings(row, COSTS, CHUNK_STEPS, seed)
@@ -249,11 +249,12 @@ def placed_cluster(row: PaperRow, devices: DevicesByKind, event: str, seed: int)
     serve = Cost(Constant(0.0), COSTS.generate * rows)
     update = Cost(Constant(0.0), COSTS.train * rows * row.setup.chunk)
     ranks = max(1, len(devices["trainer"]) // GPUS_PER_HOST)
+    shorter = CHUNK_STEPS / row.setup.chunk_steps
 
     def host(number: int) -> str:
         return f"node-{(number // GPUS_PER_HOST - first) % hosts}" if hosts > 1 else "node"
 
-    def dealt(kind: str) -> dict[str, tuple[int, ...]]:
+    def dealt(kind: Kind) -> dict[str, tuple[int, ...]]:
         found: dict[str, list[int]] = {}
         for number in devices[kind]:
             found.setdefault(host(number), []).append(number)
@@ -281,7 +282,7 @@ def placed_cluster(row: PaperRow, devices: DevicesByKind, event: str, seed: int)
             "simulators": simulators,
             "generators": generators,
             "trainer": base.trainer.model_copy(update=trainer),
-            "links": _links(hosts, rows * OBSERVATION_MB, fan_out=2),
+            "links": _links(hosts, rows * OBSERVATION_MB, fan_out=2, weights_gb=WEIGHTS_GB * shorter),
             "conductor": ConductorSection(event=parse_cost(event)),
         }
     )

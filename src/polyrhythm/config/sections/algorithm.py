@@ -128,8 +128,10 @@ class RolloutCorrectionSettings(Section):
         bounds = (self.reject_below, self.reject_above)
         if self.reject != "none" and bounds == (None, None):
             raise self.refusal("reject", "it needs a bound; set reject_above or reject_below")
-        for low, high in (("weight_min", "weight_max"), ("reject_below", "reject_above")):
-            lowest, highest = getattr(self, low), getattr(self, high)
+        for low, lowest, high, highest in (
+            ("weight_min", self.weight_min, "weight_max", self.weight_max),
+            ("reject_below", self.reject_below, "reject_above", self.reject_above),
+        ):
             if lowest is not None and highest is not None and lowest > highest:
                 raise self.refusal(low, f"larger than {high} {highest:g}; lower it")
         return self

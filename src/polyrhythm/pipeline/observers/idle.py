@@ -132,20 +132,19 @@ def limit_of(config: RunConfig, summary: Mapping[str, Any], updates: Sequence[Ma
     busy = {kind: fmean(own) for kind, own in by_kind.items() if own}
     if not idle or not busy:
         return None
-    rollout, batching = config.rollout, config.batching
+    rollout = config.rollout
     count = {kind: len(own) for kind, own in by_kind.items()} | {"trainer": config.placement.trainer.ranks or 1}
+    limits = {"max_rows", "max_wait_ms", "fire_when_all_wait"}
+    found: dict[str, Any] = idle | config.batching.model_dump(include=limits)
     return bottleneck(
         Load(
             busy,
             count,
-            **idle,
+            **found,
             max_lag=config.freshness.max_lag,
             one_thread=config.launcher == "inline",
             one_slot=rollout.simulators * rollout.env_batches == 1 and rollout.sharding == "whole",
             rows=rollout.rows,
             all_rows=config.all_rows,
-            max_rows=getattr(batching, "max_rows", 0),
-            max_wait_ms=getattr(batching, "max_wait_ms", 0.0),
-            fires_when_all_wait=getattr(batching, "fire_when_all_wait", True),
         )
     )

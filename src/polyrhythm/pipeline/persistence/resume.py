@@ -52,7 +52,7 @@ from polyrhythm.pipeline.persistence.resume_rules import (
 from polyrhythm.plugin import load
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import load_published, published_state
-from polyrhythm.policies.traits import policy_traits
+from polyrhythm.policies.traits import policy_traits, released_folder
 from polyrhythm.readable import counted
 from polyrhythm.specs import EnvSpec
 
@@ -241,7 +241,7 @@ def load_init_weights(config: RunConfig, policy: Policy) -> None:
         theirs, weights, _ = load_policy(path)
     _refuse_other_settings(config, theirs)
     part = policy_traits(policy).publishes_part and len(weights) < len(policy.state_dict())
-    if part and not getattr(config.policy, "checkpoint", "") and theirs.seed != config.seed:
+    if part and not released_folder(config.policy) and theirs.seed != config.seed:
         raise RunFolderError(
             f"init_from = {path}: seed is {config.seed} here but {theirs.seed} there, and that file lacks the frozen "
             "tensors, which are drawn from the seed; make the seeds equal, or give both runs a policy.checkpoint"

@@ -48,7 +48,7 @@ from polyrhythm.plugin import load
 from polyrhythm.policies.base import Policy, PolicySettings, as_module, extended_settings
 from polyrhythm.policies.engine import streaming
 from polyrhythm.policies.form import PolicyForm
-from polyrhythm.policies.traits import policy_traits, settings_traits
+from polyrhythm.policies.traits import policy_traits, released_folder, settings_traits
 from polyrhythm.runtime.memory.published import shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage, remove_orphans
 from polyrhythm.runtime.processes.start import check_limits
@@ -229,7 +229,7 @@ def check_devices(context: CheckContext) -> str:
 def _spec(context: CheckContext) -> None:
     """Before a run, a checkpoint is compared with the environment's spec before the environment is tried."""
     installed_env(context.config)
-    declared, checkpoint = None, getattr(context.config.policy, "checkpoint", "")
+    declared, checkpoint = None, released_folder(context.config.policy)
     if checkpoint and context.depth == "trial":
         declared = read_spec(context)
         _form(context)

@@ -21,6 +21,7 @@ from polyrhythm.pipeline.persistence.resume import prepare_initial_policy, refus
 from polyrhythm.pipeline.validation.check import ValidatedRun, validate_run
 from polyrhythm.plugins.demonstrations.imitation import Demonstrations, SupervisedLearner
 from polyrhythm.plugins.demonstrations.recording import check_expert, dataset_format, has_expert, record, refuse_misfit
+from polyrhythm.policies.traits import released_folder
 from polyrhythm.specs import EnvSpec
 from polyrhythm.training.steps import finish
 
@@ -54,7 +55,7 @@ def learn(checked: ValidatedRun, folder: Path, progress: PhaseJournal, metrics: 
     """Imitate the run's demonstrations; returns the metrics of the supervised phase."""
     config, _, policy = checked
     assert config.supervised is not None
-    if released := getattr(config.policy, "checkpoint", ""):
+    if released := released_folder(config.policy):
         words = "supervised training begins from the checkpoint %s; without it: supervised=null demonstrations=null"
         log.info(words, released)
     demonstrations = _demonstrations(checked, folder, progress)

@@ -21,6 +21,7 @@ from typing import cast
 
 import numpy as np
 
+from polyrhythm.config.base import type_name
 from polyrhythm.envs.base import EnvBatch, EnvSettings
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.cluster.hosts.pieces import Sent, pieces_of_request, pieces_of_rest
@@ -56,7 +57,7 @@ class JoinClient:
 
     def __init__(self, address: str, keys: RunKeys, settings: EnvSettings, version: str, **limits: float) -> None:
         spec = settings.spec()
-        words = " ".join(filter(None, (getattr(settings, "type", ""), getattr(settings, "id", ""))))
+        words = " ".join(filter(None, (type_name(settings), getattr(settings, "id", ""))))
         self.joiner = j.Joiner(address, spec, words, version, time.monotonic(), **limits)
         self._lines = Lines(keys, m.LARGEST_MESSAGE)
         self._woken, self._waking = os.pipe()

@@ -20,7 +20,15 @@ from polyrhythm.plugins.lease.lease import DeviceLeases, LeaseState
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.conductor import SERVING_EVENTS, Conductor
-from polyrhythm.scheduler.records import ADDRESSEES, SENDERS, AbortStream, Command, DeviceTaken, DeviceYielded, Event
+from polyrhythm.scheduler.records import (
+    AbortStream,
+    Command,
+    DeviceTaken,
+    DeviceYielded,
+    Event,
+    address_of,
+    sender_name,
+)
 from polyrhythm.scheduler.settings import LeaseSettings
 
 #: Commands that are a unit of work, and the events that end one.
@@ -89,7 +97,7 @@ class LeasedConductor:
         if isinstance(event, records.StationLost):
             self.delivery.leave(event.station)
         elif (stage := _STAGES.get(type(event))) is not None:
-            name, trainer = getattr(event, SENDERS[type(event)]), self.updates.trainer
+            name, trainer = sender_name(event), self.updates.trainer
             if name in self.stations.incarnations:
                 self.delivery.leave(name)
             self.delivery.join(name, stage)
@@ -200,7 +208,7 @@ class CommandDelivery:
         elif isinstance(event, DeviceYielded):
             self.leases.on_yielded(event, now)
         elif type(event) in _ENDS:
-            state = self.leases.present.get(getattr(event, SENDERS[type(event)]))
+            state = self.leases.present.get(sender_name(event))
             if state is not None:
                 state.under_way -= 1
 
@@ -234,8 +242,7 @@ class CommandDelivery:
         stations without leases, and aborts of streams. The others are held back."""
         present, sent = self.leases.present, list[Command]()
         for command in commands:
-            field = "" if type(command) is AbortStream else ADDRESSEES.get(type(command), "")
-            state = present.get(getattr(command, field)) if field else None
+            state = None if type(command) is AbortStream else present.get(address_of(command))
             if state is None:
                 sent.append(command)
                 continue

@@ -238,11 +238,12 @@ def _check_optional_methods(traits: PolicyTraits, policy: Policy, obs: Observati
 
 def check_answers(form: PolicyForm, policy: Policy, obs: Observations) -> None:
     """Check chunk, action entries, values and forward_inputs of the policy against the form."""
-    for name in ("chunk", "action_dim"):
-        if getattr(form, name) != getattr(policy, name):
-            raise ContractViolation(
-                f"form().{name} is {getattr(form, name)}, the policy has {getattr(policy, name)}", "declare that"
-            )
+    for name, said, has in (
+        ("chunk", form.chunk, policy.chunk),
+        ("action_dim", form.action_dim, policy.action_dim),
+    ):
+        if said != has:
+            raise ContractViolation(f"form().{name} is {said}, the policy has {has}", "declare that")
     with in_trial(policy):
         act = sample(policy, obs)
     kind = "chunk" if act.value.dim() == 1 else "action"

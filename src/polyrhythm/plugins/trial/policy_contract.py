@@ -313,11 +313,13 @@ def check_state_round_trip(build: Build, obs: Observations) -> None:
     called("load_state_dict", as_module(second).load_state_dict, copy.deepcopy(first.state_dict()))
     fix = "keep all that decides an action in parameters or buffers"
     ours, theirs = sample(first, obs), sample(second, obs)
-    for name in ("actions", "logprob", "value"):
+    for name, copied, original in (
+        ("actions", theirs.actions, ours.actions),
+        ("logprob", theirs.logprob, ours.logprob),
+        ("value", theirs.value, ours.value),
+    ):
         what = f"act().{name} after load_state_dict"
-        check_close(
-            what, getattr(theirs, name), "that of the policy copied", getattr(ours, name), logprob_limit(first), fix
-        )
+        check_close(what, copied, "that of the policy copied", original, logprob_limit(first), fix)
 
 
 def check_registered(plain: Mapping[str, Tensor]) -> None:

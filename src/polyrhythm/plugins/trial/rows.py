@@ -46,7 +46,7 @@ from polyrhythm.plugins.trial.objective import as_shown, dry_run_objective, try_
 from polyrhythm.plugins.trial.policy_contract import policy_checks
 from polyrhythm.policies.base import Policy, extended_settings
 from polyrhythm.policies.form import PolicyForm
-from polyrhythm.policies.traits import settings_traits
+from polyrhythm.policies.traits import released_folder, settings_traits
 from polyrhythm.readable import counted
 from polyrhythm.runtime.memory.shared_folder import refuse_shortage
 from polyrhythm.specs import EnvSpec
@@ -117,7 +117,7 @@ def check_policy(context: CheckContext) -> Iterator[Examined]:
             return
         else:
             context.settings = stand_in
-            context.sized = getattr(stand_in, "checkpoint", "") == getattr(settings, "checkpoint", "")
+            context.sized = released_folder(stand_in) == released_folder(settings)
             yield Examined("policy", Finding("policy", "ok", _summary(context.form, sized=context.sized)))
             return
 
@@ -131,7 +131,7 @@ def _tried(context: CheckContext) -> tuple[Policy | None, bool]:
     """The policy if it is small, else its miniature, None for a large policy without one; and whether it is the run's
     own."""
     settings, spec, form = context.settings, context.spec, context.form
-    if context.sized and form.train_bytes <= _SMALL and not getattr(settings, "checkpoint", ""):
+    if context.sized and form.train_bytes <= _SMALL and not released_folder(settings):
         return check_build(context.config, spec, settings), True
     if settings is not None and settings_traits(settings).has_miniature:
         return check_build(context.config, spec, extended_settings(settings).miniature()), False

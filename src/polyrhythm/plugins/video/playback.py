@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from polyrhythm.config.base import type_name
 from polyrhythm.conformance import violation_of
 from polyrhythm.envs.base import EnvBatch, EnvSettings, FullEnvBatch, FullEnvSettings, batch_traits, traits_of
 from polyrhythm.errors import ConfigError, PolyrhythmError, RunHalted
@@ -68,7 +69,7 @@ def play(
 
     ConfigError: the environment has no pictures or cannot be built. RunHalted: it fails while it draws.
     """
-    kind = getattr(settings, "type", "")
+    kind = type_name(settings)
     batch = _build_visible(settings, kind, len(episodes), rows)
     try:
         every = -(-step.episode_steps(batch.spec.max_steps) // pictures)

@@ -26,7 +26,7 @@ from polyrhythm.plugins.workflow.channel import Channel, PendingPuts, Reply
 from polyrhythm.plugins.workflow.protocol import Parcel, WorkerFailed, WorkflowError
 from polyrhythm.plugins.workflow.shipments import Shipping
 from polyrhythm.plugins.workflow.values import Carrier
-from polyrhythm.plugins.workflow.worker import Worker, WorkerContext, is_public
+from polyrhythm.plugins.workflow.worker import MOVES, Worker, WorkerContext, is_public
 from polyrhythm.plugins.workflow.worker_device import SwitchFailed, WorkerDevice
 from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.factories import StationContext
@@ -323,6 +323,8 @@ class WorkerStation:
             if self._worker is None:
                 self._make(call.arguments)
             else:
+                if self._device.is_away and call.method not in MOVES:
+                    self._worker.onload()
                 positional, named = self.carrier.unpack(call.arguments)
                 found = getattr(self._worker, call.method)(*positional, **named)
             self.puts.finish()

@@ -2,8 +2,9 @@
 rules of the lease (`plugins.lease.lease`); the caller passes the time.
 
 A worker wants its device while it has a call that does not wait for another worker. It is told to leave when another
-worker wants the device and it waits itself, or has had the device for `min_hold_s`. It leaves where it waits next, or
-at the end of its call; with `Worker.device_lock` not before the end of the lock's body.
+worker wants the device and it waits itself, or has had the device for `min_hold_s` and `AMORTISED` times as long as the
+longest of the latest switches took, so that switches take a tenth of the time at most. It leaves where it waits next,
+or at the end of its call; with `Worker.device_lock` not before the end of the lock's body.
 
 A free device goes to the worker that is furthest down the data flow: the one from which the fewest workers can be
 reached over the channels used so far. Of workers that reach equally many, as in a cycle, the one that has waited
@@ -18,16 +19,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from polyrhythm.plugins.lease.lease import DeviceLeases, LeaseState
 from polyrhythm.plugins.workflow.protocol import Close, Get, Put, Request
 from polyrhythm.scheduler.records import DeviceCommand, DeviceTaken, DeviceYielded
 from polyrhythm.scheduler.settings import LeaseSettings
 
+#: A worker may keep its device for so many times the duration of a switch; two switches belong to each time.
+AMORTISED = 20
+
 
 class DeviceTurns:
-    """devices: name of the device of each worker that can leave it; min_hold_s: as in `LeaseSettings`. wait_s: limit of
-    a wait for a device."""
+    """devices: name of the device of each worker that can leave it; min_hold_s: as in `LeaseSettings`; with 0
+    workers leave whenever they can. wait_s: limit of a wait for a device."""
 
     def __init__(self, devices: Mapping[str, str], min_hold_s: float) -> None:
         count = Counter(devices.values())
@@ -38,10 +43,13 @@ class DeviceTurns:
         self._leases, self.wait_s = DeviceLeases(LeaseSettings(shared, min_hold_s)), math.inf
         for name in shared:
             self._leases.join(name, len(shared), interruptible=True)
+        self._min_hold_s = min_hold_s
+        self._switch_s: dict[tuple[str, type], float] = {}  # of the last one, by worker and direction
         self._calls: Counter[str] = Counter()  # that the worker has to finish
         self._open: set[tuple[str, int]] = set()  # requests that have no answer yet, by worker and number
         self._awaited: dict[str, int] = {}  # the open request for whose answer the worker's call waits
         self._flow = DataFlow()
+        self._stages: dict[str, int] = {}  # of workers that have waited since the flow changed
 
     def __contains__(self, worker: object) -> bool:
         """Whether the worker shares its device with another one."""
@@ -57,10 +65,10 @@ class DeviceTurns:
         self._update_wants(worker, now)
 
     def on_request(self, worker: str, number: int, request: Request) -> None:
-        self._open.add((worker, number))
-        if not isinstance(request, Close) and self._flow.add(request, worker):
-            for state in self._leases.present.values():
-                state.flow = self._flow.count_reached(state.name)
+        if self._leases.present:
+            self._open.add((worker, number))
+            if not isinstance(request, Close) and self._flow.add(request, worker):
+                self._stages.clear()
 
     def on_wait(self, worker: str, number: int, now: float) -> None:
         """The worker's call waits for the answer to this request, unless that is on its way."""
@@ -84,8 +92,10 @@ class DeviceTurns:
     def is_due(self, event: DeviceTaken | DeviceYielded) -> bool:
         """Whether the worker was told to do this and has not yet."""
         state = self._leases.present.get(event.station)
-        return state is not None and event.device in (
-            state.taking if isinstance(event, DeviceTaken) else state.yielding
+        return (
+            state is not None
+            and 0 <= event.seconds < math.inf
+            and event.device in (state.taking if isinstance(event, DeviceTaken) else state.yielding)
         )
 
     def on_switched(self, event: DeviceTaken | DeviceYielded, now: float) -> None:
@@ -94,9 +104,16 @@ class DeviceTurns:
             self._leases.present[event.station].worked = True  # it goes on with what it wanted the device for
         else:
             self._leases.on_yielded(event, now)
+        self._switch_s[event.station, type(event)] = event.seconds
+        if self._min_hold_s:
+            hold_s = max(self._min_hold_s, AMORTISED * max(self._switch_s.values()))
+            self._leases.rules = replace(self._leases.rules, min_hold_s=hold_s)
 
     def switch(self, now: float) -> list[DeviceCommand]:
         """What workers are to do now."""
+        for name in self._leases.waiting:
+            if name not in self._stages:
+                self._stages[name] = self._leases.present[name].flow = self._flow.count_reached(name)
         self._leases.preempt(now)
         return list(self._leases.switch())
 

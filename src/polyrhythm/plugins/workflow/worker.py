@@ -60,7 +60,7 @@ class Worker:
 
     def offload(self) -> int:
         """Free the device's memory; returns the bytes. With `sharing="lease"` it is called before another worker gets
-        the device.
+        the device; the driver and the worker itself may call it too.
 
         The default moves the tensors in this object's attributes to host memory: those of modules, optimizers,
         collections and nested objects, with their gradients. An override may free more, and calls this one.
@@ -68,7 +68,8 @@ class Worker:
         return self._context.device.offload(vars(self))
 
     def onload(self) -> None:
-        """Undo `offload`: the same tensors with the same content. Called once this worker has its device again."""
+        """Undo `offload`: the same tensors with the same content. Called once this worker has its device again, and
+        before another method is called."""
         self._context.device.onload()
 
     @contextmanager
@@ -152,6 +153,11 @@ class Worker:
         return rank
 
 
+#: Methods of the base class that the driver may call.
+MOVES = ("offload", "onload")
+
+
 def is_public(kind: type[Worker], method: str) -> bool:
-    """Whether the driver may call the method: defined by the subclass, without a leading underscore."""
-    return not method.startswith("_") and not hasattr(Worker, method) and callable(getattr(kind, method, None))
+    """Whether the driver may call the method: of `MOVES`, or defined by the subclass without a leading underscore."""
+    own = not method.startswith("_") and not hasattr(Worker, method)
+    return (own or method in MOVES) and callable(getattr(kind, method, None))

@@ -32,14 +32,15 @@ class SwitchFailed(BaseException):
 
 class WorkerDevice:
     """name: torch's, of the device; in_turn: whether others may be on it meanwhile; is_on: whether the worker is;
-    order: what it was told and has not done yet; locks: `device_lock` bodies that it is in."""
+    order: what it was told and has not done yet; locks: `device_lock` bodies that it is in; is_away: whether its
+    tensors are off the device."""
 
     def __init__(self, name: str, *, in_turn: bool) -> None:
         self.name, self.in_turn, self.is_on = name, in_turn, not in_turn
         self.order: DeviceCommand | None = None
         self.locks = 0
         self._store: OffloadStore | None = None
-        self._offloaded = False
+        self.is_away = False
         self._switched, self._switch_s, self._freed = 0, 0.0, 0
 
     @property
@@ -75,19 +76,19 @@ class WorkerDevice:
 
     def offload(self, value: Any) -> int:
         """Move the tensors in the value off the device; the bytes freed there. Nothing happens if that is done."""
-        if self._offloaded or "torch" not in sys.modules:
+        if self.is_away or "torch" not in sys.modules:
             return 0
         self._store = self._store or open_store(self.name, "")
         freed = self._store.suspend(tensors_in(value))
-        self._offloaded = True
+        self.is_away = True
         return freed
 
     def onload(self) -> None:
         """Move them back, with their content."""
-        if self._offloaded:
+        if self.is_away:
             assert self._store is not None
             self._store.resume()
-            self._offloaded = False
+            self.is_away = False
 
     def statistics(self) -> dict[str, float]:
         """As of `plugins.lease.station.LeasedStation`; nothing of a worker that never left."""

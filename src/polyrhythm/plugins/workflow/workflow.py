@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
+from polyrhythm.errors import StartError
 from polyrhythm.plugins.workflow.channel import Channel, PendingPuts, Reply
 from polyrhythm.plugins.workflow.exchange import Orders, orders_of
 from polyrhythm.plugins.workflow.hosting import Launcher, Limits, Opened, open_inline, open_local, open_ray
@@ -32,7 +34,7 @@ from polyrhythm.plugins.workflow.running import (
 from polyrhythm.plugins.workflow.station import WorkerFactory
 from polyrhythm.plugins.workflow.values import Carrier, pack_whole
 from polyrhythm.plugins.workflow.worker import Worker, is_public
-from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED
+from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, number_of
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.transport.sockets import Transport
@@ -248,13 +250,15 @@ class Workflow:
 
     def _start(self) -> None:
         sizes = {name: len(group.seats) for name, group in self._groups.items()}
-        on_cpu = all(seat.device == CPU for group in self._groups.values() for seat in group.seats)
+        devices = {seat.device for group in self._groups.values() for seat in group.seats}
+        if self._launcher != "ray":
+            _check_devices(devices)
         stations: list[tuple[WorkerFactory, Resources]] = []
         workers: dict[str, WorkerSeat] = {}
         for name, group in self._groups.items():
             for rank, seat in enumerate(group.seats):
                 station = station_name(name, rank)
-                in_turn = self._sharing == "lease" and (on_cpu or seat.device != CPU)
+                in_turn = self._sharing == "lease" and (seat.device != CPU or devices == {CPU})
                 factory = WorkerFactory(
                     station, name, rank, group.worker, group.arguments, sizes, self.wait_s, in_turn, group.preload
                 )
@@ -360,11 +364,28 @@ def seats(count: int | None = None, *, devices: str = "cpu", threads: int = 1) -
     operation, of each rank's process."""
     from polyrhythm.config.sections.placement import list_device_ids, parse_devices
 
-    simulated = isinstance(devices, str) and devices.startswith(f"{SIMULATED}:")
-    named = parse_devices(devices.removeprefix(f"{SIMULATED}:") if simulated else devices)
-    ids = () if named in (None, CPU) else list_device_ids(str(named))
-    known = [f"{SIMULATED if simulated else CUDA}:{number}" for number in ids] or [CPU]
+    kind, _, given = devices.partition(":") if devices.startswith(f"{SIMULATED}:") else (CUDA, "", devices)
+    try:
+        named = parse_devices(given)
+    except ValueError:
+        named = None
+    if named in (None, "all") or (named == CPU and given != devices):
+        raise ValueError(f"devices = {devices!r}: write cpu, ids such as 0-3 or 0,2, or sim: and ids, each once")
+    known = [CPU] if named == CPU else [f"{kind}:{number}" for number in list_device_ids(str(named))]
     return [Resources(known[rank % len(known)], threads) for rank in range(count or len(known))]
+
+
+def _check_devices(devices: AbstractSet[str]) -> None:
+    """StartError: this machine does not have one of them."""
+    numbers = {number_of(device) for device in devices if device.startswith(f"{CUDA}:")}
+    if numbers:
+        from polyrhythm.runtime.memory.tensors import count_devices
+
+        if (count := count_devices()) <= max(numbers):
+            raise StartError(
+                f"devices: a seat is on cuda:{max(numbers)}, and this machine has {count} CUDA devices; name others, "
+                f"or try it on a simulated one (sim:{max(numbers)})"
+            )
 
 
 def _address(worker: type[Worker]) -> str:

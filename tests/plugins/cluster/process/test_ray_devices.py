@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.long import long
 from tests.plugins.cluster.process.test_hosts import VERSIONS, check_complete, running
@@ -21,13 +24,16 @@ from tests.plugins.lease.process.test_lease import holders
 from tests.process.runs import ASYNCHRONOUS, config, orphaned_folders
 
 from polyrhythm.cli.main import main
+from polyrhythm.config.sections.running import RaySettings
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.plugins.cluster.description import read_description
+from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import process_ids
+from polyrhythm.runtime.memory.published import Ends
 
 LONG = long(30, "with a Ray of its own")
 NODE = {"num_cpus": 4, "num_gpus": 2}
@@ -115,17 +121,58 @@ def test_stations_of_a_device_take_turns_on_each_of_two_nodes(two_nodes: Any, tm
 
 
 @LONG
+def test_a_seat_has_the_numbers_of_the_devices_that_its_node_gives(tmp_path: Path) -> None:
+    """The node may use GPUs 5 and 7, and somebody else has 5: the run's first device is torch's second one there."""
+    ray = pytest.importorskip("ray", reason="the ray extra is not installed")
+    from polyrhythm.plugins.cluster.ray.bundles import Bundles
+
+    with contextmanager(cluster_of)(tmp_path, {"num_cpus": 1}) as cluster:
+        own_node = node(tmp_path, "two")
+        own_node["env_vars"]["CUDA_VISIBLE_DEVICES"] = "5,7"
+        cluster.add_node(**{**own_node, **NODE})
+        ray.init(address=cluster.address, log_to_driver=False)
+        others = ray.util.placement_group([{"GPU": 1}])
+        assert others.wait(60)
+        (id_,) = (found["NodeID"] for found in ray.nodes() if found["Resources"].get("GPU"))
+        bound = Resources("cuda:0", environment={"CUDA_VISIBLE_DEVICES": "0"}, node="two")
+        trains = Resources("cuda:0", node="two", ends=Ends("cuda:0", ("cuda:0", "cuda:9")))
+        seats = {"s": bound, "trainer": trains, "g": Resources()}
+        bundles = Bundles(RaySettings(cpus_per_station=0.5), seats, {"two": id_})
+        bundles.reserve()
+        assert bundles.wait(60)
+        bundles.find_devices()
+        own = bundles.seat_on(bound, id_)
+        assert own.local == own.torch_device == "cuda:1"
+        assert own.environment == {"CUDA_VISIBLE_DEVICES": "7", "MUJOCO_EGL_DEVICE_ID": "7"}
+        there = bundles.seat_on(trains, id_)
+        assert (there.local, there.environment) == ("cuda:1", {})
+        assert there.ends is not None
+        assert there.ends.local == {"cuda:0": "cuda:1"}
+        moved = Bundles(RaySettings(), {"g": replace(trains, node="a")}, {"a": "lost"}).seat_on(trains, id_)
+        assert moved.ends is not None
+        assert moved.ends.host_only, "the trainer keeps nothing for a device that is new there"
+        shares = bundles.seat_on(Resources("cuda:4"), id_)
+        assert shares.local == "cuda:1", "the only one that the run has there"
+        alive = {found["NodeID"] for found in ray.nodes()}
+        assert bundles.look(alive) == {"g": bundles.look(alive)["g"], "s": id_, "trainer": id_}
+        assert bundles.nodes_with_devices() == {id_}
+        bundles.close()
+        ray.shutdown()
+
+
+@LONG
 def test_a_lost_nodes_stations_go_to_free_devices_and_back_to_a_node_that_comes(
     three_nodes: Any, tmp_path: Path
 ) -> None:
     """Six devices for four stations: those of a lost node go to devices that nobody has, on the nodes that are left; if
     another one is lost they share."""
     placement = {"generators": {"devices": "0-4"}, "trainer": {"devices": "5"}, "simulated_devices": 2}
-    changes = {"freshness": {"max_lag": 2}, "training": {"versions": 100_000}, "rollout": {"generators": 5}}
+    changes: dict[str, Any] = {"freshness": {"max_lag": 2}, "training": {"versions": 100_000}}
+    changes |= {"rollout": {"generators": 5}, "supervision": {"heartbeat_s": 10.0}}
     own = config(ASYNCHRONOUS, launcher="ray", placement=placement, ray=on(three_nodes), **changes)
     pipeline = build_pipeline(RunContext(validate_run(own).config, folder=tmp_path / "run"), record=True)
     try:
-        pipeline.loop.train_until(1)
+        train_until(pipeline, 1, lambda: all(process_ids(pipeline.launcher.hosting).values()))
         raylets = {name: raylet_of(pid) for name, pid in process_ids(pipeline.launcher.hosting).items()}
         lost = worker_without_trainer(three_nodes, pipeline)
         gone = lost.all_processes["raylet"][0].process.pid
@@ -137,8 +184,10 @@ def test_a_lost_nodes_stations_go_to_free_devices_and_back_to_a_node_that_comes(
         (new,) = [one.all_processes["raylet"][0].process.pid for one in three_nodes.worker_nodes][-1:]
 
         def came() -> bool:
-            now = {name: raylet_of(pid) for name, pid in process_ids(pipeline.launcher.hosting).items()}
-            return [now.get(name) for name in moved] == [new, new]
+            now = process_ids(pipeline.launcher.hosting)
+            with suppress(psutil.NoSuchProcess, StopIteration):  # it is being started
+                return all(raylet_of(now[name]) == new for name in moved)
+            return False
 
         train_until(pipeline, version + 1, came)
         ledger = pipeline.loop.conductor.ledger

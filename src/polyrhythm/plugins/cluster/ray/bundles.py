@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from polyrhythm.config.sections.running import RaySettings
 from polyrhythm.errors import StartError
+from polyrhythm.pipeline.placed import TRAINER
 from polyrhythm.plugins.cluster.hosts.agent import FOUND_S
 from polyrhythm.plugins.cluster.ray.actors import own_device
 from polyrhythm.plugins.cluster.ray.reach import group_by_device
@@ -46,15 +47,19 @@ class Held(NamedTuple):
 
 
 class Bundles:
-    """seats: of each process, by its name; ids: Ray's ids of nodes, by the names in seats. `look` is called by one
-    thread, the others read."""
+    """seats: of each process, by its name; ids: Ray's ids of nodes, by the names in seats; home: that of this machine's
+    node if it has CPUs free, else "": the trainer's rank 0 is there, since the run needs no other host then. `look` is
+    called by one thread, the others read."""
 
-    def __init__(self, settings: RaySettings, seats: Mapping[str, Resources], ids: Mapping[str, str]) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: RaySettings, seats: Mapping[str, Resources], ids: Mapping[str, str], home: str = ""
+    ) -> None:
+        self._settings, self._home = settings, home
         self._on_cpu = [name for name, seat in seats.items() if seat.device == CPU]
         self._devices = group_by_device(seats)
         #: The node that a device has to be on, until it is lost.
         self._pinned = {seat.device: ids[seat.node] for seat in seats.values() if seat.node}
+        self._planned = dict(self._pinned)
         self._device_of = {name: device for device, names in self._devices.items() for name in names}
         self._group: Any = None
         self._groups: dict[str, Any] = {}
@@ -66,7 +71,13 @@ class Bundles:
         if self._on_cpu:
             bundle = {"CPU": self._settings.cpus_per_station}
             strategy = self._settings.strategy.upper()
-            self._group = placement_group([dict(bundle) for _ in self._on_cpu], strategy=strategy)
+            self._group = placement_group(
+                [dict(bundle) for _ in self._on_cpu],
+                strategy=strategy,
+                bundle_label_selector=[
+                    {_NODE_LABEL: self._home} if self._home and name == TRAINER else {} for name in self._on_cpu
+                ],
+            )
         self._groups = {device: self._reserve_device(device) for device in self._devices}
 
     def _reserve_device(self, device: str) -> Any:
@@ -81,8 +92,9 @@ class Bundles:
         return all(group.wait(max(0.0, until - time.monotonic())) for group in groups)
 
     def find_devices(self) -> None:
-        """Ask for the numbers of all devices. StartError: one does not answer."""
-        self._asked = {device: self._ask(device) for device in self._groups}
+        """Ask for the numbers of all devices, once all are reserved; simulated ones have none. StartError: one does not
+        answer."""
+        self._asked = {device: self._ask(device) for device in self._groups if not is_simulated(device)}
         until = time.monotonic() + FOUND_S
         for device, ref in self._asked.items():
             try:
@@ -118,6 +130,9 @@ class Bundles:
         held = self._held.get(device)
         if held is not None and held.node == node:
             return True
+        if is_simulated(device):
+            self._held = self._held | {device: Held(node, 0, {})}
+            return True
         if held is not None:
             self._held = {name: one for name, one in self._held.items() if name != device}
             self._asked.pop(device, None)
@@ -150,23 +165,22 @@ class Bundles:
     def seat_on(self, seat: Resources, node: str) -> Resources:
         """The seat of a process that is started on this node. A device that the run has elsewhere is replaced by one
         that it has there, which others are on, too."""
-        if seat.device == CPU or is_simulated(seat.device):
+        if seat.device == CPU:
             return seat
-        held = self._held
-        there = [one for one in held.values() if one.node == node]
-        own = held.get(seat.device)
-        if own is None or own.node != node:
-            own = there[number_of(seat.device) % len(there)] if there else None
-        ends = seat.ends
+        ends, held = seat.ends, self._held
+        names = {device: f"{CUDA}:{one.number}" for device, one in held.items() if one.node == node}
+        if ends is not None and node != self._planned.get(seat.device, node):
+            ends = replace(ends, host_only="this is not the device that the generator began on, which is lost")
+        if is_simulated(seat.device) or not names:
+            return replace(seat, ends=ends)
         if ends is not None:
-            names = {name: f"{CUDA}:{one.number}" for name, one in held.items() if one.node == node}
             ends = replace(
                 ends, local={name: names[name] for name in (ends.trainer, *ends.generators) if name in names}
             )
-        if own is None:
-            return replace(seat, ends=ends)
-        environment = dict(own.variables) if seat.environment else {}
-        return replace(seat, local=f"{CUDA}:{own.number}", environment=environment, ends=ends)
+        shared = list(names)[number_of(seat.device) % len(names)]
+        device = seat.device if seat.device in names else shared
+        environment = dict(held[device].variables) if seat.environment else {}
+        return replace(seat, local=names[device], environment=environment, ends=ends)
 
     def close(self) -> None:
         for group in [*([self._group] if self._group is not None else []), *self._groups.values()]:

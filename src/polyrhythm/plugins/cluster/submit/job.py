@@ -6,15 +6,19 @@ import math
 import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from polyrhythm.checks import Examined
+import yaml
+
+from polyrhythm.checks import Examined, failed_finding
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError, MissingError, StartError
-from polyrhythm.pipeline.placed import Placed, place
+from polyrhythm.pipeline.placed import JOINED, Placed, place
 from polyrhythm.pipeline.validation.check import examine
 from polyrhythm.plugins.cluster.ray.reach import Bundle, bundles_of
 from polyrhythm.plugins.cluster.submit.options import JobSettings
@@ -24,8 +28,10 @@ from polyrhythm.runtime.memory.tensors import count_devices
 
 #: Settings of a run over the nodes of a job; Ray's nodes may take minutes.
 ON_RAY = ("launcher=ray", "ray.address=auto", "ray.start_s=300")
-#: Checks of this machine's devices, in place of which those of the job's nodes are checked.
+#: Checks of this machine's devices, in place of which those of the job's node are checked.
 _OF_THIS_MACHINE = frozenset({"devices", "placement", "ranks"})
+#: Parts whose files and packages an image may have.
+_OF_AN_IMAGE = frozenset({"environment", "policy", "training"})
 #: Seconds for one command of the queue.
 _ANSWER_S = 60.0
 
@@ -78,39 +84,37 @@ def overrides_for(option: str, nodes: int, overrides: Sequence[str], *, ray: boo
 
 
 def examine_job(config: RunConfig, settings: JobSettings, option: str, *, here: bool) -> Iterator[Examined]:
-    """Findings of `train --check` that hold on the job's nodes. here: files and packages are those of this machine.
+    """Findings of `train --check` for the job's nodes. here: files and packages are those of this machine.
 
-    What depends on this machine is left out: its devices, memory and limits. If it has no GPU and the nodes do, a lack
-    of the environment is only a note, since it may be the GPU.
+    A run on Ray is checked on a cluster that is described. Of a run on one node, what depends on this machine is left
+    out (its devices, memory and limits). If it has no GPU and the nodes do, a lack of the environment is only a note,
+    since it may be the GPU.
     """
-    for part, found in examine(config, "machine"):
-        if part == "machine" or found.name in _OF_THIS_MACHINE:
-            continue
-        unknown = not here or (part == "environment" and settings.devices > 0 and not count_devices())
-        if found.state == "missing" and unknown:
-            note = found._replace(state="note", detail=f"{found.detail} (on this machine; the nodes may have it)")
-            yield Examined(part, note)
-        else:
-            yield Examined(part, found)
-    for found in _nodes(config, settings, option):
-        yield Examined("recipe", found)
-
-
-def _nodes(config: RunConfig, settings: JobSettings, option: str) -> Iterator[Finding]:
     try:
-        if config.launcher == "ray" and config.ray.address not in ("auto", *["local"] * (settings.nodes == 1)):
-            raise ConfigError(
-                f"--{option}: ray.address = {config.ray.address} is not the Ray cluster of the job; leave it out"
-            )
-        placed = _place(config, settings, option)
+        placed, cpus = _place(config, settings, option), cpus_of_node(config, settings, option)
         check_ranks(config, len(placed.names["trainer"]))
-        cpus = cpus_of_node(config, settings, option)
     except ConfigError as error:
         for problem in error.problems:
-            detail, _, fix = " ".join(problem.split()).rpartition("; ")
-            yield Finding("nodes", "failed", detail, fix)
+            yield Examined("recipe", failed_finding("nodes", ConfigError(problem)))
         return
-    for warning in placed.warnings:
+    on_ray = config.launcher == "ray"
+    with _described(config, settings, cpus) as planned:
+        found = list(examine(planned, "machine"))
+    for part, one in found:
+        if not on_ray and (part == "machine" or one.name in _OF_THIS_MACHINE):
+            continue
+        gpu_may_lack = part == "environment" and settings.devices > 0 and not count_devices()
+        if one.state == "missing" and part in _OF_AN_IMAGE and (gpu_may_lack or not here):
+            note = one._replace(state="note", detail=f"{one.detail} (on this machine; the nodes may have it)")
+            yield Examined(part, note)
+        else:
+            yield Examined(part, one)
+    for one in _nodes(placed, settings, option, cpus, warned=on_ray):
+        yield Examined("recipe", one)
+
+
+def _nodes(placed: Placed, settings: JobSettings, option: str, cpus: int, *, warned: bool) -> Iterator[Finding]:
+    for warning in () if warned else placed.warnings:
         detail, _, fix = warning.rpartition("; ")
         yield Finding("nodes", "note", detail, fix)
     on_devices, gpus = sum(seat.device != CPU for seat in placed.seats.values()), settings.nodes * settings.devices
@@ -121,48 +125,61 @@ def _nodes(config: RunConfig, settings: JobSettings, option: str) -> Iterator[Fi
     yield Finding("nodes", "ok", f"{settings.nodes} of {cpus} CPUs for {seats}")
 
 
+@contextmanager
+def _described(config: RunConfig, settings: JobSettings, cpus: int) -> Iterator[RunConfig]:
+    """A run on Ray as one on a cluster that a file describes; another as it is."""
+    if config.launcher != "ray":
+        yield config
+        return
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "cluster.yaml")
+        memory = {} if settings.memory_gb is None else {"memory_gb": settings.memory_gb}
+        own = {"cpus": cpus, "gpus": settings.devices, **memory}
+        nodes = [{"name": name, **own} for name in _names(settings)]
+        file.write_text(yaml.safe_dump({"nodes": nodes}), encoding="utf-8")
+        yield config.model_copy(update={"ray": config.ray.model_copy(update={"address": str(file)})})
+
+
+def _names(settings: JobSettings) -> list[str]:
+    return [f"node {index}" for index in range(settings.nodes)]
+
+
 def _place(config: RunConfig, settings: JobSettings, option: str) -> Placed:
-    """Where the stations are on the job's nodes. ConfigError: the nodes lack devices."""
+    """Where the stations are on the job's nodes. ConfigError: the nodes lack devices, or are not those of the run."""
+    if config.launcher == "ray" and config.ray.address not in ("auto", *["local"] * (settings.nodes == 1)):
+        raise ConfigError(
+            f"--{option}: ray.address = {config.ray.address} is not the Ray cluster of the job; leave it out"
+        )
     simulated = config.placement.simulated_devices
-    each, kind = simulated or settings.devices, SIMULATED if simulated else CUDA
+    each, kind = min(settings.devices, simulated or settings.devices), SIMULATED if simulated else CUDA
     try:
-        return place(config, devices=Devices([(_name(index), each) for index in range(settings.nodes)], kind))
+        return place(config, devices=Devices([(name, each) for name in _names(settings)], kind))
     except MissingError as error:
         asked = f"--{option} nodes={settings.nodes},gpus={settings.devices}"
-        problems = [problem.rpartition("; ")[0].partition(" and the cluster has")[0] for problem in error.problems]
-        problems = [problem.partition(": the cluster has")[0] for problem in problems]
-        raise ConfigError(*(f"{asked}: too few GPUs for {problem}; raise gpus" for problem in problems)) from None
-
-
-def _name(node: int) -> str:
-    """A node of a job that does not run yet."""
-    return f"node {node}"
+        raise ConfigError(*(f"{asked}: {problem}" for problem in error.problems)) from None
 
 
 def cpus_of_node(config: RunConfig, settings: JobSettings, option: str) -> int:
-    """CPUs of each node: as set, else the fewest with which all stations find room, and one for the main process and
+    """CPUs of each node: as set, else the fewest with which all processes find room, and one for the main process and
     Ray. ConfigError: those set are too few."""
-    placed = _place(config, settings, option)
-    if config.launcher == "ray":
-        bundles = bundles_of(placed.seats, config.ray.cpus_per_station)
-        least = math.ceil(max(*(one.cpus for one in bundles), sum(one.cpus for one in bundles) / settings.nodes))
-        while not _fits(bundles, settings.nodes, least):
-            least += 1
-    else:
-        least = sum(seat.threads for seat in placed.seats.values())
-    if settings.cpus is None:
-        return least + 1
-    if config.launcher == "ray" and settings.cpus < least:
+    own = {name: seat for name, seat in _place(config, settings, option).seats.items() if not name.startswith(JOINED)}
+    if config.launcher != "ray":
+        return settings.cpus or 1 + sum(seat.threads for seat in own.values())
+    bundles = bundles_of(own, config.ray.cpus_per_station)
+    least = math.ceil(max(*(one.cpus for one in bundles), sum(one.cpus for one in bundles) / settings.nodes))
+    while not _fits(bundles, _names(settings), least):
+        least += 1
+    if settings.cpus is not None and settings.cpus < least:
         raise ConfigError(
-            f"--{option} nodes={settings.nodes},cpus={settings.cpus}: {len(placed.seats)} processes take {least} CPUs "
-            f"of each node; raise cpus, or lower ray.cpus_per_station = {config.ray.cpus_per_station:g}"
+            f"--{option} nodes={settings.nodes},cpus={settings.cpus}: {len(own)} processes take {least} CPUs of each "
+            f"node; raise cpus, or lower ray.cpus_per_station = {config.ray.cpus_per_station:g}"
         )
-    return settings.cpus
+    return settings.cpus or least + 1
 
 
-def _fits(bundles: Sequence[Bundle], nodes: int, cpus: int) -> bool:
+def _fits(bundles: Sequence[Bundle], nodes: Sequence[str], cpus: int) -> bool:
     """Whether bundles find room on nodes of so many CPUs: those of devices on their nodes, then the others."""
-    free = dict.fromkeys((_name(index) for index in range(nodes)), float(cpus))
+    free = dict.fromkeys(nodes, float(cpus))
     for bundle in sorted(bundles, key=lambda one: (not one.node, -one.cpus)):
         at = next((node for node in ([bundle.node] if bundle.node else free) if free[node] >= bundle.cpus - 1e-9), None)
         if at is None:

@@ -73,6 +73,11 @@ class JobSettings(Section):
         """GPUs of each node."""
         raise NotImplementedError
 
+    @property
+    def memory_gb(self) -> float | None:
+        """Memory of each node, in 10^9 bytes; None: not given, or all that it has."""
+        raise NotImplementedError
+
 
 class SlurmSettings(JobSettings):
     """A job of Slurm."""
@@ -98,6 +103,12 @@ class SlurmSettings(JobSettings):
     def devices(self) -> int:
         return int(self.gpus.rpartition(":")[2])
 
+    @property
+    def memory_gb(self) -> float | None:
+        found = re.fullmatch(r"(\d+)([KMGT]?)", self.mem or "0")
+        assert found is not None
+        return int(found[1]) * 1024 ** (1 + "KMGT".index(found[2] or "M")) / 1e9 or None
+
 
 class KubeRaySettings(JobSettings):
     """A RayJob of KubeRay."""
@@ -120,6 +131,13 @@ class KubeRaySettings(JobSettings):
     @property
     def devices(self) -> int:
         return self.gpus
+
+    @property
+    def memory_gb(self) -> float | None:
+        found = re.fullmatch(r"([\d.]+)([KkMGT]?)(i?)", self.mem or "0")
+        assert found is not None
+        power = " KMGT".index(found[2].upper() or " ")
+        return float(found[1]) * (1024 if found[3] else 1000) ** power / 1e9 or None
 
 
 Settings = TypeVar("Settings", bound=JobSettings)

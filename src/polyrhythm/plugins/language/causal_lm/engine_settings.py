@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
+from polyrhythm.config.base import type_name
 from polyrhythm.plugin import table
 from polyrhythm.policies.base import SETTINGS
 
@@ -113,7 +114,7 @@ _ADDED = "a plugin's engine"
 
 
 def _tag(value: Any) -> str:
-    name = value.get("type", "native") if isinstance(value, dict) else getattr(value, "type", "")
+    name = value.get("type", "native") if isinstance(value, dict) else type_name(value)
     return _ADDED if name in table("engine") else name
 
 

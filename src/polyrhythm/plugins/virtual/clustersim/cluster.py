@@ -30,7 +30,7 @@ from polyrhythm.plugins.virtual.clustersim.simulator import VirtualSimulator
 from polyrhythm.plugins.virtual.clustersim.station import VirtualLease, VirtualScorer, VirtualStation
 from polyrhythm.plugins.virtual.clustersim.trainer import VirtualTrainer
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.records import JOINED, SENDERS, Checkpointed, Episode, Evaluate, Event, StationLost
+from polyrhythm.scheduler.records import JOINED, Checkpointed, Episode, Evaluate, Event, StationLost, sender_name
 
 
 @dataclass(slots=True)
@@ -185,7 +185,7 @@ class VirtualCluster:
     def _on_event(self, event: Event) -> None:
         """Track joins, which select who gets commands, and checkpoints, from which a trainer restarts."""
         if type(event) in JOINED:
-            station = self.stations[getattr(event, SENDERS[type(event)])]
+            station = self.stations[sender_name(event)]
             if station.name not in self.driver.stations or station.incarnation == event.incarnation:  # type: ignore[union-attr]
                 self.driver.stations[station.name] = station
         elif type(event) is Checkpointed:
