@@ -37,8 +37,9 @@ class Meeting:
     """How the ranks of one incarnation find each other.
 
     file: in the run's folder on this host, used by this incarnation alone: all ranks create it if they are on one host,
-    else rank 0 does. hosts: of each rank, () if all are on one. address: by which the other hosts reach this one. find:
-    the content of rank 0's file, b"" while it is not there. by: by when all have to be there, on the monotonic clock.
+    else rank 0 does. hosts: of each rank. address: by which the other ranks reach this one, "" if all have the same.
+    find: the content of rank 0's file, b"" while it is not there. by: by when all have to be there, on the monotonic
+    clock.
     """
 
     file: Path

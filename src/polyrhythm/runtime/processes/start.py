@@ -32,7 +32,8 @@ class ProcessHandle(Protocol):
     """A started process, as `subprocess.Popen` shows it."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """Its process id; 0 while that is not known."""
 
     def poll(self) -> int | None:
         """Its exit status, once it has been reaped."""

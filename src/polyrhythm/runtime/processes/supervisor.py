@@ -132,7 +132,7 @@ class SupervisedStation:
 
     @property
     def processes(self) -> Mapping[str, int]:
-        return {process.name: process.rank.pid for process in self.processes_by_rank}
+        return {process.name: process.handle.pid for process in self.processes_by_rank}
 
     def current_call(self) -> str:
         return self.incarnation.current_call(time.monotonic())
@@ -276,6 +276,7 @@ class Supervisor:
         process.endpoint, process.addresses = hello.endpoint, hello.addresses
         process.outbox = self._sockets.outbox(hello.endpoint)
         station.incarnation.announce(hello.rank)
+        process.rank.pid = process.handle.pid
         process.rank.on_heartbeat(now, "", 0.0)
         station.joined = joined
         if self.hosts is not None:
@@ -456,7 +457,7 @@ class Supervisor:
             until = time.monotonic() + _REAP_S
             stuck = [process for process in self.processes.values() if not process.wait(until - time.monotonic())]
         if stuck:
-            names = ", ".join(f"{process.name} (process {process.rank.pid})" for process in stuck)
+            names = ", ".join(f"{process.name} (process {process.handle.pid})" for process in stuck)
             raise RunHalted(f"{names}: not ended {_REAP_S:g} s after SIGKILL; check its device or file system")
 
     # ------------------------------------------------------------ messages to and from stations

@@ -391,7 +391,7 @@ def test_a_killed_process_counts_as_ended_when_its_actor_says_so_or_its_host_is_
     def started(kind: type[ActorProcess] = ActorProcess) -> ActorProcess:
         actor = ray.remote(Deaf).options(max_concurrency=4, num_cpus=0).remote()
         process = kind(actor, tmp_path / "station.log")
-        assert process.pid == 1
+        wait_until(lambda: process.pid == 1)
         process.kill()
         return process
 

@@ -95,7 +95,7 @@ class PairBroken(LookupError):
 def _breaking() -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, ValueError, OSError) as error:  # torch's own are RuntimeErrors
+    except (RuntimeError, ValueError, OSError, AttributeError) as error:  # torch's own; or it was built without NCCL
         raise PairBroken((str(error).splitlines() or [type(error).__name__])[0]) from error
 
 

@@ -57,10 +57,10 @@ def route(own: str, hosts: Sequence[str]) -> list[str]:
 
 
 class Progress(NamedTuple):
-    """Of a copy. filled: bytes that are there; number: in the mirror, 0 until it is whole; first: this is the first
-    process of the host that asks for it; sources: bytes by the host that sent them."""
+    """Of a copy. received: bytes of all copies that have come to this host; number: in the mirror, 0 until it is whole;
+    first: this is the first process of the host that asks for it; sources: its bytes by the host that sent them."""
 
-    filled: int
+    received: int
     number: int
     first: bool
     sources: dict[str, int]
@@ -105,6 +105,7 @@ class Relay:
         self._changed = threading.Condition()
         self._one = threading.Lock()  # held by the copy under way
         self._copies: list[_Copy] = []
+        self._received = 0
         self._clients: dict[tuple[str, str], DataClient] = {}
         self._avoided: dict[str, float] = {}  # until when
 
@@ -119,7 +120,7 @@ class Relay:
             self._changed.wait_for(lambda: copy.ended, q.PROGRESS_S)
             if copy.over:
                 raise LookupError(copy.over)
-            return q.encode(Progress(copy.filled, copy.number, first, dict(copy.sources)))
+            return q.encode(Progress(self._received, copy.number, first, dict(copy.sources)))
 
     def part(self, asked: q.RelayedPart) -> Iterator[Any]:
         """For another host: as for `q.Part`. LookupError: it is not here within `q.RELAY_S`."""
@@ -177,7 +178,10 @@ class Relay:
 
     def _open(self) -> PublishedMemory:
         if self._memory is None:
-            segment = memoryview(open_segment(self._folder, MIRROR))
+            try:
+                segment = memoryview(open_segment(self._folder, MIRROR))
+            except FileNotFoundError as error:
+                raise LookupError("this host has no memory for what others publish") from error
             self._memory = PublishedMemory(self._layout, segment, mirror_locks(self._folder))
         return self._memory
 
@@ -234,6 +238,7 @@ class Relay:
             if not answer or bytes(answer[-1]) != b"1":
                 raise _Gone(f"version {asked.version} is gone from host {host}")
             with self._changed:
+                self._received += len(part)
                 copy.filled += len(part)
                 copy.sources[host] += len(part)
                 self._changed.notify_all()

@@ -125,8 +125,9 @@ class ActorProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id on its node; 0 while that is not known."""
-        if not self._pid:
+        """Its process id on its node; 0 while that is not known, as nobody waits for it: actors start beside each
+        other."""
+        if not self._pid and ray.wait([self._pid_ref], timeout=0)[0]:
             try:
                 self._pid = ray.get(self._pid_ref, timeout=ANSWER_S)
             except RayError:
