@@ -29,7 +29,7 @@ def launch_on_ray(plan: LaunchPlan) -> Launcher:
         if factory.name not in joining
         for rank, seat in enumerate(own)
     }
-    cluster = Cluster(settings, seats, plan.logs.parent, find_devices(plan.config).count)
+    cluster = Cluster(settings, seats, plan.logs.parent, find_devices(plan.config).count, first=TRAINER)
     here = LocalNode("the driver's machine", cluster.address)
     nodes: dict[str, Node] = {**cluster.nodes, **dict.fromkeys(joining, here)}
     cpus = dict.fromkeys(seats, settings.cpus_per_station)
