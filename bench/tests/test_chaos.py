@@ -71,6 +71,8 @@ def test_ranks_of_the_trainer_have_their_share_of_its_faults():
     assert set(counts) == {"trainer", "trainer-rank1"}
     assert counts.total() == 100
     assert min(counts.values()) > 30
+    assert {fault.allowed_s for fault in faults if fault.station == "trainer"} == {30.0}, "all ranks start again"
+    assert {fault.allowed_s for fault in faults if fault.station != "trainer"} == {15.0}
 
 
 # ---------------------------------------------------------------- throughput

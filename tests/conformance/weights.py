@@ -22,12 +22,13 @@ from polyrhythm.plugins.cluster.hosts.weights import HostWeights, Mirror
 from polyrhythm.runtime.memory.device_weights import DeviceWeights, SimulatedHandles
 from polyrhythm.runtime.memory.published import PublishedMemory, Way, shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import open_segment
-from polyrhythm.runtime.memory.tensors import Piece, State, Stream, fitting, tensors_over
+from polyrhythm.runtime.memory.tensors import State, Stream, fitting, tensors_over
 from polyrhythm.runtime.memory.weights import InlineWeights, SharedWeights, Weights
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
+from polyrhythm.training.ranks import Piece
 
 
 class Module(torch.nn.Module):

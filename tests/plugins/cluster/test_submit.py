@@ -108,8 +108,8 @@ def test_the_help_has_the_keys_of_the_settings() -> None:
         ("slurm", "nodes=1 resume=never", "resume = never: a job that is started again goes on"),
         ("slurm", "nodes=1 out_dir=x", "the folder of a job's run is named by --out"),
         ("slurm", "nodes=2 ray.address=a:1", "ray.address = a:1 is not the Ray cluster of the job"),
-        ("slurm", "nodes=2,cpus=1", "3 CPUs are wanted for 3 stations, 2 are in the cluster"),
-        ("slurm", "nodes=2,cpus=2 rollout.simulators=4", "6 CPUs are wanted for 6 stations, 4 are in the cluster"),
+        ("slurm", "nodes=2,cpus=1", "3 processes take 2 CPUs of each node; raise cpus"),
+        ("slurm", "nodes=2,cpus=2 rollout.simulators=4", "6 processes take 3 CPUs of each node"),
         (
             "slurm",
             "nodes=1,gpus=1 placement=hybrid",

@@ -15,7 +15,8 @@ from typing import Any
 
 from polyrhythm.runtime.messages import station_of
 
-#: Seconds within which throughput must be back: after a fault of a process, and of a node.
+#: Seconds within which throughput must be back: after a fault of a process, and of a node or of one of several ranks,
+#: which all start again.
 RECOVERY_S, NODE_RECOVERY_S = 15.0, 30.0
 #: Seconds that a node is cut off.
 _PARTITION_S = (2.0, 20.0)
@@ -43,12 +44,14 @@ NODE = "node"
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
     """A fault to come. process: that it hits, of a station or of a rank of it, or `NODE`; pause_s: undisturbed seconds
-    before it; slow_s: how long a slowed station stands still, or a node is cut off, or 0."""
+    before it; slow_s: how long a slowed station stands still, or a node is cut off, or 0; allowed_s: seconds within
+    which throughput must be back."""
 
     kind: Kind
     process: str
     pause_s: float
     slow_s: float
+    allowed_s: float = RECOVERY_S
 
     @property
     def station(self) -> str:
@@ -58,11 +61,6 @@ class PlannedFault:
     @property
     def of_node(self) -> bool:
         return self.process == NODE
-
-    @property
-    def allowed_s(self) -> float:
-        """Seconds within which throughput must be back."""
-        return NODE_RECOVERY_S if self.of_node else RECOVERY_S
 
 
 def plan(
@@ -80,11 +78,14 @@ def plan(
         if nodes and index % 5 >= 3:
             kind = Kind.PARTITION if index % 5 == 3 else Kind.LOSS
             slow_s = rng.uniform(*_PARTITION_S) if kind is Kind.PARTITION else 0.0
-            planned.append(PlannedFault(kind, NODE, rng.uniform(*_PAUSE_S), slow_s))
+            planned.append(PlannedFault(kind, NODE, rng.uniform(*_PAUSE_S), slow_s, NODE_RECOVERY_S))
             continue
         kind, role = next(pairs)
         slow_s = heartbeat_s * rng.uniform(*_SLOW_SHARE) if kind is Kind.SLOW else 0.0
-        planned.append(PlannedFault(kind, rng.choice(roles[role]), rng.uniform(*_PAUSE_S), slow_s))
+        process = rng.choice(roles[role])
+        ranks = [other for other in roles[role] if station_of(other) == station_of(process)]
+        allowed_s = RECOVERY_S if len(ranks) == 1 else NODE_RECOVERY_S
+        planned.append(PlannedFault(kind, process, rng.uniform(*_PAUSE_S), slow_s, allowed_s))
     return planned
 
 
@@ -132,6 +133,7 @@ class Fault:
             "noticed_s": self._since(self.noticed_at),
             "joined_s": None if slowed else self._since(self.over_at),
             "recovered_s": self._since(self.recovered_at),
+            "allowed_s": self.planned.allowed_s,
             "usual_pace": round(self.pace, 1),
             "cpu_share": round(self.share, 2),
         }
@@ -163,8 +165,7 @@ def totals(faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for kind in Kind
         if (own := [fault for fault in faults if fault["kind"] == kind])
     }
-    times = [(fault["recovered_s"], fault["kind"] not in _OF_PROCESSES) for fault in faults]
-    within = sum(took is not None and took <= (NODE_RECOVERY_S if node else RECOVERY_S) for took, node in times)
+    within = sum((took := fault["recovered_s"]) is not None and took <= fault["allowed_s"] for fault in faults)
     return {"faults": len(faults), "by_kind": by_kind, **_times(faults), "recovered_in_time": within}
 
 
