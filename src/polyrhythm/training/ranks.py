@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
 from polyrhythm.plugin import load
-from polyrhythm.runtime.memory.tensors import Piece
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.batch import PackedBatch, Share, collate, sample_counts
 from polyrhythm.training.checkpoint import Saving, save_file
@@ -47,6 +46,15 @@ class Meeting:
     address: str = ""
     find: Callable[[], bytes] = bytes
     by: float = math.inf
+
+
+class Piece(NamedTuple):
+    """Rows of a published tensor that one process has. first: the row of the whole tensor that they begin at; None: it
+    is the whole tensor."""
+
+    name: str
+    rows: Tensor
+    first: int | None = None
 
 
 class Ranks:

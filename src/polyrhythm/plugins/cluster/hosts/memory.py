@@ -256,7 +256,7 @@ class HostMemory(ProcessMemory):
             address = urlsplit(endpoint).hostname
             if address is None or not self._sockets.could_be(endpoint):
                 raise LookupError(f"no process of host {publisher} is at {endpoint!r}")
-            return self.client(publisher, endpoint, 2 * q.PAIR_S), address
+            return self.client(publisher, endpoint, q.PAIR_S), address
 
         self._pairs = PairWeights(host, publisher, Device(local), find, self._view.address)
         return self._pairs

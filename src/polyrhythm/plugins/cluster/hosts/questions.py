@@ -117,7 +117,7 @@ PAIR_FILE = "weights.pair"
 #: Bytes of one part of a version or of a sample; parts that are asked for before the first has come.
 PART_BYTES, AHEAD = 4 * 2**20, 3
 #: Seconds that either end of a pair waits for the other.
-PAIR_S = 20.0
+PAIR_S = 10.0
 #: Seconds after which a host that has not got a part of a version is passed over, and after which a process is told how
 #: far a copy is that is not whole.
 RELAY_S, PROGRESS_S = 2.0, 1.0
