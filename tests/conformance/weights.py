@@ -21,12 +21,13 @@ from polyrhythm.plugins.cluster.hosts.weights import HostWeights, Mirror
 from polyrhythm.runtime.memory.device_weights import DeviceWeights, SimulatedHandles
 from polyrhythm.runtime.memory.published import PublishedMemory, Way, shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import open_segment
-from polyrhythm.runtime.memory.tensors import Piece, State, Stream, fitting, tensors_over
+from polyrhythm.runtime.memory.tensors import State, Stream, fitting, tensors_over
 from polyrhythm.runtime.memory.weights import InlineWeights, SharedWeights, Weights
 from polyrhythm.runtime.transport.authentication import make_keys
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm.specs import WeightsLayout
 from polyrhythm.specs.weights import weight_specs
+from polyrhythm.training.ranks import Piece
 
 
 class Module(torch.nn.Module):
@@ -172,15 +173,16 @@ def over_hosts(
     return Ends(writer, reader), published, reader
 
 
-def pair(layout: WeightsLayout, folder: Path) -> Ends:
+def pair(layout: WeightsLayout, folder: Path, devices: tuple[str, str] = ("cpu", "cpu")) -> Ends:
     """The trainer and a generator on devices of two hosts, which make a process group."""
+    trainer, generator = map(torch.device, devices)
     ends, published, reader = over_hosts(layout, folder)
     keys = make_keys()
     sockets = [Sockets("tcp", str(folder), keys, lambda: None, q.LARGEST_QUESTION) for _ in range(2)]
     over = ExitStack()
     for own in sockets:
         over.callback(own.close)
-    sender = PairSender(published, folder, torch.device("cpu"), sockets[0])
+    sender = PairSender(published, folder, trainer, sockets[0])
     over.callback(sender.close)
 
     def find() -> tuple[DataClient, str]:
@@ -188,7 +190,7 @@ def pair(layout: WeightsLayout, folder: Path) -> Ends:
         over.callback(client.close)
         return client, LOOPBACK
 
-    weights = PairWeights(reader, "far", torch.device("cpu"), find, LOOPBACK)
+    weights = PairWeights(reader, "far", generator, find, LOOPBACK)
     weakref.finalize(weights, over.close)
     return Ends(ends.writer, weights)
 

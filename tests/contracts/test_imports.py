@@ -87,8 +87,8 @@ MAY_IMPORT = {
     "cli": "pydantic polyrhythm",
     "plugins/autobatch": ".plugin .scheduler",
     "plugins/simulators": (
-        "OpenGL PIL mani_skill metaworld msgspec mujoco numpy pydantic robosuite sapien .checks .config .conformance "
-        ".env_warnings .envs .errors .imports .plugin .specs"
+        "OpenGL PIL mani_skill metaworld msgspec mujoco numpy pydantic robosuite sapien torch .checks .config "
+        ".conformance .env_warnings .envs .errors .imports .plugin .specs"
     ),
     "plugins/language/text": (
         "gem gymnasium jinja2 math_verify mcp numpy pyarrow pydantic reasoning_gym tokenizers verifiers .conformance "
@@ -129,10 +129,17 @@ def test_the_core_names_no_plugins_module() -> None:
             assert not any("polyrhythm.plugins." in word for word in words), file
 
 
-def test_ranks_alone_know_torchs_distributed() -> None:
+def test_ranks_and_pairs_of_hosts_alone_know_torchs_distributed() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
-        if not path.is_relative_to(PACKAGE / "plugins" / "ranks"):
+        if path.name != "pairs.py" and not path.is_relative_to(PACKAGE / "plugins" / "ranks"):
             assert not any(name.startswith(("torch.distributed", "torch._C")) for name in _imports(path)), path
+
+
+def test_of_the_simulators_only_maniskill_computes_with_torch() -> None:
+    folder = PACKAGE / "plugins" / "simulators"
+    for path in sorted(folder.rglob("*.py")):
+        if not path.is_relative_to(folder / "maniskill"):
+            assert "torch" not in {name.partition(".")[0] for name in _imports(path)}, path
 
 
 def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
@@ -149,7 +156,7 @@ def test_workers_know_the_schedulers_records_but_not_its_decisions(package: str)
 
 
 def test_few_modules_of_the_runtime_import_torch() -> None:
-    known = {"tensors.py", "receiver.py", "device_weights.py"}
+    known = {"tensors.py", "receiver.py", "device_weights.py", "observed.py"}
     for path in sorted((PACKAGE / "runtime").rglob("*.py")):
         if path.name not in known:
             assert "torch" not in {name.partition(".")[0] for name in _imports(path)}, path.name

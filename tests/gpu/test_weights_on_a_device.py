@@ -10,11 +10,12 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from tests.conformance.weights import Module, fill_host, layout_of
+from tests.conformance.weights import Module, fill_host, layout_of, pair
 
 from polyrhythm.runtime.memory.device_weights import DeviceWeights, can_reach
 from polyrhythm.runtime.memory.process_memory import open_weights
 from polyrhythm.runtime.memory.published import Ends, shared_nbytes
+from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.memory.weights import InlineWeights
 
@@ -87,6 +88,20 @@ def test_a_generator_takes_versions_from_the_trainers_memory_while_the_trainer_l
         del trainer
         shared["a"].fill_(50)
         assert apply(3) == f"3 [3.0] {way} apply host"
+
+
+def test_a_pair_of_devices_sends_versions_by_nccl(cuda, tmp_path):
+    """Between two devices of this machine as between those of two hosts."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("no second CUDA device")
+    ends = pair(layout_of(Module()), tmp_path, (TRAINER, "cuda:1"))
+    module = Module(9).to("cuda:1")
+    receiver = Receiver(ends.reader, module)
+    for version in range(3):
+        ends.writer.publish(version, Module(version).to(TRAINER).state_dict())
+        assert receiver.stage(version) == receiver.apply(version) == version
+        assert module.values() == [version]
+    assert set(receiver.traffic.moved) == {"pair", "apply"}
 
 
 def test_the_bench_measures_every_way_of_the_machine(cuda):

@@ -37,8 +37,8 @@ SAME = ClockOffset(0.0, 0.0)
 @dataclass(frozen=True, slots=True)
 class HostView:
     """What a process knows of the hosts of its run. own: its host; folder: the run's there, in shared memory; address:
-    where its inbox is bound. ranks: the host of each rank of its station. servers: endpoint of each host's server;
-    slots: the host of each slot. publishers: hosts whose memory weights are published in, the trainer's first.
+    where its inbox is bound. ranks: host and address of each rank of its station. servers: endpoint of each host's
+    server; slots: the host of each slot. publishers: hosts whose memory weights are published in, the trainer's first.
     silence_s: a process that cannot reach main's host for so long has been given up, and ends itself. answer_s: that an
     answer of another host may take. memory: `module:Class` of the process's memory
     (`runtime.memory.process_memory.ProcessMemory`)."""
@@ -52,7 +52,7 @@ class HostView:
     silence_s: float = math.inf
     answer_s: float = 5.0
     memory: str = ""
-    ranks: tuple[str, ...] = ()
+    ranks: tuple[tuple[str, str], ...] = ()
 
 
 class Departure(NamedTuple):

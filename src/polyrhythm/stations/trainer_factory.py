@@ -96,8 +96,9 @@ class TrainerFactory:
         succeed."""
         meeting, memory = Meeting(context.rendezvous or Path(), by=context.ready_by), context.memory
         if memory is not None and len(set(memory.ranks)) > 1:
-            find = partial(memory.find_meeting, memory.ranks[0], meeting.file.name)
-            meeting = replace(meeting, hosts=memory.ranks, address=memory.address, find=find)
+            hosts = [host for host, _ in memory.ranks]
+            find = partial(memory.find_meeting, hosts[0], meeting.file.name)
+            meeting = replace(meeting, hosts=hosts, address=memory.address, find=find)
         shard = ShardSettings.model_validate(self.shard)
         try:
             return open_ranks(context.rank, context.ranks, meeting, context.device, self.strategy, shard)

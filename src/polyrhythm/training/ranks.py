@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
 from polyrhythm.plugin import load
-from polyrhythm.runtime.memory.tensors import Piece
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.batch import PackedBatch, Share, collate, sample_counts
 from polyrhythm.training.checkpoint import Saving, save_file
@@ -37,8 +36,9 @@ class Meeting:
     """How the ranks of one incarnation find each other.
 
     file: in the run's folder on this host, used by this incarnation alone: all ranks create it if they are on one host,
-    else rank 0 does. hosts: of each rank, () if all are on one. address: by which the other hosts reach this one. find:
-    the content of rank 0's file, b"" while it is not there. by: by when all have to be there, on the monotonic clock.
+    else rank 0 does. hosts: of each rank. address: by which the other ranks reach this one, "" if all have the same.
+    find: the content of rank 0's file, b"" while it is not there. by: by when all have to be there, on the monotonic
+    clock.
     """
 
     file: Path
@@ -46,6 +46,15 @@ class Meeting:
     address: str = ""
     find: Callable[[], bytes] = bytes
     by: float = math.inf
+
+
+class Piece(NamedTuple):
+    """Rows of a published tensor that one process has. first: the row of the whole tensor that they begin at; None: it
+    is the whole tensor."""
+
+    name: str
+    rows: Tensor
+    first: int | None = None
 
 
 class Ranks:

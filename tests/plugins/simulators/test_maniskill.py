@@ -774,7 +774,7 @@ def test_states_drawn_by_one_call_are_those_that_maniskill_draws_alone(maniskill
     for name, actor in env.scene.actors.items():
         monkeypatch.setattr(actor, "set_pose", lambda pose, name=name: drawn.__setitem__(name, pose))
     monkeypatch.setattr(env.agent, "reset", lambda qpos: drawn.__setitem__("robot", torch.as_tensor(qpos)))
-    env._batched_episode_rng.rngs.extend([None] * 3)
+    env._batched_episode_rng.rngs.extend(np.random.RandomState(0) for _ in range(3))
     env._episode_seed = [0] * 4
     with RowDraws(seeds) as draws:
         draws.begin(env, range(4))

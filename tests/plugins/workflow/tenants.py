@@ -16,9 +16,9 @@ class Tenant(Worker):
 
     def __init__(self, size: int = 50_000) -> None:
         torch.manual_seed(self.rank)
-        self.layer = torch.nn.Linear(size, 1)
+        self.layer = torch.nn.Linear(size, 1).to(self.device)
         self.optimizer = torch.optim.Adam(self.layer.parameters())
-        self.kept = {"list": [torch.arange(float(size))]}
+        self.kept = {"list": [torch.arange(float(size), device=self.device)]}
         self.moved = [0, 0]
 
     def offload(self) -> int:
@@ -69,8 +69,14 @@ class Tenant(Worker):
         """Put tensors, with numbers beside them, and overwrite each once it is put."""
         total = 0.0
         for number in range(count):
-            tensor = torch.full((size,), float(number + 1))
-            out.put({"number": number, "tensors": (tensor, torch.tensor([number])), "array": np.full(3, number)})
+            tensor = torch.full((size,), float(number + 1), device=self.device)
+            out.put(
+                {
+                    "number": number,
+                    "tensors": (tensor, torch.tensor([number], device=self.device)),
+                    "array": np.full(3, number),
+                }
+            )
             total += float(tensor.sum())
             tensor.zero_()
         return total
@@ -86,10 +92,10 @@ class Tenant(Worker):
         return total
 
     def send_on(self, size: int, rank: int, group: str | None = None) -> None:
-        self.send(torch.ones(size), rank, group)
+        self.send(torch.ones(size, device=self.device), rank, group)
 
     def receive(self, rank: int, group: str | None = None) -> float:
         return float(self.recv(rank, group).sum())
 
     def spread(self, size: int) -> float:
-        return float(self.broadcast(torch.ones(size) if self.rank == 0 else None).sum())
+        return float(self.broadcast(torch.ones(size, device=self.device) if self.rank == 0 else None).sum())

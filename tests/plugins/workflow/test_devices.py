@@ -55,9 +55,13 @@ def test_two_workers_take_turns_with_all_that_they_have(devices: str) -> None:
 
 
 def test_tensors_stay_on_the_device_while_workers_take_turns_on_it() -> None:
+    check_turns_and_shipments("sim:0")
+
+
+def check_turns_and_shipments(device: str) -> None:
     """All in one workflow, as a process needs seconds to import torch."""
     with make() as work:
-        one, other = (work.group(name, Tenant, seats(devices="sim:0")) for name in ("one", "other"))
+        one, other = (work.group(name, Tenant, seats(devices=device)) for name in ("one", "other"))
         items = work.channel("items", 2, on_device=True)
         alternate(work, one, other)
         for size, shipped in ((10, 0), (LARGE, 5)):

@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout
 
 from polyrhythm.config.sections.placement import ShardSettings
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.ranks.rendezvous import FOREVER, cannot_connect, connecting, is_far, left, meet
+from polyrhythm.plugins.ranks.rendezvous import FOREVER, cannot_connect, connecting, left, meet
 from polyrhythm.plugins.ranks.shards import is_sharded
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.batch import (
@@ -56,7 +56,7 @@ class ProcessRanks(Ranks):
             backend = _backend(store, rank, size, self.device)
             # Without a device NCCL would connect at its first collective, when the interface is no longer set.
             self.own_device = self.device if "nccl" in backend else None
-            limit = left(meeting, CONNECT_S) if is_far(meeting) else FOREVER
+            limit = left(meeting, CONNECT_S) if meeting.address else FOREVER
             try:
                 dist.init_process_group(
                     backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=self.own_device
@@ -66,7 +66,7 @@ class ProcessRanks(Ranks):
                 self.publishing = dist.new_group(backend="gloo", timeout=limit)
                 groups = self.connect(meeting)
             except RuntimeError as error:
-                if is_far(meeting):
+                if meeting.address:
                     raise cannot_connect(rank, meeting, error) from error
                 raise
         for group in (dist.group.WORLD, self.host_group, self.background, self.publishing, *groups):

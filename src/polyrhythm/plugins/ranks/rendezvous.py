@@ -1,6 +1,7 @@
 """Where the ranks of an incarnation meet, and the network interface by which they connect.
 
-    one host       a file in the run's private folder (torch's FileStore); the loopback interface
+    one host       a file in the run's private folder (torch's FileStore); the loopback interface, or that of the host's
+                   address where containers with addresses of their own share the memory
     several hosts  a store that rank 0 serves at a free port of its host's address (torch's TCPStore), which the other
                    ranks read over the run's sealed connections; the interface that has the host's address
 
@@ -146,7 +147,7 @@ def cannot_connect(rank: int, meeting: Meeting, error: Exception) -> StartError:
 @contextmanager
 def connecting(meeting: Meeting) -> Iterator[None]:
     """Connections opened in the context use the interface of the ranks' host, unless the user has chosen one."""
-    interface = find_interface(meeting.address) if is_far(meeting) else "lo"
+    interface = find_interface(meeting.address) if meeting.address else "lo"
     added = [name for name in _INTERFACES if interface and name not in os.environ]
     os.environ.update(dict.fromkeys(added, interface))
     try:

@@ -41,9 +41,8 @@ from polyrhythm.plugins.ranks.shards import is_sharded, join, part_of, piece_of,
 from polyrhythm.policies.base import extended
 from polyrhythm.policies.constants import FIX, plain_tensors
 from polyrhythm.policies.traits import policy_traits
-from polyrhythm.runtime.memory.tensors import Piece
 from polyrhythm.training.checkpoint import Saving
-from polyrhythm.training.ranks import Meeting
+from polyrhythm.training.ranks import Meeting, Piece
 
 #: Methods of a policy in which its own weights, those outside of blocks, are whole.
 POLICY_METHODS = ("evaluate", "value", "late_values", "precompute", "act", "sft_loss")

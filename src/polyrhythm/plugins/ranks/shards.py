@@ -40,8 +40,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import inner_path, remove_whole
-from polyrhythm.runtime.memory.tensors import Piece
 from polyrhythm.training.checkpoint import BackgroundSaving
+from polyrhythm.training.ranks import Piece
 
 Group = torch.distributed.ProcessGroup
 _INDEX = "index"

@@ -241,15 +241,15 @@ def _in_process(what: str, job: str, config: RunConfig, episode: EpisodeTrial) -
 
 
 def _exit_error(config: RunConfig, what: str, call: str, popen: subprocess.Popen[bytes], log: IO[bytes]) -> ConfigError:
+    try:
+        status = popen.wait(_GRACE_S)  # on a busy machine it may write its traceback only now
+    except subprocess.TimeoutExpired:
+        return _timeout_error(config, what, call, "")
     log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
     text = log.read().decode("utf-8", errors="replace")
     threads = text.rpartition("Timeout (")[2].split("\n\n")
     ours = next((thread for thread in threads if "trial/process.py" in thread), "")
     dumped = re.findall(r'^  File "(.+)", line (\d+) in ', ours, re.MULTILINE)
-    try:
-        status = popen.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        return _timeout_error(config, what, call, "")
     if "Timeout (" in text:
         return _timeout_error(config, what, call, place([(file, int(line)) for file, line in reversed(dumped)]))
     last = next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")

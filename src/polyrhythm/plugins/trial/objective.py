@@ -142,7 +142,7 @@ def _loaded(section: str, load: Callable[[], Callable[..., Any]]) -> Callable[..
     try:
         return load()
     except InvalidSetting as refusal:
-        raise ConfigError(f"{section}.{refusal.path} = {refusal.value}: {refusal.why}") from refusal
+        raise ConfigError(f"{section}.{refusal}") from refusal
 
 
 def _noise(count: int, like: Tensor) -> list[Tensor]:

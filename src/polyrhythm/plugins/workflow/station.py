@@ -195,7 +195,7 @@ class WorkerStation:
                 self._calls.append(message)
             case p.Answered() if message.number in self._open:
                 self._on_answer(message)
-            case p.Placed():
+            case p.OnDevice():
                 self._device.place(in_turn=message.in_turn)
                 if message.beside and self._folder is not None and not message.device.endswith(CPU):
                     owner = f"{self.name}.{self._incarnation}"
@@ -335,10 +335,11 @@ class WorkerStation:
             raise
         except SwitchFailed as failed:
             self._raise(call.number, str(failed))
-        except WorkerFailed as failed:
-            self._raise(call.number, failed.cause)
         except BaseException as error:  # noqa: BLE001 - the driver is told
-            self._raise(call.number, f"{call.method} raised {type(error).__name__}: {error}")
+            why = f"{call.method} raised {type(error).__name__}: {error}"
+            if call.method == p.MAKE and isinstance(error, WorkerFailed):
+                why = error.cause
+            self._raise(call.number, why)
         finally:
             self._doing = ("", 0.0)
             self._done += 1

@@ -35,11 +35,11 @@ RANKS = ".ranks"
 
 class ProcessMemory:
     """A process's end of the memory of a run that has one host. folder: of the run on this host; host: its name, "" if
-    the run has one; address: by which other hosts reach it; ranks: the host of each rank of this process's station, ()
-    if the run has one; clients: connections to the servers of the other hosts."""
+    the run has one; address: by which other hosts reach it; ranks: host and address of each rank of this process's
+    station, () if the run has one host; clients: connections to the servers of the other hosts."""
 
     host, address = "", LOOPBACK
-    ranks: Sequence[str] = ()
+    ranks: Sequence[tuple[str, str]] = ()
 
     def __init__(self, layout: ArenaLayout, weights: WeightsLayout, folder: Path) -> None:
         self._layout, self._weights, self.folder = layout, weights, folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from torch import Tensor
 from polyrhythm.specs.weights import WeightsLayout, WeightSpec, first_misfit, weight_specs
 
 State = Mapping[str, Tensor]
+#: Rows of a published tensor: its name, the rows, and the row of the whole tensor that they begin at; None: it is the
+#: whole tensor.
+RowsOf = tuple[str, Tensor, int | None]
 #: Copies the tensors that both have from the second into the first.
 Copy = Callable[[State, State], None]
 Module = torch.nn.Module
@@ -94,19 +97,6 @@ def count_cores() -> int:
 def count_devices() -> int:
     """CUDA devices that torch sees on this machine, as CUDA_VISIBLE_DEVICES leaves them."""
     return torch.cuda.device_count()
-
-
-class Piece(NamedTuple):
-    """Rows of a published tensor that one process has. first: the row of the whole tensor that they begin at; None: it
-    is the whole tensor."""
-
-    name: str
-    rows: Tensor
-    first: int | None = None
-
-    def copy_into(self, state: State) -> None:
-        whole = state[self.name]
-        copy_tensor(whole if self.first is None else whole.narrow(0, self.first, len(self.rows)), self.rows)
 
 
 #: Tensors by name, one at a time: each may be gone when the next is asked for.

@@ -29,7 +29,7 @@ from polyrhythm.runtime.memory.published import EMPTY, PUBLISHED, SHARDS, Publis
 from polyrhythm.runtime.memory.tensors import (
     Copy,
     Device,
-    Piece,
+    RowsOf,
     State,
     Stream,
     copy_into,
@@ -206,7 +206,7 @@ class SharedWeights:
                 copy_tensor(into[name], tensor)
                 del tensor  # before the next is made
 
-    def publish_pieces(self, version: int, pieces: Iterable[Piece], totals: Totals, *, leads: bool) -> None:
+    def publish_pieces(self, version: int, pieces: Iterable[RowsOf], totals: Totals, *, leads: bool) -> None:
         """As `publish`, by several processes of this host at once. pieces: of this one, in any floating-point dtype;
         those of all are the layout's tensors, each row once. totals: sums numbers over these processes, which all wait
         for it; raises an error if one has ended. leads: true for one of them, which marks the version."""
@@ -216,11 +216,12 @@ class SharedWeights:
         else:
             self._write_pieces(0, pieces, totals)
 
-    def _write_pieces(self, index: int, pieces: Iterable[Piece], totals: Totals) -> None:
+    def _write_pieces(self, index: int, pieces: Iterable[RowsOf], totals: Totals) -> None:
         """index: of the buffer, if this process leads, else 0."""
         into = self._buffers[int(totals([index])[0])]
-        for piece in pieces:
-            piece.copy_into(into)
+        for name, rows, first in pieces:
+            whole = into[name]
+            copy_tensor(whole if first is None else whole.narrow(0, first, len(rows)), rows)
         totals([0])  # all have written
 
     @contextmanager

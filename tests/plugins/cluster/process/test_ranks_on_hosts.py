@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from tests.long import long
 from tests.plugins.cluster.process.test_hosts import AGENT, running
+from tests.plugins.cluster.process.test_ray import cluster_of, raylet_of
 from tests.plugins.ranks.test_runs import ONE
 from tests.process.networks import apart_by_setting, memory
 from tests.process.runs import ASYNCHRONOUS, children, config, orphaned_folders
@@ -41,7 +43,9 @@ def test_four_ranks_on_three_hosts_give_the_weights_of_one(strategy: str, tmp_pa
     found = []
     one, two, three = apart_by_setting(tmp_path, 3)
     for name, count, nodes in (("one", 1, ()), ("four", 4, [one, two, one, two, three, one])):
-        with running(tmp_path / name, nodes, ranked(count, strategy)) as pipeline:
+        settings = ranked(count, strategy, launcher="local" if nodes else "inline")
+        (tmp_path / name).mkdir()
+        with running(tmp_path / name, nodes, settings) as pipeline:
             pipeline.loop.train_until(10)
             found.append(pipeline.weights.read()[1])
     weights, expected = found[1], found[0]
@@ -147,3 +151,41 @@ def test_a_rank_whose_node_does_not_see_the_runs_folder_is_refused_before_anythi
     refused(
         run, far, StartError, rf"far: the run's folder {run}/run cannot be seen there, where the trainer's ranks save"
     )
+
+
+@pytest.fixture
+def ray_nodes(tmp_path: Path) -> Iterator[Any]:
+    """A head of three CPUs and two nodes of two, each with a memory of its own."""
+    pytest.importorskip("ray", reason="the ray extra is not installed")
+    yield from cluster_of(tmp_path, {"num_cpus": 3}, one={"num_cpus": 2}, two={"num_cpus": 2})
+
+
+@pytest.mark.slow
+@long(40, "with a Ray of its own")
+def test_ranks_spread_over_a_ray_cluster_and_one_node_of_it_may_be_lost(ray_nodes: Any, tmp_path: Path) -> None:
+    """Six processes of a CPU each on nodes of seven CPUs: rank 0 is where the run is, so only that node is needed. Its
+    memory is not main's here."""
+    settings = {"address": ray_nodes.address, "strategy": "spread"}
+    base = ranked(4, "shard", SMALL, launcher="ray", ray=settings, supervision={"heartbeat_s": 6.0})
+    pipeline = build_pipeline(RunContext(config(base), folder=tmp_path / "run"), record=True)
+    try:
+        pipeline.loop.train_until(2)
+        hosts = hosts_of(tmp_path / "run", 0)
+        assert len(set(hosts.values())) == 3
+        raylets = {name: raylet_of(pid) for name, pid in process_ids(pipeline.launcher.hosting).items()}
+        assert raylets["trainer"] == ray_nodes.head_node.all_processes["raylet"][0].process.pid
+        far = next(name for name, host in hosts.items() if host != hosts["trainer"])
+        node = next(n for n in ray_nodes.worker_nodes if n.all_processes["raylet"][0].process.pid == raylets[far])
+        ray_nodes.remove_node(node, allow_graceful=False)
+        version = 3
+        while not hosts_of(tmp_path / "run", 1):
+            pipeline.loop.train_until(version)
+            version += 1
+        pipeline.loop.train_until(version + 2)
+        after = hosts_of(tmp_path / "run", 1)
+        assert after["trainer"] == hosts["trainer"]
+        assert hosts[far] not in after.values()
+        nothing_lost(pipeline)
+    finally:
+        pipeline.close()
+    assert not orphaned_folders()

@@ -167,11 +167,12 @@ def test_a_lost_nodes_stations_go_to_free_devices_and_back_to_a_node_that_comes(
     """Six devices for four stations: those of a lost node go to devices that nobody has, on the nodes that are left; if
     another one is lost they share."""
     placement = {"generators": {"devices": "0-4"}, "trainer": {"devices": "5"}, "simulated_devices": 2}
-    changes = {"freshness": {"max_lag": 2}, "training": {"versions": 100_000}, "rollout": {"generators": 5}}
+    changes: dict[str, Any] = {"freshness": {"max_lag": 2}, "training": {"versions": 100_000}}
+    changes |= {"rollout": {"generators": 5}, "supervision": {"heartbeat_s": 10.0}}
     own = config(ASYNCHRONOUS, launcher="ray", placement=placement, ray=on(three_nodes), **changes)
     pipeline = build_pipeline(RunContext(validate_run(own).config, folder=tmp_path / "run"), record=True)
     try:
-        pipeline.loop.train_until(1)
+        train_until(pipeline, 1, lambda: all(process_ids(pipeline.launcher.hosting).values()))
         raylets = {name: raylet_of(pid) for name, pid in process_ids(pipeline.launcher.hosting).items()}
         lost = worker_without_trainer(three_nodes, pipeline)
         gone = lost.all_processes["raylet"][0].process.pid
@@ -179,8 +180,8 @@ def test_a_lost_nodes_stations_go_to_free_devices_and_back_to_a_node_that_comes(
         assert len(moved) == 2
         three_nodes.remove_node(lost, allow_graceful=False)
         version = train_until(pipeline, 2, lambda: gone not in places_of(pipeline, raylets))
-        three_nodes.add_node(**{**node(tmp_path, "new"), **NODE})
-        (new,) = [one.all_processes["raylet"][0].process.pid for one in three_nodes.worker_nodes][-1:]
+        added = three_nodes.add_node(**{**node(tmp_path, "new"), **NODE})
+        new = added.all_processes["raylet"][0].process.pid
 
         def came() -> bool:
             now = process_ids(pipeline.launcher.hosting)

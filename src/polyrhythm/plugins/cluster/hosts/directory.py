@@ -135,7 +135,8 @@ class HostDirectory:
     def view(self, process: str) -> HostView:
         hosted = self._assigned[process]
         own = HostView(hosted.host, hosted.folder, hosted.node.address, answer_s=self._heartbeat_s, memory=_MEMORY)
-        ranks = tuple(self._assigned[name].host for name in self._ranks[self._station_of[process]])
+        places = [self._assigned[name] for name in self._ranks[self._station_of[process]]]
+        ranks = tuple((one.host, one.node.address) for one in places)
         return self.view_from(replace(own, ranks=ranks))
 
     def view_from(self, own: HostView) -> HostView:

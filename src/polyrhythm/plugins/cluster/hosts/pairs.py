@@ -95,7 +95,7 @@ class PairBroken(LookupError):
 def _breaking() -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, ValueError, OSError) as error:  # torch's own are RuntimeErrors
+    except (RuntimeError, ValueError, OSError, AttributeError) as error:  # torch's own; or it was built without NCCL
         raise PairBroken((str(error).splitlines() or [type(error).__name__])[0]) from error
 
 
@@ -113,7 +113,7 @@ def _blocking_wait() -> Iterator[None]:
             os.environ[_BLOCKING] = before
 
 
-class Group:
+class PairGroup:
     """A process group of two. device: of this end; address: of this host."""
 
     def __init__(self, store: Any, rank: int, device: Device, address: str) -> None:
@@ -190,7 +190,7 @@ class _Pair:
         """Consumes: orders. Waits for: the next one, and the other end, which joins and takes each bucket. Unblocked
         by: these, or their limits. Produces: buckets, and whether they were the publication's."""
         try:
-            group = Group(self._store, _SENDER, self._device, self._address)
+            group = PairGroup(self._store, _SENDER, self._device, self._address)
         except PairBroken as error:
             log.warning("a generator of another host has not joined its pair: %s", error)
             return
@@ -206,7 +206,7 @@ class _Pair:
         finally:
             group.close()
 
-    def _send(self, group: Group, asked: Send) -> bool:
+    def _send(self, group: PairGroup, asked: Send) -> bool:
         memory = self._memory
         for part in _buckets(len(memory.buffers[0])):
             content = memory.find_part(asked.version, asked.number, part)
@@ -275,7 +275,7 @@ class Arriving(Mapping[str, Tensor]):
     """The layout's tensors as they come, in the order of memory. One that is asked for out of order is waited for, and
     those before it are kept until they are; each can be asked for again until the next is."""
 
-    def __init__(self, layout: WeightsLayout, group: Group) -> None:
+    def __init__(self, layout: WeightsLayout, group: PairGroup) -> None:
         self._layout, self._group = layout, group
         self._todo = iter(layout.tensors)
         self._buckets = _buckets(layout.nbytes)
@@ -345,7 +345,7 @@ class PairWeights:
         self.layout, self.traffic = host.layout, host.traffic
         self._host, self._publisher, self._device = host, publisher, device
         self._find, self._address = find, address
-        self._joined: tuple[DataClient, Group, int] | None = None
+        self._joined: tuple[DataClient, PairGroup, int] | None = None
         self._paused = 0.0
 
     @property
@@ -389,14 +389,14 @@ class PairWeights:
         arriving.rest()
         return _says_yes(client, Sent(pair))
 
-    def _join(self) -> tuple[DataClient, Group, int]:
+    def _join(self) -> tuple[DataClient, PairGroup, int]:
         client, there = self._find()
         try:
             (content,) = client.ask(Join())
             pair, port = _decode_joined(content)
             with _breaking():
                 store = dist.TCPStore(there, port, 2, is_master=False, timeout=timedelta(seconds=q.PAIR_S))
-            self._joined = client, Group(store, _RECEIVER, self._device, self._address), pair
+            self._joined = client, PairGroup(store, _RECEIVER, self._device, self._address), pair
         except BaseException:
             client.close()
             raise

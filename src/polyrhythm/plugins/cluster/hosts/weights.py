@@ -17,7 +17,7 @@ import msgspec
 
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent
-from polyrhythm.plugins.cluster.hosts.relay import Progress, decode_progress
+from polyrhythm.plugins.cluster.hosts.relay import CopyProgress, decode_progress
 from polyrhythm.runtime.memory.published import EMPTY, Traffic
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, Stream, copy_into
 from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, SharedWeights
@@ -25,7 +25,7 @@ from polyrhythm.specs.weights import WeightsLayout
 
 #: Times that a version is looked for which its publisher overwrites while it is fetched.
 _TRIES = 20
-#: Seconds without a further byte after which the agent's copy is given up.
+#: Seconds without a further byte of any version after which the agent's copy is given up.
 _STALLED_S = 60.0
 _decode_held = msgspec.msgpack.Decoder(dict[int, int]).decode
 
@@ -49,10 +49,10 @@ class Mirror(NamedTuple):
     agent: DataClient
     route: Callable[[str], Sequence[tuple[str, str]]]
 
-    def bring(self, publisher: str, publication: Publication) -> Progress:
+    def bring(self, publisher: str, publication: Publication) -> CopyProgress:
         """Wait until the publication is in the mirror. LookupError: it cannot be had. HostSilent: nothing comes."""
-        asked = q.Bring(q.Source(publication.version, publication.number, self.route(publisher)))
-        filled, moved, first = -1, time.monotonic(), False
+        asked = q.Bring(q.Relayed(publication.version, publication.number, self.route(publisher)))
+        received, came, first = -1, time.monotonic(), False
         while True:
             (content,) = self.agent.ask(asked)
             found = decode_progress(content)
@@ -60,10 +60,10 @@ class Mirror(NamedTuple):
             if found.number:
                 return found._replace(first=first)
             now = time.monotonic()
-            if found.filled > filled:
-                filled, moved = found.filled, now
-            elif now > moved + _STALLED_S:
-                raise HostSilent(f"version {publication.version} stays at {filled} bytes for {_STALLED_S:g} s")
+            if found.received > received:
+                received, came = found.received, now
+            elif now > came + _STALLED_S:
+                raise HostSilent(f"nothing of version {publication.version} has come for {_STALLED_S:g} s")
 
 
 class _Source(NamedTuple):
@@ -79,7 +79,7 @@ class _Local(NamedTuple):
 
     memory: SharedWeights
     number: int
-    progress: Progress | None
+    progress: CopyProgress | None
 
 
 class HostWeights:

@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from polyrhythm.config.sections.running import RaySettings
 from polyrhythm.errors import StartError
+from polyrhythm.pipeline.placed import TRAINER
 from polyrhythm.plugins.cluster.hosts.agent import FOUND_S
 from polyrhythm.plugins.cluster.ray.actors import own_device
 from polyrhythm.plugins.cluster.ray.reach import group_by_device
@@ -36,7 +37,7 @@ SEES_ALL = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
 _SHARE = 0.001
 
 
-class Held(NamedTuple):
+class HeldDevice(NamedTuple):
     """A device that Ray reserves for the run. node: Ray's id; number: torch's, there; variables: of a process that
     is bound to it."""
 
@@ -46,11 +47,14 @@ class Held(NamedTuple):
 
 
 class Bundles:
-    """seats: of each process, by its name; ids: Ray's ids of nodes, by the names in seats. `look` is called by one
-    thread, the others read."""
+    """seats: of each process, by its name; ids: Ray's ids of nodes, by the names in seats; home: that of this machine's
+    node if it has CPUs free, else "": the trainer's rank 0 is there, since the run needs no other host then. `look` is
+    called by one thread, the others read."""
 
-    def __init__(self, settings: RaySettings, seats: Mapping[str, Resources], ids: Mapping[str, str]) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: RaySettings, seats: Mapping[str, Resources], ids: Mapping[str, str], home: str = ""
+    ) -> None:
+        self._settings, self._home = settings, home
         self._on_cpu = [name for name, seat in seats.items() if seat.device == CPU]
         self._devices = group_by_device(seats)
         #: The node that a device has to be on, until it is lost.
@@ -60,14 +64,20 @@ class Bundles:
         self._group: Any = None
         self._groups: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldDevice] = {}
 
     def reserve(self) -> None:
         """Ask Ray for room, without waiting."""
         if self._on_cpu:
             bundle = {"CPU": self._settings.cpus_per_station}
             strategy = self._settings.strategy.upper()
-            self._group = placement_group([dict(bundle) for _ in self._on_cpu], strategy=strategy)
+            self._group = placement_group(
+                [dict(bundle) for _ in self._on_cpu],
+                strategy=strategy,
+                bundle_label_selector=[
+                    {_NODE_LABEL: self._home} if self._home and name == TRAINER else {} for name in self._on_cpu
+                ],
+            )
         self._groups = {device: self._reserve_device(device) for device in self._devices}
 
     def _reserve_device(self, device: str) -> Any:
@@ -88,7 +98,7 @@ class Bundles:
         until = time.monotonic() + FOUND_S
         for device, ref in self._asked.items():
             try:
-                self._held[device] = Held(*ray.get(ref, timeout=max(0.0, until - time.monotonic())))
+                self._held[device] = HeldDevice(*ray.get(ref, timeout=max(0.0, until - time.monotonic())))
             except (RayError, ValueError) as error:
                 why = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
                 raise StartError(f"{device}: its node does not say which of its devices that is ({why})") from error
@@ -121,7 +131,7 @@ class Bundles:
         if held is not None and held.node == node:
             return True
         if is_simulated(device):
-            self._held = self._held | {device: Held(node, 0, {})}
+            self._held = self._held | {device: HeldDevice(node, 0, {})}
             return True
         if held is not None:
             self._held = {name: one for name, one in self._held.items() if name != device}
@@ -132,7 +142,7 @@ class Bundles:
         elif ray.wait([ref], timeout=0)[0]:
             del self._asked[device]
             try:
-                self._held = self._held | {device: Held(*ray.get(ref, timeout=0))}
+                self._held = self._held | {device: HeldDevice(*ray.get(ref, timeout=0))}
             except RayError:
                 return False  # asked again at the next look
             return self._held[device].node == node

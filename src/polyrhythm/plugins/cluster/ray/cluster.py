@@ -134,7 +134,9 @@ class Cluster:
         ids = {node_name(node): node["NodeID"] for node in alive}
         if gone := {seat.node for seat in seats.values()} - {"", *ids}:
             raise StartError(f"{min(gone)} has left the cluster since its devices were counted; start again")
-        self._bundles = Bundles(settings, seats, ids)
+        here = ray.get_runtime_context().get_node_id()
+        has_room = available_resources_per_node().get(here, {}).get("CPU", 0.0) >= settings.cpus_per_station
+        self._bundles = Bundles(settings, seats, ids, here if has_room else "")
         wanted = bundles_of(seats, settings.cpus_per_station)
         cpus = {node_name(node): float(node["Resources"].get("CPU", 0.0)) for node in alive}
         check_room(wanted, settings.cpus_per_station, cpus)
@@ -188,9 +190,9 @@ class Cluster:
         if self._reserved.get(process_name) == node.name:
             options["num_cpus"] = self._settings.cpus_per_station
             strategy = self._bundles.strategy(process_name)
-        if spec.resources.device != CPU:
+        if spec.resources.torch_device != CPU:
             options["runtime_env"] = SEES_ALL
-            spec = replace(spec, resources=self._bundles.seat_on(spec.resources, node.id))
+        spec = replace(spec, resources=self._bundles.seat_on(spec.resources, node.id))
         actor = ray.remote(StationActor).options(scheduling_strategy=strategy, **options)
         process = ActorProcess(actor.remote(msgspec.msgpack.encode(spec), str(Path.cwd())), file)
         self._watcher.add(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from polyrhythm.conformance import Finding
 from polyrhythm.errors import ConfigError, MissingError, StartError
 from polyrhythm.pipeline.placed import JOINED, Placed, place
 from polyrhythm.pipeline.validation.check import examine
-from polyrhythm.plugins.cluster.ray.reach import bundles_of, check_room
+from polyrhythm.plugins.cluster.ray.reach import Bundle, bundles_of
 from polyrhythm.plugins.cluster.submit.options import JobSettings
 from polyrhythm.plugins.ranks import check_ranks
 from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices
@@ -36,7 +37,7 @@ _ANSWER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """A checked job. name: of its recipe; words: the command of its run; cpus: of each node; recipe: file of the run's
     settings, beside the job's others; out: the run's folder on the nodes; over_ray: its stations are on the nodes of a
     Ray cluster that the job starts; given: the user's command."""
@@ -164,17 +165,27 @@ def cpus_of_node(config: RunConfig, settings: JobSettings, option: str) -> int:
     own = {name: seat for name, seat in _place(config, settings, option).seats.items() if not name.startswith(JOINED)}
     if config.launcher != "ray":
         return settings.cpus or 1 + sum(seat.threads for seat in own.values())
-    each = config.ray.cpus_per_station
-    bundles, least = bundles_of(own, each), 1
-    while True:
-        try:
-            check_room(bundles, each, dict.fromkeys(_names(settings), settings.cpus or least))
-        except StartError as error:
-            if settings.cpus is not None:
-                raise ConfigError(f"--{option} nodes={settings.nodes},cpus={settings.cpus}: {error}") from None
-            least += 1
-        else:
-            return settings.cpus or least + 1
+    bundles = bundles_of(own, config.ray.cpus_per_station)
+    least = math.ceil(max(*(one.cpus for one in bundles), sum(one.cpus for one in bundles) / settings.nodes))
+    while not _fits(bundles, _names(settings), least):
+        least += 1
+    if settings.cpus is not None and settings.cpus < least:
+        raise ConfigError(
+            f"--{option} nodes={settings.nodes},cpus={settings.cpus}: {len(own)} processes take {least} CPUs of each "
+            f"node; raise cpus, or lower ray.cpus_per_station = {config.ray.cpus_per_station:g}"
+        )
+    return settings.cpus or least + 1
+
+
+def _fits(bundles: Sequence[Bundle], nodes: Sequence[str], cpus: int) -> bool:
+    """Whether bundles find room on nodes of so many CPUs: those of devices on their nodes, then the others."""
+    free = dict.fromkeys(nodes, float(cpus))
+    for bundle in sorted(bundles, key=lambda one: (not one.node, -one.cpus)):
+        at = next((node for node in ([bundle.node] if bundle.node else free) if free[node] >= bundle.cpus - 1e-9), None)
+        if at is None:
+            return False
+        free[at] -= bundle.cpus
+    return True
 
 
 def ask(words: Sequence[str], file: Path) -> str:

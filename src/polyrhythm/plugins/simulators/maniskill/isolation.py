@@ -37,12 +37,15 @@ _OTHER = (torch.randperm, torch.normal, torch.bernoulli, torch.multinomial, torc
 
 class RowDraws(TorchFunctionMode):
     """While active, torch's draws are made row by row: a draw [b, ...] for b rows has one part [1, ...] of each row's
-    generator, as if that row were reset alone. seeds: of the rows, in their order in the environment."""
+    generator, as if that row were reset alone. seeds: of the rows, in their order in the environment; generators: as
+    many at least, to be seeded; none: new ones."""
 
-    def __init__(self, seeds: Sequence[int]) -> None:
+    def __init__(self, seeds: Sequence[int], generators: Sequence[torch.Generator] = ()) -> None:
         super().__init__()
         self._seeds = [int(seed) for seed in seeds]
-        self._generators = [torch.Generator().manual_seed(seed) for seed in self._seeds]
+        self._generators = list(generators[: len(seeds)]) or [torch.Generator() for _ in seeds]
+        for generator, seed in zip(self._generators, self._seeds, strict=True):
+            generator.manual_seed(seed)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -113,12 +116,13 @@ class RowDraws(TorchFunctionMode):
             raise NotByRowError(f"{name} of {list(shape)} numbers for {len(self._generators)} rows")
 
     def begin(self, env: Any, rows: Sequence[int]) -> None:
-        """In place of ManiSkill's `_set_episode_rng`: give these rows new numpy generators, and other rows none."""
-        states = [np.random.RandomState(seed) for seed in self._seeds]
+        """In place of ManiSkill's `_set_episode_rng`: seed numpy's generators of these rows alone. New ones would cost
+        more than all else, as numpy seeds each from the system first."""
         env._episode_seed = np.array(env._episode_seed, np.int64)
         env._episode_seed[list(rows)] = self._seeds
-        for row, state in zip(rows, states, strict=True):
-            env._batched_episode_rng[int(row)] = state
+        states = [env._batched_episode_rng[int(row)] for row in rows]
+        for state, seed in zip(states, self._seeds, strict=True):
+            state.seed(seed)
         env._episode_rng = _RowRandom(states)
 
 

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _CHECKS = 4
 
 
-class RowStates(NamedTuple):
+class KeptStates(NamedTuple):
     """On the host: state of the simulation, tensors of the task and of controllers, numpy's generators."""
 
     simulation: Any
@@ -49,6 +49,7 @@ class Resets:
         self._task, self._on_reset, self.calls = task, on_reset, 0
         self.rows = rows
         self._by_row = self.rows > 1  # several rows are reset by one call
+        self._generators = [torch.Generator() for _ in range(self.rows)]
         self._begun: list[tuple[int, int]] = [(0, -1)] * self.rows  # seed, and episode number or -1
 
     def use(self, env: Any) -> None:
@@ -71,12 +72,13 @@ class Resets:
             self._begun[row] = int(seeds[place]), -1 if episodes is None else int(episodes[place])
         if self._by_row:
             try:
-                with RowDraws(seeds) as draws:
+                with RowDraws(seeds, self._generators) as draws:
                     self.env._set_episode_rng = lambda _seed, _rows: draws.begin(self.env, rows)
+                    self.env._set_main_rng = lambda _seed: None  # of seeds that nobody gives
                     try:
                         return self._call(rows, 0, episodes)
                     finally:
-                        del self.env._set_episode_rng
+                        del self.env._set_episode_rng, self.env._set_main_rng
             except NotByRowError as error:
                 self._by_row = False
                 log.info("%s draws %s, so its rows are reset one after another", self._task, error)
@@ -136,14 +138,14 @@ class Resets:
         name = first_differing(together, alone, slice(last, self.rows))
         return f"takes {name} from others" if name else ""
 
-    def keep_states(self) -> RowStates:
+    def keep_states(self) -> KeptStates:
         """The states of all rows, on the host."""
         from mani_skill.utils import common
 
         tensors = {name: tensor.cpu().clone() for name, tensor in row_tensors(self.env).items()}
-        return RowStates(common.to_cpu_tensor(self.env.get_state_dict()), tensors, self.env._batched_episode_rng)
+        return KeptStates(common.to_cpu_tensor(self.env.get_state_dict()), tensors, self.env._batched_episode_rng)
 
-    def put_states(self, states: RowStates) -> None:
+    def put_states(self, states: KeptStates) -> None:
         """Give all rows these states, equal to the bit. Each is reset with its seed first, for what larger tensors of
         the task hold; contacts are no part of a state."""
         begun, every = list(self._begun), range(self.rows)
