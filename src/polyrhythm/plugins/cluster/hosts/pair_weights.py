@@ -17,8 +17,8 @@ from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import DataClient
 from polyrhythm.plugins.cluster.hosts.pairs import (
     RECEIVER,
-    Group,
     Join,
+    PairGroup,
     Send,
     Sent,
     breaking,
@@ -42,7 +42,7 @@ class Arriving(Mapping[str, Tensor]):
     """The layout's tensors as they come, in the order of memory. One that is asked for out of order is waited for, and
     those before it are kept until they are; each can be asked for again until the next is."""
 
-    def __init__(self, layout: WeightsLayout, group: Group) -> None:
+    def __init__(self, layout: WeightsLayout, group: PairGroup) -> None:
         self._layout, self._group = layout, group
         self._todo = iter(layout.tensors)
         self._buckets = buckets(layout.nbytes)
@@ -112,7 +112,7 @@ class PairWeights:
         self.layout, self.traffic = host.layout, host.traffic
         self._host, self._publisher, self._device = host, publisher, device
         self._find, self._address = find, address
-        self._joined: tuple[DataClient, Group, int] | None = None
+        self._joined: tuple[DataClient, PairGroup, int] | None = None
         self._paused = 0.0
 
     @property
@@ -156,14 +156,14 @@ class PairWeights:
         arriving.rest()
         return _says_yes(client, Sent(pair))
 
-    def _join(self) -> tuple[DataClient, Group, int]:
+    def _join(self) -> tuple[DataClient, PairGroup, int]:
         client, there = self._find()
         try:
             (content,) = client.ask(Join())
             pair, port = decode_joined(content)
             with breaking():
                 store = dist.TCPStore(there, port, 2, is_master=False, timeout=timedelta(seconds=q.PAIR_S))
-            self._joined = client, Group(store, RECEIVER, self._device, self._address), pair
+            self._joined = client, PairGroup(store, RECEIVER, self._device, self._address), pair
         except BaseException:
             client.close()
             raise

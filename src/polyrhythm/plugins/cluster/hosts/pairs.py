@@ -106,7 +106,7 @@ def _blocking_wait() -> Iterator[None]:
             os.environ[_BLOCKING] = before
 
 
-class Group:
+class PairGroup:
     """A process group of two. device: of this end; address: of this host."""
 
     def __init__(self, store: Any, rank: int, device: Device, address: str) -> None:
@@ -185,7 +185,7 @@ class _Pair:
         """Consumes: orders. Waits for: the next one, and the other end, which joins and takes each bucket. Unblocked
         by: these, or their limits. Produces: buckets, and whether they were the publication's."""
         try:
-            group = Group(self._store, SENDER, self._device, self._address)
+            group = PairGroup(self._store, SENDER, self._device, self._address)
         except PairBroken as error:
             log.warning("a generator of another host has not joined its pair: %s", error)
             return
@@ -201,7 +201,7 @@ class _Pair:
         finally:
             group.close()
 
-    def _send(self, group: Group, asked: Send) -> bool:
+    def _send(self, group: PairGroup, asked: Send) -> bool:
         memory = self._memory
         for part in buckets(len(memory.buffers[0])):
             content = memory.find_part(asked.version, asked.number, part)

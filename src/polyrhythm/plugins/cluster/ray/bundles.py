@@ -37,7 +37,7 @@ SEES_ALL = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
 _SHARE = 0.001
 
 
-class Held(NamedTuple):
+class HeldDevice(NamedTuple):
     """A device that Ray reserves for the run. node: Ray's id; number: torch's, there; variables: of a process that
     is bound to it."""
 
@@ -64,7 +64,7 @@ class Bundles:
         self._group: Any = None
         self._groups: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldDevice] = {}
 
     def reserve(self) -> None:
         """Ask Ray for room, without waiting."""
@@ -98,7 +98,7 @@ class Bundles:
         until = time.monotonic() + FOUND_S
         for device, ref in self._asked.items():
             try:
-                self._held[device] = Held(*ray.get(ref, timeout=max(0.0, until - time.monotonic())))
+                self._held[device] = HeldDevice(*ray.get(ref, timeout=max(0.0, until - time.monotonic())))
             except (RayError, ValueError) as error:
                 why = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
                 raise StartError(f"{device}: its node does not say which of its devices that is ({why})") from error
@@ -131,7 +131,7 @@ class Bundles:
         if held is not None and held.node == node:
             return True
         if is_simulated(device):
-            self._held = self._held | {device: Held(node, 0, {})}
+            self._held = self._held | {device: HeldDevice(node, 0, {})}
             return True
         if held is not None:
             self._held = {name: one for name, one in self._held.items() if name != device}
@@ -142,7 +142,7 @@ class Bundles:
         elif ray.wait([ref], timeout=0)[0]:
             del self._asked[device]
             try:
-                self._held = self._held | {device: Held(*ray.get(ref, timeout=0))}
+                self._held = self._held | {device: HeldDevice(*ray.get(ref, timeout=0))}
             except RayError:
                 return False  # asked again at the next look
             return self._held[device].node == node
