@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.plugins.cluster.process.test_hosts import VERSIONS, check_complete, running, ways
+from tests.plugins.cluster.process.test_hosts import VERSIONS, check_complete, ways
+from tests.plugins.cluster.process.test_ranks_on_ray import built
 from tests.plugins.cluster.process.test_ray import cluster_of, node
 from tests.plugins.cluster.process.test_ray_devices import on
 from tests.plugins.lease.process.test_lease import holders
@@ -73,7 +74,7 @@ def test_ranks_of_two_nodes_give_the_weights_of_one(strategy: str, count: int, t
             },
         ),
     ):
-        with running(tmp_path / name, base=ONE, **changes) as pipeline:
+        with built(tmp_path / name, base=ONE, **changes) as pipeline:
             pipeline.loop.train_until(VERSIONS)
             check_complete(pipeline)
             found.append(pipeline.weights.read()[1])
@@ -84,7 +85,7 @@ def test_ranks_of_two_nodes_give_the_weights_of_one(strategy: str, count: int, t
 
 def test_weights_go_to_a_device_of_another_node(two_nodes: Any, tmp_path: Path) -> None:
     placement = {"generators": {"devices": "0-1"}, "trainer": {"devices": "0"}}
-    with running(tmp_path / "run", launcher="ray", ray=on(two_nodes), placement=placement) as pipeline:
+    with built(tmp_path / "run", launcher="ray", ray=on(two_nodes), placement=placement) as pipeline:
         pipeline.loop.train_until(VERSIONS)
         check_complete(pipeline)
         found = ways(pipeline)
@@ -95,7 +96,7 @@ def test_weights_go_to_a_device_of_another_node(two_nodes: Any, tmp_path: Path) 
 def test_stations_take_turns_on_the_device_of_each_node(two_nodes: Any, tmp_path: Path) -> None:
     """A generator and a rank on each."""
     placement = {"sharing": "lease", "preset": "colocated", "lease": {"min_hold_s": 0.05}}
-    with running(tmp_path / "run", launcher="ray", ray=on(two_nodes), placement=placement) as pipeline:
+    with built(tmp_path / "run", launcher="ray", ray=on(two_nodes), placement=placement) as pipeline:
         pipeline.loop.train_until(VERSIONS)
         check_complete(pipeline)
         assert [{*holders(pipeline, device)} for device in (0, 1)] == [

@@ -23,9 +23,9 @@ from polyrhythm.plugins.cluster.hosts import agent
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, LocalNode
 from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent, client_of
-from polyrhythm.plugins.cluster.hosts.memory import HostMemory, OtherHosts, find_shared, write_identity
+from polyrhythm.plugins.cluster.hosts.memory import HostMemory, OtherHosts
 from polyrhythm.plugins.cluster.hosts.pieces import write_part
-from polyrhythm.plugins.cluster.hosts.questions import Known
+from polyrhythm.plugins.cluster.hosts.questions import Known, find_shared, write_identity
 from polyrhythm.plugins.cluster.hosts.server import DataServer, HostServer
 from polyrhythm.plugins.cluster.sealed import SealedConnection
 from polyrhythm.plugins.cluster.sealed_port import SealedPort

@@ -24,8 +24,7 @@ from polyrhythm.plugins.cluster.hosts.build import (
     next_number,
     open_hosts,
 )
-from polyrhythm.plugins.cluster.hosts.memory import find_shared, write_identity
-from polyrhythm.plugins.cluster.hosts.questions import Known
+from polyrhythm.plugins.cluster.hosts.questions import Known, find_shared, write_identity
 from polyrhythm.plugins.cluster.hosts.server import DataServer
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import station_hosts

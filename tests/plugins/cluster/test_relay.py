@@ -229,7 +229,7 @@ def test_a_version_whose_last_part_was_overwritten_as_it_was_read_is_gone(tmp_pa
     here = relayed(tmp_path, published)
     for number in (3, 9):
         with pytest.raises(LookupError, match=r"version 5 is gone from host host-0"):
-            here.ask(q.Bring(q.Source(5, number, [(PUBLISHER, "")])))
+            here.ask(q.Bring(q.Relayed(5, number, [(PUBLISHER, "")])))
 
 
 def test_an_older_publication_is_not_brought_for_another_host(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_an_older_publication_is_not_brought_for_another_host(tmp_path: Path) ->
     published = PublishedMemory(LAYOUT, bytearray(shared_nbytes(LAYOUT)), tmp_path)
     published.stored[:], published.numbers[:] = (1, 2), (1, 2)
     here = relayed(tmp_path, published)
-    sources = [q.Source(version, version + 1, [(PUBLISHER, "")]) for version in range(2)]
+    sources = [q.Relayed(version, version + 1, [(PUBLISHER, "")]) for version in range(2)]
     for source in reversed(sources):
         answer = here.ask(q.RelayedPart(source, 0, 64))
         assert len(answer) == (2 if source.version else 0)
@@ -245,9 +245,9 @@ def test_an_older_publication_is_not_brought_for_another_host(tmp_path: Path) ->
         with pytest.raises(LookupError, match="there are no bytes"):
             here.ask(q.RelayedPart(sources[1], begin, length))
     with pytest.raises(LookupError, match="without a host"):
-        here.ask(q.RelayedPart(q.Source(1, 2, []), 0, 64))
+        here.ask(q.RelayedPart(q.Relayed(1, 2, []), 0, 64))
     with pytest.raises(LookupError, match="without a host"):
-        here.ask(q.Bring(q.Source(1, 2, [])))
+        here.ask(q.Bring(q.Relayed(1, 2, [])))
     beyond = LAYOUT.nbytes
     with pytest.raises(LookupError, match="have not come here"):
         here.ask(q.RelayedPart(sources[1], beyond, 64))

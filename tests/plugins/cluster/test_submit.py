@@ -19,7 +19,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
 from polyrhythm.plugins.cluster.submit import kuberay, slurm
 from polyrhythm.plugins.cluster.submit.command import KEYS
-from polyrhythm.plugins.cluster.submit.job import Job
+from polyrhythm.plugins.cluster.submit.job import TrainingJob
 from polyrhythm.plugins.cluster.submit.options import KubeRaySettings, SlurmSettings, time_s
 
 ROOT = Path(__file__).parents[3]
@@ -278,13 +278,15 @@ def test_slurm_takes_the_script(capsys: pytest.CaptureFixture[str], monkeypatch:
     subprocess.run(["sbatch", "--test-only", found["file"]], check=True, timeout=60)
 
 
-def example_job() -> tuple[Job, SlurmSettings]:
+def example_job() -> tuple[TrainingJob, SlurmSettings]:
     """The job of the example, with the paths of nobody."""
     run = Path("/home/me/project/runs/cartpole/20261128-120000")
     recipe = run / "job/cartpole.yaml"
     words = ("polyrhythm", "train", str(recipe), "--out", str(run), "resume=auto")
     given = "polyrhythm train cartpole --slurm nodes=3,cpus=8,time=04:00:00"
-    return Job("cartpole", words, 8, recipe, str(run), True, given), SlurmSettings(nodes=3, cpus=8, time="04:00:00")
+    return TrainingJob("cartpole", words, 8, recipe, str(run), True, given), SlurmSettings(
+        nodes=3, cpus=8, time="04:00:00"
+    )
 
 
 def test_the_example_is_what_the_command_writes() -> None:
@@ -346,7 +348,7 @@ def test_a_job_for_kuberay_is_created(capsys: pytest.CaptureFixture[str]) -> Non
 def test_names_of_jobs_are_those_that_kubernetes_takes(recipe: str) -> None:
     job, _ = example_job()
     for folder in ("20261128-120000", "20261128-120000-2", "my run", "x" * 80):
-        one = Job(recipe, job.words, 1, job.recipe, f"/runs/{recipe}/{folder}", True, "")
+        one = TrainingJob(recipe, job.words, 1, job.recipe, f"/runs/{recipe}/{folder}", True, "")
         assert re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", kuberay.name_of(one)), kuberay.name_of(one)
 
 

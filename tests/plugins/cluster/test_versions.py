@@ -24,7 +24,7 @@ OWN = own_versions()
 )
 def test_a_node_with_another_version_starts_no_agent(run: Versions, why: str) -> None:
     """The spec is not even decoded: it may have another form there."""
-    answer = AgentActor().start(b"damaged", [*run], "")
+    answer = AgentActor().start(b"damaged", [*run])
     assert msgspec.msgpack.decode(answer, type=Found).error == why
 
 

@@ -23,7 +23,7 @@ TO = [
     b"?" + p.encode(message)
     for message in (
         *(p.Call(0, "add", ARGUMENTS), p.Answered(1, p.Done()), p.Answered(0, p.Given(()))),
-        p.Placed("sim:0", ("echo-1",), in_turn=True),
+        p.OnDevice("sim:0", ("echo-1",), in_turn=True),
     )
 ]
 FROM = [

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from polyrhythm.plugins.workflow.protocol import Placed
+from polyrhythm.plugins.workflow.protocol import OnDevice
 from polyrhythm.plugins.workflow.shipments import Shipping
 from polyrhythm.runtime.transport.drops import UnfitMessage
 
@@ -23,7 +23,7 @@ TENSORS = [
 
 
 def ends(folder: Path) -> tuple[Shipping, Shipping]:
-    return tuple(Shipping(Placed("sim:0", (other,), False), "cpu", folder, own) for own, other in ("ab", "ba"))  # type: ignore[return-value]
+    return tuple(Shipping(OnDevice("sim:0", (other,), False), "cpu", folder, own) for own, other in ("ab", "ba"))  # type: ignore[return-value]
 
 
 def ship(sender: Shipping, copies: int = 1) -> tuple[list[int], list[bytes]]:

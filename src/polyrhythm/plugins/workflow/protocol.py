@@ -1,6 +1,6 @@
 """Messages between the workers and the controller of a workflow, as MessagePack of tagged records, and its errors.
 
-`ToWorker` carries a `Call`, an `Answered` or a `Placed`, `FromWorker` an `Asked`, a `Waits`, a `Returned` or a
+`ToWorker` carries a `Call`, an `Answered` or a `OnDevice`, `FromWorker` an `Asked`, a `Waits`, a `Returned` or a
 `Raised`. Receiving one executes nothing.
 
 WorkflowError            invalid use of a worker, a channel or a value
@@ -145,7 +145,7 @@ class Waits(msgspec.Struct, frozen=True, tag=11):
     number: int
 
 
-class Placed(msgspec.Struct, frozen=True, tag=12):
+class OnDevice(msgspec.Struct, frozen=True, tag=12):
     """The first message to a worker that may share its device. device: its name among all hosts; beside: the other
     workers there; in_turn: whether it is on the device only when told to."""
 
@@ -154,7 +154,7 @@ class Placed(msgspec.Struct, frozen=True, tag=12):
     in_turn: bool
 
 
-To = Call | Answered | Placed
+To = Call | Answered | OnDevice
 From = Asked | Waits | Returned | Raised
 encode = msgspec.msgpack.Encoder().encode
 decode_to = msgspec.msgpack.Decoder(To).decode

@@ -104,7 +104,7 @@ class Controller:
         for name, seat in self._workers.items():
             beside = tuple(other for other in found if found[other] == found[name] and other != name)
             if seat.make is not None or (beside and seat.device != CPU):
-                self._send(name, p.Placed(found[name], beside, in_turn=name in self._turns))
+                self._send(name, p.OnDevice(found[name], beside, in_turn=name in self._turns))
 
     def make(self) -> list[Future[Result]]:
         """Construct the workers that take turns on their device, one after another there; `limit_turns` comes next."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from polyrhythm.plugins.workflow.protocol import Placed
+from polyrhythm.plugins.workflow.protocol import OnDevice
 from polyrhythm.runtime.transport.drops import UnfitMessage
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Shipping:
     """One worker's end. placed: where the worker is, and which others are there; name: of the device for torch; folder:
     of the run."""
 
-    def __init__(self, placed: Placed, name: str, folder: Path, owner: str) -> None:
+    def __init__(self, placed: OnDevice, name: str, folder: Path, owner: str) -> None:
         self.device, self.beside = placed.device, frozenset(placed.beside)
         self._name, self._folder, self._owner = name, folder / FOLDER, owner
         self._numbers = itertools.count()

@@ -195,7 +195,7 @@ class WorkerStation:
                 self._calls.append(message)
             case p.Answered() if message.number in self._open:
                 self._on_answer(message)
-            case p.Placed():
+            case p.OnDevice():
                 self._device.place(in_turn=message.in_turn)
                 if message.beside and self._folder is not None and not message.device.endswith(CPU):
                     owner = f"{self.name}.{self._incarnation}"

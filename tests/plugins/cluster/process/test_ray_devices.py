@@ -180,8 +180,8 @@ def test_a_lost_nodes_stations_go_to_free_devices_and_back_to_a_node_that_comes(
         assert len(moved) == 2
         three_nodes.remove_node(lost, allow_graceful=False)
         version = train_until(pipeline, 2, lambda: gone not in places_of(pipeline, raylets))
-        three_nodes.add_node(**{**node(tmp_path, "new"), **NODE})
-        (new,) = [one.all_processes["raylet"][0].process.pid for one in three_nodes.worker_nodes][-1:]
+        added = three_nodes.add_node(**{**node(tmp_path, "new"), **NODE})
+        new = added.all_processes["raylet"][0].process.pid
 
         def came() -> bool:
             now = process_ids(pipeline.launcher.hosting)

@@ -29,7 +29,7 @@ from polyrhythm.errors import PolyrhythmError, StartError
 from polyrhythm.imports import same_imports
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import DataClient, HostWatch, client_of
-from polyrhythm.plugins.cluster.hosts.memory import find_shared, segment_sizes, start_cleaner, write_identity
+from polyrhythm.plugins.cluster.hosts.memory import segment_sizes, start_cleaner
 from polyrhythm.plugins.cluster.hosts.relay import LARGEST_PART, Relay
 from polyrhythm.plugins.cluster.hosts.server import DataServer, HostServer
 from polyrhythm.plugins.cluster.sealed import check_sealing
@@ -111,7 +111,7 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, HostServer | None, 
             f"the run's folder {spec.saves} cannot be seen there, where the trainer's ranks save their state and read "
             "it; set out_dir to a folder that all nodes share"
         )
-    if not spec.folder and (shared := find_shared(spec.known, shared_root())):
+    if not spec.folder and (shared := q.find_shared(spec.known, shared_root())):
         host, folder = shared
         return Found(host.host, str(folder), host.token), None, None
     check_sealing()
@@ -122,7 +122,7 @@ def _open(spec: AgentSpec, stack: ExitStack) -> tuple[Found, HostServer | None, 
         made = SharedRunFolder(sizes)
         stack.callback(made.remove)
         stack.enter_context(start_cleaner(made.folder))
-        folder, token = made.folder, write_identity(made.folder)
+        folder, token = made.folder, q.write_identity(made.folder)
     drops = DropCounter("the host's server")
     sockets = Sockets("tcp", str(folder), spec.keys, drops.stranger, q.LARGEST_QUESTION, address=spec.address)
     stack.callback(sockets.close)

@@ -27,7 +27,7 @@ from polyrhythm.plugins.cluster.hosts.directory import (
     by_station,
     silence_limit,
 )
-from polyrhythm.plugins.cluster.hosts.memory import HostMemory, segment_sizes, start_cleaner, write_identity
+from polyrhythm.plugins.cluster.hosts.memory import HostMemory, segment_sizes, start_cleaner
 from polyrhythm.plugins.cluster.hosts.relay import MIRROR
 from polyrhythm.plugins.cluster.hosts.survey import ClusterNodes, HostedNode, Survey
 from polyrhythm.plugins.cluster.sealed import check_sealing
@@ -300,7 +300,7 @@ def _find_hosts(
     heartbeat_s: of silence make one lost."""
     own = LocalNode("main", placement.address)
     agents.callback(own.close)
-    hosts.open_main(own, folder.folder, write_identity(folder.folder))
+    hosts.open_main(own, folder.folder, q.write_identity(folder.folder))
     nodes = {placement.nodes[name].name: placement.nodes[name] for name in names}
     found: dict[str, HostedNode] = {}
 

@@ -11,10 +11,9 @@ the block of the same number in this host's arena and read there in place; no ot
 
 from __future__ import annotations
 
-import secrets
 import subprocess
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -37,36 +36,11 @@ from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.specs import WeightsLayout
 
 if TYPE_CHECKING:
-    from polyrhythm.plugins.cluster.hosts.pairs import PairSender, PairWeights
+    from polyrhythm.plugins.cluster.hosts.pair_weights import PairWeights
+    from polyrhythm.plugins.cluster.hosts.pairs import PairSender
     from polyrhythm.plugins.cluster.hosts.weights import HostWeights
     from polyrhythm.runtime.memory.published import Ends
     from polyrhythm.runtime.memory.weights import Weights
-
-_IDENTITY = "identity"
-
-
-def write_identity(folder: Path) -> str:
-    token = secrets.token_hex(16)
-    file = folder / _IDENTITY
-    file.touch(mode=0o600)
-    file.write_text(token)
-    return token
-
-
-def find_shared(known: Iterable[q.Known], root: Path) -> tuple[q.Known, Path] | None:
-    """The first of these hosts whose memory can be opened below `root`, and its folder; None if there is none."""
-    for host in known:
-        folder = root / host.folder
-        if folder.parent != root:
-            continue
-        try:
-            found = (folder / _IDENTITY).read_text()
-        except (OSError, ValueError):
-            continue
-        if found == host.token:
-            return host, folder
-    return None
-
 
 #: Its input ends when the process does that has the other end of it.
 _SCRIPT = 'trap "" HUP INT TERM; cat > /dev/null; rm -rf -- "$1"'
@@ -190,7 +164,7 @@ class HostMemory(ProcessMemory):
         if host == self.host:
             return super().find_meeting(host, name)
         try:
-            return b"".join(self.clients[host].ask(q.Meeting(name)))
+            return b"".join(self.clients[host].ask(q.RunFile(name)))
         except LookupError:
             return b""
 
@@ -245,14 +219,14 @@ class HostMemory(ProcessMemory):
 
     def _by_pairs(self, host: HostWeights, local: str) -> PairWeights:
         """The end of a generator on a device, where the trainer is on one of another host."""
-        from polyrhythm.plugins.cluster.hosts.pairs import PairWeights
+        from polyrhythm.plugins.cluster.hosts.pair_weights import PairWeights
         from polyrhythm.runtime.memory.tensors import Device
 
         publisher = self._view.publishers[0]
         asked = self.clients[publisher]
 
         def find() -> tuple[DataClient, str]:
-            endpoint = "".join(bytes(piece).decode() for piece in asked.ask(q.Meeting(q.PAIR_FILE)))
+            endpoint = "".join(bytes(piece).decode() for piece in asked.ask(q.RunFile(q.PAIR_FILE)))
             address = urlsplit(endpoint).hostname
             if address is None or not self._sockets.could_be(endpoint):
                 raise LookupError(f"no process of host {publisher} is at {endpoint!r}")

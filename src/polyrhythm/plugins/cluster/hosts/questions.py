@@ -8,8 +8,10 @@ No code is executed by receiving one (no pickle).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -76,7 +78,7 @@ class Sees(msgspec.Struct, frozen=True, tag=6):
     known: Sequence[Known]
 
 
-class Source(msgspec.Struct, frozen=True):
+class Relayed(msgspec.Struct, frozen=True):
     """A publication, and the hosts above who asks (name, endpoint of the server), nearest first: the last has published
     it, under this number."""
 
@@ -89,26 +91,26 @@ class RelayedPart(msgspec.Struct, frozen=True, tag=7):
     """As `Part`, of a publication of another host, which the asked one copies if it has not got it. source: as the
     asked host sees it."""
 
-    source: Source
+    source: Relayed
     begin: int
     length: int
 
 
 class Bring(msgspec.Struct, frozen=True, tag=8):
-    """How far the copy of a publication in the asked host's mirror is (`relay.Progress`); it begins if there is
+    """How far the copy of a publication in the asked host's mirror is (`relay.CopyProgress`); it begins if there is
     none."""
 
-    source: Source
+    source: Relayed
 
 
-class Meeting(msgspec.Struct, frozen=True, tag=9):
+class RunFile(msgspec.Struct, frozen=True, tag=9):
     """Where the ranks of a station meet, or who sends weights to devices (`PAIR_FILE`): what rank 0, or that process,
     which works there, has written to the file of this name. Nothing while there is none."""
 
     name: str
 
 
-Question = Posted | SampleEntries | Held | Part | ParcelPart | ReadClocks | Sees | RelayedPart | Bring | Meeting
+Question = Posted | SampleEntries | Held | Part | ParcelPart | ReadClocks | Sees | RelayedPart | Bring | RunFile
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Question).decode
 
@@ -123,3 +125,29 @@ PAIR_S = 10.0
 RELAY_S, PROGRESS_S = 2.0, 1.0
 #: Bytes of the largest question; of an answer beside its arrays; of a ticket for a connection, or the reason for none.
 LARGEST_QUESTION, HEAD_BYTES, TICKET_BYTES = 2**20, 2**16, 2**12
+
+
+_IDENTITY = "identity"
+
+
+def write_identity(folder: Path) -> str:
+    token = secrets.token_hex(16)
+    file = folder / _IDENTITY
+    file.touch(mode=0o600)
+    file.write_text(token)
+    return token
+
+
+def find_shared(known: Iterable[Known], root: Path) -> tuple[Known, Path] | None:
+    """The first of these hosts whose memory can be opened below `root`, and its folder; None if there is none."""
+    for host in known:
+        folder = root / host.folder
+        if folder.parent != root:
+            continue
+        try:
+            found = (folder / _IDENTITY).read_text()
+        except (OSError, ValueError):
+            continue
+        if found == host.token:
+            return host, folder
+    return None

@@ -56,7 +56,7 @@ def route(own: str, hosts: Sequence[str]) -> list[str]:
     return found
 
 
-class Progress(NamedTuple):
+class CopyProgress(NamedTuple):
     """Of a copy. received: bytes of all copies that have come to this host; number: in the mirror, 0 until it is whole;
     first: this is the first process of the host that asks for it; sources: its bytes by the host that sent them."""
 
@@ -66,7 +66,7 @@ class Progress(NamedTuple):
     sources: dict[str, int]
 
 
-decode_progress = msgspec.msgpack.Decoder(Progress).decode
+decode_progress = msgspec.msgpack.Decoder(CopyProgress).decode
 
 
 def mirror_locks(folder: Path) -> Path:
@@ -112,15 +112,15 @@ class Relay:
     # ------------------------------------------------------------ what is asked
 
     def bring(self, asked: q.Bring) -> bytes:
-        """For a process of this host: its `Progress` once it is whole, or after `q.PROGRESS_S`. LookupError: it cannot
-        be had."""
+        """For a process of this host: its `CopyProgress` once it is whole, or after `q.PROGRESS_S`. LookupError: it
+        cannot be had."""
         copy = self._copy_of(asked.source)
         with self._changed:
             first, copy.claimed = not copy.claimed, True
             self._changed.wait_for(lambda: copy.ended, q.PROGRESS_S)
             if copy.over:
                 raise LookupError(copy.over)
-            return q.encode(Progress(self._received, copy.number, first, dict(copy.sources)))
+            return q.encode(CopyProgress(self._received, copy.number, first, dict(copy.sources)))
 
     def part(self, asked: q.RelayedPart) -> Iterator[Any]:
         """For another host: as for `q.Part`. LookupError: it is not here within `q.RELAY_S`."""
@@ -136,7 +136,7 @@ class Relay:
             yield copy.memory[asked.begin : stop]
             yield lambda: b"0" if copy.over else b"1"
 
-    def _copy_of(self, source: q.Source, *, other: bool = False) -> Any:
+    def _copy_of(self, source: q.Relayed, *, other: bool = False) -> Any:
         """The copy of this publication, which begins if there is none. other: for another host, so None if a newer
         publication of its publisher is here."""
         if not source.route:
@@ -157,7 +157,7 @@ class Relay:
 
     # ------------------------------------------------------------ the copying thread
 
-    def _fill(self, copy: _Copy, source: q.Source) -> None:
+    def _fill(self, copy: _Copy, source: q.Relayed) -> None:
         """Consumes: parts of one publication. Waits for: the copy before it, a reader that is in the middle of the
         buffer, each part. Unblocked by: these, or the limit of an answer. Produces: the publication in the mirror."""
         try:
@@ -198,14 +198,14 @@ class Relay:
             self._copies.remove(copy)
         self._changed.notify_all()
 
-    def _fetch(self, copy: _Copy, source: q.Source) -> None:
+    def _fetch(self, copy: _Copy, source: q.Relayed) -> None:
         """Receive all parts, from the first host of the route that has them. LookupError: none has."""
         for position, (host, endpoint) in enumerate(source.route):
             above = source.route[position + 1 :]
             if above and self._avoided.get(host, 0.0) > time.monotonic():
                 continue
             try:
-                self._fetch_from(host, endpoint, copy, q.Source(source.version, source.number, above))
+                self._fetch_from(host, endpoint, copy, q.Relayed(source.version, source.number, above))
                 return
             except LookupError as error:
                 if not above:
@@ -215,7 +215,7 @@ class Relay:
                     words = "version %d comes past host %s for %.0f s: %s"
                     log.warning(words, source.version, host, _AVOID_S, error)
 
-    def _fetch_from(self, host: str, endpoint: str, copy: _Copy, asked: q.Source) -> None:
+    def _fetch_from(self, host: str, endpoint: str, copy: _Copy, asked: q.Relayed) -> None:
         if (host, endpoint) not in self._clients:
             self._clients[host, endpoint] = self._connect(host, endpoint)
         memory = copy.memory

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import msgspec
 
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.memory import find_shared
 from polyrhythm.plugins.cluster.hosts.pieces import pieces_of_request, pieces_of_sample
 from polyrhythm.plugins.cluster.hosts.relay import Relay
 from polyrhythm.plugins.cluster.parcels import read_part
@@ -71,12 +70,12 @@ class DataServer:
                 if not 0 <= block < layout.blocks:
                     raise LookupError(f"there is no block {block}")
                 yield from pieces_of_sample(self._arena, block, begin, count, obs=obs)
-            case q.ParcelPart() | q.Meeting() if self._folder is not None:
+            case q.ParcelPart() | q.RunFile() if self._folder is not None:
                 yield from _read_file(self._folder, question)
             case q.ReadClocks():
                 yield q.encode((time.monotonic_ns(), time.time_ns()))
             case q.Sees(known):
-                if (shared := find_shared(known, shared_root())) is not None:
+                if (shared := q.find_shared(known, shared_root())) is not None:
                     yield from (shared[0].host.encode(), str(shared[1]).encode())
             case _:
                 yield from self._pieces_of_weights(question)
@@ -114,7 +113,7 @@ def _bytes_of(weights: PublishedMemory, asked: q.Part) -> Iterator[Any]:
         yield lambda: b"1" if weights.has(version, number) else b"0"
 
 
-def _read_file(folder: Path, asked: q.ParcelPart | q.Meeting) -> Iterator[Any]:
+def _read_file(folder: Path, asked: q.ParcelPart | q.RunFile) -> Iterator[Any]:
     if isinstance(asked, q.ParcelPart):
         yield read_part(folder, asked)
         return

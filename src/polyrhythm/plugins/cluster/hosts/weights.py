@@ -17,7 +17,7 @@ import msgspec
 
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent
-from polyrhythm.plugins.cluster.hosts.relay import Progress, decode_progress
+from polyrhythm.plugins.cluster.hosts.relay import CopyProgress, decode_progress
 from polyrhythm.runtime.memory.published import EMPTY, Traffic
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, Stream, copy_into
 from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, SharedWeights
@@ -49,9 +49,9 @@ class Mirror(NamedTuple):
     agent: DataClient
     route: Callable[[str], Sequence[tuple[str, str]]]
 
-    def bring(self, publisher: str, publication: Publication) -> Progress:
+    def bring(self, publisher: str, publication: Publication) -> CopyProgress:
         """Wait until the publication is in the mirror. LookupError: it cannot be had. HostSilent: nothing comes."""
-        asked = q.Bring(q.Source(publication.version, publication.number, self.route(publisher)))
+        asked = q.Bring(q.Relayed(publication.version, publication.number, self.route(publisher)))
         received, came, first = -1, time.monotonic(), False
         while True:
             (content,) = self.agent.ask(asked)
@@ -79,7 +79,7 @@ class _Local(NamedTuple):
 
     memory: SharedWeights
     number: int
-    progress: Progress | None
+    progress: CopyProgress | None
 
 
 class HostWeights:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ray
@@ -36,7 +37,7 @@ SEES_ALL = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
 _SHARE = 0.001
 
 
-class Held(NamedTuple):
+class HeldDevice(NamedTuple):
     """A device that Ray reserves for the run. node: Ray's id; number: torch's, there; variables: of a process that
     is bound to it."""
 
@@ -46,17 +47,17 @@ class Held(NamedTuple):
 
 
 class Bundles:
-    """seats: of each process, by its name; ids: Ray's ids of nodes, by the names in seats; home: Ray's
-    id of the node of processes on the CPU that have to be on one. `look` is called by one thread, the others read."""
+    """seats: of each process, by its name; ids: Ray's ids of nodes, by the names in seats; pinned: those of the nodes
+    where processes on the CPU have to be. `look` is called by one thread, the others read."""
 
     def __init__(
         self,
         settings: RaySettings,
         seats: Mapping[str, Resources],
         ids: Mapping[str, str],
-        home: Mapping[str, str] | None = None,
+        pinned: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._settings, self._home = settings, home or {}
+        self._settings, self._at = settings, pinned
         self._on_cpu = [name for name, seat in seats.items() if seat.device == CPU]
         self._devices = group_by_device(seats)
         #: The node that a device has to be on, until it is lost.
@@ -66,7 +67,7 @@ class Bundles:
         self._group: Any = None
         self._groups: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldDevice] = {}
 
     def reserve(self) -> None:
         """Ask Ray for room, without waiting."""
@@ -77,7 +78,7 @@ class Bundles:
                 [dict(bundle) for _ in self._on_cpu],
                 strategy=strategy,
                 bundle_label_selector=[
-                    {_NODE_LABEL: self._home[name]} if name in self._home else {} for name in self._on_cpu
+                    {_NODE_LABEL: self._at[name]} if name in self._at else {} for name in self._on_cpu
                 ],
             )
         self._groups = {device: self._reserve_device(device) for device in self._devices}
@@ -100,7 +101,7 @@ class Bundles:
         until = time.monotonic() + FOUND_S
         for device, ref in self._asked.items():
             try:
-                self._held[device] = Held(*ray.get(ref, timeout=max(0.0, until - time.monotonic())))
+                self._held[device] = HeldDevice(*ray.get(ref, timeout=max(0.0, until - time.monotonic())))
             except (RayError, ValueError) as error:
                 why = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
                 raise StartError(f"{device}: its node does not say which of its devices that is ({why})") from error
@@ -133,7 +134,7 @@ class Bundles:
         if held is not None and held.node == node:
             return True
         if is_simulated(device):
-            self._held = self._held | {device: Held(node, 0, {})}
+            self._held = self._held | {device: HeldDevice(node, 0, {})}
             return True
         if held is not None:
             self._held = {name: one for name, one in self._held.items() if name != device}
@@ -144,7 +145,7 @@ class Bundles:
         elif ray.wait([ref], timeout=0)[0]:
             del self._asked[device]
             try:
-                self._held = self._held | {device: Held(*ray.get(ref, timeout=0))}
+                self._held = self._held | {device: HeldDevice(*ray.get(ref, timeout=0))}
             except RayError:
                 return False  # asked again at the next look
             return self._held[device].node == node

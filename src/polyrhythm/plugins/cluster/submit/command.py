@@ -18,7 +18,7 @@ from polyrhythm.plugin import import_address
 if TYPE_CHECKING:
     from polyrhythm.checks import Examined
     from polyrhythm.config.schema import RunConfig
-    from polyrhythm.plugins.cluster.submit.job import Job, Submission
+    from polyrhythm.plugins.cluster.submit.job import Submission, TrainingJob
     from polyrhythm.plugins.cluster.submit.options import JobSettings
 
 #: Keys of each option; `options.py` has their meaning and imports pydantic, which the help does without.
@@ -28,7 +28,7 @@ KEYS = {
 }
 
 
-class Queue(Protocol):
+class JobQueue(Protocol):
     """A kind of job, the module of its option. HERE: its nodes have the files and packages of this machine, else those
     of an image. SETTINGS: what its option takes."""
 
@@ -38,7 +38,7 @@ class Queue(Protocol):
     def paths(self, recipe: Path, folder: Path) -> tuple[str, str]:
         """The file of the run's settings and the run's folder, as the nodes see them."""
 
-    def write(self, job: Job, settings: Any) -> Path:
+    def write(self, job: TrainingJob, settings: Any) -> Path:
         """Write the job's file."""
 
     def submit(self, file: Path, settings: Any) -> Submission:
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     from polyrhythm.plugins.cluster.submit import job as jobs
     from polyrhythm.plugins.cluster.submit.options import parse_job
 
-    queue: Queue = import_address(f"polyrhythm.plugins.cluster.submit.{option}")
+    queue: JobQueue = import_address(f"polyrhythm.plugins.cluster.submit.{option}")
     settings = parse_job(option, getattr(arguments, option), queue.SETTINGS)
     overrides = jobs.overrides_for(option, settings.nodes, arguments.overrides, ray=not queue.HERE)
     config = load_config(arguments.recipe, overrides)
@@ -91,12 +91,14 @@ def _refuse(found: list[Examined]) -> None:
             print(show.finding_line(one, encoding=sys.stderr.encoding), file=sys.stderr)
 
 
-def _prepare(arguments: argparse.Namespace, config: RunConfig, settings: JobSettings, queue: Queue, option: str) -> Job:
+def _prepare(
+    arguments: argparse.Namespace, config: RunConfig, settings: JobSettings, queue: JobQueue, option: str
+) -> TrainingJob:
     """The job. The run's folder then has a folder with the job's files, of which the run's settings are written."""
     from polyrhythm.config.load import save_config
     from polyrhythm.observe.run_folder import JOB_FOLDER
     from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
-    from polyrhythm.plugins.cluster.submit.job import Job, cpus_of_node
+    from polyrhythm.plugins.cluster.submit.job import TrainingJob, cpus_of_node
 
     folder = (run_to_resume(config, arguments.out) or new_folder(config, arguments.out)).absolute()
     files = folder / JOB_FOLDER
@@ -105,7 +107,7 @@ def _prepare(arguments: argparse.Namespace, config: RunConfig, settings: JobSett
     save_config(config.model_copy(update={"resume": "never"}), recipe)
     seen, out = queue.paths(recipe, folder)
     given = ["polyrhythm", "train", arguments.recipe, *arguments.overrides, f"--{option}", getattr(arguments, option)]
-    return Job(
+    return TrainingJob(
         name=config.name,
         words=("polyrhythm", "train", seen, "--out", out, "resume=auto"),
         cpus=cpus_of_node(config, settings, option),
@@ -116,7 +118,7 @@ def _prepare(arguments: argparse.Namespace, config: RunConfig, settings: JobSett
     )
 
 
-def _report(arguments: argparse.Namespace, job: Job, file: Path, submission: Submission | None) -> None:
+def _report(arguments: argparse.Namespace, job: TrainingJob, file: Path, submission: Submission | None) -> None:
     if arguments.json:
         queued = {} if submission is None else submission._asdict()
         print(json.dumps({"file": str(file), "folder": job.out, **queued}, indent=2))

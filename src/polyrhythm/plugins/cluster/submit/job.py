@@ -37,7 +37,7 @@ _ANSWER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """A checked job. name: of its recipe; words: the command of its run; cpus: of each node; recipe: file of the run's
     settings, beside the job's others; out: the run's folder on the nodes; over_ray: its stations are on the nodes of a
     Ray cluster that the job starts; given: the user's command."""

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from polyrhythm.errors import StartError
-from polyrhythm.plugins.cluster.submit.job import Job, Submission, ask
+from polyrhythm.plugins.cluster.submit.job import Submission, TrainingJob, ask
 from polyrhythm.plugins.cluster.submit.options import KubeRaySettings
 
 #: Where pods have the run's volume and the job's files.
@@ -37,14 +37,14 @@ def paths(recipe: Path, folder: Path) -> tuple[str, str]:
     return f"{FILES}/{recipe.name}", f"{RUNS}/{recipe.stem}/{folder.name}"
 
 
-def name_of(job: Job) -> str:
+def name_of(job: TrainingJob) -> str:
     """The job's name in Kubernetes: its recipe and the last part of its folder."""
     recipe, folder = (re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") for text in (job.name, Path(job.out).name))
     folder = folder[-_STAMP:].strip("-")
     return f"r-{recipe}"[: _NAME - len(folder) - 1].rstrip("-") + f"-{folder}"
 
 
-def write(job: Job, settings: KubeRaySettings) -> Path:
+def write(job: TrainingJob, settings: KubeRaySettings) -> Path:
     """Write the manifest."""
     file = job.recipe.with_name("rayjob.yaml")
     text = yaml.dump_all(manifest(job, settings), Dumper=_Plain, sort_keys=False, allow_unicode=True, width=1000)
@@ -82,7 +82,7 @@ def submit(file: Path, settings: KubeRaySettings) -> Submission:
     return Submission(name, watch, f"kubectl {own}delete --filename {shlex.quote(str(file))}")
 
 
-def manifest(job: Job, settings: KubeRaySettings) -> list[dict[str, Any]]:
+def manifest(job: TrainingJob, settings: KubeRaySettings) -> list[dict[str, Any]]:
     """The ConfigMap and the RayJob."""
     name = name_of(job)
     named = {"name": name} | ({"namespace": settings.namespace} if settings.namespace else {})
@@ -116,7 +116,7 @@ def _ray_version() -> str:
     return version
 
 
-def _pod(job: Job, settings: KubeRaySettings, name: str) -> dict[str, Any]:
+def _pod(job: TrainingJob, settings: KubeRaySettings, name: str) -> dict[str, Any]:
     sizes: dict[str, str | int] = {"cpu": str(job.cpus)}
     if settings.mem is not None:
         sizes["memory"] = settings.mem

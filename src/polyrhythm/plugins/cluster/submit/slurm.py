@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polyrhythm.errors import StartError
-from polyrhythm.plugins.cluster.submit.job import Job, Submission, ask
+from polyrhythm.plugins.cluster.submit.job import Submission, TrainingJob, ask
 from polyrhythm.plugins.cluster.submit.options import SIGNAL_S, SlurmSettings
 
 HERE, SETTINGS = True, SlurmSettings
@@ -29,7 +29,7 @@ def paths(recipe: Path, folder: Path) -> tuple[str, str]:
     return str(recipe), str(folder)
 
 
-def write(job: Job, settings: SlurmSettings) -> Path:
+def write(job: TrainingJob, settings: SlurmSettings) -> Path:
     """Write the script and, for Ray, a token of the job's own."""
     if job.over_ray:
         token = job.recipe.with_name("ray_token")
@@ -54,7 +54,7 @@ def submit(script: Path, settings: SlurmSettings) -> Submission:  # noqa: ARG001
     return Submission(job, (f"squeue --job {job}", f"tail -F {output}"), f"scancel {job}")
 
 
-def script_of(job: Job, settings: SlurmSettings, cwd: str, python: str) -> str:
+def script_of(job: TrainingJob, settings: SlurmSettings, cwd: str, python: str) -> str:
     """The script. cwd: of the user, so that relative paths mean the same; python: folder of this Python's commands."""
     options = "\n".join(f"#SBATCH --{option}" for option in _options(job, settings, cwd))
     setup = f"source {shlex.quote(settings.setup)}\n" if settings.setup else ""
@@ -71,7 +71,7 @@ wait $!
 """
 
 
-def _options(job: Job, settings: SlurmSettings, cwd: str) -> Iterator[str]:
+def _options(job: TrainingJob, settings: SlurmSettings, cwd: str) -> Iterator[str]:
     yield f"job-name={job.name}"
     yield f"nodes={settings.nodes}"
     yield "ntasks-per-node=1"
@@ -93,11 +93,11 @@ def _options(job: Job, settings: SlurmSettings, cwd: str) -> Iterator[str]:
     yield f"signal=B:USR1@{SIGNAL_S}"
 
 
-def _alone(job: Job) -> str:
+def _alone(job: TrainingJob) -> str:
     return f"srun --cpus-per-task {job.cpus} {job.command}"
 
 
-def _on_ray(job: Job, settings: SlurmSettings) -> str:
+def _on_ray(job: TrainingJob, settings: SlurmSettings) -> str:
     token = shlex.quote(str(job.recipe.with_name("ray_token")))
     return f"""export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token}
 export RAY_worker_niceness=0    # else stations have a nice value of 15

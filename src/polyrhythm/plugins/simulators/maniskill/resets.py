@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _CHECKS = 4
 
 
-class RowStates(NamedTuple):
+class KeptStates(NamedTuple):
     """On the host: state of the simulation, tensors of the task and of controllers, numpy's generators."""
 
     simulation: Any
@@ -138,14 +138,14 @@ class Resets:
         name = first_differing(together, alone, slice(last, self.rows))
         return f"takes {name} from others" if name else ""
 
-    def keep_states(self) -> RowStates:
+    def keep_states(self) -> KeptStates:
         """The states of all rows, on the host."""
         from mani_skill.utils import common
 
         tensors = {name: tensor.cpu().clone() for name, tensor in row_tensors(self.env).items()}
-        return RowStates(common.to_cpu_tensor(self.env.get_state_dict()), tensors, self.env._batched_episode_rng)
+        return KeptStates(common.to_cpu_tensor(self.env.get_state_dict()), tensors, self.env._batched_episode_rng)
 
-    def put_states(self, states: RowStates) -> None:
+    def put_states(self, states: KeptStates) -> None:
         """Give all rows these states, equal to the bit. Each is reset with its seed first, for what larger tensors of
         the task hold; contacts are no part of a state."""
         begun, every = list(self._begun), range(self.rows)
