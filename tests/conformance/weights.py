@@ -15,7 +15,8 @@ from tests.plugins.cluster.served import blank_arena, served
 
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import DataClient, client_of
-from polyrhythm.plugins.cluster.hosts.pairs import PairSender, PairWeights
+from polyrhythm.plugins.cluster.hosts.pair_weights import PairWeights
+from polyrhythm.plugins.cluster.hosts.pairs import PairSender
 from polyrhythm.plugins.cluster.hosts.relay import MIRROR, Relay, mirror_locks
 from polyrhythm.plugins.cluster.hosts.weights import HostWeights, Mirror
 from polyrhythm.runtime.memory.device_weights import DeviceWeights, SimulatedHandles

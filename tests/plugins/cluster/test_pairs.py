@@ -25,7 +25,8 @@ from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, LocalNode
 from polyrhythm.plugins.cluster.hosts.client import DataClient, client_of
 from polyrhythm.plugins.cluster.hosts.memory import HostMemory
-from polyrhythm.plugins.cluster.hosts.pairs import Join, PairSender, PairWeights, Send, Sent
+from polyrhythm.plugins.cluster.hosts.pair_weights import PairWeights
+from polyrhythm.plugins.cluster.hosts.pairs import Join, PairSender, Send, Sent
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.published import Ends, PublishedMemory
 from polyrhythm.runtime.memory.tensors import tensors_over

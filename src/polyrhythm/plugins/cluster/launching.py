@@ -29,7 +29,8 @@ def launch_on_ray(plan: LaunchPlan) -> Launcher:
         if factory.name not in joining
         for rank, seat in enumerate(own)
     }
-    cluster = Cluster(settings, seats, plan.logs.parent, find_devices(plan.config).count)
+    # The run needs the hosts of main and of the trainer's rank 0; where both are one, it needs no other.
+    cluster = Cluster(settings, seats, plan.logs.parent, find_devices(plan.config).count, TRAINER)
     here = LocalNode("the driver's machine", cluster.address)
     nodes: dict[str, Node] = {**cluster.nodes, **dict.fromkeys(joining, here)}
     cpus = dict.fromkeys(seats, settings.cpus_per_station)

@@ -36,7 +36,8 @@ from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.specs import WeightsLayout
 
 if TYPE_CHECKING:
-    from polyrhythm.plugins.cluster.hosts.pairs import PairSender, PairWeights
+    from polyrhythm.plugins.cluster.hosts.pair_weights import PairWeights
+    from polyrhythm.plugins.cluster.hosts.pairs import PairSender
     from polyrhythm.plugins.cluster.hosts.weights import HostWeights
     from polyrhythm.runtime.memory.published import Ends
     from polyrhythm.runtime.memory.weights import Weights
@@ -218,7 +219,7 @@ class HostMemory(ProcessMemory):
 
     def _by_pairs(self, host: HostWeights, local: str) -> PairWeights:
         """The end of a generator on a device, where the trainer is on one of another host."""
-        from polyrhythm.plugins.cluster.hosts.pairs import PairWeights
+        from polyrhythm.plugins.cluster.hosts.pair_weights import PairWeights
         from polyrhythm.runtime.memory.tensors import Device
 
         publisher = self._view.publishers[0]

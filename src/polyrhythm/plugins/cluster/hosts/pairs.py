@@ -1,15 +1,15 @@
 """Versions from the trainer's host to a generator's device on another host, in buckets over a process group of the two
 (way pair): NCCL between devices, gloo where they are simulated.
 
-A process of the trainer's host serves (`PairSender`), by questions over sealed connections:
+A process of the trainer's host serves (`PairSender`), by questions of the generator (`pair_weights`) over sealed
+connections:
 
     Join    a group is made for who asks; the answer has the port of its store
     Send    the buckets of a publication follow over the group, in order
     Sent    whether it was there until the last of them had been read
 
 The generator asks when it wants a version, so nobody waits for the slowest, and an end that dies breaks its own pair.
-It takes the buckets into its staging buffer, one tensor after another. Whatever fails, versions come over tcp instead,
-at once and for `_PAUSE_S`, and then by a new pair.
+It takes the buckets into its staging buffer, one tensor after another. Whatever fails, versions come over tcp instead.
 
 Each wait is `q.PAIR_S` at most. The sender reads the buckets out of the host's memory as the host's server does:
 without a lock, so that no generator keeps the trainer waiting, and asks afterwards whether the publication is still
@@ -26,8 +26,7 @@ import os
 import queue
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -39,16 +38,12 @@ import torch.distributed
 from torch import Tensor
 
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.client import DataClient
 from polyrhythm.plugins.cluster.hosts.server import HostServer
-from polyrhythm.plugins.cluster.hosts.weights import HostWeights
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.memory.receiver import CHUNK_BYTES, CopyStream
-from polyrhythm.runtime.memory.tensors import Copy, Device, State, Stream, copy_into
-from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication
+from polyrhythm.runtime.memory.tensors import Device
 from polyrhythm.runtime.transport.drops import DropCounter
 from polyrhythm.runtime.transport.sockets import Sockets
-from polyrhythm.specs.weights import PlacedTensor, WeightsLayout
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +54,7 @@ dist: Any = torch.distributed
 _IDLE_S = 600.0
 #: Seconds between two looks whether the sender is to end.
 _LOOK_S = 0.5
-#: Seconds without pairs after one has failed.
-_PAUSE_S = 30.0
-_SENDER, _RECEIVER = 0, 1
+SENDER, RECEIVER = 0, 1
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 
 
@@ -84,7 +77,7 @@ class Sent(msgspec.Struct, frozen=True, tag=2):
 
 
 _decode = msgspec.msgpack.Decoder(Join | Send | Sent).decode
-_decode_joined = msgspec.msgpack.Decoder(tuple[int, int]).decode
+decode_joined = msgspec.msgpack.Decoder(tuple[int, int]).decode
 
 
 class PairBroken(LookupError):
@@ -92,7 +85,7 @@ class PairBroken(LookupError):
 
 
 @contextmanager
-def _breaking() -> Iterator[None]:
+def breaking() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, OSError, AttributeError) as error:  # torch's own; or it was built without NCCL
@@ -120,7 +113,7 @@ class PairGroup:
         self.device, self._other = device, 1 - rank
         limit = timedelta(seconds=q.PAIR_S)
         self._group: Any
-        with _breaking():
+        with breaking():
             if device.type == "cuda":
                 options: Any = dist.ProcessGroupNCCL.Options()
                 options._timeout = limit
@@ -133,11 +126,11 @@ class PairGroup:
                 self._group = dist.ProcessGroupGloo(store, rank, 2, options)
 
     def send(self, bucket: Tensor) -> None:
-        with _breaking():
+        with breaking():
             self._group.send([bucket], self._other, 0).wait(timedelta(seconds=q.PAIR_S))
 
     def receive(self, bucket: Tensor) -> None:
-        with _breaking():
+        with breaking():
             self._group.recv([bucket], self._other, 0).wait(timedelta(seconds=q.PAIR_S))
 
     def close(self) -> None:
@@ -146,11 +139,13 @@ class PairGroup:
         self._group = None
 
 
-def _buckets(nbytes: int) -> Iterator[slice]:
+def buckets(nbytes: int) -> Iterator[slice]:
     return (slice(begin, min(begin + CHUNK_BYTES, nbytes)) for begin in range(0, nbytes, CHUNK_BYTES))
 
 
-# ---------------------------------------------------------------- the trainer's host
+def means_of(device: Device) -> str:
+    """How its pairs send, for the log."""
+    return "NCCL" if device.type == "cuda" else "gloo, as devices are simulated"
 
 
 class _Pair:
@@ -190,7 +185,7 @@ class _Pair:
         """Consumes: orders. Waits for: the next one, and the other end, which joins and takes each bucket. Unblocked
         by: these, or their limits. Produces: buckets, and whether they were the publication's."""
         try:
-            group = PairGroup(self._store, _SENDER, self._device, self._address)
+            group = PairGroup(self._store, SENDER, self._device, self._address)
         except PairBroken as error:
             log.warning("a generator of another host has not joined its pair: %s", error)
             return
@@ -208,7 +203,7 @@ class _Pair:
 
     def _send(self, group: PairGroup, asked: Send) -> bool:
         memory = self._memory
-        for part in _buckets(len(memory.buffers[0])):
+        for part in buckets(len(memory.buffers[0])):
             content = memory.find_part(asked.version, asked.number, part)
             if content is None:  # the other end waits for as many bytes, and is told afterwards
                 content = memory.buffers[0][part]
@@ -266,157 +261,3 @@ class PairSender:
         for pair in self._pairs.values():
             pair.end()
         self._server.close()
-
-
-# ---------------------------------------------------------------- the generator
-
-
-class Arriving(Mapping[str, Tensor]):
-    """The layout's tensors as they come, in the order of memory. One that is asked for out of order is waited for, and
-    those before it are kept until they are; each can be asked for again until the next is."""
-
-    def __init__(self, layout: WeightsLayout, group: PairGroup) -> None:
-        self._layout, self._group = layout, group
-        self._todo = iter(layout.tensors)
-        self._buckets = _buckets(layout.nbytes)
-        self._bucket, self._begin = torch.empty(0, dtype=torch.uint8, device=group.device), 0
-        self._kept: dict[str, Tensor] = {}
-        self._last = ""
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name != self._last:
-            self._kept.pop(self._last, None)
-            self._last = name
-        while name not in self._kept:
-            placed = next(self._todo, None)
-            if placed is None:
-                raise KeyError(name)
-            self._kept[placed.name] = self._receive(placed)
-        return self._kept[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return (placed.name for placed in self._layout.tensors)
-
-    def __len__(self) -> int:
-        return len(self._layout.tensors)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._layout.published
-
-    def rest(self) -> None:
-        """Receive what nobody has asked for, so that the pair can be used again."""
-        for placed in self._todo:
-            self._receive(placed)
-        for part in self._buckets:
-            self._next(part)
-
-    def _receive(self, placed: PlacedTensor) -> Tensor:
-        begin, stop, pieces = placed.offset, placed.offset + placed.spec.nbytes, []
-        while True:
-            piece = self._bucket[max(begin - self._begin, 0) : max(stop - self._begin, 0)]
-            if len(piece):
-                pieces.append(piece)
-            if stop <= self._begin + len(self._bucket):
-                break
-            self._next(next(self._buckets))
-        content = pieces[0] if len(pieces) == 1 else torch.cat([self._bucket[:0], *pieces])
-        return content.view(getattr(torch, placed.spec.dtype)).view(placed.spec.shape)
-
-    def _next(self, part: slice) -> None:
-        self._bucket, self._begin = torch.empty_like(self._bucket).new_empty(part.stop - part.start), part.start
-        self._group.receive(self._bucket)
-
-
-class PairWeights:
-    """The `Weights` of a generator on a device of another host than the trainer's. host: its end over tcp; publisher:
-    the trainer's host; find: a client of its `PairSender`, and its address, LookupError: there is none; address: of
-    this host; device: by torch's name."""
-
-    fetches, shared = True, None
-
-    def __init__(
-        self,
-        host: HostWeights,
-        publisher: str,
-        device: Device,
-        find: Callable[[], tuple[DataClient, str]],
-        address: str,
-    ) -> None:
-        self.layout, self.traffic = host.layout, host.traffic
-        self._host, self._publisher, self._device = host, publisher, device
-        self._find, self._address = find, address
-        self._joined: tuple[DataClient, PairGroup, int] | None = None
-        self._paused = 0.0
-
-    @property
-    def newest(self) -> int:
-        return self._host.newest
-
-    def publish(self, version: int, state: State | Stream) -> None:
-        self._host.publish(version, state)
-
-    def find(self, version: int) -> Publication | None:
-        return self._host.find(version)
-
-    def read(self, version: int | None = None) -> tuple[int, State]:
-        return self._host.read(version)
-
-    def lies_on(self, device: Device) -> bool:  # noqa: ARG002
-        return False
-
-    def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Fetched:
-        wanted = self._host.find(version) or self._host.find(self._host.newest)
-        if wanted is not None and wanted != present and time.monotonic() >= self._paused:
-            try:
-                if self._receive(wanted, into, copy):
-                    return Fetched(wanted, "pair", {self._publisher: self.layout.nbytes})
-            except LookupError as error:
-                self._paused = time.monotonic() + _PAUSE_S
-                self.close()
-                log.warning("weights come over tcp for %g s: %s", _PAUSE_S, error)
-        return self._host.fetch(version, into, present, copy)
-
-    def _receive(self, wanted: Publication, into: State, copy: Copy) -> bool:
-        """Whether it came whole. LookupError: the pair is of no use."""
-        publisher, number = self._host.origin(wanted)
-        if publisher != self._publisher:
-            return False
-        client, group, pair = self._joined or self._join()
-        if not _says_yes(client, Send(pair, wanted.version, number)):
-            return False
-        arriving = Arriving(self.layout, group)
-        copy(into, arriving)
-        arriving.rest()
-        return _says_yes(client, Sent(pair))
-
-    def _join(self) -> tuple[DataClient, PairGroup, int]:
-        client, there = self._find()
-        try:
-            (content,) = client.ask(Join())
-            pair, port = _decode_joined(content)
-            with _breaking():
-                store = dist.TCPStore(there, port, 2, is_master=False, timeout=timedelta(seconds=q.PAIR_S))
-            self._joined = client, PairGroup(store, _RECEIVER, self._device, self._address), pair
-        except BaseException:
-            client.close()
-            raise
-        log.info(
-            "weights come from host %s to %s by a pair (%s)", self._publisher, self._device, means_of(self._device)
-        )
-        return self._joined
-
-    def close(self) -> None:
-        if self._joined is not None:
-            (client, group, _), self._joined = self._joined, None
-            client.close()
-            group.close()
-
-
-def _says_yes(client: DataClient, question: Send | Sent) -> bool:
-    (content,) = client.ask(question)
-    return bytes(content) == b"1"
-
-
-def means_of(device: Device) -> str:
-    """How its pairs send, for the log."""
-    return "NCCL" if device.type == "cuda" else "gloo, as devices are simulated"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ray
@@ -22,7 +23,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from polyrhythm.config.sections.running import RaySettings
 from polyrhythm.errors import StartError
-from polyrhythm.pipeline.placed import TRAINER
 from polyrhythm.plugins.cluster.hosts.agent import FOUND_S
 from polyrhythm.plugins.cluster.ray.actors import own_device
 from polyrhythm.plugins.cluster.ray.reach import group_by_device
@@ -47,14 +47,17 @@ class HeldDevice(NamedTuple):
 
 
 class Bundles:
-    """seats: of each process, by its name; ids: Ray's ids of nodes, by the names in seats; home: that of this machine's
-    node if it has CPUs free, else "": the trainer's rank 0 is there, since the run needs no other host then. `look` is
-    called by one thread, the others read."""
+    """seats: of each process, by its name; ids: Ray's ids of nodes, by the names in seats; pinned: those of the nodes
+    where processes on the CPU have to be. `look` is called by one thread, the others read."""
 
     def __init__(
-        self, settings: RaySettings, seats: Mapping[str, Resources], ids: Mapping[str, str], home: str = ""
+        self,
+        settings: RaySettings,
+        seats: Mapping[str, Resources],
+        ids: Mapping[str, str],
+        pinned: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._settings, self._home = settings, home
+        self._settings, self._at = settings, pinned
         self._on_cpu = [name for name, seat in seats.items() if seat.device == CPU]
         self._devices = group_by_device(seats)
         #: The node that a device has to be on, until it is lost.
@@ -75,7 +78,7 @@ class Bundles:
                 [dict(bundle) for _ in self._on_cpu],
                 strategy=strategy,
                 bundle_label_selector=[
-                    {_NODE_LABEL: self._home} if self._home and name == TRAINER else {} for name in self._on_cpu
+                    {_NODE_LABEL: self._at[name]} if name in self._at else {} for name in self._on_cpu
                 ],
             )
         self._groups = {device: self._reserve_device(device) for device in self._devices}

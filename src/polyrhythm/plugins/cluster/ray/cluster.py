@@ -59,12 +59,14 @@ _STORE_BYTES = 80 * 2**20
 class Cluster:
     """A connection to the cluster that `settings` name, with room for each process of these seats.
 
-    folder: of the run; devices: of a cluster of this machine's own. StartError: there is no such cluster, or too little
-    room in it; then nothing is left."""
+    folder: of the run; devices: of a cluster of this machine's own; beside: the process that is on this machine's node
+    if that has CPUs free. StartError: there is no such cluster, or too little room in it; then nothing is left."""
 
-    def __init__(self, settings: RaySettings, seats: Mapping[str, Resources], folder: Path, devices: int = 0) -> None:
+    def __init__(
+        self, settings: RaySettings, seats: Mapping[str, Resources], folder: Path, devices: int = 0, beside: str = ""
+    ) -> None:
         check_sealing()
-        self._settings, self.folder = settings, folder.resolve()
+        self._settings, self.folder, self._beside = settings, folder.resolve(), beside
         self._own = not ray.is_initialized()
         self._temporary: SharedRunFolder | None = None
         self._watcher: Watcher | None = None
@@ -136,7 +138,7 @@ class Cluster:
             raise StartError(f"{min(gone)} has left the cluster since its devices were counted; start again")
         here = ray.get_runtime_context().get_node_id()
         has_room = available_resources_per_node().get(here, {}).get("CPU", 0.0) >= settings.cpus_per_station
-        self._bundles = Bundles(settings, seats, ids, here if has_room else "")
+        self._bundles = Bundles(settings, seats, ids, {self._beside: here} if has_room else {})
         wanted = bundles_of(seats, settings.cpus_per_station)
         cpus = {node_name(node): float(node["Resources"].get("CPU", 0.0)) for node in alive}
         check_room(wanted, settings.cpus_per_station, cpus)
