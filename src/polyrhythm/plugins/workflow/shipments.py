@@ -130,7 +130,8 @@ class Shipping:
 
     def drop(self, label: bytes | memoryview) -> None:
         """Nobody will receive this copy of a shipment of this process."""
-        token, _ = self._read(label)
+        token, handle = self._read(label)
+        self._handles(self._folder).release(handle)
         token.unlink(missing_ok=True)
         self.free_received()
 

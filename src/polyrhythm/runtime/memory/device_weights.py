@@ -67,6 +67,12 @@ class CudaHandles:
         storage = torch.UntypedStorage._new_shared_cuda(*fields)
         return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
 
+    def release(self, handle: bytes) -> None:
+        """Count the handle, of memory of this process, as opened and closed. Torch keeps exported memory until
+        then, and CUDA does not open it where it was exported."""
+        *_, counters, counter, _, _ = msgspec.msgpack.decode(handle)
+        torch.UntypedStorage._release_ipc_counter_cuda(counters, counter)
+
     def wait(self) -> None:
         """Until the copies of this thread have ended on the device."""
         torch.cuda.current_stream(self.device).synchronize()
@@ -95,6 +101,8 @@ class SimulatedHandles:
 
     def open(self, handle: bytes, *, here: bool = False) -> Tensor:  # noqa: ARG002 - as of `CudaHandles`
         return self._map(Path(handle.decode()))
+
+    def release(self, handle: bytes) -> None: ...
 
     def wait(self) -> None: ...
 

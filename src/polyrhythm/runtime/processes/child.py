@@ -49,7 +49,8 @@ log = logging.getLogger(__name__)
 
 _BEAT_S = 0.5
 _LINGER_S = 2.0
-#: Seconds before main's deadline for a start at which ranks say who of them has not come.
+#: Seconds before the deadline for a start at which ranks say who of them has not come. It counts from the process's
+#: begin, main's deadline from the call that started it: that comes first where the two are further apart than this.
 _NOTICE_S = 10.0
 #: Seconds from which on main is told where in user code a call is.
 _LONG_S = 1.0
