@@ -354,15 +354,16 @@ def test_names_of_jobs_are_those_that_kubernetes_takes(recipe: str) -> None:
         assert re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", kuberay.name_of(one)), kuberay.name_of(one)
 
 
-def test_each_folder_here_has_a_run_and_a_name_of_its_own_in_kubernetes(capsys: pytest.CaptureFixture[str]) -> None:
-    def written(out: str, *words: str) -> tuple[str, str]:
-        found = submitted(capsys, "cartpole", *words, "--kuberay", "image=i,claim=c", "--dry-run", "--out", out)
-        *_, job = yaml.safe_load_all(Path(found["file"]).read_text())
-        return found["folder"], job["metadata"]["name"]
+def test_each_folder_here_has_a_run_and_a_name_of_its_own_in_kubernetes() -> None:
+    job, _ = example_job()
 
-    made = [written(out) for out in ("exp1/seed0", "exp2/seed0", "seed0", "exp1/seed-0")]
+    def names(out: str) -> tuple[str, str]:
+        _, seen = kuberay.paths(job.recipe, Path(out))
+        return seen, kuberay.name_of(TrainingJob(job.name, job.words, 1, job.recipe, seen, True, ""))
+
+    made = [names(out) for out in ("exp1/seed0", "exp2/seed0", "seed0", "exp1/seed-0", f"exp1/{'x' * 60}seed0")]
     assert all(len(set(own)) == len(made) for own in zip(*made, strict=True))
-    assert written("exp2/../exp1/seed0", "resume=auto") == made[0], "the same folder goes on with its run"
+    assert names(str(Path("exp2/../exp1/seed0").absolute())) == made[0], "the same folder goes on with its run"
 
 
 def test_files_that_an_image_may_have_do_not_stop_a_job_for_kuberay(capsys: pytest.CaptureFixture[str]) -> None:
