@@ -256,7 +256,7 @@ def test_ranks_have_seats_in_turn_on_the_trainers_devices():
     seats = assign_seats(placement(trainer={"ranks": 3, "devices": "2,5", "threads": 2}), stations, devices_here(8))
     assert [(seat.device, seat.threads) for seat in seats.values()] == [("cuda:2", 2), ("cuda:5", 2), ("cuda:2", 2)]
     assert group_seats(seats) == "trainer, trainer-rank2: cuda:2, 2 threads; trainer-rank1: cuda:5, 2 threads"
-    (sentence,) = list_unused_devices(placement(trainer={"ranks": 1, "devices": "0-2"}), NAMES)
+    (sentence,) = list_unused_devices(placement(trainer={"ranks": 1, "devices": "0-2"}), NAMES, devices_here(8))
     assert sentence.endswith("because there are fewer ranks; raise placement.trainer.ranks to 3, or name fewer devices")
 
 
@@ -321,7 +321,9 @@ def test_only_simulators_are_bound_by_variables():
 
 
 def test_more_devices_than_stations_are_told():
-    (sentence,) = list_unused_devices(placement(generators={"devices": "0-3"}, simulators={"devices": "0-2"}), NAMES)
+    (sentence,) = list_unused_devices(
+        placement(generators={"devices": "0-3"}, simulators={"devices": "0-2"}), NAMES, devices_here(8)
+    )
     assert sentence.startswith("placement.generators.devices = 0-3: 2, 3 stay unused, because there are fewer")
     assert sentence.endswith("raise rollout.generators to 4, or name fewer devices")
 
@@ -391,3 +393,16 @@ def test_simulated_devices_have_seats_and_compute_on_the_cpu():
     assert {seats[name].device for name in ("generator-0", "simulator-0")} == {"sim:0"}
     assert (seats["trainer"].device, seats["trainer"].torch_device) == ("sim:3", "cpu")
     assert seats["simulator-0"].environment == {}
+
+
+def test_devices_of_a_preset_and_simulated_ones_that_nobody_has_are_told():
+    """A preset divides all devices, whatever the number of stations; without one nothing is on a device."""
+    one = {"simulators": 3, "generators": 1}
+    (told,) = place(config(placement={"preset": "disaggregated", "simulated_devices": 4}, rollout=one)).warnings
+    assert told.startswith("placement.preset = disaggregated: 1, 2 stay unused, because there are fewer generators")
+    assert told.endswith("raise rollout.generators to 3")
+    enough = {"simulators": 3, "generators": 3}
+    assert place(config(placement={"preset": "disaggregated", "simulated_devices": 4}, rollout=enough)).warnings == ()
+    (nobody,) = place(config(placement={"simulated_devices": 2})).warnings
+    assert "no station is on the 2 devices" in nobody
+    assert place(config()).warnings == ()

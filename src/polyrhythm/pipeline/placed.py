@@ -106,13 +106,14 @@ def list_seat_warnings(
 ) -> list[str]:
     """The `Placed.warnings` that need no seats, for machines on which not every station has one."""
     names = station_names(config, trainer=trainer) if names is None else names
-    count, preset = _devices_of(config, devices).count, config.placement.preset
+    all_devices, preset = _devices_of(config, devices), config.placement.preset
+    count = all_devices.count
     found = []
     least = _least_devices(preset) if preset is not None else 1  # with fewer it is an error
     if config.launcher != "inline" and least <= count < (config.devices or 0):
         there = f"are {count} devices" if count > 1 else "is 1 device"
         found = [f"devices = {config.devices}: there {there}; add devices={count} to scale the row"]
-    found += list_unused_devices(config.placement, names)
+    found += list_unused_devices(config.placement, names, all_devices)
     return found + (list_excess_threads(config.placement, names, count_cores()) if config.launcher == "local" else [])
 
 
@@ -260,19 +261,29 @@ def count_ranks(placement: PlacementSettings, devices: Devices) -> int:
     return max(1, devices.count) if asked == "all" else 1 if asked == "cpu" else len(list_device_ids(asked))
 
 
-def list_unused_devices(placement: PlacementSettings, stations: Mapping[Kind, Sequence[str]]) -> list[str]:
-    """A sentence for each kind that names more devices than it has stations."""
+def list_unused_devices(
+    placement: PlacementSettings, stations: Mapping[Kind, Sequence[str]], devices: Devices
+) -> list[str]:
+    """A sentence for each kind that has more devices, named or of the preset, than stations; and one if no station has
+    any of the devices that are simulated or a cluster's."""
     found = []
+    preset = placement.preset
+    has = divide_devices(preset, devices) if preset is not None and devices.count >= _least_devices(preset) else {}
     for kind, names in stations.items():
         asked = _settings(placement, kind).devices
-        ids = list_device_ids(asked) if asked not in (None, "cpu", "all") else ()
+        named = asked not in (None, "cpu", "all")
+        ids = list_device_ids(asked) if asked and named else has.get(kind, ()) if asked is None else ()
         if names and (unused := ids[len(names) :]):
             rest = ", ".join(map(str, unused))
             fewer, setting = _NUMBERS.get(kind, (kind, f"rollout.{kind}"))
+            what = f"placement.{kind}.devices = {asked}" if named else f"placement.preset = {preset}"
             found.append(
-                f"placement.{kind}.devices = {asked}: {rest} stay unused, because there are fewer {fewer}; raise "
-                f"{setting} to {len(ids)}, or name fewer devices"
+                f"{what}: {rest} stay unused, because there are fewer {fewer}; raise {setting} to {len(ids)}"
+                + (", or name fewer devices" if named else "")
             )
+    nobody = not has and all(_settings(placement, kind).devices in (None, "cpu") for kind in stations)
+    if nobody and devices.count and (devices.kind == SIMULATED or devices.on_cluster):
+        found.append(f"placement: no station is on the {devices.count} devices; see placement, such as colocated")
     return found
 
 

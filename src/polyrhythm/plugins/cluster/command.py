@@ -14,6 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from pydantic import ValidationError
+
     from polyrhythm.config.sections.running import RaySettings
     from polyrhythm.errors import ConfigError
     from polyrhythm.plugins.cluster.description import describe, is_description
@@ -23,7 +25,10 @@ def run(arguments: argparse.Namespace) -> int:
     address = arguments.address
     if address == LOCAL or is_description(address):
         raise ConfigError(f"address = {address}: not a cluster that runs; name HOST:PORT of its head node, or auto")
-    RaySettings(address=address)
+    try:
+        RaySettings(address=address)
+    except ValidationError:
+        raise ConfigError(f"address = {address}: not an address; write HOST:PORT of the head node, or auto") from None
     nodes = in_order(read_nodes(address))
     print(describe([(node_name(node), node["Resources"]) for node in nodes]), end="")
     return 0
