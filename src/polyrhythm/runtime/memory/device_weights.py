@@ -67,6 +67,11 @@ class CudaHandles:
         storage = torch.UntypedStorage._new_shared_cuda(*fields)
         return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
 
+    def release(self, handle: bytes) -> None:
+        """Nobody will open this handle of this process. torch would keep the memory until somebody does."""
+        fields = msgspec.msgpack.decode(handle)
+        torch.UntypedStorage._release_ipc_counter_cuda(*fields[4:6])
+
     def wait(self) -> None:
         """Until the copies of this thread have ended on the device."""
         torch.cuda.current_stream(self.device).synchronize()
@@ -95,6 +100,8 @@ class SimulatedHandles:
 
     def open(self, handle: bytes, *, here: bool = False) -> Tensor:  # noqa: ARG002 - as of `CudaHandles`
         return self._map(Path(handle.decode()))
+
+    def release(self, handle: bytes) -> None: ...
 
     def wait(self) -> None: ...
 
@@ -156,7 +163,7 @@ class DeviceWeights:
     def __init__(
         self, host: SharedWeights, folder: Path, handles: Handles, way: Way = "ipc", *, keeps: bool = True
     ) -> None:
-        self.layout, self.traffic = host.layout, host.traffic
+        self.layout, self.traffic, self.held = host.layout, host.traffic, host.held
         self._host, self._handles, self._way, self._keeps = host, handles, way, keeps
         self._path = folder / _NAME
         self._copy: _DeviceCopy | None = None

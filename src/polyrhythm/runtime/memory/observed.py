@@ -5,8 +5,7 @@
     <folder>/observed/<slot>/lock    held by the simulator's process while it lives
 
 Every observation is copied to the arena when it is made: the trainer, generators elsewhere, and simulators that have
-left their device need nothing of this. Only a generator's way is shorter: no gathering on the host, no copy to the
-device.
+left their device need nothing of this. Only a generator's way is shorter: no gathering on the host.
 
 Invariant: the block names a request only from before it is sent until the next one is written, and what it holds equals
 the request's entries of the arena to the bit. A reader takes it for a request of that number alone, whose simulator

@@ -24,6 +24,7 @@ import msgspec
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.imports import keep_freed_memory
 from polyrhythm.readable import set_up_logging
+from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.factories import Resources, StationContext, make_parts, unpack
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -134,7 +135,7 @@ class StationProcess:
             rendezvous=Path(spec.folder) / f"{process_address(spec.station, spec.incarnation)}{RANKS}",
             ready_by=self._began + spec.start_s - min(_NOTICE_S, spec.start_s / 4),
             memory=self._memory,
-            seat=resources.device,
+            seat=CPU if resources.leases else resources.device,
         )
         parts = make_parts(unpack(spec.kind, spec.content), context, spec.incarnation, resources)
         inbox = self._sockets.inbox(self._name())
