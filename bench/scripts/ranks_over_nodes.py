@@ -5,7 +5,8 @@
 Three nodes of two devices each, which are the chaos command's: all but the head have a network and a memory of their
 own (root). Trainer ranks are on devices 0, 2, 4 and 5, generators on 1 and 3; lock-step, so that all runs have the same
 samples. Then the same again, of replicas and of shards, while a node with a rank and a generator is lost after four
-updates; a new node comes 5 s later. Exit status 1 if a weight differs by more than 1e-4.
+updates; a new node comes 5 s later. Exit status 1 if a weight differs by more than 1e-4 or is not finite, if a sample
+was dropped or fewer were trained on, if no node was lost where one is to be, or if something is left on the nodes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from torch import Tensor
 
 from polyrhythm.config.load import load_config
@@ -97,7 +99,8 @@ def processes_of(node: ChaosNode) -> Iterator[str]:
 def compare(recipe: str, updates: int, strategies: Sequence[str], overrides: list[str]) -> list[dict[str, Any]]:
     common = [*_ONE, f"training.versions={updates}", *overrides]
     one, summary = trained(recipe, [*common, "launcher=local"])
-    rows = [{"run": "one rank", "took_s": summary["took_s"], "faults": 0, "difference": 0.0}]
+    trained_on = summary["ledger"]["trained"]
+    rows = [{"run": "one rank", "took_s": summary["took_s"], "faults": 0, "difference": 0.0, "wrong": []}]
     with closing(RayNodes(NODES, CPUS, DEVICES)) as nodes:
         placed = [*common, *_OVER_NODES, f"ray.address={nodes.address}"]
         for strategy in strategies:
@@ -107,19 +110,37 @@ def compare(recipe: str, updates: int, strategies: Sequence[str], overrides: lis
                 if loss is not None:
                     loss.finish()
                 nodes.revive()
-                rows.append(
-                    {
-                        "run": f"four ranks, {strategy}" + ", a node lost" * lost,
-                        "took_s": summary["took_s"],
-                        "faults": len(summary["faults"]),
-                        "lost": loss.what if loss is not None else [],
-                        "hosts": {host: own["stations"] for host, own in summary.get("hosts", {}).items()},
-                        "ledger": summary["ledger"],
-                        "difference": max(float((found[name] - x).abs().max()) for name, x in one.items()),
-                        "left": nodes.remains(),
-                    }
-                )
+                row = {
+                    "run": f"four ranks, {strategy}" + ", a node lost" * lost,
+                    "took_s": summary["took_s"],
+                    "faults": len(summary["faults"]),
+                    "lost": loss.what if loss is not None else [],
+                    "hosts": {host: own["stations"] for host, own in summary.get("hosts", {}).items()},
+                    "ledger": summary["ledger"],
+                    "difference": largest_difference(found, one),
+                    "left": nodes.remains(),
+                }
+                rows.append({**row, "wrong": problems(row, trained_on, loses=lost)})
     return rows
+
+
+def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """Of a weight; NaN if one is."""
+    return float(torch.stack([(found[name] - x).abs().max().float() for name, x in expected.items()]).max())
+
+
+def problems(row: Mapping[str, Any], trained_on: int, *, loses: bool) -> list[str]:
+    """What is wrong with a run over nodes. trained_on: samples of the run of one rank; loses: a node is to be lost."""
+    ledger = row["ledger"]
+    checks = {
+        f"a weight differs by {row['difference']:.1e}": not row["difference"] <= ENOUGH,
+        f"{ledger['trained']} samples were trained on, not {trained_on}": ledger["trained"] != trained_on,
+        f"samples were dropped: {ledger['dropped']}": bool(ledger["dropped"]),
+        "no node was lost": loses and not (row["lost"] and row["faults"]),
+        f"{row['faults']} faults": bool(row["faults"]) and not loses,
+        f"left: {row['left']}": bool(row["left"]),
+    }
+    return [what for what, wrong in checks.items() if wrong]
 
 
 def main() -> int:
@@ -135,8 +156,9 @@ def main() -> int:
         print(json.dumps(rows, indent=2))
     else:
         for row in rows:
-            print(f"{row['run']}: {row['difference']:.1e}, {row['faults']} faults, {row['took_s']} s")
-    return int(any(row["difference"] > ENOUGH for row in rows))
+            wrong = "".join(f"; WRONG: {what}" for what in row["wrong"])
+            print(f"{row['run']}: {row['difference']:.1e}, {row['faults']} faults, {row['took_s']} s{wrong}")
+    return int(any(row["wrong"] for row in rows))
 
 
 if __name__ == "__main__":

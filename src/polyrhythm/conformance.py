@@ -71,7 +71,7 @@ def run_checks(checks: Mapping[str, ContractCheck]) -> Iterator[Finding]:
             if first == name:
                 yield Finding(name, "failed", violation.problem, violation.fix)
             else:
-                yield Finding(name, "note", f"not checked: it fails as {first!r} does")
+                yield Finding(name, "note", f"fails as {first!r} does")
         else:
             yield Finding(name, "note" if isinstance(detail, Note) else "ok", str(detail))
 

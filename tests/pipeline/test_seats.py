@@ -13,7 +13,7 @@ from tests.process.runs import config
 
 from polyrhythm.config.load import load_config, merge, validate
 from polyrhythm.config.sections.placement import PlacementSettings, list_device_ids
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.pipeline.array_specs import bucket_sizes, env_batch_infos
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.pipeline.placed import (
@@ -29,7 +29,7 @@ from polyrhythm.pipeline.placed import (
     station_names,
 )
 from polyrhythm.plugins.ranks import check_ranks
-from polyrhythm.runtime.devices import Devices, devices_here
+from polyrhythm.runtime.devices import SIMULATED, Devices, devices_here
 from polyrhythm.runtime.memory.published import Ends
 
 NAMES = {"simulators": ["s0", "s1", "s2"], "generators": ["g0", "g1"], "trainer": ["trainer"]}
@@ -216,6 +216,19 @@ def test_devices_that_a_cluster_lacks_are_told_by_node():
         assign_seats(placement(generators={"devices": "3"}), NAMES, nodes)
     with pytest.raises(ConfigError, match="the cluster has 0 GPUs; use cpu, or nodes that have GPUs"):
         assign_seats(placement(generators={"devices": "all"}), NAMES, Devices((("a", 0),)))
+
+
+def test_simulated_devices_that_a_cluster_lacks_are_told_with_how_nodes_get_them():
+    hint = r", which are counted as GPUs of its nodes \(`ray start --num-gpus N`\); "
+    none, few = Devices((("a", 0),), SIMULATED), Devices((("a", 1), ("b", 0)), SIMULATED)
+    for kind in ("all", "0"):
+        with pytest.raises(MissingError, match=f"the cluster has 0 simulated devices{hint}use cpu"):
+            assign_seats(placement(generators={"devices": kind}), NAMES, none)
+    with pytest.raises(MissingError, match=f"the cluster has 0 simulated devices{hint}write placement=null"):
+        divide_devices("colocated", none)
+    takes = r"it takes at least 2 devices and the cluster has 1 simulated device \(1 on a\)"
+    with pytest.raises(MissingError, match=f"{takes}{hint}write placement=colocated"):
+        divide_devices("hybrid", few)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.pipeline.runs import config
 
-from polyrhythm.pipeline.array_specs import env_batch_infos, step_settings
+from polyrhythm.pipeline.array_specs import env_batch_infos, shown, step_settings
 from polyrhythm.runtime.factories import StationContext, StationFactory, pack, unpack
 from polyrhythm.runtime.memory.arena import ArenaLayout, in_memory
+from polyrhythm.runtime.memory.process_memory import ProcessMemory
 from polyrhythm.runtime.memory.weights import InlineWeights
 from polyrhythm.runtime.messages import Channels
 from polyrhythm.specs import WeightsLayout
@@ -46,3 +49,25 @@ def test_a_simulator_has_a_part_for_each_env_batch_with_an_address_of_its_own() 
         in_memory(layout), lambda: InlineWeights(WeightsLayout.of({})), Channels(print, print, print)
     )
     assert [address for address, _ in simulator.parts(context, incarnation=4)] == ["s.4.0", "s.4.1"]
+
+
+@pytest.mark.parametrize("leases", [False, True])
+def test_only_a_simulator_that_stays_on_its_device_shows_observations_there(leases: bool, tmp_path: Path) -> None:
+    run = config(env={"type": "tests.process.tensor_env:LeavingTensorSettings", "id": "CartPole-v1", "max_steps": 9})
+    spec = run.env.spec()  # type: ignore[attr-defined]
+    infos = tuple(env_batch_infos(run, spec)[0])
+    factory = SimulatorFactory("s", run.env.model_dump(mode="json"), spec, 6, infos, step_settings(run, 1))
+    layout, published = ArenaLayout(1, 1, 1, shown(spec), {}, {}), WeightsLayout.of({})
+    context = StationContext(
+        in_memory(layout),
+        lambda: InlineWeights(published),
+        Channels(print, print, print),
+        announced=leases,
+        memory=ProcessMemory(layout, published, tmp_path),
+        seat="sim:0",
+    )
+    stations = [make() for _, make in factory.parts(context, incarnation=0)]
+    assert len(list(tmp_path.rglob("block"))) == (0 if leases else sum(len(info.slots) for info in infos))
+    for station in stations:
+        station.close()
+    assert not list(tmp_path.rglob("block"))

@@ -81,6 +81,16 @@ def test_a_generator_on_another_device_reads_on_the_host(other: str, tmp_path: P
     block.close()
 
 
+def test_a_block_that_was_refused_is_replaced_by_one_that_is_read(tmp_path: Path) -> None:
+    reader = ObservedReader(seat(tmp_path))
+    for device, expected in (("sim:1", None), ("sim:0", [3]), ("sim:2", None), ("sim:0", [3])):
+        block = ObservedBlock(seat(tmp_path, device), "s/0", 1, ARRAYS)
+        block.record(np.array([0]), seen(1, 3))
+        block.post(0, np.array([0]))
+        assert [found(reader, 0, 1) for _ in range(2)] == [expected] * 2
+        block.close()
+
+
 WRITER = """
 import sys, time
 from pathlib import Path

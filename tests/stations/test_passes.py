@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.stations.generators import SLOTS, Stand, policy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.policies.base import Act
@@ -154,6 +155,35 @@ def test_observations_on_the_device_are_those_of_the_arena(covered):
             passes.finish()
             for name, array in arena.obs.items():
                 assert np.array_equal(model.given[name].numpy(), array[[*entries, entries[0], entries[0]]]), name
+
+
+class CopiedBytes(TorchDispatchMode):
+    """Sizes of the copies within the context."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            self.sizes.append(args[0].nbytes)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("covered", [0, 1, 2, 3])
+def test_observations_cross_to_the_device_unless_all_are_there(covered):
+    arena, layout = mixed_arena(), BatchLayout.of(mixed_arena())
+    passes, own = DevicePasses(CPU, layout, 4, None), np.arange(3)
+    buffer = passes.buffer(4)
+    buffer.put_request(0, RequestView(own, own, own % 2 == 0))
+    buffer.put_on_device(0, {name: torch.from_numpy(array[:covered].copy()) for name, array in arena.obs.items()})
+    buffer.pad(3)
+    buffer.gather(arena)
+    with CopiedBytes() as copied:
+        passes.launch(Mixed(), 4, 0)
+    passes.finish()
+    crossed = layout.input_bytes(4) - (layout.obs_bytes(4) if covered == 3 else 0)
+    assert copied.sizes[:2] == [crossed] * 2  # to the landing area, and from there to the inputs
 
 
 def test_the_memory_of_a_pass_is_refilled_only_after_it_has_finished():

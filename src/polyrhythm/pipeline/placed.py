@@ -61,7 +61,7 @@ class Placed:
 
     @property
     def serves_on_device(self) -> bool:
-        """Whether generators are on CUDA devices."""
+        """Whether generators are on devices."""
         return any(self.seats[name].device != CPU for name in self.names["generators"])
 
     def seats_of(self, station: str) -> list[Resources]:
@@ -371,8 +371,11 @@ def _describe_devices(devices: Devices) -> str:
     """`torch sees 2 CUDA devices here`, `the cluster has 16 GPUs (8 on node a, 8 on node b)`."""
     count = devices.count
     if devices.on_cluster:
+        simulated = devices.kind == SIMULATED
         own = ", ".join(f"{number} on {node}" for node, number in devices.nodes if number)
-        return f"the cluster has {count} GPU{'s' * (count != 1)}" + f" ({own})" * bool(own)
+        has = f"the cluster has {count} {'simulated device' if simulated else 'GPU'}{'s' * (count != 1)}"
+        counted = ", which are counted as GPUs of its nodes (`ray start --num-gpus N`)" * simulated
+        return has + f" ({own})" * bool(own) + counted
     return f"torch sees {count} CUDA devices here" if devices.kind == CUDA else f"{count} devices are simulated here"
 
 
@@ -387,7 +390,7 @@ def divide_devices(preset: str, devices: Devices, row: int | None = None) -> Dev
     """
     least, count = _least_devices(preset), devices.count
     if count < least:
-        gpus = "GPU" if devices.on_cluster else "CUDA device"
+        gpus = "device" if devices.kind == SIMULATED else "GPU" if devices.on_cluster else "CUDA device"
         takes = f"it takes at least {least} {gpus}{'s' * (least > 1)}"
         if row and row >= least:
             takes = f"this row takes {row} {gpus}{'s' * (row > 1)} (devices=N scales it to N)"

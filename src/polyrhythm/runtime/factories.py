@@ -59,8 +59,8 @@ class StationContext:
     torch; overlap: whether the station may use threads of its own; rank, ranks: which of how many processes of the
     station this one is; rendezvous: a file that does not exist yet, by which the ranks of this incarnation meet, all of
     them by the time `ready_by` of the monotonic clock. memory: this process's memory of the run, None where all
-    stations share one process. seat: the device's name in the run, cpu if it is leased; device: torch's name.
-    announced: the station joined before it was made, so it does nothing that the conductor has not asked for."""
+    stations share one process. seat: the device's name in the run; device: torch's name. announced: the station leases
+    its devices, so it joined before it was made, and does nothing that the conductor has not asked for."""
 
     arena: Arena
     weights: Callable[[], Weights]
@@ -77,8 +77,7 @@ class StationContext:
 
     @property
     def device_seat(self) -> DeviceSeat | None:
-        """Where observations on this process's device are exchanged; None on the CPU, in the run's own process, or on
-        a device that is leased: simulators and generators are never on it together."""
+        """Where observations on this process's device are exchanged; None on the CPU, or in the run's own process."""
         if self.memory is None or self.seat == CPU:
             return None
         from polyrhythm.runtime.memory.observed import DeviceSeat  # torch

@@ -87,7 +87,7 @@ class Hosts(Protocol):
 
     @property
     def waiting(self) -> Sequence[str]:
-        """The stations that no node has room for."""
+        """The stations that no node has room for, and that the run goes on without."""
 
     def on_station_ended(self, station: str, now: float) -> None:
         """A station has ended; `advance` says when it may start again."""

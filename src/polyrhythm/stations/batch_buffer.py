@@ -59,6 +59,10 @@ class BatchLayout:
         *_, (_, end, _) = self._places(rows)
         return end
 
+    def obs_bytes(self, rows: int) -> int:
+        """Size of the observations, which come first among the inputs."""
+        return next(offset for name, offset, _ in self._places(rows) if not name.startswith(_OBS))
+
     def answer_bytes(self, rows: int) -> int:
         return rows * self.answers.itemsize
 
@@ -106,7 +110,8 @@ def _zero_bytes(size: int, *, pinned: bool) -> Tensor:
 
 class BatchBuffer:
     """Buffers for n rows. view: requested arena entries, noise keys and greedy flags, each [n]; obs: name → [n, ...];
-    answers: records [n]; inputs: obs, greedy and noise keys as tensors over the same memory."""
+    answers: records [n]; inputs: obs, greedy and noise keys as tensors over the same memory; gathered: whether `obs`
+    holds observations of the batch, as not all are on the device."""
 
     def __init__(self, inputs: Inputs, entries: NDArray[np.int64], answers: NDArray[Any]) -> None:
         obs, greedy, noise_key = inputs
@@ -115,6 +120,7 @@ class BatchBuffer:
         self.obs = {name: tensor.numpy() for name, tensor in obs.items()}
         self._fetched: list[tuple[int, Mapping[str, NDArray[Any]]]] = []
         self._on_device: list[tuple[int, Mapping[str, Tensor]]] = []
+        self.gathered = True
         self._requested = self._real = len(entries)  # rows that are not padding, of this and of the gathered batch
         self._fields = {name: answers[name] for name in answers.dtype.names or ()}
         self._forms = {n: (x.shape, x.dtype.kind == "f") for n, x in self._fields.items() if n not in _OWN}
@@ -145,13 +151,14 @@ class BatchBuffer:
 
     def gather(self, arena: Arena) -> None:
         """Copy the observations of the requested rows that are not on the device, from the arena or as fetched."""
-        self._real = self._requested
+        self._real, self.gathered = self._requested, False
         there = Counter[str]()
         for _, arrays in self._on_device:
             there.update({name: len(tensor) for name, tensor in arrays.items()})
         for name, into in self.obs.items():
             if there[name] == self._real:
                 continue
+            self.gathered = True
             # A request that its slot has abandoned may name any entry; clipping keeps the index valid.
             arena.obs[name].take(self.view.entries, 0, into, "clip")
             for first, obs in self._fetched:

@@ -182,18 +182,20 @@ class DevicePasses:
     def launch(self, policy: Policy, rows: int, version: int) -> None:
         slot, copies = self._next, self._copies
         slot.rows, slot.version = rows, version
-        inputs, answers = self._layout.input_bytes(rows), self._layout.answer_bytes(rows)
+        buffer, answers = slot.memory.buffer(rows), self._layout.answer_bytes(rows)
+        # What is on the device already does not cross.
+        cross = slice(0 if buffer.gathered else self._layout.obs_bytes(rows), self._layout.input_bytes(rows))
         with copies.active():
-            _copy(slot.landing, slot.memory.inputs, inputs)
+            _copy(slot.landing, slot.memory.inputs, cross)
             copies.record(slot.landed)
         copies.computation_waits(slot.landed)
-        _copy(self._inputs, slot.landing, inputs)
-        slot.memory.buffer(rows).take_on_device(self._layout.inputs_over(self._inputs, rows)[0])
+        _copy(self._inputs, slot.landing, cross)
+        buffer.take_on_device(self._layout.inputs_over(self._inputs, rows)[0])
         run = self._runs.get((policy, rows))
         if run is None:
             run = self._runs[policy, rows] = self._make_run(policy, rows)
         run()
-        _copy(slot.memory.answers, self._answers, answers)
+        _copy(slot.memory.answers, self._answers, slice(answers))
         copies.record_computation(slot.answered)
         self._launches += 1
         self._flying.append(slot)
@@ -206,9 +208,9 @@ class DevicePasses:
         return buffer
 
 
-def _copy(into: Tensor, source: Tensor, size: int) -> None:
-    """Copy the first `size` bytes; the host does not wait if its side is pinned."""
-    into[:size].copy_(source[:size], non_blocking=True)
+def _copy(into: Tensor, source: Tensor, part: slice) -> None:
+    """Copy these bytes; the host does not wait if its side is pinned."""
+    into[part].copy_(source[part], non_blocking=True)
 
 
 #: Passes before a capture, in which libraries choose their kernels and allocate their workspaces.

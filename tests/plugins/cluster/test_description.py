@@ -139,6 +139,25 @@ def test_too_few_cpus_and_too_little_memory_are_said_for_each_node(
     assert "DOES NOT FIT" in out
 
 
+def test_a_description_without_memory_is_told_to_have_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = recipe(tmp_path, placement={"preset": "colocated"})
+    memory = {"memory_gb": 64, "gpu_memory_gb": 80}
+    nodes = [{"name": "a", "cpus": 16, "gpus": 1, **memory}, {"name": "b", "cpus": 16}]
+    for lacking, told in (
+        (nodes, "not compared with the memory of b: add memory_gb to these nodes"),
+        (
+            [{**nodes[0], "gpu_memory_gb": None}, {**nodes[1], **memory}],
+            "not compared with the memory of a: add memory",
+        ),
+        ([nodes[0], {**nodes[1], **memory}], ""),
+    ):
+        _, found = checked(tmp_path, capsys, own, "--cluster", written(tmp_path, lacking))
+        (detail,) = [check["detail"] for check in found["checks"] if check["name"] == "memory by station"]
+        assert told in detail
+        assert "--cluster FILE" not in detail, "it is one"
+        assert ("not compared" in detail) is bool(told)
+
+
 def test_a_description_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, [A])
     own = recipe(tmp_path, out_dir=str(tmp_path / "runs"))

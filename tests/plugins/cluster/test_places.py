@@ -437,3 +437,30 @@ def test_a_process_on_a_device_goes_where_one_is_reserved_else_shares_one() -> N
     survey.sight = Sight(survey.sight.free, {"t": "c"}, frozenset("ac"))
     (moves,) = needed.advance(NOW + 60.0, ()).leaving.values()
     assert moves.moves
+
+
+@pytest.mark.parametrize("lacking", ["trainer", "trainer-rank1", "g"])
+def test_a_needed_process_without_a_device_waits_for_one_and_then_ends_the_run(
+    lacking: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run does not count as complete meanwhile, so it is no stall, and nothing else of it ends."""
+    station = lacking.removesuffix("-rank1")
+
+    def lost() -> tuple[HostDirectory, Seen]:
+        survey = Seen({"a": 8.0}, {})
+        at = dict.fromkeys(("trainer", "trainer-rank1", "g", "h", "s"), A) | {lacking: B, "h": B}
+        needs = Needs(dict.fromkeys(at, 1.0), [(frozenset("gh"), 1)], frozenset((lacking, "h")))
+        hosts = HostDirectory(at, {}, {"main": "m", "a": "x", "b": "y"}, ("a", "main"), survey, needs)  # type: ignore[arg-type]
+        hosts.watch_hosts(lambda host, _: Watched(SILENT_S if host == "b" else 0.0))  # type: ignore[arg-type, return-value]
+        assert not advanced(hosts, station, "h").placed
+        return hosts, survey
+
+    hosts, survey = lost()
+    assert not any(hosts.advance(NOW + 299.0, ()))
+    assert (hosts.waiting, caplog.text.count(f"{lacking} waits for a device")) == (["h"] * (station != "g"), 1)
+    survey.sight = Sight({"a": 8.0}, {}, frozenset("a"))
+    assert hosts.advance(NOW + 300.0, ()).placed == [station]
+
+    hosts, survey = lost()
+    with pytest.raises(RunHalted, match=f"^{lacking}: no node has had a device for it for 300 s; start again with re"):
+        hosts.advance(NOW + 300.0, ())

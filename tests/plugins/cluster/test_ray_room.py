@@ -30,3 +30,6 @@ def test_the_processes_of_a_device_share_a_bundle_on_its_node() -> None:
     check_room(bundles, 0.5, {"a": 1.0, "b": 1.0})
     with pytest.raises(StartError, match=r"CPUs are wanted for processes on devices: 1 on a, which has 0.5; lower it"):
         check_room(bundles, 0.5, {"a": 0.5, "b": 8.0})
+    for left in ({"b": 8.0}, {}):
+        with pytest.raises(StartError, match=r"^a has left the cluster since its devices were counted; start again$"):
+            check_room(bundles, 0.5, left)

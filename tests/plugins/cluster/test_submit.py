@@ -296,7 +296,8 @@ def test_the_example_is_what_the_command_writes() -> None:
 
 def test_the_job_is_requeued_when_its_time_is_nearly_up_and_calls_the_same_command() -> None:
     """With commands that say how they were called; the signal comes while the first `srun` is at it."""
-    stand_in("scontrol", '[ "$1" != show ] || echo node-1')
+    # More names than a pipe takes: who reads them has to read all.
+    stand_in("scontrol", '[ "$1" != show ] || seq --format node-%g 20000')
     stand_in("getent", "echo 10.0.0.1 STREAM node-1")
     stand_in("srun", "[ -e begun ] || { touch begun; kill -USR1 $PPID; exec sleep 5; }")
     variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n", "SLURM_JOB_NUM_NODES": "3", "PATH": os.environ["PATH"]}
@@ -347,9 +348,21 @@ def test_a_job_for_kuberay_is_created(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("recipe", ["a" * 60, "7", "-x-", "Ä_b.c"])
 def test_names_of_jobs_are_those_that_kubernetes_takes(recipe: str) -> None:
     job, _ = example_job()
-    for folder in ("20261128-120000", "20261128-120000-2", "my run", "x" * 80):
-        one = TrainingJob(recipe, job.words, 1, job.recipe, f"/runs/{recipe}/{folder}", True, "")
+    for folder in ("20261128-120000", "20261128-120000-2", "my run", "x" * 80, "___", "Ä"):
+        _, out = kuberay.paths(Path(f"{recipe}.yaml"), Path("runs", folder))
+        one = TrainingJob(recipe, job.words, 1, job.recipe, out, True, "")
         assert re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", kuberay.name_of(one)), kuberay.name_of(one)
+
+
+def test_each_folder_here_has_a_run_and_a_name_of_its_own_in_kubernetes(capsys: pytest.CaptureFixture[str]) -> None:
+    def written(out: str, *words: str) -> tuple[str, str]:
+        found = submitted(capsys, "cartpole", *words, "--kuberay", "image=i,claim=c", "--dry-run", "--out", out)
+        *_, job = yaml.safe_load_all(Path(found["file"]).read_text())
+        return found["folder"], job["metadata"]["name"]
+
+    made = [written(out) for out in ("exp1/seed0", "exp2/seed0", "seed0", "exp1/seed-0")]
+    assert all(len(set(own)) == len(made) for own in zip(*made, strict=True))
+    assert written("exp2/../exp1/seed0", "resume=auto") == made[0], "the same folder goes on with its run"
 
 
 def test_files_that_an_image_may_have_do_not_stop_a_job_for_kuberay(capsys: pytest.CaptureFixture[str]) -> None:

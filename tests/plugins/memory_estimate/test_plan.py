@@ -17,7 +17,7 @@ from polyrhythm.plugins.memory_estimate.plan import DeviceMemory, Machine, Memor
 from polyrhythm.plugins.memory_estimate.remedies import find_remedies
 from polyrhythm.plugins.memory_estimate.room import check_room
 from polyrhythm.policies.form import PolicyForm
-from polyrhythm.runtime.devices import devices_here
+from polyrhythm.runtime.devices import Devices, devices_here
 from polyrhythm.specs import EnvSpec
 
 GB = 10**9
@@ -79,6 +79,32 @@ def test_replicas_have_all_of_it_and_shards_a_share_and_the_largest_block() -> N
     assert "published weights" in sizes(replicas, "cuda:0", "trainer")
     apart = planner.plan(with_settings(run, {"placement.generators.devices": "7"}))  # which reads it from there
     assert "published weights" in sizes(apart, "cuda:0", "trainer")
+
+
+def on_cluster(trainer: str, generators: str, nodes: tuple[tuple[str, int], ...]) -> MemoryPlan:
+    run = config(launcher="ray", placement={"trainer": {"devices": trainer}, "generators": {"devices": generators}})
+    spec, form = parts_of(run)
+    planner = Planner(spec, Machine(Devices(nodes), lambda _: 80 * GB))
+    planner.take_form(run, replace(form, **LARGE))
+    return planner.plan(run)
+
+
+def test_main_and_a_trainer_on_another_host_each_have_what_the_other_publishes() -> None:
+    others = "published weights of other hosts"
+    nodes = (("a", 2), ("b", 2), ("c", 0))
+    apart = on_cluster("3", "0", nodes)
+    own = {host: sizes(apart, host, SHARED) for host in (HOST, "a", "b")}
+    assert {host for host, parts in own.items() if others in parts} == {HOST, "b"}
+    assert own["b"][others] == own["b"]["published weights"] == own["a"]["published weights"]
+    for alone in (on_cluster("1", "0", nodes[:1]), on_cluster("cpu", "0", nodes)):
+        assert all(others not in host.stations().get(SHARED, {}) for host in alone.devices)
+
+
+def test_on_a_cluster_too_the_trainers_device_has_a_version_for_generators_of_its_node() -> None:
+    nodes = (("a", 2), ("b", 2))
+    for generators in ("2", "3"):
+        assert "published weights" in sizes(on_cluster("2", generators, nodes), "cuda:2", "trainer")
+    assert "published weights" not in sizes(on_cluster("2", "1", nodes), "cuda:2", "trainer")
 
 
 def test_offloaded_moments_are_the_hosts() -> None:

@@ -196,16 +196,22 @@ class FaultInjector(Observer):
             return self._changed.wait_for(lambda: self._ended or condition(), seconds)
 
     def _apply(self, planned: PlannedFault) -> Fault:
-        while not (process := process_ids(self._hosting).get(planned.process, 0)) and not self._ended:
-            self._wait(lambda: False, 1.0)  # its actor has not answered yet, and 0 would be this process's own group
-        with self._changed:
-            fault = Fault(planned, self._clock(), self.pace.usual)
-            if self._ended:
-                return fault
-            self.faults.append(fault)
-            self._calm_since = float("inf")
+        number = signal.SIGKILL if planned.kind is Kind.KILL else signal.SIGSTOP
+        while True:
+            process = process_ids(self._hosting).get(planned.process, 0)
+            with self._changed:
+                fault = Fault(planned, self._clock(), self.pace.usual)
+                if self._ended:
+                    return fault
+                self.faults.append(fault)
+                self._calm_since = float("inf")
+            # 0: its actor has not answered yet (it would be this process's own group)
+            if process and _signal(process, number):
+                break
+            with self._changed:  # it moves to another node, say
+                self.faults.remove(fault)
+            self._wait(lambda: False, 1.0)
         log.info("chaos: %s %s (process %d), fault %d", planned.kind, planned.process, process, len(self.faults))
-        _signal(process, signal.SIGKILL if planned.kind is Kind.KILL else signal.SIGSTOP)
         if planned.kind is Kind.SLOW:
             self._wait(lambda: False, planned.slow_s)
             _signal(process, signal.SIGCONT)
@@ -260,8 +266,11 @@ class FaultInjector(Observer):
         return None
 
 
-def _signal(process: int, number: signal.Signals) -> None:
+def _signal(process: int, number: signal.Signals) -> bool:
+    """Send a signal; False if there is no such process any more."""
     try:
         os.kill(process, number)
     except ProcessLookupError:
         log.info("chaos: process %d has gone by itself", process)
+        return False
+    return True

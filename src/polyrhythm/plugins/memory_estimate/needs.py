@@ -44,6 +44,8 @@ _MOMENTS = 2
 #: Station that stands for what all processes of the host share.
 SHARED = "shared"
 HOST = "cpu"
+#: Purpose of the versions that a host's processes share.
+PUBLISHED = "published weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class _Parts:
         kept = self._ranks and inline and placed.lease is None  # versions stay on the trainer's device
         yield MemoryPart(SHARED, "arena", HOST, self._layout.nbytes)
         published = shared_nbytes(self._published)
-        yield MemoryPart(SHARED, "published weights", _memory_of(placed.ends.trainer) if kept else HOST, published)
+        yield MemoryPart(SHARED, PUBLISHED, _memory_of(placed.ends.trainer) if kept else HOST, published)
         for name in placed.names["generators"]:
             yield from self._generator(name, _memory_of(placed.seats[name].device))
             if self._activations is not None:
@@ -126,11 +128,11 @@ class _Parts:
             yield from self._rank(name, _memory_of(placed.seats[name].device))
             if self._activations is not None and self._config.training.versions:
                 yield from self._update(name, _memory_of(placed.seats[name].device), self._activations)
-        # Devices of one machine are assumed to read each other's memory; if they cannot, less is kept.
-        if self._ranks and self._config.launcher == "local" and keeps_copy(placed.ends, lambda *_: True):
-            yield MemoryPart(
-                self._ranks[0], "published weights", _memory_of(placed.ends.trainer), self._published.nbytes
-            )
+        # Devices of one machine are assumed to read each other's memory; if they cannot, less is kept. The same on a
+        # cluster, if the trainer's node is not main's.
+        if self._ranks and not inline and keeps_copy(placed.ends, lambda *_: True):
+            device, certain = _memory_of(placed.ends.trainer), self._config.launcher == "local"
+            yield MemoryPart(self._ranks[0], PUBLISHED, device, self._published.nbytes, certain=certain)
 
     def _generator(self, name: str, device: str) -> Iterator[MemoryPart]:
         """A generator's memory: its policy, the evaluation's, on a device a version in transfer, and with streaming the

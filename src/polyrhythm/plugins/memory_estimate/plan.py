@@ -17,11 +17,11 @@ from polyrhythm.pipeline.build import policy_settings
 from polyrhythm.pipeline.placed import Placed, place
 from polyrhythm.plugins.lease.seats import HOST as HOST_NUMBER
 from polyrhythm.plugins.memory_estimate.activations import Activations, estimate_activations
-from polyrhythm.plugins.memory_estimate.needs import HOST, SHARED, MemoryPart, Sharing, list_parts
+from polyrhythm.plugins.memory_estimate.needs import HOST, PUBLISHED, SHARED, MemoryPart, Sharing, list_parts
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.devices import Devices, number_of
-from polyrhythm.runtime.messages import station_of
+from polyrhythm.runtime.messages import TRAINER, station_of
 from polyrhythm.specs import EnvSpec
 
 
@@ -183,14 +183,21 @@ class Planner:
 
     def _by_host(self, parts: Sequence[MemoryPart], placed: Placed) -> Sequence[MemoryPart]:
         """The parts on a cluster: those of a process are on the host of its node, and what is shared on each host. A
-        process on the CPU is left out, since the cluster places it when it starts."""
+        process on the CPU is left out, since the cluster places it when it starts. Main and a trainer on a device of
+        another host both publish: each of their hosts also has what comes from the other."""
         if not self.machine.devices.on_cluster:
             return parts
         nodes = {name: seat.node for name, seat in placed.seats.items()}
+        # Which node is main's is not known: with several, it is assumed not to be the trainer's.
+        publisher = nodes.get(TRAINER, "") if len(self.machine.devices.nodes) > 1 else ""
         found: list[MemoryPart] = []
         for part in parts:
             if part.station == SHARED:
                 found += [replace(part, device=host) for host in (HOST, *dict.fromkeys(filter(None, nodes.values())))]
+                if publisher and part.purpose == PUBLISHED:
+                    found += [
+                        replace(part, purpose=f"{PUBLISHED} of other hosts", device=one) for one in (HOST, publisher)
+                    ]
             elif part.device != HOST:
                 found.append(part)
             elif node := nodes.get(part.station, ""):

@@ -146,6 +146,11 @@ def unknown_memory(config: RunConfig) -> str:
     nodes = [node for node, known, count in sizes if not known.host or (count and not known.device)]
     if not nodes:
         return ""
+    if devices.memory:
+        return (
+            f"not compared with the memory of {few(nodes, 1)}: add memory_gb to these nodes, and gpu_memory_gb to "
+            "those with GPUs"
+        )
     return (
         f"not compared with the memory of {few(nodes, 1)}: other nodes are not asked (a description, --cluster FILE, "
         "has it)"

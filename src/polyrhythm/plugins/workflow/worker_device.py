@@ -1,6 +1,6 @@
 """A worker's use of the device that it shares with others: whether it is there, and what it keeps meanwhile elsewhere.
 
-Invariant: between `leave` and `come` no method of the worker runs.
+Invariant: between a yield and the next take (`obey`) no method of the worker runs but its `close`.
 """
 
 from __future__ import annotations

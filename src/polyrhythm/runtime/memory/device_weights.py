@@ -68,9 +68,10 @@ class CudaHandles:
         return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
 
     def release(self, handle: bytes) -> None:
-        """Nobody will open this handle of this process. torch would keep the memory until somebody does."""
-        fields = msgspec.msgpack.decode(handle)
-        torch.UntypedStorage._release_ipc_counter_cuda(*fields[4:6])
+        """Count the handle, of memory of this process, as opened and closed. Torch keeps exported memory until
+        then, and CUDA does not open it where it was exported."""
+        *_, counters, counter, _, _ = msgspec.msgpack.decode(handle)
+        torch.UntypedStorage._release_ipc_counter_cuda(counters, counter)
 
     def wait(self) -> None:
         """Until the copies of this thread have ended on the device."""

@@ -4,8 +4,9 @@
     <folder>/observed/<slot>/block   number of the request that is there, then the handle of the memory
     <folder>/observed/<slot>/lock    held by the simulator's process while it lives
 
-Every observation is copied to the arena when it is made: the trainer, generators elsewhere, and simulators that have
-left their device need nothing of this. Only a generator's way is shorter: no gathering on the host.
+Every observation is copied to the arena when it is made: the trainer and generators elsewhere need nothing of this. A
+simulator that leases its device makes no block, as no generator is there with it. Only a generator's way is shorter: no
+gathering on the host, and no copy to the device where all rows of a pass are there.
 
 Invariant: the block names a request only from before it is sent until the next one is written, and what it holds equals
 the request's entries of the arena to the bit. A reader takes it for a request of that number alone, whose simulator
@@ -134,7 +135,7 @@ class ObservedReader:
     def __init__(self, seat: DeviceSeat) -> None:
         self._seat, self.rows = seat, 0
         self._open: dict[str, tuple[int, NDArray[np.int64], dict[str, Tensor]]] = {}
-        self._refused: set[int] = set()  # inodes of blocks of other devices, or that cannot be opened
+        self._refused: dict[str, int] = {}  # by slot, the inode of a block of another device, or that cannot be opened
 
     def find(self, slot: str, number: int, rows: int) -> dict[str, Tensor] | None:
         """The observations [rows, ...] of this request; None if they are not on this device."""
@@ -144,7 +145,7 @@ class ObservedReader:
         except FileNotFoundError:
             self._open.pop(slot, None)
             return None
-        if inode in self._refused or not _is_held(folder / _LOCK):
+        if inode == self._refused.get(slot) or not _is_held(folder / _LOCK):
             return None
         held = self._open.get(slot)
         if held is None or held[0] != inode:
@@ -169,13 +170,13 @@ class ObservedReader:
             head = np.frombuffer(mmap.mmap(file.fileno(), _HEAD), np.int64)
             named = msgspec.msgpack.decode(file.read()[_HEAD:], type=_Named)
         if named.device != self._seat.name:
-            self._refused.add(inode)
+            self._refused[slot] = inode
             return None
         handles = handles_of(self._seat.name, folder, self._seat.local)
         try:
             memory = handles.open(named.handle, here=True)
         except RuntimeError as error:
-            self._refused.add(inode)
+            self._refused[slot] = inode
             why = (str(error).splitlines() or ["no reason given"])[0]
             log.warning("observations of %s come from host memory: their memory cannot be opened (%s)", slot, why)
             return None

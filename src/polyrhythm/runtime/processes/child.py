@@ -24,7 +24,6 @@ import msgspec
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.imports import keep_freed_memory
 from polyrhythm.readable import set_up_logging
-from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.factories import Resources, StationContext, make_parts, unpack
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import ArenaLayout
@@ -50,7 +49,8 @@ log = logging.getLogger(__name__)
 
 _BEAT_S = 0.5
 _LINGER_S = 2.0
-#: Seconds before main's deadline for a start at which ranks say who of them has not come.
+#: Seconds before the deadline for a start at which ranks say who of them has not come. It counts from the process's
+#: begin, main's deadline from the call that started it: that comes first where the two are further apart than this.
 _NOTICE_S = 10.0
 #: Seconds from which on main is told where in user code a call is.
 _LONG_S = 1.0
@@ -135,7 +135,7 @@ class StationProcess:
             rendezvous=Path(spec.folder) / f"{process_address(spec.station, spec.incarnation)}{RANKS}",
             ready_by=self._began + spec.start_s - min(_NOTICE_S, spec.start_s / 4),
             memory=self._memory,
-            seat=CPU if resources.leases else resources.device,
+            seat=resources.device,
         )
         parts = make_parts(unpack(spec.kind, spec.content), context, spec.incarnation, resources)
         inbox = self._sockets.inbox(self._name())

@@ -181,7 +181,7 @@ class Recorder:
     memory of its observations on the device; None, or what returns None: they are made on the host."""
 
     def __init__(self, info: SlotInfo, env: GuardedEnv, arena: Arena, make_block: MakeBlock | None = None) -> None:
-        self.arena, self._info, self._make_block = arena, info, make_block
+        self.arena, self._info = arena, info
         self._block = make_block(info) if make_block else None
         self._env = env
         self._numbers = np.arange(info.first, info.first + info.rows)
@@ -233,14 +233,11 @@ class Recorder:
         if self._block is not None:
             self._block.post(sequence, rows)
 
-    def suspend(self) -> None:
+    def close(self) -> None:
         """Free the device's memory; the arena has what was observed."""
         if self._block is not None:
             self._block.close()
             self._block = None
-
-    def resume(self) -> None:
-        self._block = self._make_block(self._info) if self._make_block else None
 
     def show_instruction(self, block: int, instruction: int) -> None:
         layout = self.arena.layout

@@ -103,7 +103,7 @@ class Slot:
         self._tasks = len(env.spec.tasks)
         self._max_steps, self._stride = env.spec.max_steps, settings.stride
         self._recorder = Recorder(info, env, arena, make_block)
-        self.suspend, self.resume = self._recorder.suspend, self._recorder.resume
+        self.close = self._recorder.close
         longest = settings.episode_steps(self._max_steps)
         self._rows = RowStates(info.rows, longest, self._stride, arena.layout, env.spec.tasks)
         self._numbers = np.arange(info.first, info.first + info.rows)

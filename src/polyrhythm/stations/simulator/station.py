@@ -111,19 +111,15 @@ class Simulator:
 
     def suspend(self, _store: OffloadStore) -> int:
         """Move the environment off the leased device, if it can leave it; returns the bytes freed."""
-        for slot in self.slots.values():
-            slot.suspend()
         return self.env.inner.suspend() if self.env.traits.leaves_device else 0
 
     def resume(self, _store: OffloadStore) -> None:
         if self.env.traits.leaves_device:
             self.env.inner.resume()
-        for slot in self.slots.values():
-            slot.resume()
 
     def close(self) -> None:
         for slot in self.slots.values():
-            slot.suspend()
+            slot.close()
         self.env.close()
 
     # ------------------------------------------------------------ messages
@@ -422,8 +418,10 @@ class SimulatorFactory:
 
 
 def _block_maker(context: StationContext, env: EnvBatch) -> MakeBlock | None:
-    """Makes the memory of a slot's observations on the device, if the environment has them there."""
-    seat = context.device_seat if batch_traits(env).observes_on_device else None
+    """Makes the memory of a slot's observations on the device, if the environment has them there. Not of a simulator
+    that leases the device (`announced`): no generator is there with it, and torch keeps exported memory that nobody has
+    opened."""
+    seat = context.device_seat if batch_traits(env).observes_on_device and not context.announced else None
     if seat is None:
         return None
     from polyrhythm.runtime.memory.observed import ObservedBlock  # torch
@@ -433,7 +431,8 @@ def _block_maker(context: StationContext, env: EnvBatch) -> MakeBlock | None:
             return ObservedBlock(seat, info.slot, info.rows, env.spec.observation)
         except RuntimeError as error:
             why = (str(error).splitlines() or ["no reason given"])[0]
-            log.warning("observations of %s go through host memory: %s cannot share memory (%s)", info.slot, seat, why)
+            message = "observations of %s go through host memory: %s has no memory for them, or cannot share it (%s)"
+            log.warning(message, info.slot, seat.name, why)
             return None
 
     return make

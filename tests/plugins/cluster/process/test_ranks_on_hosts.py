@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +101,15 @@ def test_a_stopped_rank_of_another_host_is_one_loss_of_the_trainer(tmp_path: Pat
     assert reasons == ["rank 3: sent no heartbeat for 5 s (supervision.heartbeat_s)"]
 
 
-def refused(folder: Path, two: LocalNode, error: type[Exception], match: str, **changes: Any) -> None:
-    """A run whose rank 1 is on node `two` does not start."""
+def refused(
+    folder: Path, two: LocalNode, error: type[Exception], match: str, at: Sequence[int] = (1, 1, 1, 2), **changes: Any
+) -> None:
+    """A run does not start. at: the nodes of the simulator, the generator and two ranks; `two` is the second."""
     (one,) = apart_by_setting(folder / "one", 1)
     settings = config(ranked(2, base=SMALL, **changes))
+    launch = launch_on([two if node == 2 else one for node in at])
     with pytest.raises(error, match=match):
-        build_pipeline(RunContext(settings, folder=folder / "run", launch=launch_on([one, one, one, two])))
+        build_pipeline(RunContext(settings, folder=folder / "run", launch=launch))
     assert not children()
     assert not orphaned_folders()
 
@@ -140,17 +143,17 @@ def test_ranks_that_cannot_connect_end_the_run_with_one_error_that_names_the_int
     )
 
 
-def test_a_rank_whose_node_does_not_see_the_runs_folder_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    """In a mount namespace where an empty folder lies over the run's."""
+@pytest.mark.parametrize("at", [(1, 1, 1, 2), (2, 1, 1, 1)], ids=["with a rank", "where a rank may go"])
+def test_a_node_that_does_not_see_the_runs_folder_is_refused(at: Sequence[int], tmp_path: Path) -> None:
+    """Before anything starts; in a mount namespace where an empty folder lies over the run's."""
     run = tmp_path / "run"
     run.mkdir()
     words = ("unshare", "--mount", "/bin/sh", "-c", f'mount -t tmpfs none {run} && exec "$@"', "sh")
     if subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine forbids mounts")
     far = LocalNode("far", prefix=words, environment=memory(tmp_path, "far"))
-    refused(
-        run, far, StartError, rf"far: the run's folder {run}/run cannot be seen there, where the trainer's ranks save"
-    )
+    said = rf"far: the run's folder {run}/run cannot be seen there, where the trainer's ranks save"
+    refused(run, far, StartError, said, at)
 
 
 @pytest.fixture

@@ -266,13 +266,13 @@ def open_hosts(
 
 def _saving(placement: StationNodes, names: Sequence[str], folder: Path) -> Callable[[str], str]:
     """Says of a node's name whether it has to see the run's folder: those of the trainer's ranks have to, and if it has
-    several, so does a node that comes, as a rank may go there. folder: of the run, made if there is a trainer."""
+    several, so do all others, as a rank may go there. folder: of the run, made if there is a trainer."""
     ranks = by_station(names).get(placement.trainer, [])
     if not ranks:
         return lambda _: ""
     folder.mkdir(parents=True, exist_ok=True)
-    own, known = {placement.nodes[rank].name for rank in ranks}, {node.name for node in placement.nodes.values()}
-    return lambda name: str(folder.resolve()) if name in own or (len(ranks) > 1 and name not in known) else ""
+    own = placement.nodes[placement.trainer].name
+    return lambda name: str(folder.resolve()) if name == own or len(ranks) > 1 else ""
 
 
 def build_hosts_launcher(hosts: HostedStations) -> Launcher:

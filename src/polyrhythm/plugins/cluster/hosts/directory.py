@@ -10,7 +10,8 @@ choice: losing the host of one of them is losing the station. Those whose node i
 
     ended      the station has ended, hosts are being asked
     placed     it may start: each process where it was, or on a node that has room for it
-    waiting    no node has room for one of its processes; the run goes on with less
+    waiting    no node has room for one of its processes; the run goes on with less, or waits for a device that it
+               needs, and ends after `_DEVICE_S`
     crowded    a process had to start without room, because the run needs so many; it moves to a node that has
 
 Invariant: a process is placed only on a node that is there and whose host is not lost, as far as is known.
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 _MEMORY = "polyrhythm.plugins.cluster.hosts.memory:HostMemory"
 #: Seconds that a crowded station stays where it is: a move costs the work that it has under way.
 _STAYS_S = 15.0
+#: Seconds that a station which the run needs waits for a device before the run ends.
+_DEVICE_S = 300.0
 #: Times `heartbeat_s` for which an agent may be silent whose host is heard.
 _ALONE = 3.0
 #: A process that cannot reach main's host ends after so many times `heartbeat_s`, or so many seconds if that is more:
@@ -108,7 +111,8 @@ class HostDirectory:
         self.lost: set[str] = set()
         self.on_host: Callable[[str, str], None] = lambda _host, _endpoint: None
         self._ended: dict[str, float] = {}  # since when
-        self.waiting: list[str] = []  # the stations that no node has room for
+        self._waiting: list[str] = []  # the stations that no node has room for
+        self._lacking: dict[str, float] = {}  # those of them that the run needs, which wait for a device; since when
         self._crowded: dict[str, float] = {}  # processes, since when
         self._open_watch: Callable[[str, str], HostWatch] | None = None
         self._watches: dict[str, HostWatch] = {}
@@ -164,7 +168,7 @@ class HostDirectory:
     def advance(self, now: float, heard: Collection[str], *, starting: bool = False) -> Changes:
         """Take note of nodes that came and hosts that are lost, and find nodes for stations that wait. heard: the
         processes whose heartbeats come; starting: a station is not ready yet. HostLost: the host of the trainer's
-        rank 0 is, or main's. RunHalted: the cluster is."""
+        rank 0 is, or main's. RunHalted: the cluster is, or a station that the run needs has found no device."""
         if self._survey is not None and self._survey.failure:
             for hosted in self._nodes.values():
                 hosted.node.give_up()  # nobody can end what runs there, so nobody waits for it
@@ -175,9 +179,9 @@ class HostDirectory:
         known = max(answered, now - self._heartbeat_s)
         for station in [name for name, since in self._ended.items() if since <= known]:
             del self._ended[station]
-            self.waiting.append(station)
-        placed = [station for station in list(self.waiting) if self._assign_nodes(station, now)]
-        if not (starting or self._ended or self.waiting or leaving):
+            self._waiting.append(station)
+        placed = [station for station in list(self._waiting) if self._assign_nodes(station, now)]
+        if not (starting or self._ended or self._waiting or leaving):
             usable = self._usable()
             for process, since in self._crowded.items():
                 if now < since + _STAYS_S or (better := self._node_with_room(process, usable, self._assigned)) is None:
@@ -229,7 +233,7 @@ class HostDirectory:
                 self._nodes[name].node.give_up()
                 if self._survey is not None:
                     self._survey.withdraw(name)
-        absent, leaving = {*self._ended, *self.waiting}, dict[str, Departure]()
+        absent, leaving = {*self._ended, *self._waiting}, dict[str, Departure]()
         for process, hosted in self._assigned.items():
             if hosted.host in found and (station := self._station_of[process]) not in absent:
                 whose = "is" if process == station and len(self._ranks[station]) == 1 else f"has {process}"
@@ -251,11 +255,13 @@ class HostDirectory:
 
     def _assign_nodes(self, station: str, now: float) -> bool:
         """Find a node for each process of a station that waits; returns whether there is one for all."""
-        absent = {*self.waiting, *self._ended}
+        absent = {*self._waiting, *self._ended}
         kinds = (len(names - absent) < least for names, least in self._needs.least if station in names)
         needed = next(kinds, True)
         usable, crowded = self._usable(), set[str]()
-        placed = {name: hosted for name, hosted in self._assigned.items() if self._station_of[name] not in self.waiting}
+        placed = {
+            name: hosted for name, hosted in self._assigned.items() if self._station_of[name] not in self._waiting
+        }
         processes = self._ranks[station]
         for process in processes:
             before = self._assigned[process].node.name
@@ -267,9 +273,11 @@ class HostDirectory:
                 found = self._least_loaded(self._with_devices(usable, process), placed)
                 crowded |= {process} if self._sight is not None else set()
             if found is None:
+                self._lack_device(station, process, now, needed=needed)
                 return False
             placed[process] = found
-        self.waiting.remove(station)
+        self._waiting.remove(station)
+        self._lacking.pop(station, None)
         for process in processes:
             found = placed[process]
             self._crowded.pop(process, None)
@@ -280,6 +288,26 @@ class HostDirectory:
                 lack = ", which has no room" if process in crowded else ""
                 log.warning("%s goes to %s%s", process, found.node.name, lack)
         return True
+
+    def _lack_device(self, station: str, process: str, now: float, *, needed: bool) -> None:
+        """A process of a station has found no node. RunHalted: the run needs it, and has waited for a device."""
+        if not needed:
+            self._lacking.pop(station, None)
+            return
+        if station not in self._lacking:
+            self._lacking[station] = now
+            said = "%s waits for a device: no node of the run has one; the run ends if none comes within %g s"
+            log.warning(said, process, _DEVICE_S)
+        elif now >= self._lacking[station] + _DEVICE_S:
+            raise RunHalted(
+                f"{process}: no node has had a device for it for {_DEVICE_S:g} s; start again with resume, once the "
+                "cluster has one or with fewer devices in `placement`"
+            )
+
+    @property
+    def waiting(self) -> list[str]:
+        """The stations that no node has room for, and that the run goes on without."""
+        return [station for station in self._waiting if station not in self._lacking]
 
     @property
     def _sight(self) -> Sight | None:

@@ -133,15 +133,13 @@ class Cluster:
 
     def _reserve(self, seats: Mapping[str, Resources]) -> None:
         settings, alive = self._settings, _alive_nodes()
-        ids = {node_name(node): node["NodeID"] for node in alive}
-        if gone := {seat.node for seat in seats.values()} - {"", *ids}:
-            raise StartError(f"{min(gone)} has left the cluster since its devices were counted; start again")
-        here = ray.get_runtime_context().get_node_id()
-        has_room = available_resources_per_node().get(here, {}).get("CPU", 0.0) >= settings.cpus_per_station
-        self._bundles = Bundles(settings, seats, ids, {self._beside: here} if has_room else {})
         wanted = bundles_of(seats, settings.cpus_per_station)
         cpus = {node_name(node): float(node["Resources"].get("CPU", 0.0)) for node in alive}
         check_room(wanted, settings.cpus_per_station, cpus)
+        ids = {node_name(node): node["NodeID"] for node in alive}
+        here = ray.get_runtime_context().get_node_id()
+        has_room = available_resources_per_node().get(here, {}).get("CPU", 0.0) >= settings.cpus_per_station
+        self._bundles = Bundles(settings, seats, ids, {self._beside: here} if has_room else {})
         self._bundles.reserve()
         soon = min(_SOON_S, settings.start_s)
         if not (ready := self._bundles.wait(soon)):

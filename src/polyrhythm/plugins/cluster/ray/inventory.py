@@ -73,6 +73,9 @@ def read_nodes(address: str) -> list[dict[str, Any]]:
     from ray._private.services import canonicalize_bootstrap_address
     from ray._private.state import GlobalState
     from ray._raylet import GcsClientOptions  # type: ignore[attr-defined]
+    from ray.exceptions import RayError
+
+    from polyrhythm.plugins.cluster.ray.actors import last_line
 
     if ray.is_initialized():
         return [node for node in ray.nodes() if node["Alive"]]
@@ -89,6 +92,11 @@ def read_nodes(address: str) -> list[dict[str, Any]]:
     try:
         state._initialize_global_state(GcsClientOptions.create(found, None, True, fetch_cluster_id_if_nil=False))
         return [node for node in state.node_table() if node["Alive"]]
+    except (RayError, RuntimeError) as error:
+        raise MissingError(
+            f"ray.address = {address}: a server answers there, but does not say which nodes it has "
+            f"({last_line(error)}); look at the head node, or name another address"
+        ) from error
     finally:
         state.disconnect()
 

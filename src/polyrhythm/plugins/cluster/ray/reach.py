@@ -266,7 +266,9 @@ def group_by_device(seats: Mapping[str, Resources]) -> dict[str, list[str]]:
 
 
 def check_room(bundles: Sequence[Bundle], cpus_per_station: float, cpus: Mapping[str, float]) -> None:
-    """Raise StartError for what can never fit. cpus: of each node, by name."""
+    """Raise StartError for what can never fit. cpus: of each node that is there now, by name."""
+    if gone := {bundle.node for bundle in bundles} - {"", *cpus}:
+        raise StartError(f"{min(gone)} has left the cluster since its devices were counted; start again")
     total, most, setting = sum(cpus.values()), max(cpus.values(), default=0.0), f"{cpus_per_station:g}"
     wanted = dict.fromkeys(cpus, 0.0)
     for bundle in bundles:

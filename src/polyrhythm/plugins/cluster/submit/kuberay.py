@@ -7,6 +7,7 @@ run in its folder (resume=auto).
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 import shutil
@@ -24,8 +25,8 @@ from polyrhythm.plugins.cluster.submit.options import KubeRaySettings
 RUNS, FILES, SHARED_MEMORY = "/runs", "/job", "/dev/shm"  # noqa: S108 - of a pod
 #: Longest name that KubeRay takes for a RayJob; times that it starts a failed job again.
 _NAME, _BACKOFF = 47, 3
-#: Characters of a folder in the name of its job; `20261128-120000-12` has 18.
-_STAMP = 20
+#: Characters of a folder in the name of its job; `20261128-120000-12-1a2b3c4d` has 27.
+_STAMP = 28
 _PIN = re.compile(r"ray(?:\[[^]]*\])?==([\d.]+)")
 
 
@@ -33,8 +34,10 @@ HERE, SETTINGS = False, KubeRaySettings
 
 
 def paths(recipe: Path, folder: Path) -> tuple[str, str]:
-    """Pods have the run's settings from the ConfigMap, and its folder in the volume."""
-    return f"{FILES}/{recipe.name}", f"{RUNS}/{recipe.stem}/{folder.name}"
+    """Pods have the run's settings from the ConfigMap, and its folder in the volume: another one for each folder here,
+    since folders that differ may have the same last part."""
+    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
+    return f"{FILES}/{recipe.name}", f"{RUNS}/{recipe.stem}/{folder.name}-{digest}"
 
 
 def name_of(job: TrainingJob) -> str:

@@ -102,7 +102,7 @@ def _on_ray(job: TrainingJob, settings: SlurmSettings) -> str:
     return f"""export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token}
 export RAY_worker_niceness=0    # else stations have a nice value of 15
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | awk 'NR == 1')
 address=$(getent ahostsv4 "$head" | awk 'NR == 1 {{print $1}}'):{_PORT}
 
 # One command on every node: it starts Ray, and on the first node then the run; when that ends, Ray ends everywhere.
