@@ -35,7 +35,6 @@ from polyrhythm.pipeline.persistence.checkpoints import STATES
 from polyrhythm.pipeline.persistence.snapshot import restore_run
 from polyrhythm.pipeline.placed import (
     EVALUATION_GENERATOR,
-    TRAINER,
     Placed,
     describe_seat,
     evaluator_name,
@@ -52,6 +51,7 @@ from polyrhythm.runtime.factories import NOBODY_JOINS, StationFactory, StationLi
 from polyrhythm.runtime.launcher import Launcher
 from polyrhythm.runtime.memory.tensors import use_one_thread
 from polyrhythm.runtime.memory.weights import Weights
+from polyrhythm.runtime.messages import TRAINER
 from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, ScoringRules

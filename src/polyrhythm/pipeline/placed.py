@@ -25,10 +25,9 @@ from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices, bind_envir
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import Ends
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices
-from polyrhythm.runtime.messages import rank_name
+from polyrhythm.runtime.messages import TRAINER, rank_name
 from polyrhythm.scheduler.settings import LeaseSettings
 
-TRAINER = "trainer"
 #: Prefix of the names of simulators that join.
 JOINED = "simulator-joined-"
 #: Stations for evaluation during training.
@@ -245,7 +244,9 @@ def find_ends(
     own = seats[ranks[0]] if ranks else Resources()
     there = [seat for name in stations["generators"] if (seat := seats[name]).node == own.node]
     local = {seat.device: seat.local for seat in (own, *there) if seat.local}
-    return Ends(own.device, tuple(seat.device for seat in there), why, local)
+    # Neither end of a pair frees its process group when it leaves the device.
+    pairs = not any(seats[name].leases for name in [*ranks[:1], *stations["generators"]])
+    return Ends(own.device, tuple(seat.device for seat in there), why, local, pairs)
 
 
 def count_ranks(placement: PlacementSettings, devices: Devices) -> int:

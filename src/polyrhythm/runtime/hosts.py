@@ -37,11 +37,11 @@ SAME = ClockOffset(0.0, 0.0)
 @dataclass(frozen=True, slots=True)
 class HostView:
     """What a process knows of the hosts of its run. own: its host; folder: the run's there, in shared memory; address:
-    where its inbox is bound. ranks: host and address of each rank of its station. servers: endpoint of each host's
-    server; slots: the host of each slot. publishers: hosts whose memory weights are published in, the trainer's first.
-    silence_s: a process that cannot reach main's host for so long has been given up, and ends itself. answer_s: that an
-    answer of another host may take. memory: `module:Class` of the process's memory
-    (`runtime.memory.process_memory.ProcessMemory`)."""
+    where its inbox is bound. ranks: host and address of each rank of its station; process: its own name
+    (`messages.rank_name`). servers: endpoint of each host's server; slots: the host of each slot. publishers: hosts
+    whose memory weights are published in, the trainer's first. silence_s: a process that cannot reach main's host for
+    so long has been given up, and ends itself. answer_s: that an answer of another host may take. memory:
+    `module:Class` of the process's memory (`runtime.memory.process_memory.ProcessMemory`)."""
 
     own: str
     folder: str
@@ -53,6 +53,7 @@ class HostView:
     answer_s: float = 5.0
     memory: str = ""
     ranks: tuple[tuple[str, str], ...] = ()
+    process: str = ""
 
 
 class Departure(NamedTuple):

@@ -238,6 +238,10 @@ def add_counts(counts: dict[str, float], more: Mapping[str, float]) -> None:
         counts[name] = counts.get(name, 0) + value
 
 
+#: The station that trains; its rank 0 publishes weights.
+TRAINER = "trainer"
+
+
 def rank_name(station: str, rank: int) -> str:
     """The name of a rank's process: `trainer`, `trainer-rank1`, … Rank 0 has the station's."""
     return f"{station}{_RANK}{rank}" if rank else station

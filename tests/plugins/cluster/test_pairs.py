@@ -8,11 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -26,11 +29,13 @@ from polyrhythm.plugins.cluster.hosts.agent import AgentSpec, LocalNode
 from polyrhythm.plugins.cluster.hosts.client import DataClient, client_of
 from polyrhythm.plugins.cluster.hosts.memory import HostMemory
 from polyrhythm.plugins.cluster.hosts.pair_weights import PairWeights
-from polyrhythm.plugins.cluster.hosts.pairs import Join, PairSender, Send, Sent
+from polyrhythm.plugins.cluster.hosts.pairs import Join, PairBroken, PairSender, Send, Sent
+from polyrhythm.plugins.cluster.hosts.server import HostServer
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.published import Ends, PublishedMemory
-from polyrhythm.runtime.memory.tensors import tensors_over
+from polyrhythm.runtime.memory.tensors import State, copy_into, tensors_over
 from polyrhythm.runtime.memory.weights import Fetched, Weights
+from polyrhythm.runtime.messages import TRAINER
 from polyrhythm.runtime.transport.authentication import KeyPair, RunKeys, make_keys
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm.specs import WeightsLayout
@@ -66,13 +71,13 @@ with ExitStack() as stack:
 
 
 def open_end(
-    stack: ExitStack, host: str, device: str, servers: dict[str, str], folder: str, keys: list[str]
+    stack: ExitStack, host: str, device: str, servers: dict[str, str], folder: str, keys: list[str], process: str
 ) -> Weights:
     """A process's end of the channel."""
     pairs = [KeyPair(*(key.encode() for key in keys[first : first + 2])) for first in (0, 2)]
     sockets = Sockets("tcp", folder, RunKeys(*pairs), lambda: None, q.LARGEST_QUESTION)
     stack.callback(sockets.close)
-    view = HostView(host, folder, LOOPBACK, servers, publishers=(TRAINERS,))
+    view = HostView(host, folder, LOOPBACK, servers, publishers=(TRAINERS,), process=process)
     own = HostMemory(ARENA, LAYOUT, Path(folder), view, sockets)
     stack.callback(own.close)
     return own.weights(device, ENDS, "cpu")
@@ -133,17 +138,23 @@ class Two:
             found = node.start_agent(AgentSpec(host, (), "", ARENA, LAYOUT, (TRAINERS,), LOOPBACK, keys))()
             self._servers[host], self._folders[host] = found.endpoint, found.folder
 
-    def _words(self, host: str, device: str) -> dict[str, object]:
+    def _words(self, host: str, device: str, process: str = "generator-0") -> dict[str, object]:
         return {
             "host": host,
             "device": device,
             "servers": self._servers,
             "folder": self._folders[host],
             "keys": self._keys,
+            "process": process,
         }
 
     def trainer(self) -> Process:
-        return Process(self._words(TRAINERS, "sim:0"), self._stack)
+        return Process(self._words(TRAINERS, "sim:0", TRAINER), self._stack)
+
+    def beside_the_trainer(self, process: str) -> Path:
+        """A process on the trainer's device, and the file that names who serves pairs there."""
+        open_end(self._stack, **self._words(TRAINERS, "sim:0", process))  # type: ignore[arg-type]
+        return Path(self._folders[TRAINERS]) / q.PAIR_FILE
 
     def generator(self) -> Weights:
         """In this process."""
@@ -169,13 +180,23 @@ def test_versions_come_by_a_pair_until_the_trainer_is_killed_and_then_at_once_ov
         assert (found.way, found.sources, values) == ("pair", {TRAINERS: LAYOUT.nbytes}, {5.0 + version})
     assert trainer.do("publish", 2, 7.0) == "done"
     with ThreadPoolExecutor(1) as pool:
-        trainer.process.send_signal(signal.SIGSTOP)
-        asked = pool.submit(fetched, weights, 2)
-        time.sleep(0.3)  # in the middle
-        assert not asked.done()
+        reached = threading.Event()
+
+        def stops_in_the_middle(into: State, state: State) -> None:
+            copy_into(into, {"w0": state["w0"]})
+            if not reached.is_set():
+                trainer.process.send_signal(signal.SIGSTOP)
+                reached.set()
+            copy_into(into, state)
+
+        into = room()
+        asked = pool.submit(weights.fetch, 2, into, copy=stops_in_the_middle)
+        assert reached.wait(PATIENCE_S)
+        time.sleep(0.3)
+        assert not asked.done(), "the second bucket has not come"
         trainer.process.kill()
-        found, values = asked.result(PATIENCE_S)
-    assert (found.way, values) == ("tcp", {7.0})
+        found = asked.result(PATIENCE_S)
+    assert (found.way, {float(x) for tensor in into.values() for x in tensor.unique()}) == ("tcp", {7.0})
     successor = hosts.trainer()
     assert successor.do("publish", 3, 8.0) == "done"
     assert fetched(weights, 3)[0].way == "tcp", "no pair is tried for a while"
@@ -195,6 +216,16 @@ def test_a_generator_that_dies_in_the_middle_breaks_its_own_pair_alone(hosts: Tw
         assert (found.way, values) == ("pair", {5.0 + version})
 
 
+@pytest.mark.parametrize("process", ["trainer-rank1", "generator-0"])
+def test_only_the_trainers_first_rank_serves_pairs(process: str, hosts: Two) -> None:
+    assert not hosts.beside_the_trainer(process).exists()
+    trainer, weights = hosts.trainer(), hosts.generator()
+    serving = hosts.beside_the_trainer(process).read_text()
+    assert trainer.do("publish", 0, 5.0) == "done"
+    assert fetched(weights, 0)[0].way == "pair"
+    assert hosts.beside_the_trainer(process).read_text() == serving
+
+
 class Overwritten(PublishedMemory):
     """What is published is replaced while the last bucket is read."""
 
@@ -207,21 +238,95 @@ class Overwritten(PublishedMemory):
         return super().find_part(version, number, part)
 
 
-def test_a_publication_that_is_replaced_as_it_is_sent_is_not_taken(tmp_path: Path) -> None:
-    (writer, _), published, reader = over_hosts(LAYOUT, tmp_path, Overwritten)
+class InOneProcess(NamedTuple):
+    """Both ends of a pair. client: makes one of the sender."""
+
+    writer: Weights
+    published: Overwritten
+    weights: PairWeights
+    sender: PairSender
+    client: Callable[[], DataClient]
+
+
+@contextmanager
+def in_one_process(folder: Path, idle_s: float = 600.0) -> Iterator[InOneProcess]:
+    (writer, _), published, reader = over_hosts(LAYOUT, folder, Overwritten)
     assert isinstance(published, Overwritten)
     keys = make_keys()
     with ExitStack() as stack:
-        sockets = [Sockets("tcp", str(tmp_path), keys, lambda: None, q.LARGEST_QUESTION) for _ in range(2)]
+        sockets = [Sockets("tcp", str(folder), keys, lambda: None, q.LARGEST_QUESTION) for _ in range(2)]
         for own in sockets:
             stack.callback(own.close)
-        sender = stack.enter_context(closing(PairSender(published, tmp_path, torch.device("cpu"), sockets[0])))
+        sender = PairSender(published, folder, torch.device("cpu"), sockets[0], idle_s)
+        stack.callback(sender.close)
 
         def client() -> DataClient:
-            return client_of(sockets[1], "far", (tmp_path / q.PAIR_FILE).read_text())
+            return client_of(sockets[1], "far", (folder / q.PAIR_FILE).read_text())
 
         weights = PairWeights(reader, "far", torch.device("cpu"), lambda: (client(), LOOPBACK), LOOPBACK)
         stack.callback(weights.close)
+        yield InOneProcess(writer, published, weights, sender, client)
+
+
+def test_threads_of_a_generator_take_turns(tmp_path: Path) -> None:
+    with in_one_process(tmp_path) as (writer, _, weights, *_), ThreadPoolExecutor(2) as pool:
+        for version in range(2):
+            publish(writer, version, 5.0 + version)
+        for (found, values), version in zip(pool.map(partial(fetched, weights), (0, 1)), (0, 1), strict=True):
+            assert (found.way, found.publication.version, values) == ("pair", version, {5.0 + version})
+
+
+def test_what_a_broken_pair_has_overwritten_is_fetched_anew(tmp_path: Path) -> None:
+    """The trainer's successor has emptied the version meanwhile, so the one before it is the newest again."""
+    with in_one_process(tmp_path) as (writer, published, weights, *_):
+        publish(writer, 0, 5.0)
+        into = room()
+        before = weights.fetch(0, into).publication
+        publish(writer, 1, 6.0)
+
+        def breaks(into: State, state: State) -> None:
+            if published.versions()[1] == 1:
+                copy_into(into, {"w0": state["w0"]})
+                published.stored[1] = 0
+                raise PairBroken("the trainer is dead")
+            copy_into(into, state)
+
+        found = weights.fetch(1, into, before, breaks)
+        assert (found.publication, found.way) == (before, "tcp")
+        assert {float(x) for tensor in into.values() for x in tensor.unique()} == {5.0}
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    by = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < by
+        time.sleep(0.02)
+
+
+def test_a_pair_that_has_ended_unused_is_made_anew_at_once(tmp_path: Path) -> None:
+    with in_one_process(tmp_path, idle_s=2.0) as (writer, _, weights, *_):
+        for version in range(2):
+            publish(writer, version, 5.0 + version)
+            found, values = fetched(weights, version)
+            assert (found.way, values) == ("pair", {5.0 + version})
+            wait_until(lambda: all(thread.name != "pair" for thread in threading.enumerate()))
+
+
+def test_a_sender_without_a_port_makes_no_more_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(server: HostServer, seconds: float) -> None:
+        if threading.current_thread().name == "pairs":
+            raise RuntimeError("the thread that accepts connections has ended")
+        serves(server, seconds)
+
+    serves = HostServer.serve
+
+    monkeypatch.setattr(HostServer, "serve", serve)
+    with in_one_process(tmp_path):
+        wait_until(lambda: not (tmp_path / q.PAIR_FILE).exists())
+
+
+def test_a_publication_that_is_replaced_as_it_is_sent_is_not_taken(tmp_path: Path) -> None:
+    with in_one_process(tmp_path) as (writer, published, weights, sender, client):
         publish(writer, 4, 1.0)
         published.replace = lambda: publish(writer, 4, 2.0)
         found, values = fetched(weights, 4)

@@ -88,11 +88,13 @@ def test_simulators_that_join_are_on_no_device_of_ours() -> None:
     assert placed.seats["simulator-joined-0"] == Resources("cpu", 1)
     assert placed.lease is not None
     assert "simulator-joined-0" not in placed.lease.devices
+    assert not placed.ends.pairs, "no process group stays on a device that is left"
 
 
 def test_by_default_nothing_is_leased() -> None:
     placed = place(config())
     assert all(seat.leases == () for seat in placed.seats.values())
+    assert placed.ends.pairs
     assert placed.lease is None
 
 

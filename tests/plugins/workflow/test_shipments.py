@@ -61,10 +61,21 @@ def test_what_nobody_will_receive_is_freed(tmp_path: Path) -> None:
     assert not left_in(tmp_path)
 
 
+def test_what_was_dropped_is_not_received(tmp_path: Path) -> None:
+    sender, receiver = ends(tmp_path)
+    _, labels = ship(sender)
+    with receiver.receive(labels[0]) as take:
+        sender.drop(labels[0])
+        assert torch.equal(take(0, "float32", (1,)), take(0, "float32", (1,))), "its memory stays as long as it is open"
+    with pytest.raises(LookupError), receiver.receive(labels[0]):
+        pass
+    assert not left_in(tmp_path)
+
+
 def test_a_receiver_that_fails_leaves_no_memory(tmp_path: Path) -> None:
     sender, receiver = ends(tmp_path)
-    _, (label,) = ship(sender)
     for offset, shape in ((10**9, (1,)), (0, (10**6,)), (-4, (1,))):
+        _, (label,) = ship(sender)
         with pytest.raises(ValueError, match="a shipment of"), receiver.receive(label) as take:
             take(offset, "float32", shape)
     sender.free_received()

@@ -26,6 +26,7 @@ from polyrhythm.runtime.memory.published import APPLY, Ends
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder, shared_root
 from polyrhythm.runtime.memory.tensors import copy_into, tensors_over
+from polyrhythm.runtime.messages import TRAINER
 from polyrhythm.runtime.transport.authentication import KeyPair, RunKeys, make_keys
 from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm_bench.harness.worker import Answer, Worker
@@ -56,7 +57,7 @@ def measure_tcp(megabytes: int, repeats: int, *, pair: bool = False) -> dict[str
         served = node.start_agent(spec)().endpoint
         sockets = Sockets("tcp", str(memory.folder), keys, lambda: None, q.LARGEST_QUESTION)
         stack.callback(sockets.close)
-        view = HostView(_HERE, str(memory.folder), LOOPBACK, {_HERE: served}, publishers=(_HERE,))
+        view = HostView(_HERE, str(memory.folder), LOOPBACK, {_HERE: served}, publishers=(_HERE,), process=TRAINER)
         host = HostMemory(_ARENA, layout, memory.folder, view, sockets)
         stack.callback(host.close)
         weights = host.weights(_DEVICES[0], _ENDS) if pair else host.weights("cpu", None)

@@ -22,9 +22,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from polyrhythm.pipeline.observers.base import ALL_RECORDS, Observer
-from polyrhythm.pipeline.placed import TRAINER
 from polyrhythm.runtime.hosting import Hosting, process_ids
-from polyrhythm.runtime.messages import station_of
+from polyrhythm.runtime.messages import TRAINER, station_of
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.samples.groups import SampleLedger
 from polyrhythm_bench.chaos.faults import NODE_RECOVERY_S, Fault, Kind, PlannedFault

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyrhythm.pipeline.context import Launch, LaunchPlan
-from polyrhythm.pipeline.placed import TRAINER, find_devices, generator_names
+from polyrhythm.pipeline.placed import find_devices, generator_names
 from polyrhythm.plugins.cluster.hosts.agent import LocalNode, Node
 from polyrhythm.plugins.cluster.hosts.build import StationNodes, build_hosts_launcher, open_hosts
 from polyrhythm.plugins.cluster.hosts.directory import Needs
 from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.factories import StationList
 from polyrhythm.runtime.launcher import Launcher
-from polyrhythm.runtime.messages import rank_name
+from polyrhythm.runtime.messages import TRAINER, rank_name
 from polyrhythm.scheduler.records import SimulatorJoined
 
 

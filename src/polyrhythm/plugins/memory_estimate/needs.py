@@ -25,7 +25,7 @@ from polyrhythm.pipeline.array_specs import (
     shown,
     step_settings,
 )
-from polyrhythm.pipeline.placed import TRAINER, Placed, evaluator_name, generator_names, place
+from polyrhythm.pipeline.placed import Placed, evaluator_name, generator_names, place
 from polyrhythm.plugins.memory_estimate.activations import Activations
 from polyrhythm.plugins.ranks import count_shards
 from polyrhythm.policies.form import PolicyForm
@@ -33,6 +33,7 @@ from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.devices import is_simulated
 from polyrhythm.runtime.memory.published import keeps_copy, shared_nbytes
 from polyrhythm.runtime.memory.receiver import CHUNK_BYTES
+from polyrhythm.runtime.messages import TRAINER
 from polyrhythm.specs import ArraySpec, EnvSpec, WeightsLayout
 from polyrhythm.training.optim import PIECE_BYTES
 

@@ -14,14 +14,14 @@ from typing import Any
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.pipeline.build import policy_settings
-from polyrhythm.pipeline.placed import TRAINER, Placed, place
+from polyrhythm.pipeline.placed import Placed, place
 from polyrhythm.plugins.lease.seats import HOST as HOST_NUMBER
 from polyrhythm.plugins.memory_estimate.activations import Activations, estimate_activations
 from polyrhythm.plugins.memory_estimate.needs import HOST, PUBLISHED, SHARED, MemoryPart, Sharing, list_parts
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.devices import Devices, number_of
-from polyrhythm.runtime.messages import station_of
+from polyrhythm.runtime.messages import TRAINER, station_of
 from polyrhythm.specs import EnvSpec
 
 

@@ -4,7 +4,7 @@ by a file.
 The sender copies the tensors of a value into memory of its own and sends the handle of it. The receiver opens it,
 copies each tensor into memory of its own, and removes its token; the sender frees the memory once no token is left.
 
-    <folder>/shipments/OWNER-NUMBER/COPY     token of one receiver
+    <folder>/shipments/OWNER-NUMBER/COPY     token of one receiver; COPY.open while it reads
     <folder>/shipments/OWNER-NUMBER/device-* memory of a simulated device
 
 Invariant: memory of a shipment is written before its handle is sent, and freed after its receivers have read it.
@@ -18,7 +18,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,10 +108,13 @@ class Shipping:
         from polyrhythm.runtime.memory.tensors import as_bytes
 
         token, handle = self._read(label)
-        handles = self._handles(self._folder)
+        handles, taken = self._handles(self._folder), _taken(token)
         try:
+            token.rename(taken)
             memory = handles.open(handle)
         except (RuntimeError, OSError, ValueError, TypeError) as error:
+            with suppress(FileNotFoundError):
+                taken.rename(token)
             raise LookupError(f"{self.device}: what another worker has there cannot be opened ({error})") from error
 
         def take(offset: int, dtype: str, shape: tuple[int, ...]) -> Tensor:
@@ -126,18 +129,21 @@ class Shipping:
             yield take
             handles.wait()
         finally:
-            token.unlink(missing_ok=True)
+            taken.unlink(missing_ok=True)
 
     def drop(self, label: bytes | memoryview) -> None:
         """Nobody will receive this copy of a shipment of this process."""
         token, handle = self._read(label)
-        self._handles(self._folder).release(handle)
-        token.unlink(missing_ok=True)
+        try:
+            token.unlink()
+            self._handles(self._folder).release(handle)
+        except FileNotFoundError:  # somebody has opened it all the same
+            _taken(token).unlink(missing_ok=True)
         self.free_received()
 
     def free_received(self) -> None:
         """Free the memory of shipments that all their receivers have."""
-        for own in [own for own in self._sent if not any(file.name.isdecimal() for file in own.iterdir())]:
+        for own in [own for own in self._sent if all(file.match("device-*") for file in own.iterdir())]:
             del self._sent[own]
             shutil.rmtree(own)
 
@@ -154,3 +160,7 @@ class Shipping:
         from polyrhythm.runtime.memory.device_weights import handles_of
 
         return handles_of(self.device.rpartition("/")[2], folder, self._name)
+
+
+def _taken(token: Path) -> Path:
+    return token.with_suffix(".open")

@@ -164,7 +164,7 @@ class DeviceWeights:
     def __init__(
         self, host: SharedWeights, folder: Path, handles: Handles, way: Way = "ipc", *, keeps: bool = True
     ) -> None:
-        self.layout, self.traffic = host.layout, host.traffic
+        self.layout, self.traffic, self.held = host.layout, host.traffic, host.held
         self._host, self._handles, self._way, self._keeps = host, handles, way, keeps
         self._path = folder / _NAME
         self._copy: _DeviceCopy | None = None

@@ -23,8 +23,9 @@ from polyrhythm.runtime.transport.sockets import LOOPBACK, Sockets
 from polyrhythm.specs.weights import WeightsLayout
 
 if TYPE_CHECKING:
+    from polyrhythm.runtime.memory.device_weights import DeviceWeights
     from polyrhythm.runtime.memory.published import Ends
-    from polyrhythm.runtime.memory.weights import Weights
+    from polyrhythm.runtime.memory.weights import SharedWeights, Weights
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def open_weights(
     folder: Path,
     device: str,
     ends: Ends | None,
-) -> Weights:
+) -> SharedWeights | DeviceWeights:
     """The end of a process on `device` of the run. memory, folder: see `SharedWeights`; ends: where all ends are, None:
     not known, so the host's memory alone. The process's log says which way it takes and why."""
     # torch, which simulators do not need

@@ -58,13 +58,14 @@ class Ends:
 
     trainer: of its first rank, which publishes; cpu where main does. generators: of all that are on its node.
     host_only: why the trainer keeps no whole version on its device, a clause; "" if it may. local: the names that
-    these devices have on their node, where they differ.
+    these devices have on their node, where they differ. pairs: whether versions may cross between devices of hosts.
     """
 
     trainer: str = CPU
     generators: tuple[str, ...] = ()
     host_only: str = ""
     local: Mapping[str, str] = field(default_factory=dict)
+    pairs: bool = True
 
 
 #: Why versions come by the ways between hosts.

@@ -183,7 +183,8 @@ def test_a_generator_on_a_device_of_another_host_takes_weights_by_a_pair(tmp_pat
         check_complete(pipeline)
         at = station_hosts(pipeline.launcher.hosting)
         found = ways(pipeline)
-    assert at["generator-1"] != at["trainer"]
+    assert at["generator-1"] != at["trainer"] == at["generator-0"] == "host-1", "main's is none of these"
+    assert "ipc" in found["generator-0"] <= {"ipc", "host"}
     assert "pair" in found["generator-1"] <= {"pair", "tcp"}
     (log,) = (tmp_path / "run" / "logs").rglob("generator-1*.log")
     assert "by a pair (gloo, as devices are simulated)" in log.read_text()

@@ -141,7 +141,7 @@ class HostDirectory:
         own = HostView(hosted.host, hosted.folder, hosted.node.address, answer_s=self._heartbeat_s, memory=_MEMORY)
         places = [self._assigned[name] for name in self._ranks[self._station_of[process]]]
         ranks = tuple((one.host, one.node.address) for one in places)
-        return self.view_from(replace(own, ranks=ranks))
+        return self.view_from(replace(own, ranks=ranks, process=process))
 
     def view_from(self, own: HostView) -> HostView:
         """`own` with what all hosts hold now."""

@@ -31,6 +31,7 @@ from polyrhythm.runtime.memory.arena import Arena, ArenaLayout, RequestView
 from polyrhythm.runtime.memory.process_memory import ARENA, WEIGHTS, ProcessMemory, open_weights
 from polyrhythm.runtime.memory.published import PublishedMemory, shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import open_segment
+from polyrhythm.runtime.messages import TRAINER
 from polyrhythm.runtime.transport.drops import UnfitMessage
 from polyrhythm.runtime.transport.sockets import Sockets
 from polyrhythm.specs import WeightsLayout
@@ -191,21 +192,22 @@ class HostMemory(ProcessMemory):
     def weights(self, device: str, ends: Ends | None, local: str = CPU) -> Weights:
         self._weights.verify()
         folder, view = self.folder, self._view
-        if ends is not None and device == ends.trainer != CPU and view.own in view.publishers:
+        if ends is not None and ends.pairs and view.process == TRAINER and device != CPU:
             self._serve_pairs(local)
         if {*view.publishers} == {view.own}:
             return open_weights(self._weights, memoryview(open_segment(folder, WEIGHTS)), folder, device, ends)
         from polyrhythm.plugins.cluster.hosts.weights import HostWeights, Mirror  # torch, which simulators do not need
         from polyrhythm.runtime.memory.weights import SharedWeights
 
-        own = None
+        own, here = None, view.own == view.publishers[0]
         if view.own in view.publishers:
-            own = SharedWeights(self._weights, memoryview(open_segment(folder, WEIGHTS)), folder)
+            segment = memoryview(open_segment(folder, WEIGHTS))
+            own = open_weights(self._weights, segment, folder, device, ends if here else None)
         memory = SharedWeights(self._weights, memoryview(open_segment(folder, MIRROR)), mirror_locks(folder))
         self._agent = self.client(view.own, view.servers[view.own], view.answer_s)
         others = [self.clients[host] for host in dict.fromkeys(view.publishers) if host != view.own]
         host = HostWeights(own, others, Mirror(memory, self._agent, self._route))
-        if ends is None or CPU in (device, ends.trainer) or view.own == view.publishers[0]:
+        if ends is None or not ends.pairs or CPU in (device, ends.trainer) or here:
             return host
         return self._by_pairs(host, local)
 

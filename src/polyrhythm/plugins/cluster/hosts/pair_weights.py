@@ -1,11 +1,14 @@
 """The generator's end of a pair (`pairs`): versions as they arrive, and over tcp where they do not.
 
+Threads take turns: a pair has one order of buckets for both ends. A pair that has ended because nothing was asked of it
+for long is made anew at once.
 Whatever fails, versions come over tcp instead, at once and for `_PAUSE_S`, and then by a new pair.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -14,7 +17,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.plugins.cluster.hosts import questions as q
-from polyrhythm.plugins.cluster.hosts.client import DataClient
+from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent
 from polyrhythm.plugins.cluster.hosts.pairs import (
     RECEIVER,
     Join,
@@ -90,7 +93,7 @@ class Arriving(Mapping[str, Tensor]):
         return content.view(getattr(torch, placed.spec.dtype)).view(placed.spec.shape)
 
     def _next(self, part: slice) -> None:
-        self._bucket, self._begin = torch.empty_like(self._bucket).new_empty(part.stop - part.start), part.start
+        self._bucket, self._begin = self._bucket.new_empty(part.stop - part.start), part.start
         self._group.receive(self._bucket)
 
 
@@ -113,7 +116,7 @@ class PairWeights:
         self._host, self._publisher, self._device = host, publisher, device
         self._find, self._address = find, address
         self._joined: tuple[DataClient, PairGroup, int] | None = None
-        self._paused = 0.0
+        self._turn, self._paused = threading.Lock(), 0.0
 
     @property
     def newest(self) -> int:
@@ -133,28 +136,53 @@ class PairWeights:
 
     def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Fetched:
         wanted = self._host.find(version) or self._host.find(self._host.newest)
-        if wanted is not None and wanted != present and time.monotonic() >= self._paused:
-            try:
-                if self._receive(wanted, into, copy):
-                    return Fetched(wanted, "pair", {self._publisher: self.layout.nbytes})
-            except LookupError as error:
-                self._paused = time.monotonic() + _PAUSE_S
-                self.close()
-                log.warning("weights come over tcp for %g s: %s", _PAUSE_S, error)
+        if wanted is not None and wanted != present:
+            with self._turn:
+                if time.monotonic() >= self._paused:
+                    if self._try(wanted, into, copy):
+                        return Fetched(wanted, "pair", {self._publisher: self.layout.nbytes})
+                    present = NOTHING  # part of another may have come
         return self._host.fetch(version, into, present, copy)
+
+    def _try(self, wanted: Publication, into: State, copy: Copy) -> bool:
+        """Whether it came whole; if the pair is of no use, none is tried for a while."""
+        try:
+            return self._receive(wanted, into, copy)
+        except LookupError as error:
+            self._paused = time.monotonic() + _PAUSE_S
+            self._leave()
+            log.warning("weights come over tcp for %g s: %s", _PAUSE_S, error)
+            return False
+        except BaseException:
+            self._leave()  # buckets that nobody takes are on their way
+            raise
 
     def _receive(self, wanted: Publication, into: State, copy: Copy) -> bool:
         """Whether it came whole. LookupError: the pair is of no use."""
         publisher, number = self._host.origin(wanted)
         if publisher != self._publisher:
             return False
-        client, group, pair = self._joined or self._join()
-        if not _says_yes(client, Send(pair, wanted.version, number)):
+        if not self._begin(wanted.version, number):
             return False
+        assert self._joined is not None, "the publication is on its way"
+        client, group, pair = self._joined
         arriving = Arriving(self.layout, group)
         copy(into, arriving)
         arriving.rest()
         return _says_yes(client, Sent(pair))
+
+    def _begin(self, version: int, number: int) -> bool:
+        """Whether the publication is there, and follows."""
+        if self._joined is not None:
+            client, _, pair = self._joined
+            try:
+                return _says_yes(client, Send(pair, version, number))
+            except HostSilent:
+                raise
+            except LookupError:  # it has ended
+                self._leave()
+        client, _, pair = self._join()
+        return _says_yes(client, Send(pair, version, number))
 
     def _join(self) -> tuple[DataClient, PairGroup, int]:
         client, there = self._find()
@@ -173,6 +201,10 @@ class PairWeights:
         return self._joined
 
     def close(self) -> None:
+        with self._turn:
+            self._leave()
+
+    def _leave(self) -> None:
         if self._joined is not None:
             (client, group, _), self._joined = self._joined, None
             client.close()

@@ -27,7 +27,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ _IDLE_S = 600.0
 _LOOK_S = 0.5
 SENDER, RECEIVER = 0, 1
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
+#: Held while the environment has another value of it.
+_environment = threading.Lock()
 
 
 class Join(msgspec.Struct, frozen=True, tag=0):
@@ -95,15 +97,16 @@ def breaking() -> Iterator[None]:
 @contextmanager
 def _blocking_wait() -> Iterator[None]:
     """A group that is made in this context ends a wait by an error, in place of the process by its watchdog."""
-    before = os.environ.get(_BLOCKING)
-    os.environ[_BLOCKING] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_BLOCKING]
-        else:
-            os.environ[_BLOCKING] = before
+    with _environment:
+        before = os.environ.get(_BLOCKING)
+        os.environ[_BLOCKING] = "1"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_BLOCKING]
+            else:
+                os.environ[_BLOCKING] = before
 
 
 class PairGroup:
@@ -149,17 +152,17 @@ def means_of(device: Device) -> str:
 
 
 class _Pair:
-    """The sender's end of one pair, in a thread of its own. port: of the store."""
+    """The sender's end of one pair, in a thread of its own. port: of the store, which lives as long as the thread."""
 
-    def __init__(self, memory: PublishedMemory, device: Device, address: str) -> None:
-        self._memory, self._device, self._address = memory, device, address
+    def __init__(self, memory: PublishedMemory, device: Device, address: str, idle_s: float) -> None:
+        self._memory, self._device, self._address, self._idle_s = memory, device, address, idle_s
         with socket.create_server((address, 0)) as listening:  # on this address alone
             self.port: int = listening.getsockname()[1]
             limit = timedelta(seconds=q.PAIR_S)
             words = {"timeout": limit, "wait_for_workers": False, "master_listen_fd": listening.detach()}
-            self._store = dist.TCPStore(address, self.port, 2, is_master=True, **words)
+            store = dist.TCPStore(address, self.port, 2, is_master=True, **words)
         self._orders, self._results = queue.Queue[Send | None](2), queue.Queue[bool](1)
-        self._thread = threading.Thread(target=self._run, name="pair", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(store,), name="pair", daemon=True)
         self._thread.start()
 
     @property
@@ -178,20 +181,20 @@ class _Pair:
         return self._results.get(timeout=q.PAIR_S)
 
     def end(self) -> None:
-        if self._orders.empty():
-            self._orders.put(None)
+        with suppress(queue.Full):  # of orders whose results nobody takes: it ends by that
+            self._orders.put_nowait(None)
 
-    def _run(self) -> None:
+    def _run(self, store: Any) -> None:
         """Consumes: orders. Waits for: the next one, and the other end, which joins and takes each bucket. Unblocked
         by: these, or their limits. Produces: buckets, and whether they were the publication's."""
         try:
-            group = PairGroup(self._store, SENDER, self._device, self._address)
+            group = PairGroup(store, SENDER, self._device, self._address)
         except PairBroken as error:
             log.warning("a generator of another host has not joined its pair: %s", error)
             return
         try:
             copies = CopyStream(self._device)
-            while (asked := self._orders.get(timeout=_IDLE_S)) is not None:
+            while (asked := self._orders.get(timeout=self._idle_s)) is not None:
                 with copies.active():
                     self._results.put(self._send(group, asked), timeout=q.PAIR_S)
         except (queue.Empty, queue.Full):
@@ -212,26 +215,34 @@ class _Pair:
 
 
 class PairSender:
-    """Serves pairs from `memory`, what is published on this host. device: of this process, by torch's name."""
+    """Serves pairs from `memory`, what is published on this host. device: of this process, by torch's name; idle_s: for
+    which a pair lives on without being asked for a version."""
 
-    def __init__(self, memory: PublishedMemory, folder: Path, device: Device, sockets: Sockets) -> None:
-        self._memory, self._device, self._address = memory, device, sockets.address
+    def __init__(
+        self, memory: PublishedMemory, folder: Path, device: Device, sockets: Sockets, idle_s: float = _IDLE_S
+    ) -> None:
+        self._memory, self._device, self._address, self._idle_s = memory, device, sockets.address, idle_s
+        self._file = folder / q.PAIR_FILE
         self._pairs: dict[int, _Pair] = {}
         self._count = 0
         self._turn, self._over = threading.Lock(), threading.Event()
         drops = DropCounter("the server of pairs")
         self._server = HostServer(sockets, self, drops)
+        new = self._file.with_name(f"{q.PAIR_FILE}.new")
+        new.write_text(self._server.endpoint)
+        new.replace(self._file)
         self._thread = threading.Thread(target=self._serve, name="pairs", daemon=True)
         self._thread.start()
-        new = folder / f"{q.PAIR_FILE}.new"
-        new.write_text(self._server.endpoint)
-        new.replace(folder / q.PAIR_FILE)
         log.info("generators on devices of other hosts get weights from this process, by pairs (%s)", means_of(device))
 
     def _serve(self) -> None:
         """Consumes: requests for connections. Waits for: these. Unblocked by: `close`. Produces: tickets."""
-        while not self._over.is_set():
-            self._server.serve(_LOOK_S)
+        try:
+            while not self._over.is_set():
+                self._server.serve(_LOOK_S)
+        except RuntimeError as error:
+            self._file.unlink(missing_ok=True)
+            log.warning("no more pairs are made, so generators of other hosts get weights over tcp: %s", error)
 
     def answer(self, content: bytes | memoryview) -> list[Any]:
         """As `DataServer.answer`."""
@@ -242,7 +253,7 @@ class PairSender:
 
     def _answer(self, asked: Join | Send | Sent) -> bytes:
         if isinstance(asked, Join):
-            made = _Pair(self._memory, self._device, self._address)
+            made = _Pair(self._memory, self._device, self._address, self._idle_s)
             with self._turn:
                 self._pairs = {number: other for number, other in self._pairs.items() if other.lives}
                 self._count += 1

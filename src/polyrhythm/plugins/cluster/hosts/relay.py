@@ -58,12 +58,14 @@ def route(own: str, hosts: Sequence[str]) -> list[str]:
 
 class CopyProgress(NamedTuple):
     """Of a copy. received: bytes of all copies that have come to this host; number: in the mirror, 0 until it is whole;
-    first: this is the first process of the host that asks for it; sources: its bytes by the host that sent them."""
+    first: this is the first process of the host that asks for it; sources: its bytes by the host that sent them; gone:
+    the publisher has it no more, or it was overwritten here."""
 
     received: int
     number: int
     first: bool
     sources: dict[str, int]
+    gone: bool = False
 
 
 decode_progress = msgspec.msgpack.Decoder(CopyProgress).decode
@@ -83,7 +85,7 @@ class _Copy:
         self.origin = origin
         self.memory = memoryview(b"")
         self.filled = self.number = 0
-        self.over = ""  # why it is no longer there
+        self.over, self.gone = "", False  # why it is no longer there; whether the publication is
         self.claimed = False
         self.sources = Counter[str]()
 
@@ -113,14 +115,14 @@ class Relay:
 
     def bring(self, asked: q.Bring) -> bytes:
         """For a process of this host: its `CopyProgress` once it is whole, or after `q.PROGRESS_S`. LookupError: it
-        cannot be had."""
+        cannot be had, though it is not gone."""
         copy = self._copy_of(asked.source)
         with self._changed:
             first, copy.claimed = not copy.claimed, True
             self._changed.wait_for(lambda: copy.ended, q.PROGRESS_S)
-            if copy.over:
+            if copy.over and not copy.gone:
                 raise LookupError(copy.over)
-            return q.encode(CopyProgress(self._received, copy.number, first, dict(copy.sources)))
+            return q.encode(CopyProgress(self._received, copy.number, first, dict(copy.sources), copy.gone))
 
     def part(self, asked: q.RelayedPart) -> Iterator[Any]:
         """For another host: as for `q.Part`. LookupError: it is not here within `q.RELAY_S`."""
@@ -174,7 +176,7 @@ class Relay:
             if not isinstance(error, LookupError):
                 log.exception("version %d could not be copied", source.version)
             with self._changed:
-                self._end(copy, str(error) or type(error).__name__)
+                self._end(copy, str(error) or type(error).__name__, gone=isinstance(error, _Gone))
 
     def _open(self) -> PublishedMemory:
         if self._memory is None:
@@ -189,11 +191,11 @@ class Relay:
         """From now on the memory is this copy's."""
         with self._changed:
             for older in [other for other in self._copies if other.memory is memory]:
-                self._end(older, f"version {older.origin[1]} was overwritten")
+                self._end(older, f"version {older.origin[1]} was overwritten", gone=True)
             copy.memory = memory
 
-    def _end(self, copy: _Copy, why: str) -> None:
-        copy.over, copy.number = why, 0
+    def _end(self, copy: _Copy, why: str, *, gone: bool) -> None:
+        copy.over, copy.gone, copy.number = why, gone, 0
         if copy in self._copies:
             self._copies.remove(copy)
         self._changed.notify_all()

@@ -18,6 +18,7 @@ import msgspec
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.client import DataClient, HostSilent
 from polyrhythm.plugins.cluster.hosts.relay import CopyProgress, decode_progress
+from polyrhythm.runtime.memory.device_weights import DeviceWeights
 from polyrhythm.runtime.memory.published import EMPTY, Traffic
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, Stream, copy_into
 from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, SharedWeights
@@ -50,14 +51,15 @@ class Mirror(NamedTuple):
     route: Callable[[str], Sequence[tuple[str, str]]]
 
     def bring(self, publisher: str, publication: Publication) -> CopyProgress:
-        """Wait until the publication is in the mirror. LookupError: it cannot be had. HostSilent: nothing comes."""
+        """Wait until the publication is in the mirror, or gone. LookupError: it cannot be had. HostSilent: nothing
+        comes."""
         asked = q.Bring(q.Relayed(publication.version, publication.number, self.route(publisher)))
         received, came, first = -1, time.monotonic(), False
         while True:
             (content,) = self.agent.ask(asked)
             found = decode_progress(content)
             first |= found.first
-            if found.number:
+            if found.number or found.gone:
                 return found._replace(first=first)
             now = time.monotonic()
             if found.received > received:
@@ -77,26 +79,29 @@ class _Local(NamedTuple):
     """A publication on this host. number: in that memory; progress: how it came there, None if it was published
     there."""
 
-    memory: SharedWeights
+    memory: SharedWeights | DeviceWeights
     number: int
     progress: CopyProgress | None
 
 
 class HostWeights:
-    """One process's end. own: what is published on this host, None if nothing is; others: the other publishers; by
-    which way a version came is `tcp` for the first process of the host that asked for it."""
+    """One process's end. own: what is published on this host, None if nothing is; others: the other publishers. What
+    they have published comes by `tcp` to the first process of the host that asks for it, and by `host` to others."""
 
     fetches = True
 
-    def __init__(self, own: SharedWeights | None, others: Sequence[DataClient], mirror: Mirror) -> None:
+    def __init__(self, own: SharedWeights | DeviceWeights | None, others: Sequence[DataClient], mirror: Mirror) -> None:
         self.layout: WeightsLayout = mirror.memory.layout
         self.traffic: Traffic = own.traffic if own is not None else Traffic()
         self._own, self._others, self._mirror = own, [OtherHost(client) for client in others], mirror
-        self._publishers: list[SharedWeights | OtherHost] = [*([own] if own is not None else []), *self._others]
+        self._publishers: list[SharedWeights | DeviceWeights | OtherHost] = [
+            *([own] if own is not None else []),
+            *self._others,
+        ]
 
     @property
     def shared(self) -> SharedWeights | None:
-        return self._own
+        return self._own.shared if self._own is not None else None
 
     @property
     def newest(self) -> int:
@@ -123,7 +128,7 @@ class HostWeights:
         return publication._replace(number=publication.number * len(self._publishers) + index)
 
     def lies_on(self, device: Device) -> bool:
-        return device.type == "cpu"
+        return device.type == "cpu" or (self._own is not None and self._own.lies_on(device))
 
     def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Fetched:
         for _ in range(_TRIES):
@@ -134,10 +139,12 @@ class HostWeights:
             if (local := self._bring(source)) is None:
                 continue
             memory, number, progress = local
-            if memory.fetch(source.publication.version, into, copy=copy).publication.number == number:
+            taken = memory.fetch(source.publication.version, into, copy=copy)
+            if taken.publication.number == number:
                 if progress is None or not progress.first:
-                    return Fetched(found, "host")
+                    return Fetched(found, taken.way)
                 return Fetched(found, "tcp", progress.sources)
+            present = NOTHING  # another has come
         raise self._overwritten(version)
 
     def read(self, version: int | None = None) -> tuple[int, State]:
@@ -164,15 +171,16 @@ class HostWeights:
         return newest
 
     def _bring(self, source: _Source) -> _Local | None:
-        """Where this host has it; None if it is gone."""
+        """Where this host has it; None if it is gone. LookupError: it cannot be had, twice."""
         other, publication = source.publisher - (self._own is not None), source.publication
         if other < 0:
             assert self._own is not None
             return _Local(self._own, publication.number, None)
+        publisher = self._others[other].name
         try:
-            progress = self._mirror.bring(self._others[other].name, publication)
+            progress = self._mirror.bring(publisher, publication)
         except HostSilent:
             raise
-        except LookupError:
-            return None
-        return _Local(self._mirror.memory, progress.number, progress)
+        except LookupError:  # a connection that has ended is made anew
+            progress = self._mirror.bring(publisher, publication)
+        return None if progress.gone else _Local(self._mirror.memory, progress.number, progress)
