@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,7 @@ def test_a_seat_has_the_numbers_of_the_devices_that_its_node_gives(tmp_path: Pat
         bundles.reserve()
         assert bundles.wait(60)
         bundles.find_devices()
+        assert bool(bundles.without_cuda()) == metadata.version("torch").endswith("+cpu")
         own = bundles.seat_on(bound, id_)
         assert own.local == own.torch_device == "cuda:1"
         assert own.environment == {"CUDA_VISIBLE_DEVICES": "7", "MUJOCO_EGL_DEVICE_ID": "7"}

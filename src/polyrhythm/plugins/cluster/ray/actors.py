@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +83,14 @@ class AgentActor:
             self._agent = None
 
 
-def own_device() -> tuple[str, int, dict[str, str]]:
-    """In a bundle that holds a device: Ray's id of the node, the device's number for torch there, and variables of a
-    process that is bound to it."""
+def own_device() -> tuple[str, int, dict[str, str], str]:
+    """In a bundle that holds a device: Ray's id of the node, the device's number for torch there, variables of a
+    process that is bound to it, and the version of torch that is installed there."""
     context = ray.get_runtime_context()
     (name,) = context.get_accelerator_ids()["GPU"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     index = visible.index(name) if name in visible else int(name)
-    return context.get_node_id(), index, bind_environment(index, os.environ)
+    return context.get_node_id(), index, bind_environment(index, os.environ), metadata.version("torch")
 
 
 #: Seconds between two looks at the actors, and between two readings of a log.

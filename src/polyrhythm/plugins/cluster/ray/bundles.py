@@ -39,11 +39,12 @@ _SHARE = 0.001
 
 class HeldDevice(NamedTuple):
     """A device that Ray reserves for the run. node: Ray's id; number: torch's, there; variables: of a process that
-    is bound to it."""
+    is bound to it; torch: the version of torch there, "" if nobody asked."""
 
     node: str
     number: int
     variables: Mapping[str, str]
+    torch: str = ""
 
 
 class Bundles:
@@ -105,6 +106,10 @@ class Bundles:
             except (RayError, ValueError) as error:
                 why = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
                 raise StartError(f"{device}: its node does not say which of its devices that is ({why})") from error
+
+    def without_cuda(self) -> Mapping[str, HeldDevice]:
+        """The devices that have a torch for the CPU alone."""
+        return {device: held for device, held in self._held.items() if held.torch.endswith("+cpu")}
 
     def _ask(self, device: str) -> Any:
         options = {"num_cpus": 0, "num_gpus": _SHARE, "max_retries": 0, "runtime_env": SEES_ALL}

@@ -154,6 +154,12 @@ class Cluster:
                 "end what uses the cluster, or lower ray.cpus_per_station"
             )
         self._bundles.find_devices()
+        for device, held in self._bundles.without_cuda().items():
+            name = next(name for name, id_ in ids.items() if id_ == held.node)
+            raise StartError(
+                f"{device}: torch {held.torch} on {name} has no CUDA; install one that has, or add --simulated-devices "
+                "N if its GPUs are fake ones"
+            )
 
     def look(self) -> tuple[dict[str, Node], Sight]:
         """The nodes that are alive, by name; CPUs that are free there, and where stations have theirs. OSError: the
