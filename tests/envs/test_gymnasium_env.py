@@ -309,7 +309,7 @@ def test_what_is_no_number_is_no_metric():
     [
         ({}, "set either id or tasks"),
         ({"id": "CartPole-v1", "tasks": [{"id": "CartPole-v1"}]}, "set either id or tasks"),
-        ({"id": "CartPole-v1", "metrics": ["a/b"]}, "env.metrics = ['a/b']: a metric's name is of letters"),
+        ({"id": "CartPole-v1", "metrics": ["a/b"]}, "env.metrics = [a/b]: a metric's name is of letters"),
         ({"id": "CartPole-v1", "metrics": {"x": "median"}}, "env.metrics.x = 'median': did you mean mean? it must"),
         ({"id": "CartPole-v1", "wrapper": ["m:f"]}, "did you mean wrappers?"),
         ({"tasks": [{"id": "CartPole-v1", "instructions": "x"}]}, "env.tasks.0.instructions = 'x': no such key"),

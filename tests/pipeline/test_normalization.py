@@ -73,5 +73,5 @@ def test_other_runs_begin_with_weights_and_statistics(tmp_path: Path) -> None:
     assert line["train/actor/mismatch_kl"] == pytest.approx(0.0, abs=1e-6), "its samples were made with statistics"
     _, later, _ = load_policy(second)
     assert later[COUNT] == weights[COUNT] + 10 * line["env/sample_chunk_steps"]
-    with pytest.raises(RunFolderError, match=r"policy\.normalize_observations is False here but True in the policy"):
+    with pytest.raises(RunFolderError, match=r"policy\.normalize_observations is false here but true in the policy"):
         trained(tmp_path / "third", 1, init_from=str(first), policy={"normalize_observations": False})

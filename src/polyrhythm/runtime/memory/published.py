@@ -104,6 +104,10 @@ _HEADER = 64
 EMPTY = -1
 
 
+#: Locks a buffer, see `lock_file`.
+Lock = Callable[[int, int], BinaryIO]
+
+
 class PublishedMemory:
     """`memory` has `shared_nbytes(layout)` bytes, zero when new; folder: where the buffers' lock files are.
 
@@ -128,11 +132,11 @@ class PublishedMemory:
         return {version: number for version, number in found if version != EMPTY}
 
     @contextmanager
-    def writing(self, version: int) -> Iterator[int]:
-        """The buffer to overwrite, empty until this ends without an error, then `version`."""
+    def writing(self, version: int, lock: Lock | None = None) -> Iterator[int]:
+        """The buffer to overwrite, empty until this ends without an error, then `version`. lock: in place of `lock`."""
         held = self.versions()
         index = held.index(max(held)) if max(held) >= version else held.index(min(held))
-        with self.lock(index, fcntl.LOCK_EX):
+        with (lock or self.lock)(index, fcntl.LOCK_EX):
             self.stored[index] = 0
             self.numbers[index] = self.numbers.max() + 1
             yield index

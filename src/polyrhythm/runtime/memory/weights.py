@@ -227,7 +227,7 @@ class SharedWeights:
     @contextmanager
     def _writing(self, version: int, kind: str = PUBLISHED) -> Iterator[int]:
         """See `PublishedMemory.writing`."""
-        with self._memory.writing(version) as index, self.traffic.timed(kind, self.layout.nbytes):
+        with self._memory.writing(version, self.lock) as index, self.traffic.timed(kind, self.layout.nbytes):
             yield index
 
     def find(self, version: int) -> Publication | None:
