@@ -311,7 +311,7 @@ def test_what_is_declared_wrongly_is_refused() -> None:
         echo = work.group("echo", Echo, 2)
         with pytest.raises(ValueError, match="give it a name of its own"):
             work.group("echo", Echo)
-        with pytest.raises(AttributeError, match="Echo has no public method 'walk'; it has .*where, add"):
+        with pytest.raises(AttributeError, match=r"Echo has no public method 'walk'; it has .*where, add"):
             echo.walk()
         with pytest.raises(AttributeError, match="no public method 'send'"):
             echo.send(1, 2)

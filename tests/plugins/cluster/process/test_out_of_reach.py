@@ -211,7 +211,7 @@ MAIN = """
 import sys, time
 from pathlib import Path
 from tests.runtime.test_hosting_conformance import hosts
-launcher = hosts(Path(sys.argv[1]))
+launcher = hosts()(Path(sys.argv[1]))
 launcher.hosting.start()
 print(launcher.folder, flush=True)
 time.sleep(3600)

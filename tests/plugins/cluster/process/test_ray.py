@@ -426,7 +426,7 @@ def test_a_cluster_that_is_too_small_is_refused_with_what_is_wanted_and_found(ra
 
 
 def test_a_cluster_that_is_not_there_is_refused_at_once(ray: Any, tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"ray.address = 127.0.0.1:1: no cluster answers there"):
+    with pytest.raises(MissingError, match=r"ray.address = 127.0.0.1:1: no cluster answers there"):
         build_pipeline(RunContext(config(**RAY, ray={"address": "127.0.0.1:1"}), folder=tmp_path / "run"))
     with pytest.raises(MissingError, match=r"ray.address = 127.0.0.1:1: no cluster answers there"):
         check_launcher(config(**RAY, ray={"address": "127.0.0.1:1"}))
