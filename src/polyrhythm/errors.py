@@ -115,6 +115,11 @@ def pip_install(words: str) -> str:
     return f"{shlex.quote(sys.executable)} -m pip install {words}"
 
 
+def first_line(error: BaseException, otherwise: str = "no reason given") -> str:
+    """The first line of the error's message; torch's go on with a stack."""
+    return (str(error).splitlines() or [otherwise])[0]
+
+
 def nearest(word: object, valid: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
     """`did you mean X? ` with the paths `elsewhere` that have the word, else the closest valid word; "" if none."""
     import difflib  # slow, and only errors need it

@@ -17,6 +17,7 @@ import yaml
 
 from polyrhythm.config.load import merge, validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.runtime.memory.shared_folder import shared_root
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,17 @@ LOCKSTEP: dict[str, Any] = {
 
 def config(base: dict[str, Any] = ASYNCHRONOUS, **changes: Any) -> RunConfig:
     return validate(merge(base, changes))
+
+
+@contextmanager
+def closed(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """The pipeline, closed at the end; nothing of it is left then."""
+    try:
+        yield pipeline
+    finally:
+        pipeline.close()
+    assert not children()
+    assert not orphaned_folders()
 
 
 def children() -> list[psutil.Process]:

@@ -12,10 +12,16 @@ from tests.process.settings import LeavingBatch, LeavingSettings
 from polyrhythm.envs.gymnasium_env import GymnasiumBatch, GymnasiumSettings
 
 
-def as_tensors(batch: Any, rows: Any) -> Mapping[str, torch.Tensor]:
-    out = {name: np.zeros((len(rows), *spec.shape), spec.dtype) for name, spec in batch.spec.observation.items()}
-    batch.observe(rows, out)
-    return {name: torch.from_numpy(array) for name, array in out.items()}
+class ObservesOnDevice:
+    """Adds to a batch that its observations are tensors."""
+
+    spec: Any
+    observe: Any
+
+    def observe_on_device(self, rows: Any) -> Mapping[str, torch.Tensor]:
+        out = {name: np.zeros((len(rows), *spec.shape), spec.dtype) for name, spec in self.spec.observation.items()}
+        self.observe(rows, out)
+        return {name: torch.from_numpy(array) for name, array in out.items()}
 
 
 class TensorSettings(GymnasiumSettings):
@@ -27,9 +33,8 @@ class TensorSettings(GymnasiumSettings):
         return TensorBatch(self, rows)
 
 
-class TensorBatch(GymnasiumBatch):
-    def observe_on_device(self, rows: Any) -> Mapping[str, torch.Tensor]:
-        return as_tensors(self, rows)
+class TensorBatch(ObservesOnDevice, GymnasiumBatch):
+    """A row of CartPole each."""
 
 
 class LeavingTensorSettings(LeavingSettings):
@@ -41,6 +46,5 @@ class LeavingTensorSettings(LeavingSettings):
         return LeavingTensorBatch(self, rows)
 
 
-class LeavingTensorBatch(LeavingBatch):
-    def observe_on_device(self, rows: Any) -> Mapping[str, torch.Tensor]:
-        return as_tensors(self, rows)
+class LeavingTensorBatch(ObservesOnDevice, LeavingBatch):
+    """A row of CartPole each."""

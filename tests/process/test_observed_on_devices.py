@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.long import long
-from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, children, config, orphaned_folders
+from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, closed, config
 
 from polyrhythm.config.load import merge
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
@@ -35,17 +35,12 @@ def run(
     without devices."""
     folder.mkdir()
     changes = {"launcher": "inline"} if placement is None else {"launcher": "local", "placement": placement}
-    pipeline = build_pipeline(RunContext(config(base, **changes), folder=folder), record=True)
-    try:
+    with closed(build_pipeline(RunContext(config(base, **changes), folder=folder), record=True)) as pipeline:
         if kill:
             threading.Thread(target=kill_after_an_update, args=(pipeline, kill), daemon=True).start()
         pipeline.loop.train_until(VERSIONS)
         counters = pipeline.launcher.hosting.statistics(fresh=True)
         _, weights = pipeline.weights.read(VERSIONS)
-    finally:
-        pipeline.close()
-    assert not children()
-    assert not orphaned_folders()
     return pipeline, counters, weights
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.process.runs import LOCKSTEP, children, config, orphaned_folders, wait_until
+from tests.process.runs import LOCKSTEP, closed, config, wait_until
 
 from polyrhythm.config.load import merge
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
@@ -31,8 +31,7 @@ DEVICES: dict[str, Any] = {
 def run(folder: Path, placement: dict[str, Any], *, killed: bool = False) -> tuple[Pipeline, dict[str, Any], Any]:
     """A lock-step run; the pipeline, closed, ways by generator, and the last weights."""
     folder.mkdir()
-    pipeline = build_pipeline(RunContext(config(BASE, placement=placement), folder=folder), record=True)
-    try:
+    with closed(build_pipeline(RunContext(config(BASE, placement=placement), folder=folder), record=True)) as pipeline:
         pipeline.loop.train_until(2)
         if killed:
             os.kill(process_ids(pipeline.launcher.hosting)["trainer"], signal.SIGKILL)
@@ -41,10 +40,6 @@ def run(folder: Path, placement: dict[str, Any], *, killed: bool = False) -> tup
         counters = pipeline.launcher.hosting.statistics(fresh=True)
         ways = {name: {*read_traffic(counters[name])} - {APPLY} for name in ("generator-0", "generator-1")}
         _, weights = pipeline.weights.read(VERSIONS)
-    finally:
-        pipeline.close()
-    assert not children()
-    assert not orphaned_folders()
     return pipeline, ways, weights
 
 

@@ -32,9 +32,11 @@ def add_cluster(parser: argparse.ArgumentParser, what: str) -> None:
 
 def cluster_settings(file: str | None) -> list[str]:
     """The settings of a check or plan for the cluster that this file describes. ConfigError: its name is not one."""
+    from polyrhythm.config.sections.running import is_description
+
     if file is None:
         return []
-    if not file.endswith((".yaml", ".yml")):
+    if not is_description(file):
         raise ConfigError(f"--cluster = {file}: not a file that describes a cluster; name one that ends in .yaml")
     return ["launcher=ray", f"ray.address={json.dumps(file)}"]
 

@@ -21,6 +21,7 @@ from polyrhythm.envs.base import traits_of
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.plugin import load, table
+from polyrhythm.readable import counted
 from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices, bind_environment, devices_here
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import Ends
@@ -384,9 +385,9 @@ def _describe_devices(devices: Devices) -> str:
     if devices.on_cluster:
         simulated = devices.kind == SIMULATED
         own = ", ".join(f"{number} on {node}" for node, number in devices.nodes if number)
-        has = f"the cluster has {count} {'simulated device' if simulated else 'GPU'}{'s' * (count != 1)}"
-        counted = ", which are counted as GPUs of its nodes (`ray start --num-gpus N`)" * simulated
-        return has + f" ({own})" * bool(own) + counted
+        has = f"the cluster has {counted(count, 'simulated device' if simulated else 'GPU')}"
+        how = ", which are counted as GPUs of its nodes (`ray start --num-gpus N`)" * simulated
+        return has + f" ({own})" * bool(own) + how
     return f"torch sees {count} CUDA devices here" if devices.kind == CUDA else f"{count} devices are simulated here"
 
 
@@ -402,9 +403,9 @@ def divide_devices(preset: str, devices: Devices, row: int | None = None) -> Dev
     least, count = _least_devices(preset), devices.count
     if count < least:
         gpus = "device" if devices.kind == SIMULATED else "GPU" if devices.on_cluster else "CUDA device"
-        takes = f"it takes at least {least} {gpus}{'s' * (least > 1)}"
+        takes = f"it takes at least {counted(least, gpus)}"
         if row and row >= least:
-            takes = f"this row takes {row} {gpus}{'s' * (row > 1)} (devices=N scales it to N)"
+            takes = f"this row takes {counted(row, gpus)} (devices=N scales it to N)"
         raise MissingError(
             f"placement.preset = {preset}: {takes} and {_describe_devices(devices)}; write "
             f"{'placement=colocated, or ' * bool(count)}placement=null for the CPU"

@@ -28,6 +28,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from polyrhythm.errors import first_line
 from polyrhythm.policies.base import Policy
 from polyrhythm.runtime.memory.receiver import CopyStream
 from polyrhythm.stations.batch_buffer import BatchBuffer, BatchLayout, BatchMemory, PackedAnswers
@@ -152,7 +153,7 @@ class DevicePasses:
                     return {}  # the first pass that is served reports it
                 except RuntimeError as error:
                     message = "%s: passes of %d rows cannot be captured as CUDA graphs, so they run without: %s"
-                    why = (str(error).splitlines() or ["no reason given"])[0]
+                    why = first_line(error)
                     log.warning(message, type(policy).__name__, rows, why)
                     return {}
         return captured

@@ -408,28 +408,26 @@ def test_a_process_on_a_device_goes_where_one_is_reserved_else_shares_one() -> N
     """Free CPUs alone are no room for it, and a node without devices none to share."""
     survey = Seen({"a": 1.0, "c": 8.0}, {})
     survey.sight = Sight(survey.sight.free, {}, frozenset("a"))
-    found = HostDirectory(
-        {"trainer": A, "s": A, "t": B, "c": C},
-        {},
-        {"main": "m", "a": "x", "b": "y", "c": "z"},
-        ("a", "main"),
-        survey,  # type: ignore[arg-type]
-        Needs(dict.fromkeys("stc", 1.0), [(frozenset("t"), 0)], frozenset("t")),
-    )
+
+    def directory(least: int) -> HostDirectory:
+        """At least so many of `t` are needed."""
+        return HostDirectory(
+            {"trainer": A, "s": A, "t": B, "c": C},
+            {},
+            {"main": "m", "a": "x", "b": "y", "c": "z"},
+            ("a", "main"),
+            survey,  # type: ignore[arg-type]
+            Needs(dict.fromkeys("stc", 1.0), [(frozenset("t"), least)], frozenset("t")),
+        )
+
+    found = directory(0)
     found.on_station_ended("t", NOW)
     assert not found.advance(NOW, ()).placed, "it may wait"
     survey.sight = Sight(survey.sight.free, {"t": "c"}, frozenset("ac"))
     assert found.advance(NOW, ()).placed == ["t"]
     assert found.host_of("t") == "c"
 
-    needed = HostDirectory(
-        {"trainer": A, "s": A, "t": B, "c": C},
-        {},
-        {"main": "m", "a": "x", "b": "y", "c": "z"},
-        ("a", "main"),
-        survey,  # type: ignore[arg-type]
-        Needs(dict.fromkeys("stc", 1.0), [(frozenset("t"), 1)], frozenset("t")),
-    )
+    needed = directory(1)
     survey.sight = Sight(survey.sight.free, {}, frozenset("a"))
     needed.on_station_ended("t", NOW)
     assert needed.advance(NOW, ()).placed == ["t"]

@@ -78,6 +78,11 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
+def is_description(address: str) -> bool:
+    """Whether `ray.address` names a file that describes a cluster, for checks."""
+    return address.endswith((".yaml", ".yml"))
+
+
 class RaySettings(Section):
     """The Ray cluster of `launcher: ray`; it starts, places and ends processes (docs/clusters.md)."""
 
@@ -101,7 +106,7 @@ class RaySettings(Section):
         host, _, port = self.address.rpartition(":")
         if (
             self.address in {"local", "auto"}
-            or self.address.endswith((".yaml", ".yml"))
+            or is_description(self.address)
             or (host and "//" not in host and port.isdecimal() and int(port) < 2**16)
         ):
             return self

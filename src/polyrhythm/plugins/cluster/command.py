@@ -16,9 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pydantic import ValidationError
 
-    from polyrhythm.config.sections.running import RaySettings
+    from polyrhythm.config.sections.running import RaySettings, is_description
     from polyrhythm.errors import ConfigError
-    from polyrhythm.plugins.cluster.description import describe, is_description
+    from polyrhythm.plugins.cluster.description import describe
     from polyrhythm.plugins.cluster.ray.inventory import in_order, read_nodes
     from polyrhythm.plugins.cluster.ray.reach import LOCAL, node_name
 

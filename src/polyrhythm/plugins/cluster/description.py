@@ -74,11 +74,6 @@ class ClusterDescription(Section):
         return {node.name: node.cpus for node in self.nodes}
 
 
-def is_description(address: str) -> bool:
-    """Whether `ray.address` names a file with a description."""
-    return address.endswith((".yaml", ".yml"))
-
-
 def read_description(path: str) -> ClusterDescription:
     """ConfigError: it cannot be read, or describes no cluster."""
     tree = read(Path(path))

@@ -26,8 +26,9 @@ from ipaddress import ip_address
 import psutil
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
-from polyrhythm.errors import StartError
+from polyrhythm.errors import StartError, first_line
 from polyrhythm.files import atomic_write
+from polyrhythm.plugins.ranks.store import serve_store
 from polyrhythm.training.ranks import Meeting
 
 #: Timeout of what has no deadline of its own: supervision ends a rank that waits too long much earlier.
@@ -66,7 +67,14 @@ def left(meeting: Meeting, more_s: float = 0.0) -> timedelta:
 def _open_store(rank: int, meeting: Meeting) -> tuple[Store, str]:
     """Rank 0's store, and its address. StartError: it cannot be reached."""
     if rank == 0:
-        store, port = _serve_store(meeting)
+        try:
+            store, port = serve_store(meeting.address, FOREVER)
+        except OSError as error:
+            raise StartError(
+                f"the trainer's ranks cannot meet at {meeting.address}, the address of rank 0's host "
+                f"{meeting.hosts[0]} ({error.strerror or error}); start the cluster there with an address of that "
+                "machine"
+            ) from error
         word = secrets.token_hex(8)
         with atomic_write(meeting.file) as file:
             file.write_text(json.dumps([meeting.address, port, word]))
@@ -87,29 +95,6 @@ def _open_store(rank: int, meeting: Meeting) -> tuple[Store, str]:
             f"{_check_network(f'{address}:{port}')}"
         ) from error
     return PrefixStore(word, store), f"{address}:{port}"
-
-
-def _serve_store(meeting: Meeting) -> tuple[TCPStore, int]:
-    """A store at a free port of this host's address alone. StartError: this host does not have the address."""
-    try:
-        family, *_, where = socket.getaddrinfo(meeting.address, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as listening:
-            listening.bind(where)
-            port = listening.getsockname()[1]
-            store = TCPStore(
-                meeting.address,
-                port,
-                is_master=True,
-                timeout=FOREVER,
-                wait_for_workers=False,
-                master_listen_fd=listening.detach(),  # the store's from now on
-            )
-    except OSError as error:
-        raise StartError(
-            f"the trainer's ranks cannot meet at {meeting.address}, the address of rank 0's host {meeting.hosts[0]} "
-            f"({error.strerror or error}); start the cluster there with an address of that machine"
-        ) from error
-    return store, port
 
 
 def _who_came(store: Store, size: int, meeting: Meeting, address: str) -> str:
@@ -137,7 +122,7 @@ def _check_network(address: str) -> str:
 
 def cannot_connect(rank: int, meeting: Meeting, error: Exception) -> StartError:
     """The error of a rank that has met the others and cannot connect to them."""
-    why = (str(error).splitlines() or [type(error).__name__])[0]
+    why = first_line(error, type(error).__name__)
     return StartError(
         f"it has met the other ranks but cannot connect to all of them from {meeting.hosts[rank]} ({why}); "
         f"{_check_network(f'rank 0 on {meeting.hosts[0]}')}"

@@ -59,8 +59,7 @@ def part_of(x: Tensor, like: Tensor | None = None) -> Tensor:
             return x.to_local()
     if not isinstance(like, DTensor):
         return x
-    mesh = like.device_mesh
-    ((over, dim),) = [(at, each.dim) for at, each in enumerate(like.placements) if isinstance(each, Shard)]
+    mesh, ((over, dim),) = like.device_mesh, _sharding(like)
     pieces = x.chunk(mesh.size(over), dim=dim)
     rank = mesh.get_local_rank(over)
     return pieces[rank] if rank < len(pieces) else x.narrow(dim, 0, 0)
@@ -70,12 +69,14 @@ def shard_of(x: Tensor) -> tuple[int, int]:
     """Which shard of `x` this rank has, of how many; ranks of different replicas have the same (0 of 1: all of it)."""
     if not isinstance(x, DTensor):
         return 0, 1
-    mesh = x.device_mesh
-    dims = [dim for dim, placement in enumerate(x.placements) if isinstance(placement, Shard)]
-    if not dims:
-        return 0, 1
-    (dim,) = dims
-    return mesh.get_local_rank(dim), mesh.size(dim)
+    for over, _ in _sharding(x):
+        return x.device_mesh.get_local_rank(over), x.device_mesh.size(over)
+    return 0, 1
+
+
+def _sharding(x: DTensor) -> list[tuple[int, int]]:
+    """The dimension of the mesh over which `x` is sharded, and that of `x`; one at most."""
+    return [(at, each.dim) for at, each in enumerate(x.placements) if isinstance(each, Shard)]
 
 
 def piece_of(name: str, x: Tensor) -> Piece:

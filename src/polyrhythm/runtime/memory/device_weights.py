@@ -22,19 +22,18 @@ import logging
 import mmap
 import os
 import tempfile
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyrhythm.errors import first_line
 from polyrhythm.runtime.devices import is_simulated
-from polyrhythm.runtime.memory.published import Way, lock_file
+from polyrhythm.runtime.memory.published import Way, hold_lock, is_held, lock_file
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, Stream, copy_into, copy_tensor, fitting, views_of
 from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, SharedWeights
 
@@ -190,7 +189,7 @@ class DeviceWeights:
         if own is None:
             self._host.publish(version, tensors)
             return
-        with self._lock("copy", fcntl.LOCK_EX):
+        with lock_file(self._lock_path("copy"), fcntl.LOCK_EX):
             own.name(NOTHING)
             self._host.publish(version, _copied(tensors, own.state))
             self._handles.wait()
@@ -209,8 +208,7 @@ class DeviceWeights:
             return None
         new = self._path.with_suffix(".new")
         new.write_bytes(bytes(_PUBLICATION) + handle)
-        with self._lock("writer", fcntl.LOCK_EX) as lock:
-            weakref.finalize(self, os.close, os.dup(lock.fileno()))  # the lock is held as long as this is open
+        hold_lock(self._lock_path("writer"), self)
         new.replace(self._path)
         self._writes, self._copy = True, _DeviceCopy(self._path, views_of(self.layout, memory))
         log.info("weights are published on %s (%s) and in host memory", self._handles.name, self._handles.means)
@@ -237,7 +235,7 @@ class DeviceWeights:
         """The tensors of the publication, which nobody overwrites meanwhile; None if they cannot be had at once."""
         shared = self._open_copy()
         try:
-            file = self._lock("copy", fcntl.LOCK_SH | fcntl.LOCK_NB)
+            file = lock_file(self._lock_path("copy"), fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             yield None
             return
@@ -246,12 +244,8 @@ class DeviceWeights:
 
     def _open_copy(self) -> _DeviceCopy | None:
         """The copy of the living trainer; None: there is none, or this process cannot open it."""
-        if not self._writes:
-            try:  # the kernel releases the writer's lock when its process ends
-                self._lock("writer", fcntl.LOCK_SH | fcntl.LOCK_NB).close()
-                return None
-            except BlockingIOError:
-                pass
+        if not self._writes and not is_held(self._lock_path("writer")):
+            return None
         try:
             inode = self._path.stat().st_ino
             if inode == self._given_up:
@@ -269,12 +263,12 @@ class DeviceWeights:
 
     def _give_up(self, inode: int, instead: str, error: RuntimeError) -> None:
         self._given_up = inode
-        why = (str(error).splitlines() or ["no reason given"])[0]
+        why = first_line(error)
         name, means = self._handles.name, self._handles.means
         log.warning("weights are %s: memory of %s cannot be shared by %s (%s)", instead, name, means, why)
 
-    def _lock(self, name: str, operation: int) -> BinaryIO:
-        return lock_file(self._path.with_name(f"{_NAME}.{name}.lock"), operation)
+    def _lock_path(self, name: str) -> Path:
+        return self._path.with_name(f"{_NAME}.{name}.lock")
 
 
 def _copied(tensors: Iterator[tuple[str, Tensor]], into: State) -> Iterator[tuple[str, Tensor]]:

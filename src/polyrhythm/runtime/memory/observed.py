@@ -15,11 +15,9 @@ lives; everything else it takes from the arena.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import mmap
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -30,8 +28,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyrhythm.errors import first_line
 from polyrhythm.runtime.memory.device_weights import Handles, handles_of
-from polyrhythm.runtime.memory.published import lock_file
+from polyrhythm.runtime.memory.published import hold_lock, is_held
 from polyrhythm.specs import ArraySpec
 
 log = logging.getLogger(__name__)
@@ -92,9 +91,7 @@ class ObservedBlock:
         named = _Named(seat.name, rows, fields, self._handles.export(memory))
         new = self._path.with_suffix(".new")
         new.write_bytes(bytes(_HEAD) + msgspec.msgpack.encode(named))
-        with lock_file(folder / _LOCK, fcntl.LOCK_EX) as lock:
-            # The lock is held as long as this is open.
-            self._release = weakref.finalize(self, os.close, os.dup(lock.fileno()))
+        self._release = hold_lock(folder / _LOCK, self)
         with new.open("r+b") as file:
             # The request's number plus one; zero for none.
             self._number = np.frombuffer(mmap.mmap(file.fileno(), _HEAD), np.int64)
@@ -145,7 +142,7 @@ class ObservedReader:
         except FileNotFoundError:
             self._open.pop(slot, None)
             return None
-        if inode == self._refused.get(slot) or not _is_held(folder / _LOCK):
+        if inode == self._refused.get(slot) or not is_held(folder / _LOCK):
             return None
         held = self._open.get(slot)
         if held is None or held[0] != inode:
@@ -177,7 +174,7 @@ class ObservedReader:
             memory = handles.open(named.handle, here=True)
         except RuntimeError as error:
             self._refused[slot] = inode
-            why = (str(error).splitlines() or ["no reason given"])[0]
+            why = first_line(error)
             log.warning("observations of %s come from host memory: their memory cannot be opened (%s)", slot, why)
             return None
         if not self._open:
@@ -187,12 +184,3 @@ class ObservedReader:
     def drop(self) -> None:
         """Close all memory of other processes."""
         self._open.clear()
-
-
-def _is_held(path: Path) -> bool:
-    """Whether a living process holds the lock; the kernel releases it when the process ends."""
-    try:
-        lock_file(path, fcntl.LOCK_SH | fcntl.LOCK_NB).close()
-    except BlockingIOError:
-        return True
-    return False

@@ -27,7 +27,9 @@ releases its lock. Counters, which a station's heartbeat carries:
 from __future__ import annotations
 
 import fcntl
+import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -183,6 +185,21 @@ def lock_file(path: Path, operation: int) -> BinaryIO:
         file.close()
         raise
     return file
+
+
+def hold_lock(path: Path, owner: object) -> weakref.finalize[[int], object]:
+    """Lock a file as long as `owner` and its process live, or until what this returns is called."""
+    with lock_file(path, fcntl.LOCK_EX) as lock:
+        return weakref.finalize(owner, os.close, os.dup(lock.fileno()))
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds the lock; the kernel releases it when its process ends."""
+    try:
+        lock_file(path, fcntl.LOCK_SH | fcntl.LOCK_NB).close()
+    except BlockingIOError:
+        return True
+    return False
 
 
 def shared_nbytes(layout: WeightsLayout) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from polyrhythm.config.registry import resolve
 from polyrhythm.envs.base import EnvBatch, EnvSettings, batch_traits
 from polyrhythm.envs.mujoco import RUN_FOLDER
-from polyrhythm.errors import RunHalted
+from polyrhythm.errors import RunHalted, first_line
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.messages import (
@@ -430,7 +430,7 @@ def _block_maker(context: StationContext, env: EnvBatch) -> MakeBlock | None:
         try:
             return ObservedBlock(seat, info.slot, info.rows, env.spec.observation)
         except RuntimeError as error:
-            why = (str(error).splitlines() or ["no reason given"])[0]
+            why = first_line(error)
             message = "observations of %s go through host memory: %s has no memory for them, or cannot share it (%s)"
             log.warning(message, info.slot, seat.name, why)
             return None

@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.long import long
 from tests.oracles.replay import first_difference
-from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, children, config, orphaned_folders
+from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, closed, config
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
@@ -38,18 +38,13 @@ def run(
 ) -> tuple[Pipeline, dict[str, Any]]:
     """A run of so many versions; the pipeline, closed, and its last weights."""
     folder.mkdir(exist_ok=True)
-    pipeline = build_pipeline(RunContext(config(base, **changes), folder=folder), record=True)
-    try:
+    with closed(build_pipeline(RunContext(config(base, **changes), folder=folder), record=True)) as pipeline:
         if during is not None:
             threading.Thread(target=during, args=(pipeline,), daemon=True).start()
         pipeline.loop.train_until(versions)
         assert set(dropped_messages(pipeline.launcher.hosting)) <= {"earlier_incarnation"}
         statistics = pipeline.launcher.hosting.statistics(fresh=True)
         _, weights = pipeline.weights.read(versions)
-    finally:
-        pipeline.close()
-    assert not children()
-    assert not orphaned_folders()
     return pipeline, {"weights": weights, "statistics": statistics}
 
 

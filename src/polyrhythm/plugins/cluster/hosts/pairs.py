@@ -24,7 +24,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,8 +36,10 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from polyrhythm.errors import first_line
 from polyrhythm.plugins.cluster.hosts import questions as q
 from polyrhythm.plugins.cluster.hosts.server import HostServer
+from polyrhythm.plugins.ranks.store import serve_store
 from polyrhythm.runtime.memory.published import PublishedMemory
 from polyrhythm.runtime.memory.receiver import CHUNK_BYTES, CopyStream
 from polyrhythm.runtime.memory.tensors import Device
@@ -91,7 +92,7 @@ def breaking() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, OSError, AttributeError) as error:  # torch's own; or it was built without NCCL
-        raise PairBroken((str(error).splitlines() or [type(error).__name__])[0]) from error
+        raise PairBroken(first_line(error, type(error).__name__)) from error
 
 
 @contextmanager
@@ -156,11 +157,7 @@ class _Pair:
 
     def __init__(self, memory: PublishedMemory, device: Device, address: str, idle_s: float) -> None:
         self._memory, self._device, self._address, self._idle_s = memory, device, address, idle_s
-        with socket.create_server((address, 0)) as listening:  # on this address alone
-            self.port: int = listening.getsockname()[1]
-            limit = timedelta(seconds=q.PAIR_S)
-            words = {"timeout": limit, "wait_for_workers": False, "master_listen_fd": listening.detach()}
-            store = dist.TCPStore(address, self.port, 2, is_master=True, **words)
+        store, self.port = serve_store(address, timedelta(seconds=q.PAIR_S))
         self._orders, self._results = queue.Queue[Send | None](2), queue.Queue[bool](1)
         self._thread = threading.Thread(target=self._run, args=(store,), name="pair", daemon=True)
         self._thread.start()

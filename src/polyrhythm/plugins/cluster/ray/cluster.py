@@ -24,7 +24,7 @@ from ray.exceptions import ActorUnschedulableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polyrhythm.config.sections.running import RaySettings
-from polyrhythm.errors import StartError
+from polyrhythm.errors import StartError, first_line
 from polyrhythm.plugins.cluster.hosts.agent import FOUND_S, AgentSpec, Found, Node
 from polyrhythm.plugins.cluster.hosts.survey import ClusterLost, Sight
 from polyrhythm.plugins.cluster.ray.actors import ANSWER_S, ActorProcess, AgentActor, StationActor, Watcher, last_line
@@ -35,6 +35,7 @@ from polyrhythm.plugins.cluster.ray.reach import (
     bundles_of,
     check_reachable,
     check_room,
+    cpus_by_name,
     describe_wanted,
     node_name,
     own_versions,
@@ -115,7 +116,7 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
             if differs := ray_differs(str(error)):
                 raise StartError(f"ray.address = {address}: {differs}") from error
-            line = (str(error).splitlines() or ["no reason given"])[0]
+            line = first_line(error)
             raise StartError(
                 f"ray.address = {address}: {line}; start a cluster with `ray start --head`, name the address that it "
                 "prints (if it wants a token, set RAY_AUTH_MODE=token and copy ~/.ray/auth_token from its head node), "
@@ -134,8 +135,7 @@ class Cluster:
     def _reserve(self, seats: Mapping[str, Resources]) -> None:
         settings, alive = self._settings, _alive_nodes()
         wanted = bundles_of(seats, settings.cpus_per_station)
-        cpus = {node_name(node): float(node["Resources"].get("CPU", 0.0)) for node in alive}
-        check_room(wanted, settings.cpus_per_station, cpus)
+        check_room(wanted, settings.cpus_per_station, cpus_by_name(alive))
         ids = {node_name(node): node["NodeID"] for node in alive}
         here = ray.get_runtime_context().get_node_id()
         has_room = available_resources_per_node().get(here, {}).get("CPU", 0.0) >= settings.cpus_per_station

@@ -13,9 +13,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.running import is_description
 from polyrhythm.errors import MissingError, StartError
-from polyrhythm.plugins.cluster.description import is_description, read_description
-from polyrhythm.plugins.cluster.ray.reach import AUTO, LOCAL, check_ray_installed, check_reachable, node_name
+from polyrhythm.plugins.cluster.description import read_description
+from polyrhythm.plugins.cluster.ray.reach import (
+    AUTO,
+    LOCAL,
+    check_ray_installed,
+    check_reachable,
+    cpus_by_name,
+    node_name,
+)
 from polyrhythm.runtime.devices import CUDA, SIMULATED, Devices, devices_here
 from polyrhythm.runtime.memory.tensors import count_devices
 
@@ -56,7 +64,7 @@ def count_cpus(address: str) -> dict[str, float]:
     """CPUs of each node of the cluster, by name. MissingError: no cluster answers at the address."""
     if is_description(address):
         return read_description(address).cpus()
-    return {node_name(node): float(node["Resources"].get("CPU", 0.0)) for node in read_nodes(address)}
+    return cpus_by_name(read_nodes(address))
 
 
 def _address_now() -> str:

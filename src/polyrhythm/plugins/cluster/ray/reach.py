@@ -16,14 +16,15 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from polyrhythm.config.sections.running import is_description
 from polyrhythm.errors import ConfigError, MissingError, StartError, install_command
-from polyrhythm.plugins.cluster.description import is_description, read_description
+from polyrhythm.plugins.cluster.description import read_description
 from polyrhythm.runtime.devices import CPU
 
 if TYPE_CHECKING:
@@ -291,6 +292,11 @@ def check_room(bundles: Sequence[Bundle], cpus_per_station: float, cpus: Mapping
 def node_name(node: Mapping[str, Any]) -> str:
     """A node's name for people, from Ray's record of it: `node 10.0.0.7 (5be1f3a2)`."""
     return f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+
+
+def cpus_by_name(nodes: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """CPUs of each node, by its name, from Ray's records of them."""
+    return {node_name(node): float(node["Resources"].get("CPU", 0.0)) for node in nodes}
 
 
 def describe_wanted(bundles: Sequence[Bundle]) -> str:

@@ -98,7 +98,7 @@ def _prepare(
     from polyrhythm.config.load import save_config
     from polyrhythm.observe.run_folder import JOB_FOLDER
     from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
-    from polyrhythm.plugins.cluster.submit.job import TrainingJob, cpus_of_node
+    from polyrhythm.plugins.cluster.submit.job import TrainingJob, cpus_of_node, place_job
 
     folder = (run_to_resume(config, arguments.out) or new_folder(config, arguments.out)).absolute()
     files = folder / JOB_FOLDER
@@ -110,7 +110,7 @@ def _prepare(
     return TrainingJob(
         name=config.name,
         words=("polyrhythm", "train", seen, "--out", out, "resume=auto"),
-        cpus=cpus_of_node(config, settings, option),
+        cpus=cpus_of_node(config, settings, option, place_job(config, settings, option)),
         recipe=recipe,
         out=out,
         over_ray=config.launcher == "ray" and config.ray.address == "auto",

@@ -91,7 +91,8 @@ def examine_job(config: RunConfig, settings: JobSettings, option: str, *, here: 
     since it may be the GPU.
     """
     try:
-        placed, cpus = _place(config, settings, option), cpus_of_node(config, settings, option)
+        placed = place_job(config, settings, option)
+        cpus = cpus_of_node(config, settings, option, placed)
         check_ranks(config, len(placed.names["trainer"]))
     except ConfigError as error:
         for problem in error.problems:
@@ -144,7 +145,7 @@ def _names(settings: JobSettings) -> list[str]:
     return [f"node {index}" for index in range(settings.nodes)]
 
 
-def _place(config: RunConfig, settings: JobSettings, option: str) -> Placed:
+def place_job(config: RunConfig, settings: JobSettings, option: str) -> Placed:
     """Where the stations are on the job's nodes. ConfigError: the nodes lack devices, or are not those of the run."""
     if config.launcher == "ray" and config.ray.address not in ("auto", *["local"] * (settings.nodes == 1)):
         raise ConfigError(
@@ -159,10 +160,10 @@ def _place(config: RunConfig, settings: JobSettings, option: str) -> Placed:
         raise ConfigError(*(f"{asked}: {problem}" for problem in error.problems)) from None
 
 
-def cpus_of_node(config: RunConfig, settings: JobSettings, option: str) -> int:
+def cpus_of_node(config: RunConfig, settings: JobSettings, option: str, placed: Placed) -> int:
     """CPUs of each node: as set, else the fewest with which all processes find room, and one for the main process and
     Ray. ConfigError: those set are too few."""
-    own = {name: seat for name, seat in _place(config, settings, option).seats.items() if not name.startswith(JOINED)}
+    own = {name: seat for name, seat in placed.seats.items() if not name.startswith(JOINED)}
     if config.launcher != "ray":
         return settings.cpus or 1 + sum(seat.threads for seat in own.values())
     bundles = bundles_of(own, config.ray.cpus_per_station)
