@@ -48,16 +48,16 @@ def curves(
     """Draw one curve per run and seed, equal colours for equal settings."""
     lines = {label: [_points(runs / f"{run}{seed}", x[0], y[0]) for seed in seeds] for label, run in names.items()}
     every = [point for found in lines.values() for line in found for point in line]
-    right, high = max(point[0] for point in every), max(point[1] for point in every)
+    right, high = (_round(max(point[side] for point in every)) for side in (0, 1))
     parts = _axes(right, high, x[1], y[1])
-    for number, (label, found) in enumerate(lines.items()):
-        colour = COLOURS[number]
+    at = LEFT + 10
+    for colour, (label, found) in zip(COLOURS, lines.items(), strict=False):
         for line in found:
             path = " ".join(f"{_x(a, right):.1f},{_y(b, high):.1f}" for a, b in line)
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-        at = LEFT + 10 + 215 * number
         parts.append(f'<rect x="{at}" y="10" width="16" height="4" fill="{colour}"/>')
         parts.append(f'<text class="name" x="{at + 22}" y="16">{label}</text>')
+        at += 60 + 7 * len(label)
     _write(name, parts, f"{y[1]} over {x[1]}", HEIGHT)
 
 
@@ -94,6 +94,12 @@ def bars(name: str, page: str, title: str) -> None:
     _write(name, parts, title, height)
 
 
+def _round(value: float) -> float:
+    """The next larger number of one or two digits that has quarters."""
+    unit = 10 ** (len(str(int(value))) - 1) / 5
+    return -(-value // unit) * unit
+
+
 def _x(value: float, right: float) -> float:
     return LEFT + value / right * (WIDTH - LEFT - 16)
 
@@ -108,9 +114,8 @@ def _axes(right: float, high: float, x: str, y: str) -> list[str]:
         at = _y(share * high, high)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 16}" y1="{at}" y2="{at}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{at + 4}" text-anchor="end">{share * high:,.0f}</text>')
-        parts.append(
-            f'<text x="{_x(share * right, right)}" y="{HEIGHT - 24}" text-anchor="middle">{share * right:,.0f}</text>'
-        )
+        anchor, across = "end" if share == 1 else "middle", _x(share * right, right)
+        parts.append(f'<text x="{across}" y="{HEIGHT - 24}" text-anchor="{anchor}">{share * right:,.0f}</text>')
     parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{x}</text>')
     parts.append(
         f'<text x="14" y="{HEIGHT / 2}" transform="rotate(-90 14 {HEIGHT / 2})" text-anchor="middle">{y}</text>'
