@@ -8,6 +8,7 @@ charts of the recipe pages are drawn, from the tables of results in docs/recipes
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -96,8 +97,8 @@ def bars(name: str, page: str, title: str) -> None:
 
 def _round(value: float) -> float:
     """The next larger number of one or two digits that has quarters."""
-    unit = 10 ** (len(str(int(value))) - 1) / 5
-    return -(-value // unit) * unit
+    unit = 10.0 ** (len(str(int(value))) - 1) / 5
+    return math.ceil(value / unit) * unit
 
 
 def _x(value: float, right: float) -> float:
