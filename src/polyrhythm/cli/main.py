@@ -125,6 +125,16 @@ def _dispatch(words: Sequence[str]) -> int:
             _top_parser().error(f"no such command: {command}; {nearest(command, known)}commands are {listed}")
         _top_parser().parse_args(words or ["--help"])
         raise AssertionError("argparse accepts no unknown command")
+    module, parser = command_parser(command)
+    arguments, unknown = parser.parse_known_intermixed_args(words[1:])
+    if unknown:
+        hint = _settings_hint(unknown[0]) if hasattr(arguments, "overrides") else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return module.run(arguments)
+
+
+def command_parser(command: str) -> tuple[CommandModule, argparse.ArgumentParser]:
+    """A command of `commands()` and the parser of its arguments."""
     module = _load(command)
     parser = argparse.ArgumentParser(
         prog=f"polyrhythm {command}",
@@ -132,11 +142,7 @@ def _dispatch(words: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    arguments, unknown = parser.parse_known_intermixed_args(words[1:])
-    if unknown:
-        hint = _settings_hint(unknown[0]) if hasattr(arguments, "overrides") else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    return module.run(arguments)
+    return module, parser
 
 
 def commands() -> dict[str, str]:
