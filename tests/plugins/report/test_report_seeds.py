@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from polyrhythm.plugins.report.figures import returns
-from polyrhythm.plugins.report.page import page
+from polyrhythm.plugins.report.charts import returns
+from polyrhythm.plugins.report.data import page_data
 from polyrhythm.plugins.report.read import Run, group_label, over_seeds, seed_groups
 
 
 def run(label: str, seed: int, earned: list[float], **settings: Any) -> Run:
     lines = [
         {
+            "step": number,
             "throughput/transitions_per_s": 1.0,
             "throughput/transitions": 100.0 * (number + 1),
             "env/episodes": 40,
@@ -44,19 +43,11 @@ def test_the_curve_over_seeds_is_their_mean_and_range_where_all_of_them_are() ->
 
 def test_a_comparison_begins_with_what_differs_and_draws_a_band_over_seeds() -> None:
     runs = [run("a", 0, [1, 2]), run("b", 1, [3, 4]), run("c", 0, [0, 1], gamma=0.5)]
-    figure = returns(runs)
-    assert figure is not None
-    assert figure.pictures[0].count('class="band') == 1
-    assert [text for _, text in figure.legend][:2] == ["a, seeds 0, 1", "c"]
-    text = page(runs)
-    assert text.index("Settings that differ") < text.index("Mean return over transitions")
-
-
-@pytest.mark.parametrize("value", [0.001234, 123456.0, 1.0])
-def test_the_title_of_an_axis_stands_left_of_its_labels(value: float) -> None:
-    figure = returns([run("a", 0, [value, 2 * value])])
-    assert figure is not None
-    labels = [part for part in figure.pictures[0].split("<text") if 'class="tick end"' in part]
-    for label in labels:
-        end, text = float(label.partition('x="')[2].partition('"')[0]), label.partition(">")[2].partition("<")[0]
-        assert end - 7 * len(text) >= 20
+    _, chart = returns(runs)
+    group, alone = chart["series"]
+    assert (group["label"], alone["label"]) == ("a, seeds 0, 1", "c")
+    assert (group["low"][0], group["y"][0], group["high"][0]) == (1.0, 2.0, 3.0)
+    data = page_data(runs)
+    assert [(one["colour"], one["dash"]) for one in data["runs"]] == [(0, 0), (0, 1), (1, 0)]
+    ids = [section["id"] for section in data["sections"]]
+    assert ids.index("settings") < ids.index("return")
