@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,22 +42,24 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind("stepping", "simulator steps the slot", 2, "slots"),
-    Kind("resetting", "simulator resets the slot", 4, "slots"),
-    Kind("in_batch", "slot: its request is in a forward pass", 0, "slots", waits=True),
-    Kind("generator", "slot waits for a generator", 7, "slots", waits=True),
-    Kind("thread", "slot waits for its simulator", 6, "slots", waits=True),
-    Kind("tickets", "slot has no ticket", 5, "slots", waits=True),
+    Kind("stepping", "simulator: step", 2, "slots"),
+    Kind("resetting", "simulator: reset", 4, "slots"),
+    Kind("in_batch", "slot: in a forward pass", 0, "slots", waits=True),
+    Kind("generator", "slot: waits for a generator", 7, "slots", waits=True),
+    Kind("thread", "slot: waits for its simulator", 6, "slots", waits=True),
+    Kind("tickets", "slot: no ticket", 5, "slots", waits=True),
     Kind("forward", "generator: forward pass", 0, "generators"),
-    Kind("apply", "generator takes new weights", 3, "generators"),
-    Kind("score", "scorer: the reward function", 8, "scorers"),
+    Kind("apply", "generator: takes weights", 3, "generators"),
+    Kind("score", "scorer: reward function", 8, "scorers"),
     Kind("update", "trainer: optimizer steps", 1, "trainer"),
-    Kind("publish", "trainer publishes weights", 3, "trainer"),
-    Kind("save", "trainer saves its state", 9, "trainer"),
-    Kind("other", "device is taken or left", 6, "devices"),
+    Kind("publish", "trainer: publishes weights", 3, "trainer"),
+    Kind("save", "trainer: saves its state", 9, "trainer"),
+    Kind("other", "device: taken or left", 6, "devices"),
 )
 _PLACES = {kind.name: place for place, kind in enumerate(KINDS)}
 _OTHER = _PLACES["other"]
+#: End of the name of a lane of work that a station does beside its own.
+_BESIDE = " publishes"
 #: Roles of lanes in the direction of the data flow.
 _ROLES = ("slots", "generators", "scorers", "trainer")
 
@@ -99,35 +102,38 @@ def read_trace(run: Run) -> Trace | None:
 
 @lru_cache(maxsize=1)
 def _read(key: tuple[tuple[Path, int, int], ...], ends: tuple[tuple[float, float], ...]) -> Trace | None:
-    columns: dict[tuple[str, str], list[list[float]]] = defaultdict(lambda: [[], [], [], []])
+    columns: dict[tuple[str, str], list[_Columns]] = defaultdict(list)
     marks: list[Mark] = []
     for path, *_ in key:
-        own: dict[tuple[str, str], list[list[float]]] = defaultdict(lambda: [[], [], [], []])
-        found: list[Mark] = []
-        _collect(path, own, found)
+        own, found = _collect(path)
         shift = _shift(own, dict(ends))
-        for lane, (starts, lasts, kinds, counts) in own.items():
-            shifted = ([start + shift for start in starts], [last + shift for last in lasts], kinds, counts)
-            for column, values in zip(columns[lane], shifted, strict=True):
-                column.extend(values)
+        for lane, (start, end, kind, count) in own.items():
+            columns[lane].append((start + shift, end + shift, kind, count))
         marks += [Mark(mark.time + shift, mark.name) for mark in found]
-    if not columns:
-        return None
-    return Trace([_lane(*lane, columns[lane]) for lane in sorted(columns, key=_order)], marks)
+    lanes = [_lane(*lane, columns[lane]) for lane in sorted(columns, key=_order)]
+    return Trace(lanes, sorted(marks)) if lanes else None
 
 
-def _collect(path: Path, lanes: dict[tuple[str, str], list[list[float]]], marks: list[Mark]) -> None:
-    """Append the file's bars to the columns of their lanes, on the clock of the file."""
+#: Starts, ends, kinds and numbers of bars.
+_Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _collect(path: Path) -> tuple[dict[tuple[str, str], _Columns], list[Mark]]:
+    """The file's bars by lane, and its marks, on the clock of the file."""
+    lanes: dict[tuple[str, str], tuple[array[float], array[float], array[int], array[int]]] = {}
+    marks: list[Mark] = []
     processes: dict[int, str] = {}
     threads: dict[tuple[int, int], tuple[str, str]] = {}
     for event in _events(path):
         pid, tid, form = event.get("pid", 0), event.get("tid", 0), event["ph"]
         if form == "X":
-            starts, ends, kinds, counts = lanes[threads[pid, tid]]
-            start = event["ts"] * 1e-6
+            lane = threads[pid, tid]
+            if lane not in lanes:
+                lanes[lane] = array("d"), array("d"), array("B"), array("i")
+            start, end, kinds, counts = lanes[lane]
             kind, count = _kind(event)
-            starts.append(start)
-            ends.append(start + event["dur"] * 1e-6)
+            start.append(event["ts"] * 1e-6)
+            end.append((event["ts"] + event["dur"]) * 1e-6)
             kinds.append(kind)
             counts.append(count)
         elif form == "i":
@@ -136,6 +142,10 @@ def _collect(path: Path, lanes: dict[tuple[str, str], list[list[float]]], marks:
             processes[pid] = event["args"]["name"]
         elif form == "M" and event["name"] == "thread_name":
             threads[pid, tid] = (processes[pid], event["args"]["name"])
+    found = {}
+    for lane, (start, end, kinds, counts) in lanes.items():
+        found[lane] = np.frombuffer(start), np.frombuffer(end), np.frombuffer(kinds, "u1"), np.frombuffer(counts, "i4")
+    return found, marks
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
@@ -150,28 +160,28 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
                     return
 
 
-def _kind(event: Mapping[str, Any]) -> tuple[int, float]:
+def _kind(event: Mapping[str, Any]) -> tuple[int, int]:
     """The bar's kind, and its number: update 17 for `update 17`, 4 requests for `4 requests`."""
     name, _, rest = event["name"].partition(" ")
     if rest == "requests":
         return _PLACES["forward"], _whole(name)
     if not rest:
-        return _PLACES.get(name, _OTHER), event["args"]["slots"] if "args" in event else 1
+        return _PLACES.get(name, _OTHER), int(event["args"]["slots"]) if "args" in event else 1
     return _PLACES.get(name, _OTHER), _whole(rest)
 
 
-def _whole(words: str) -> float:
+def _whole(words: str) -> int:
     return int(words) if words.isdecimal() and len(words) < 10 else 0
 
 
-def _shift(lanes: Mapping[tuple[str, str], list[list[float]]], ends: Mapping[float, float]) -> float:
+def _shift(lanes: Mapping[tuple[str, str], _Columns], ends: Mapping[float, float]) -> float:
     """Seconds between the trace's clock and that of the run; 0 if no update is in both."""
-    last: dict[float, float] = {}
-    for _, lasts, kinds, counts in lanes.values():
-        for end, kind, count in zip(lasts, kinds, counts, strict=True):
-            if kind == _PLACES["update"]:
-                last[count] = max(end, last.get(count, 0.0))
-    both = [ends[update] - end for update, end in list(last.items())[:_MATCHED] if update in ends]
+    last: dict[int, float] = {}
+    for _, end, kind, count in lanes.values():
+        of_updates = kind == _PLACES["update"]
+        for update, time in zip(count[of_updates].tolist(), end[of_updates].tolist(), strict=True):
+            last[update] = max(time, last.get(update, time))
+    both = [ends[update] - time for update, time in list(last.items())[:_MATCHED] if update in ends]
     return median(both) if both else 0.0
 
 
@@ -182,12 +192,10 @@ def _order(lane: tuple[str, str]) -> tuple[int, str, list[int], str]:
     return known, process, [int(number) for number in digits], name
 
 
-def _lane(process: str, name: str, columns: Sequence[Sequence[float]]) -> Lane:
-    start, end, kind, count = (np.asarray(column, dtype=np.float64) for column in columns)
+def _lane(process: str, name: str, columns: Sequence[_Columns]) -> Lane:
+    start, end, kind, count = (np.concatenate(own) for own in zip(*columns, strict=True))
     order = np.argsort(start, kind="stable")
-    limits = np.iinfo(np.int32)
-    whole = np.clip(count, limits.min, limits.max).astype(np.int32)
-    return Lane(process, name, start[order], end[order], kind.astype(np.uint8)[order], whole[order])
+    return Lane(process, name, start[order], end[order], kind[order], count[order])
 
 
 # ------------------------------------------------------------ the timeline
@@ -223,7 +231,13 @@ def timeline(run: Run, name: str) -> list[Part]:
         "unit": unit,
         "kinds": [{**kind._asdict(), "used": place in used} for place, kind in enumerate(KINDS)],
         "lanes": [
-            {"name": lane.name, "role": lane.process, "station": _station(lane), "count": len(lane.start)}
+            {
+                "name": lane.name,
+                "role": lane.process,
+                "station": _station(lane),
+                "count": len(lane.start),
+                "idles": lane.process in _ROLES and not lane.name.endswith(_BESIDE),
+            }
             for lane in trace.lanes
         ],
         "start": packed(np.concatenate(starts)),
@@ -274,7 +288,7 @@ def waits(run: Run, name: str) -> list[Part]:
 
 def _works_in(lane: Lane, role: str) -> bool:
     """Whether the lane's bars count towards the role's time: publications have a lane beside the trainer's."""
-    return lane.process == role and not lane.name.endswith(" publishes")
+    return lane.process == role and not lane.name.endswith(_BESIDE)
 
 
 def _shares(lanes: Sequence[Lane]) -> dict[int, float]:
@@ -292,11 +306,13 @@ def _over_time(slots: Sequence[Lane], span: tuple[float, float], name: str, run:
     edges = np.linspace(*span, _COLUMNS + 1)
     middles = (edges[1:] + edges[:-1]) / 2
     start, end, kind = (np.concatenate([getattr(lane, of) for lane in slots]) for of in ("start", "end", "kind"))
+    begun, ended = np.array([lane.start[0] for lane in slots]), np.array([lane.end.max() for lane in slots])
+    traced = np.diff(time_before(begun, ended, edges))
     curves = []
     for place in (place for place, one in enumerate(KINDS) if one.role == "slots"):
         own = kind == place
         if own.any():
-            busy = np.diff(time_before(start[own], end[own], edges)) / (np.diff(edges) * len(slots))
+            busy = np.diff(time_before(start[own], end[own], edges)) / np.maximum(traced, 1e-9)
             one = KINDS[place]
             curves.append(series(one.label, one.colour, {"time": middles.tolist()}, busy.tolist(), style="area"))
     return chart(

@@ -47,7 +47,7 @@ class Timeline {
     const stations = new Map();
     for (const lane of this.lanes) {
       const key = `${lane.role}/${lane.station}`;
-      if (!stations.has(key)) stations.set(key, { label: lane.station, key, lanes: [], slots: lane.role === "slots" });
+      if (!stations.has(key)) stations.set(key, { label: lane.station, key, lanes: [], slots: lane.role === "slots", idles: lane.idles });
       stations.get(key).lanes.push(lane);
     }
     this.stations = [...stations.values()];
@@ -153,7 +153,7 @@ class Timeline {
     const begin = Math.max(lo, first), end = Math.min(hi, last);
     context.fillStyle = this.look.lane;
     context.fillRect(left, row.y, plot, row.height);
-    if (end > begin && !row.slot) { // the ground is idle time
+    if (end > begin && row.idles) { // the ground is idle time
       context.fillStyle = this.hatch;
       context.fillRect(left + (begin - lo) * perSecond, row.y, (end - begin) * perSecond, row.height);
     }
@@ -168,8 +168,9 @@ class Timeline {
     context.fillStyle = row.slot ? this.look.soft : this.look.ink;
     context.textAlign = "right";
     const sign = row.slots ? (this.open.has(row.key) ? "▾ " : "▸ ") : "";
-    context.fillText(fitted(context, sign + row.label, left - 8), left - 6, row.y + row.height / 2);
-    row.idle = !row.slot && end > begin ? Math.max(0, 1 - work / (end - begin)) : null;
+    const label = this.width < 560 ? row.label.replace("simulator", "sim").replace("generator", "gen") : row.label;
+    context.fillText(fitted(context, sign + label, left - 8), left - 6, row.y + row.height / 2);
+    row.idle = row.idles && end > begin ? Math.max(0, 1 - work / (end - begin)) : null;
     if (row.idle !== null) {
       context.fillStyle = this.look.soft;
       context.textAlign = "left";
@@ -199,7 +200,7 @@ class Timeline {
   }
 
   step() {
-    const wanted = ((this.view[1] - this.view[0]) * 80) / this.plot;
+    const wanted = ((this.view[1] - this.view[0]) * (this.width < 560 ? 56 : 80)) / this.plot;
     return TIME_STEPS.find((step) => step >= wanted) ?? 86400;
   }
 
@@ -218,7 +219,10 @@ class Timeline {
     const step = this.step();
     context.fillStyle = this.look.soft;
     context.textAlign = "center";
-    for (let tick = Math.ceil(this.view[0] / step) * step; tick <= this.view[1]; tick += step) context.fillText(clock(tick, step), this.x(tick), bottom + 12);
+    for (let tick = Math.ceil(this.view[0] / step) * step; tick <= this.view[1]; tick += step) {
+      const x = this.x(tick), half = context.measureText(clock(tick, step)).width / 2;
+      if (x - half >= this.left - 4 && x + half <= this.left + this.plot + 4) context.fillText(clock(tick, step), x, bottom + 12);
+    }
     if (this.width >= 560) {
       context.textAlign = "right";
       context.fillText("time in the run", this.left - 6, bottom + 12);
@@ -440,7 +444,7 @@ class Timeline {
       }
     }
     const head = `${row.slot ? `${row.station.label}, ` : ""}${row.label} at ${clock(time, Math.min(1, pixel))}`;
-    if (!bars.length) return [head, time < row.first || time > row.last ? "not traced" : "idle (bubble)"];
+    if (!bars.length) return [head, time < row.first || time > row.last ? "not traced" : row.idles ? "idle (bubble)" : "nothing"];
     if (bars.length <= 3) return [head, ...bars.map(([lane, at]) => [`s${this.part.kinds[lane.kind[at]].colour}`, this.barWords(row, lane, at)])];
     const shares = [...seconds].sort((a, b) => b[1] - a[1]).map(([kind, sum]) => [`s${this.part.kinds[kind].colour}`, `${this.part.kinds[kind].label}: ${percentage(sum / pixel)}`]);
     return [head, ...shares, `${bars.length} bars in ${lengthOfTime(pixel)}: zoom in`];
