@@ -36,8 +36,12 @@ class Source(Protocol):
     def fetch(self, name: str, contents: Contents, what: str) -> Path:
         """The same, after downloading files that are missing."""
 
-    def push(self, folder: Path, name: str, contents: Contents, *, public: bool) -> str:
-        """Upload the folder's files as a new revision, and return its name with the revision."""
+    def check_push(self, name: str, contents: Contents) -> object:
+        """ConfigError: this account cannot upload to this name."""
+
+    def push(self, folder: Path, name: str, contents: Contents, *, public: bool, run: Path | None = None) -> str:
+        """Upload the folder's files as a new revision, with a card, and return its name with the revision. run: from
+        which a model was exported."""
 
 
 def is_name(text: object) -> bool:

@@ -21,9 +21,8 @@ _LEFT_OUT = frozenset({"per_episode", "conversations", "variants", "kinds"})
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
-        type=Path,
         metavar="RUN_OR_CHECKPOINT",
-        help="folder of a run (its newest weights), its best.pt or policy.pt, or one of its checkpoints/run-*",
+        help="folder of a run (its newest weights), its best.pt or policy.pt, or one of its checkpoints/run-*; or hf://owner/name",
     )
     parser.add_argument(
         "policy",
@@ -87,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.observe.run_folder import take_file
     from polyrhythm.pipeline.evaluation.standalone import Conditions, Video, evaluate
     from polyrhythm.pipeline.hooks import open_display
+    from polyrhythm.sources import fetched_folder
 
     if (filmed := arguments.video_episodes) and not arguments.video:
         raise ConfigError(f"--video-episodes = {filmed}: there is no video; name its file with --video")
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     variants = tuple(filter(None, arguments.variants.split(",")))
     with open_display(sys.stderr) as live:
         result = evaluate(
-            arguments.path,
+            fetched_folder(arguments.path, what="eval"),
             arguments.episodes,
             arguments.seed,
             arguments.greedy,

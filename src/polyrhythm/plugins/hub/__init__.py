@@ -4,6 +4,7 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "hub",
+    needs=("report",),
     adds={
         "source": {"hf": "polyrhythm.plugins.hub.files"},
         "check": {"downloads": "polyrhythm.plugins.hub.checks:CHECKS"},

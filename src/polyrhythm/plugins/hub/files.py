@@ -219,12 +219,23 @@ def check_push(name: str, contents: Contents) -> HubName:
     return one
 
 
-def push(folder: Path, name: str, contents: Contents, *, public: bool) -> str:
-    """Upload the folder as one commit, into a new private repository unless there is one or `public` is set."""
+def push(folder: Path, name: str, contents: Contents, *, public: bool, run: Path | None = None) -> str:
+    """Upload the folder with its card as one commit, into a new private repository unless there is one or `public` is
+    set."""
+    from polyrhythm.plugins.hub.card import CARD, write_dataset_card, write_model_card
+
     one, api = check_push(name, contents), _api()
+    if contents == "dataset":
+        write_dataset_card(folder, one.repo)
+    else:
+        write_model_card(folder, run or folder, one.repo)
     with one.errors():
         api.create_repo(one.repo, repo_type=contents, private=not public, exist_ok=True)
         done = api.upload_folder(
-            repo_id=one.repo, repo_type=contents, folder_path=folder, commit_message="Upload by polyrhythm"
+            repo_id=one.repo,
+            repo_type=contents,
+            folder_path=folder,
+            allow_patterns=[*INCLUDE["dataset"], CARD] if contents == "dataset" else None,
+            commit_message="Upload by polyrhythm",
         )
     return f"hf://{one.repo}@{done.oid}"
