@@ -108,6 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(401, "")
         elif path == "repos/create":
             self._create(json.loads(body))
+        elif path.count("/") < 2:
+            self._refuse(404, "EntryNotFound")
         else:
             kind, owner, name, *rest = path.split("/")
             repo, revision = f"{kind}/{owner}/{name}", "/".join(rest[1:]) or "main"

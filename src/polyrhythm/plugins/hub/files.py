@@ -127,6 +127,7 @@ def _client() -> Any:
         import huggingface_hub
     except ImportError as error:
         raise MissingError(f"hf://: huggingface_hub is not installed; run: {install_command('hub')}") from error
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request
     return huggingface_hub
 
 
@@ -183,8 +184,10 @@ def fetch(name: str, contents: Contents, what: str) -> Path:
 
 def _snapshot(one: HubName, *, download: bool) -> Path:
     client = _client()
+    from huggingface_hub.utils import disable_progress_bars
+
     if not sys.stderr.isatty():
-        client.utils.disable_progress_bars()
+        disable_progress_bars()
     with one.errors():
         found = client.snapshot_download(
             one.repo,

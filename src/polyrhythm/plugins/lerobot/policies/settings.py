@@ -196,14 +196,21 @@ class LerobotPolicy(nn.Module):
         raise ConfigError(not_trained(self.settings, self.description))
 
 
+#: Policies of LeRobot whose folders a policy type here trains, and others that have a flow head.
+_TRAINED_HERE, _FLOW = ("pi0", "pi05"), ("smolvla", "groot", "xvla")
+
+
 def not_trained(settings: LerobotSettings, description: Description) -> str:
-    """Why training this policy is refused."""
-    flow = description.kind in ("smolvla", "pi0", "pi05", "groot", "xvla")
-    has = "its flow head is in a process of its own" if flow else "it has no likelihood that its process could train"
-    own = "policy.type pi0, pi05 or groot_n1d5, or lerobot-train" if flow else "lerobot-train"
+    """Why training this policy is refused, and what trains it."""
+    kind, train = description.kind, "train it with lerobot-train"
+    why = "it has no likelihood that a loss here could use"
+    if kind in (*_TRAINED_HERE, *_FLOW):
+        why = "its flow head is in a process of its own, which sends no gradients"
+    if kind in _TRAINED_HERE:
+        train = f"train the same folder with policy.type={kind}"
     return (
-        f"policy.checkpoint = {settings.checkpoint}: a {description.kind!r} of LeRobot is evaluated here, not trained "
-        f"({has}); set training.versions=0 without demonstrations, or train it with {own}"
+        f"policy.checkpoint = {settings.checkpoint}: policy.type = lerobot evaluates a {kind!r} and does not train it: "
+        f"{why}; {train}, or set training.versions=0 without demonstrations and supervised"
     )
 
 
