@@ -41,21 +41,23 @@ class Success(NamedTuple):
 
 class Measured(NamedTuple):
     """An evaluation. way: greedy, sampled or swapped; transitions: trained before its weights; success: None if no
-    episode reported it."""
+    episode reported it; time_s: since the run began, at its end."""
 
     way: str
     transitions: float
     success: Success | None
     mean_return: float
+    time_s: float = 0.0
 
 
 class Point(NamedTuple):
     """Training episodes of consecutive updates, up to `transitions`; success: None if no episode reported it;
-    mean_return: None if no update has a finite one."""
+    mean_return: None if no update has a finite one; time_s: since the run began, at the last of these updates."""
 
     transitions: float
     success: Success | None
     mean_return: float | None
+    time_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ def _evaluations(lines: list[Line], per_version: int) -> list[Measured]:
                 transitions = updates[before - 1]["throughput/transitions"] if before else 0.0
                 rate = [line.get(f"evaluation/{way}/{part}") for part in Success._fields]
                 success = None if None in rate else Success(*map(float, rate))  # type: ignore[arg-type]
-                found.append(Measured(way, transitions, success, float(mean_return)))
+                time_s = float(line.get("time_s") or 0.0)
+                found.append(Measured(way, transitions, success, float(mean_return), time_s))
     return found
 
 
@@ -167,7 +170,7 @@ def training_points(run: Run) -> list[Point]:
             rate = Success(*wilson(round(successes), round(episodes))[2:]) if reported else None
             transitions = line.get("throughput/transitions") or 0.0
             mean = rewards / rewarded if rewarded else None
-            points.append(Point(transitions, rate, mean))
+            points.append(Point(transitions, rate, mean, line.get("time_s") or 0.0))
             episodes = successes = rewards = rewarded = 0.0
     return points
 
@@ -220,9 +223,9 @@ def lag_points(run: Run) -> list[tuple[float, float, float]]:
     return [(x, mean, most) for (x, mean), most in zip(mean_points(run, "staleness/lag_mean"), largest, strict=False)]
 
 
-def mean_points(run: Run, name: str) -> list[tuple[float, float]]:
-    """(transitions, mean) of a metric, merged to at most `_POINTS` points."""
-    return [(part[-1][0], sum(value for _, value in part) / len(part)) for part in _parts(run.series(name))]
+def mean_points(run: Run, name: str, over: str = "throughput/transitions") -> list[tuple[float, float]]:
+    """(over, mean) of a metric, merged to at most `_POINTS` points."""
+    return [(part[-1][0], sum(value for _, value in part) / len(part)) for part in _parts(run.series(name, over))]
 
 
 def _parts(series: list[tuple[float, float]]) -> list[list[tuple[float, float]]]:
