@@ -87,7 +87,8 @@ MAY_IMPORT = {
     "cli": "pydantic polyrhythm",
     "plugins/autobatch": ".plugin .scheduler",
     "plugins/simulators": (
-        "OpenGL PIL mani_skill metaworld msgspec mujoco numpy pydantic robosuite sapien torch .checks .config "
+        "OpenGL PIL gymnasium gymnasium_robotics mani_skill metaworld msgspec mujoco numpy pydantic robosuite sapien "
+        "torch .checks .config "
         ".conformance .env_warnings .envs .errors .imports .plugin .specs"
     ),
     "plugins/language/text": (
