@@ -111,7 +111,7 @@ def main() -> None:
             make_run(runs[0], arguments.bars)
         for number, run in enumerate(runs):
             begin, worked = time.perf_counter(), time.process_time()
-            path = write_report([run], Path(temporary) / f"report-{number}.html")
+            path = write_report(run, Path(temporary) / f"report-{number}.html")
             found = {"write_s": time.perf_counter() - begin, "write_cpu_s": time.process_time() - worked}
             found["mb"] = path.stat().st_size / 1e6
             times = [measure(path) for _ in range(3)]

@@ -47,7 +47,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 lane, begin = f"simulator-0.0/{slot}", update + 0.25 * slot
                 trace.complete("slots", lane, "stepping", begin, begin + 0.2)
                 trace.complete("slots", lane, "generator", begin + 0.2, begin + 0.3)
-    return write_report([folder])
+    return write_report(folder)
 
 
 @pytest.fixture(scope="module")

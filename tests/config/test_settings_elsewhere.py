@@ -1,4 +1,4 @@
-"""docs/from-other-systems.md names recipe keys that exist, values that they take, and defaults that they have."""
+"""docs/settings-elsewhere.md names recipe keys that exist, values that they take, and defaults that they have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyrhythm.config.presets import OBJECTIVE_PRESETS, PRESETS
 from polyrhythm.config.registry import known_types, settings_class
 from polyrhythm.config.schema import RunConfig
 
-PAGE = Path(__file__).parents[2] / "docs" / "from-other-systems.md"
+PAGE = Path(__file__).parents[2] / "docs" / "settings-elsewhere.md"
 #: Keys of a recipe that the resolved configuration does not have, and the values that they take.
 RECIPE_ONLY: dict[str, list[str]] = {"preset": list(PRESETS), "objective": list(OBJECTIVE_PRESETS)}
 
