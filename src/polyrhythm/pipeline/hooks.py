@@ -62,6 +62,9 @@ class RunPart:
     def on_metrics(self, step: int, values: Mapping[str, float | None]) -> None:
         """Called with each line of metrics.jsonl."""
 
+    def on_evaluation(self, name: str, result: Mapping[str, Any]) -> None:
+        """Called after each evaluation. result: its tally, with `version` and `conversations`."""
+
     def observers(self, pipeline: Pipeline) -> Sequence[Observer]:  # noqa: ARG002
         """Observers of all phases, from the start of the stations on. They stay attached: their end is `close`."""
         return ()
@@ -76,10 +79,11 @@ class RunPart:
 class RunHooks:
     """Hooks of a plugin; subclass it. Its module is imported for every run, so it must import nothing heavy.
 
-    files: names of the files that it writes to a run's folder.
+    files, folders: names of the files and folders that it writes to a run's folder.
     """
 
     files: ClassVar[tuple[str, ...]] = ()
+    folders: ClassVar[tuple[str, ...]] = ()
 
     def begin(self, config: RunConfig) -> RunPart | None:  # noqa: ARG002
         """Called before a run or a resumed part does anything. StartError, with nothing left open: it cannot start."""
@@ -91,6 +95,9 @@ class RunHooks:
 
     def on_evaluation(self, folder: Path, name: str, result: Mapping[str, Any]) -> None:
         """Called after each evaluation. result: its tally, with `version` and `conversations`."""
+
+    def on_video(self, config: RunConfig, folder: Path, name: str, version: int, file: Path) -> None:
+        """Called after an evaluation of a run's policy by itself has written a video. folder: the run's."""
 
     def rewind(self, folder: Path, version: int) -> None:
         """Called when the run resumes from this version: results of later versions will be recomputed."""

@@ -58,7 +58,7 @@ def run(tmp_path: Path) -> Callable[..., Path]:
     def make(name: str, *, success: bool = True, finished: bool = True) -> Path:
         folder = tmp_path / "recipe" / name
         summary = SUMMARY if success else {**SUMMARY, **dict.fromkeys(("before", "after", "swapped"), tally(None))}
-        with MetricsWriter(folder, tensorboard=False) as metrics:
+        with MetricsWriter(folder) as metrics:
             metrics.log(0, evaluation("greedy", summary["before"]), 5.0)
             for update in range(UPDATES):
                 values = {
@@ -155,7 +155,7 @@ def test_a_run_on_several_hosts_shows_each(run: Callable[..., Path]) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     summary["faults"] = [{**fault, "host": "host-1"} for fault in summary["faults"]]
     (folder / "summary.json").write_text(json.dumps({**summary, "hosts": hosts}))
-    with MetricsWriter(folder, tensorboard=False) as metrics:
+    with MetricsWriter(folder) as metrics:
         for update in range(UPDATES, UPDATES + 3):
             values = {"hosts/utilisation/main": 0.2, "hosts/faults/host-1": 2.0, "throughput/transitions_per_s": 1.0}
             metrics.log(update, values, 20.0 + 10 * update)
@@ -289,7 +289,7 @@ def test_points_of_the_curves(run: Callable[..., Path]) -> None:
 
 def test_the_environments_own_metrics_are_drawn_and_listed(run: Callable[..., Path]) -> None:
     folder = run("one")
-    with MetricsWriter(folder, tensorboard=False) as metrics:
+    with MetricsWriter(folder) as metrics:
         for update in range(UPDATES, UPDATES + 4):
             own = {"env/metrics/push": float(update)} | ({"env/metrics/slip": 0.5} if update % 2 else {})
             values = {"throughput/transitions": 1000.0 * (update + 1), "throughput/transitions_per_s": 9.0, **own}
@@ -321,7 +321,7 @@ def test_several_runs_show_the_settings_that_differ(run: Callable[..., Path]) ->
 
 def test_an_evaluation_stands_where_its_version_was_trained_however_late_it_comes(tmp_path: Path) -> None:
     folder = tmp_path / "recipe" / "run"
-    with MetricsWriter(folder, tensorboard=False) as metrics:
+    with MetricsWriter(folder) as metrics:
         for update in range(8):
             values = {"throughput/transitions": 100.0 * (update + 1), "throughput/transitions_per_s": 1.0}
             metrics.log(update, values, float(update))

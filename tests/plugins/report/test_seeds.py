@@ -26,7 +26,7 @@ def make(tmp_path: Path) -> Make:
         folder = tmp_path / name
         each = [None if successes is None else i < successes for i in range(40)]
         after = {**success_rate(each), "mean_return": 1.0 + seed}
-        with MetricsWriter(folder, tensorboard=False) as metrics:
+        with MetricsWriter(folder) as metrics:
             for update in range(6):
                 values = {
                     "env/episodes": 40.0,
