@@ -5,13 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -281,35 +280,3 @@ def test_ctrl_c_ends_the_command(watch: tuple[subprocess.Popen[str], str]) -> No
     open_one.close()
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=5):
         pass
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-class GrowingRun(LiveRun):
-    """A run that grows as soon as a page has been sent."""
-
-    def whole(self) -> tuple[str, Mapping[str, Any]]:
-        found = super().whole()
-        entry = {"evaluation": "eval", "version": 77, "mode": "greedy", "seed": 5, "task": "later<i>", "success": False}
-        with (self.folder / "gallery" / "episodes.jsonl").open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-        return found
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_a_browser_follows_the_run(folder: Path, tmp_path: Path) -> None:
-    assert CHROMIUM is not None
-    with PageServer(GrowingRun(folder, lambda: 0.0)) as server:
-        thread = threading.Thread(target=server.serve)
-        thread.start()
-        words = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
-        words += ["--enable-logging=stderr", "--virtual-time-budget=9000", "--dump-dom", server.url]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=True)
-        server.stop()
-        thread.join()
-    assert "CONSOLE" not in done.stderr
-    page, _, first_data = done.stdout.partition('id="data"')
-    assert "Live: this page refreshes itself." in page
-    assert "later&lt;i&gt;" in page
-    assert "later" not in first_data.partition("</script>")[0]
