@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def url(folder: Path) -> Iterator[str]:
-    with PageServer(LiveRun(folder, lambda: 0.0)) as server:
+    with PageServer(LiveRun(folder, count(0.0, 100.0).__next__)) as server:
         thread = threading.Thread(target=server.serve)
         thread.start()
         yield server.url

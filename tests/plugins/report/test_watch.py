@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +64,7 @@ Ask = Callable[..., Answer]
 @pytest.fixture
 def ask(folder: Path) -> Iterator[Ask]:
     """Send a request to the server of the folder; it ends with the test."""
-    with PageServer(LiveRun(folder, lambda: 0.0)) as server:
+    with PageServer(LiveRun(folder, count(0.0, 100.0).__next__)) as server:
         thread = threading.Thread(target=server.serve)
         thread.start()
 

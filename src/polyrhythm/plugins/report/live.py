@@ -2,12 +2,13 @@
 
 Consumes the files of the folder, which the run appends to or replaces. It is read when a page asks, at most once at a
 time, only if a file has changed, and no sooner than `_REST` times the last reading took; a section that takes long,
-as the timeline of a large trace does, rests by itself. So a viewer costs a tenth of a core or little more. A file that
+or is large, as the timeline is, rests by itself. So a viewer costs a tenth of a core or little more. A file that
 is being written, or a folder that was moved away, leaves the state as it is and gives the reason.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import threading
@@ -28,15 +29,15 @@ from polyrhythm.plugins.report.read import read_run
 
 log = logging.getLogger(__name__)
 
-#: Pause between two readings, as a multiple of the time that the last one took, and its maximum in seconds: a machine
-#: that was busy for a moment is no large run.
-_REST, _LONGEST_REST = 10.0, 20.0
+#: Pause between two readings, as a multiple of the time that the last one took; bytes of a section each second of its
+#: pause; maximum of both in seconds: a machine that was busy for a moment is no large run.
+_REST, _RATE, _LONGEST_REST = 10.0, 20_000, 20.0
 #: Increments that are kept for pages that ask late; those that ask later get everything.
 _KEPT = 32
 
 
-def _rest(took: float) -> float:
-    return min(_REST * took, _LONGEST_REST)
+def _rest(took: float, size: int = 0) -> float:
+    return min(max(_REST * took, size / _RATE), _LONGEST_REST)
 
 
 class _Drawn(NamedTuple):
@@ -123,7 +124,7 @@ class LiveRun:
                 return held.parts
             parts, ended = list(section.draw([run])), self._now()
             # The first time includes imports, and the reading of what was there already.
-            rest = _rest(ended - now) if held is not None else 0.0
+            rest = _rest(ended - now, len(json.dumps(parts))) if held is not None else 0.0
             self._drawn[section.id] = _Drawn(parts, ended + rest)
             return parts
 
