@@ -282,11 +282,10 @@ def _described(
 def _write_page(folder: Path, found: Mapping[str, Any]) -> str | None:
     """Compare the finished runs on one page. None: fewer than two, or it could not be written, which is logged."""
     runs = [run["folder"] for one in found["combinations"] for run in one["runs"] if run["result"] is not None]
-    command = next((name for name in ("compare", "report") if name in table("command")), None)
-    if len(runs) < 2 or command is None:
+    if len(runs) < 2 or "compare" not in table("command"):
         return None
     page = folder / PAGE_FILE
-    words = [sys.executable, "-m", "polyrhythm", command, *runs, "--out", str(page)]
+    words = [sys.executable, "-m", "polyrhythm", "compare", *runs, "--out", str(page)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)  # noqa: S603
     if done.returncode:
         log.warning("no comparison page: %s", (done.stderr.strip().splitlines() or ["no reason given"])[-1])
