@@ -20,7 +20,6 @@ import argparse
 import hashlib
 import json
 import logging
-import os
 import shlex
 import subprocess
 import sys
@@ -65,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.plugins.sweep.room import slots, visible_devices
+    from polyrhythm.runtime.memory.tensors import count_cores
+
     fixed, settings = space.parse(arguments.overrides)
     _refuse_contradictions(arguments, settings)
     base = _load(arguments.recipe, [*fixed, *(f"{one.path}={one.ends()[0]}" for one in settings)])
@@ -72,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     seeds = [base.seed + number for number in range(arguments.seeds)]
     candidates = _candidates(arguments, settings, base.seed)
     configs = _checked(arguments, fixed, candidates)
-    at_once = _slots(configs, arguments.at_once)
+    at_once = slots(configs, count_cores(), visible_devices(), arguments.at_once)
     _refuse_other_runs(folder, fixed, seeds, list(zip(candidates, configs, strict=True)))
     journal = Journal.open(folder, arguments.recipe)
     with lock_run_folder(folder):
@@ -178,35 +180,6 @@ def _checked(
     if problems:
         raise ConfigError(*problems, origin=f"sweep of {arguments.recipe}")
     return configs
-
-
-def _slots(configs: Sequence[RunConfig], at_once: int | None) -> list[str | None]:
-    """One entry for each run at the same time: its devices as CUDA_VISIBLE_DEVICES, or None to leave them.
-
-    A run needs a core for each thread of its processes that compute on the CPU; inline, one. It needs devices up to the
-    highest number that its settings name, and gets devices of its own, which it counts from 0.
-    """
-    from polyrhythm.pipeline.placed import place
-    from polyrhythm.runtime.devices import is_simulated, number_of
-    from polyrhythm.runtime.memory.tensors import count_cores, count_devices
-
-    cores, devices = 1, 0
-    for config in configs:
-        if config.launcher not in ("inline", "local"):
-            return [None] * (at_once or 1)  # its processes are on machines that the sweep does not count
-        seats = place(config).seats.values()
-        real = [seat for seat in seats if seat.device != "cpu" and not is_simulated(seat.device)]
-        devices = max([devices, *(number_of(seat.device) + 1 for seat in real)])
-        if config.launcher == "local":
-            cores = max(cores, sum(seat.threads for seat in seats) - sum(seat.threads for seat in real))
-    room = count_devices() // devices if devices else max(1, count_cores() // cores)
-    number = at_once or room
-    if not devices:
-        return [None] * number
-    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    visible = named or [str(device) for device in range(count_devices())]
-    sets = [",".join(visible[first : first + devices]) for first in range(0, room * devices, devices)]
-    return [sets[place % len(sets)] for place in range(number)]
 
 
 def _refuse_other_runs(
