@@ -10,7 +10,7 @@ from pathlib import Path
 
 from polyrhythm.cli import show
 from polyrhythm.cli.arguments import count, whole
-from polyrhythm.plugin import load, plugins
+from polyrhythm.plugin import load
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +19,6 @@ _LEFT_OUT = frozenset({"per_episode", "conversations", "variants", "kinds"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    purposes = [item for plugin in plugins().values() for item in plugin.purposes.items()]
-    parser.epilog = "\n".join(f"{purpose}." for name, purpose in purposes if name.startswith("eval "))
     parser.add_argument(
         "path",
         metavar="RUN_OR_CHECKPOINT",

@@ -102,7 +102,7 @@ def test_halving_continues_the_runs_of_the_better_half(tmp_path: Path, capsys: p
 @long(40, "a sweep that is killed")
 def test_a_killed_sweep_goes_on_with_its_unfinished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write(tmp_path)
-    words = [recipe, "training.optimizer.lr=1e-3,2e-3", "training.versions=400", "--out", str(tmp_path / "out")]
+    words = [recipe, "training.optimizer.lr=1e-3,2e-3", "training.versions=150", "--out", str(tmp_path / "out")]
     words += ["--at-once", "1", "checkpoint.run_every_s=0"]
     process = subprocess.Popen([sys.executable, "-m", "polyrhythm", "sweep", *words], stderr=subprocess.DEVNULL)
     metrics, deadline = next_metrics(tmp_path / "out"), time.monotonic() + 120
@@ -119,7 +119,7 @@ def test_a_killed_sweep_goes_on_with_its_unfinished_run(tmp_path: Path, capsys: 
     assert text.count("evaluation before …") <= 1
     assert "interrupted" in text
     updates = [line["step"] for line in metrics() if "train/actor/policy_loss" in line or "staleness/lag_mean" in line]
-    assert sorted(set(updates)) == list(range(min(updates), 401)), "no version is missing"
+    assert sorted(set(updates)) == list(range(150)), "no update is missing"
 
 
 def next_metrics(out: Path) -> Any:
