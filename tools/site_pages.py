@@ -176,7 +176,10 @@ def policies() -> str:
 
 
 def commands_page() -> str:
-    table = [f"| [`{command}`](#{command}) | {_plain(purpose)} |" for command, purpose in commands().items()]
+    table = [
+        f"| [`{command}`](#{command.replace(' ', '-')}) | {_plain(purpose)} |"
+        for command, purpose in commands().items()
+    ]
     lines = [_COMMANDS, "\n".join(["| command | |", "|---|---|", *table])]
     for command in commands():
         _, parser = command_parser(command)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from polyrhythm.cli import show
 from polyrhythm.cli.arguments import count, whole
-from polyrhythm.plugin import load, plugins
+from polyrhythm.plugin import load
 
 log = logging.getLogger(__name__)
 
@@ -19,12 +19,11 @@ _LEFT_OUT = frozenset({"per_episode", "conversations", "variants", "kinds"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    purposes = [item for plugin in plugins().values() for item in plugin.purposes.items()]
-    parser.epilog = "\n".join(f"{purpose}." for name, purpose in purposes if name.startswith("eval "))
     parser.add_argument(
         "path",
         metavar="RUN_OR_CHECKPOINT",
-        help="folder of a run (its newest weights), its best.pt or policy.pt, or one of its checkpoints/run-*; or hf://owner/name",
+        help="folder of a run (its newest weights), its best.pt or policy.pt, or one of its checkpoints/run-*; "
+        "or hf://owner/name",
     )
     parser.add_argument(
         "policy",
@@ -98,22 +97,22 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.pipeline.hooks import open_display
     from polyrhythm.sources import fetched_folder
 
-    video: Video | Gallery | None = None
-    filmed = arguments.video_episodes
-    if arguments.video:
-        video = Video(arguments.video, filmed or 9)
-    elif arguments.gallery:
-        video = Gallery(arguments.path, filmed, " ".join(arguments.policy))
-    elif filmed:
+    if (filmed := arguments.video_episodes) and not (arguments.video or arguments.gallery):
         raise ConfigError(f"--video-episodes = {filmed}: there is no video; name its file with --video")
     if file := arguments.conversations_file:
         if arguments.conversations == 0:
             raise ConfigError("--conversations = 0: --conversations-file would have nothing; leave one of them out")
         take_file(file)
     variants = tuple(filter(None, arguments.variants.split(",")))
+    path = fetched_folder(arguments.path, what="eval")
+    video: Video | Gallery | None = None
+    if arguments.video:
+        video = Video(arguments.video, filmed or 9)
+    elif arguments.gallery:
+        video = Gallery(path, filmed, " ".join(arguments.policy))
     with open_display(sys.stderr) as live:
         result = evaluate(
-            fetched_folder(arguments.path, what="eval"),
+            path,
             arguments.episodes,
             arguments.seed,
             arguments.greedy,

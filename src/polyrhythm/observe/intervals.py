@@ -51,6 +51,14 @@ def student(values: Sequence[float]) -> tuple[float, float, float]:
     mean, degrees = fmean(values), len(values) - 1
     if not degrees:
         return mean, mean, mean
+    half = student_quantile(degrees) * math.sqrt(variance(values) / len(values))
+    return mean, mean - half, mean + half
+
+
+def student_quantile(degrees: int) -> float:
+    """97.5% quantile of Student's t: 12.7 at 1 degree of freedom, 1.98 at 100."""
+    if degrees <= len(_T):
+        return _T[degrees - 1]
     z = 1.959963984540054
     terms = (
         z,
@@ -58,9 +66,7 @@ def student(values: Sequence[float]) -> tuple[float, float, float]:
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
-    quantile = _T[degrees - 1] if degrees <= len(_T) else sum(x / degrees**power for power, x in enumerate(terms))
-    half = quantile * math.sqrt(variance(values) / len(values))
-    return mean, mean - half, mean + half
+    return sum(x / float(degrees) ** power for power, x in enumerate(terms))
 
 
 def pass_at(k: int, samples: int, successes: int) -> float:

@@ -5,5 +5,5 @@ from polyrhythm.plugin import Plugin
 PLUGIN = Plugin(
     "paired",
     adds={"command": {"eval compare": "polyrhythm.plugins.paired.command"}},
-    purposes={"eval compare": "polyrhythm eval compare A B: the difference of two policies on the same episodes"},
+    purposes={"eval compare": "compare two policies on the same episodes"},
 )

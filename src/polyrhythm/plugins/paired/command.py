@@ -26,8 +26,8 @@ from polyrhythm.cli.arguments import count, whole
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [option ...] A B [section.key=value ...]"
     what = "a run (its newest weights), its best.pt or policy.pt, one of its checkpoints/run-*, or an exported policy"
-    parser.add_argument("a", type=Path, metavar="A", help=what)
-    parser.add_argument("b", type=Path, metavar="B", help="the same")
+    parser.add_argument("a", metavar="A", help=f"{what}; or hf://owner/name")
+    parser.add_argument("b", metavar="B", help="the same")
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="section.key=value", help="settings of both, as in polyrhythm eval"
     )
@@ -68,8 +68,10 @@ class _Side(NamedTuple):
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.errors import RunHalted
     from polyrhythm.plugins.paired.differences import difference, pair_up
+    from polyrhythm.sources import fetched_folder
 
-    sides = [_load(path, arguments.overrides) for path in (arguments.a, arguments.b)]
+    paths = [fetched_folder(named, what="eval compare") for named in (arguments.a, arguments.b)]
+    sides = [_load(path, arguments.overrides) for path in paths]
     env = _refuse_other_episodes(*sides)
     own = sides[0].config.evaluation
     seed = own.seed if arguments.seed is None else arguments.seed
