@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TextIO
 
 from polyrhythm.plugin import load, load_all, table
 
@@ -44,6 +44,13 @@ def open_display(stream: TextIO) -> Iterator[Display | None]:
         return
     with load("pipeline", "terminal")(stream) as display:
         yield display
+
+
+class Alarm(NamedTuple):
+    """A problem of a run. step: of its line of metrics; None if it is one of the whole run."""
+
+    step: float | None
+    text: str
 
 
 class RunPart:
@@ -95,8 +102,8 @@ class RunHooks:
     def rewind(self, folder: Path, version: int) -> None:
         """Called when the run resumes from this version: results of later versions will be recomputed."""
 
-    def warnings(self, lines: Sequence[Mapping[str, Any]]) -> Sequence[str]:  # noqa: ARG002
-        """Sentences about a complete run, from its lines of metrics, for summary and report."""
+    def alarms(self, lines: Sequence[Mapping[str, Any]]) -> Sequence[Alarm]:  # noqa: ARG002
+        """Problems of a run, from its lines of metrics, for summary and report."""
         return ()
 
     def finish(self, folder: Path) -> None:

@@ -298,7 +298,7 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
         summary |= progress.result(part) or {}
     lines = read_lines(folder)
-    summary["warnings"] = [*warnings_so_far(), *(text for hooks in run_hooks() for text in hooks.warnings(lines))]
+    summary["warnings"] = [*warnings_so_far(), *(alarm.text for hooks in run_hooks() for alarm in hooks.alarms(lines))]
     summary["wall_s"] = progress.summary()
     summary["seats"] = describe_seats(place(checked.config).seats)
     if (limit := limit_of(checked.config, summary, lines)) is not None:
