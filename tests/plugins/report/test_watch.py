@@ -27,7 +27,7 @@ VIDEO = bytes(range(256)) * 4
 
 
 def write_updates(folder: Path, first: int, last: int) -> None:
-    with MetricsWriter(folder, tensorboard=False) as metrics:
+    with MetricsWriter(folder) as metrics:
         for update in range(first, last):
             values = {
                 "env/episodes": 40.0,
