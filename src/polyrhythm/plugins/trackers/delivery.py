@@ -29,11 +29,13 @@ OnOpened = Callable[[str], None]
 class Patience:
     """Rule of repetition and deadlines.
 
-    retry_s: waits between tries; reply_s: maximum duration of a call; queue: maximum number of waiting calls; close_s:
-    maximum time from `end` to the end of `close`; failing_close_s: the same for a sink whose last call failed.
+    retry_s: waits between tries; start_s, reply_s: maximum duration of an opening, of a call; queue: maximum number of
+    waiting calls; close_s: maximum time from `end` to the end of `close`; failing_close_s: the same for a sink whose
+    last call failed.
     """
 
     retry_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+    start_s: float = 300.0
     reply_s: float = 300.0
     queue: int = 10_000
     close_s: float = 60.0
@@ -166,16 +168,16 @@ class QueuedDelivery:
 
     def _attempt(self, call: tuple[str, Sequence[Any]] | None) -> bool:
         """Open the sink if it is not open, and make the call; return whether that succeeded."""
-        process, reply_s = self._process, self._patience.reply_s
+        process, patience = self._process, self._patience
         try:
             if not process.open:
                 if self._abandoned:
                     return False
-                found = process.start(self._run, reply_s)
+                found = process.start(self._run, patience.start_s)
                 self._run = replace(self._run, id=found)
                 self._on_opened(found)
             if call is not None:
-                process.call({"call": call[0], "arguments": call[1]}, reply_s)
+                process.call({"call": call[0], "arguments": call[1]}, patience.reply_s)
         except SinkFailed as failure:
             if not self._abandoned:
                 self._failures.add(str(failure))
