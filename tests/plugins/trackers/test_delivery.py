@@ -19,7 +19,7 @@ from polyrhythm.plugins.trackers.delivery import Patience, QueuedDelivery
 from polyrhythm.plugins.trackers.process import SinkProcess
 from polyrhythm.plugins.trackers.sink import TrackedRun
 
-QUICK = Patience(retry_s=(0.01, 0.01, 0.01), reply_s=20.0, close_s=20.0, failing_close_s=5.0)
+QUICK = Patience(retry_s=(0.01, 0.01, 0.01), close_s=60.0, failing_close_s=60.0)
 STEPS = 4
 
 
@@ -31,9 +31,13 @@ def record(tmp_path: Path, faults: str, patience: Patience = QUICK) -> list[list
     delivery = QueuedDelivery(settings, run, SinkProcess(settings, tmp_path / "tracker.log"), lambda _: None, patience)
     for step in range(STEPS):
         delivery.send("metrics", step, {"env/return": step})
+    file, until = tmp_path / "lines", time.monotonic() + 60
+    while faults.startswith("close:hang") and time.monotonic() < until:  # only the end is slow
+        if file.exists() and file.read_text().count("metrics") == STEPS:
+            break
+        time.sleep(0.05)
     delivery.end(True)
     delivery.close()
-    file = tmp_path / "lines"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
@@ -79,7 +83,7 @@ def test_what_a_library_prints_is_in_the_log_file(tmp_path: Path, capfd: pytest.
 
 
 def test_a_call_that_hangs_is_ended_and_repeated(tmp_path: Path, warnings: pytest.LogCaptureFixture) -> None:
-    hasty = Patience(retry_s=(0.01, 0.01), reply_s=5.0)
+    hasty = Patience(retry_s=(0.01, 0.01), reply_s=5.0, failing_close_s=60.0)
     assert steps(record(tmp_path, "metrics:hang", hasty)) == [*range(STEPS)]
     (said,) = warnings.messages
     assert "it did not return within 5 s" in said
@@ -89,7 +93,7 @@ def test_a_call_that_hangs_is_ended_and_repeated(tmp_path: Path, warnings: pytes
 def test_a_service_that_stays_away_is_counted_at_the_end(
     fault: str, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
-    patience = Patience(retry_s=(0.05, 0.05), reply_s=20.0, failing_close_s=20.0)
+    patience = Patience(retry_s=(0.05, 0.05), close_s=120.0, failing_close_s=120.0)
     assert steps(record(tmp_path, fault, patience)) == []
     failed, lost = warnings.messages
     assert "ConnectionError: the service is gone" in failed
@@ -101,7 +105,7 @@ def test_the_end_of_a_run_waits_for_a_bounded_time(tmp_path: Path, warnings: pyt
     recorded = record(tmp_path, "close:hang!", Patience(retry_s=(0.01,), reply_s=60.0, close_s=3.0))
     assert steps(recorded) == [*range(STEPS)]
     assert ["close", True] not in recorded
-    assert "it did not close within 3 s" in warnings.messages[0]
+    assert "did not close within 3 s" in warnings.messages[0]
 
 
 def test_a_full_queue_drops_records_and_holds_up_nobody(tmp_path: Path, warnings: pytest.LogCaptureFixture) -> None:

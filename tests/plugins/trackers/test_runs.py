@@ -169,9 +169,10 @@ def test_an_online_tracker_without_a_key_is_refused(tmp_path: Path, monkeypatch:
     from polyrhythm.plugins.trackers.sinks.swanlab import SwanlabSettings
     from polyrhythm.plugins.trackers.sinks.wandb import WandbSettings
 
-    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "SWANLAB_API_KEY", "NETRC"):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "SWANLAB_API_KEY", "SWANLAB_ROOT", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SWANLAB_SAVE_DIR", str(tmp_path))
     for settings, service in ((WandbSettings(), "wandb login"), (SwanlabSettings(), "swanlab login")):
         with pytest.raises(ConfigError, match=service):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,11 +29,13 @@ OnOpened = Callable[[str], None]
 class Patience:
     """Rule of repetition and deadlines.
 
-    retry_s: waits between tries; reply_s: maximum duration of a call; queue: maximum number of waiting calls; close_s:
-    maximum duration of `close`; failing_close_s: the same for a sink whose last call failed.
+    retry_s: waits between tries; start_s, reply_s: maximum duration of an opening, of a call; queue: maximum number of
+    waiting calls; close_s: maximum time from `end` to the end of `close`; failing_close_s: the same for a sink whose
+    last call failed.
     """
 
     retry_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+    start_s: float = 300.0
     reply_s: float = 300.0
     queue: int = 10_000
     close_s: float = 60.0
@@ -89,10 +92,10 @@ class QueuedDelivery:
         patience: Patience = Patience(),
     ) -> None:
         self._run, self._process, self._on_opened, self._patience = run, process, on_opened, patience
-        self._failures = _Failures(settings.type)
+        self._name, self._failures = settings.type, _Failures(settings.type)
         self._changed, self._queue = threading.Condition(), deque[tuple[str, Sequence[Any]]]()
-        self._ended = self._abandoned = False
-        self._gave_up = False
+        self._ended = self._abandoned = self._gave_up = False
+        self._until = 0.0
         self._thread = threading.Thread(target=self._work, name=f"tracker {settings.type}", daemon=True)
         self._thread.start()
 
@@ -108,19 +111,19 @@ class QueuedDelivery:
 
     def end(self, finished: bool) -> None:
         self.send("close", finished)
+        limit_s = self._patience.failing_close_s if self._failures.failing else self._patience.close_s
         with self._changed:
-            self._ended = True
+            self._ended, self._until = True, time.monotonic() + limit_s
             self._changed.notify_all()
 
     def close(self) -> None:
-        failing = self._failures.failing
-        self._thread.join(self._patience.failing_close_s if failing else self._patience.close_s)
+        self._thread.join(max(0.0, self._until - time.monotonic()))
         if self._thread.is_alive():
             with self._changed:
                 self._abandoned = True
                 self._changed.notify_all()
-            if not failing:
-                self._failures.add(f"it did not close within {self._patience.close_s:g} s")
+            if not self._failures.failing:
+                log.warning("tracking: %s did not close within %g s; it is ended", self._name, self._patience.close_s)
             while self._thread.is_alive():
                 self._process.kill()
                 self._thread.join(0.2)
@@ -165,16 +168,16 @@ class QueuedDelivery:
 
     def _attempt(self, call: tuple[str, Sequence[Any]] | None) -> bool:
         """Open the sink if it is not open, and make the call; return whether that succeeded."""
-        process, reply_s = self._process, self._patience.reply_s
+        process, patience = self._process, self._patience
         try:
             if not process.open:
                 if self._abandoned:
                     return False
-                found = process.start(self._run, reply_s)
+                found = process.start(self._run, patience.start_s)
                 self._run = replace(self._run, id=found)
                 self._on_opened(found)
             if call is not None:
-                process.call({"call": call[0], "arguments": call[1]}, reply_s)
+                process.call({"call": call[0], "arguments": call[1]}, patience.reply_s)
         except SinkFailed as failure:
             if not self._abandoned:
                 self._failures.add(str(failure))

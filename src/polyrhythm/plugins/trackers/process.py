@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -147,8 +148,9 @@ def serve() -> NoReturn:
     status = 1
     try:
         status = _serve(_watched(lines), answers)
+    except BaseException:  # noqa: BLE001 - into the log file
+        traceback.print_exc()
     finally:
-        answers.flush()
         sys.stderr.flush()
         os._exit(status)  # threads and exit handlers of a library may wait for a service for hours
 
@@ -197,8 +199,11 @@ def _serve(lines: Iterator[str], answers: IO[str]) -> int:
             answer["id"] = sink.id
         except (Exception, SystemExit) as error:  # noqa: BLE001 - passed on
             answer["error"] = describe(error)
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        try:
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+        except BrokenPipeError:  # the run's process was killed during the call
+            break
         if sink is None:
             return 1
         if message.get("call") == "close" and "error" not in answer:

@@ -32,8 +32,9 @@ class SwanlabSettings(TrackerSettings):
     """Tags of the run."""
 
     def check(self) -> None:
-        stored = Path(os.environ.get("SWANLAB_SAVE_DIR") or "~/.swanlab").expanduser() / ".netrc"
-        if self.mode == "online" and not os.environ.get("SWANLAB_API_KEY") and not stored.exists():
+        home = os.environ.get("SWANLAB_ROOT") or os.environ.get("SWANLAB_SAVE_DIR") or "~/.swanlab"
+        stored = any((Path(folder).expanduser() / ".netrc").exists() for folder in (".swanlab", home))
+        if self.mode == "online" and not os.environ.get("SWANLAB_API_KEY") and not stored:
             raise MissingError(
                 "tracking.mode = online: no key of SwanLab is on this machine; run `swanlab login`, set "
                 "SWANLAB_API_KEY, or set the mode to offline"

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal
-from urllib.parse import urlsplit
 
 from polyrhythm.errors import MissingError
 from polyrhythm.plugins.trackers.sink import Sink, Table, TrackedRun, TrackerSettings
@@ -46,12 +45,11 @@ class WandbSettings(TrackerSettings):
 
 
 def _has_login() -> bool:
-    """Whether `wandb login` has stored a key for the service."""
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    """Whether a key may be stored: `wandb login` writes to .netrc. The service's host differs between versions."""
     named = os.environ.get("NETRC")
-    for path in [Path(named)] if named else [Path("~/.netrc").expanduser(), Path("~/_netrc").expanduser()]:
+    for path in [Path(named)] if named else [Path("~/.netrc"), Path("~/_netrc")]:
         with suppress(OSError, netrc.NetrcParseError):
-            if host in netrc.netrc(str(path)).hosts:
+            if netrc.netrc(str(path.expanduser())).hosts:
                 return True
     return False
 
