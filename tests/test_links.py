@@ -46,7 +46,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 
 #: It names files of other systems' repositories.
-_OTHERS = ROOT / "docs" / "from-other-systems.md"
+_OTHERS = ROOT / "docs" / "settings-elsewhere.md"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != _OTHERS], ids=_id)

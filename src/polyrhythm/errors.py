@@ -25,7 +25,7 @@ LISTED = 8
 #: Extras that `make setup` installs.
 _SETUP_EXTRAS = ("metaworld", "vla")
 #: Extras whose pins contradict constraints.txt.
-_OWN_PINS = ("gem", "vllm")
+_OWN_PINS = ("gem", "swanlab", "trackio", "vllm")
 
 
 class PolyrhythmError(Exception):

@@ -23,7 +23,7 @@ from polyrhythm.errors import PolyrhythmError
 #: form. pipeline: a phase or a product of a run, such as its videos.
 Kind = Literal[
     "env", "env_key", "policy", "engine", "loss", "launcher", "devices", "station", "scheduler", "placement", "ranks",
-    "checkpoint", "demonstrations", "pipeline", "observer", "check", "command", "report",
+    "checkpoint", "demonstrations", "pipeline", "observer", "tracking", "check", "command", "report",
 ]  # fmt: skip
 
 #: Entry points of plugins in other distributions.

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
+from statistics import variance
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.observe.intervals import percent, success_rate, wilson
+from polyrhythm.observe.intervals import percent, student, success_rate, wilson
 from polyrhythm.readable import counted
 
 
@@ -66,3 +69,15 @@ def test_one_is_no_plural() -> None:
 
 def test_almost_all_is_not_all() -> None:
     assert [percent(share) for share in (0.0, 0.004, 0.731, 510 / 512, 1.0)] == ["0", "0.4", "73", "99.6", "100"]
+
+
+def test_student_s_interval_of_a_mean() -> None:
+    assert student([0.7, 0.8, 0.9]) == pytest.approx((0.8, 0.551586, 1.048414), abs=1e-6)
+    assert student([3.0]) == (3.0, 3.0, 3.0)
+    assert student([2.0, 2.0]) == (2.0, 2.0, 2.0)
+    for count, quantile in ((2, 12.7062), (5, 2.77645), (6, 2.57058), (11, 2.22814), (31, 2.04227), (201, 1.97190)):
+        values = [float(i) for i in range(count)]
+        mean, low, high = student(values)
+        half = quantile * math.sqrt(variance(values) / count)
+        assert high - mean == pytest.approx(half, rel=2e-3)
+        assert mean - low == pytest.approx(half, rel=2e-3)

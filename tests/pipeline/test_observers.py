@@ -59,7 +59,7 @@ REPORT = Report("trainer", 0, "update", 0, {"staleness/lag_mean": 0.5})
 
 def test_an_update_that_a_lost_trainer_takes_with_it_is_written_once(tmp_path):
     account, ledger = RunTotals(), SampleLedger()
-    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+    with MetricsWriter(tmp_path) as writer:
         writer.log(0, {"evaluation/greedy/rate": 0.5}, time_s=0)
         stations = StationActivity(build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), WeightsLayout.of({})))
         sources = (ledger, EpisodeTracker(tasks=1), account, stations)

@@ -65,8 +65,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help="play the same episodes in these variants of the environment too (all: in each that it has)",
     )
-    parser.add_argument("--video", type=Path, metavar="FILE", help="write the first episodes to FILE.gif or FILE.mp4")
-    parser.add_argument("--video-episodes", type=count, metavar="N", help="episodes in the video (default: 9)")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--video", type=Path, metavar="FILE", help="write the first episodes to FILE.gif or FILE.mp4")
+    shown.add_argument(
+        "--gallery",
+        action="store_true",
+        help="keep every episode, with a video of it, in the run's folder gallery, for its report",
+    )
+    parser.add_argument(
+        "--video-episodes", type=count, metavar="N", help="first episodes that are shown (--video: 9, --gallery: all)"
+    )
     parser.add_argument(
         "--conversations",
         type=whole,
@@ -85,10 +93,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.errors import ConfigError
     from polyrhythm.observe.run_folder import take_file
-    from polyrhythm.pipeline.evaluation.standalone import Conditions, Video, evaluate
+    from polyrhythm.pipeline.evaluation.standalone import Conditions, Gallery, Video, evaluate
     from polyrhythm.pipeline.hooks import open_display
 
-    if (filmed := arguments.video_episodes) and not arguments.video:
+    video: Video | Gallery | None = None
+    filmed = arguments.video_episodes
+    if arguments.video:
+        video = Video(arguments.video, filmed or 9)
+    elif arguments.gallery:
+        video = Gallery(arguments.path, filmed, " ".join(arguments.policy))
+    elif filmed:
         raise ConfigError(f"--video-episodes = {filmed}: there is no video; name its file with --video")
     if file := arguments.conversations_file:
         if arguments.conversations == 0:
@@ -103,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.greedy,
             Conditions(arguments.swap_instructions, variants, arguments.conversations, arguments.samples),
             live,
-            Video(arguments.video, filmed or 9) if arguments.video else None,
+            video,
             arguments.policy,
         )
     if file and not load("observer", "conversations").append(file, result):

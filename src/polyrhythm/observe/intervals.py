@@ -38,6 +38,30 @@ def _bounds(rate: float, episodes: float, z: float = 1.959963984540054) -> tuple
     return (0.0 if rate == 0 else centre - half), (1.0 if rate == 1 else centre + half)
 
 
+#: Two-sided 95% quantiles of Student's t with 1 to 4 degrees of freedom; the expansion below is within 0.2% from 5 on.
+_T = (12.706205, 4.302653, 3.182446, 2.776445)
+
+
+def student(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of independent values, and Student's 95% interval of it. One value has no interval: low and high equal it.
+
+    0.70, 0.80, 0.90 give 0.80 [0.55, 1.05]. The quantile: Fisher and Cornish 1960, Technometrics 2.
+    """
+    mean, degrees = fmean(values), len(values) - 1
+    if not degrees:
+        return mean, mean, mean
+    z = 1.959963984540054
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    quantile = _T[degrees - 1] if degrees <= len(_T) else sum(x / degrees**power for power, x in enumerate(terms))
+    half = quantile * math.sqrt(variance(values) / len(values))
+    return mean, mean - half, mean + half
+
+
 def pass_at(k: int, samples: int, successes: int) -> float:
     """Probability that one of k samples, drawn from these without replacement, is a success: 1 - C(n-c,k) / C(n,k).
 

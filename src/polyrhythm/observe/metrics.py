@@ -1,4 +1,4 @@
-"""Writes the scalars of a run to `metrics.jsonl`, one JSON object per line, and to TensorBoard.
+"""Writes the scalars of a run to `metrics.jsonl`, one JSON object per line.
 
 A name is `group/name`, in one of the documented `GROUPS`; other groups are rejected, so that the first run finds the
 mistake. metrics.yaml, next to this file, describes every name. Step is the trainer's update (evaluation: the version).
@@ -6,13 +6,9 @@ mistake. metrics.yaml, next to this file, describes every name. Step is the trai
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import math
-import os
-import socket
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -48,30 +44,21 @@ def documented() -> list[Metric]:
 
 
 class MetricsWriter:
-    """Writer of `<folder>/metrics.jsonl` and, optionally, of `<folder>/tensorboard`.
+    """Writer of `<folder>/metrics.jsonl`.
 
-    Each line is written at once: updates are seconds apart, and a killed run keeps its last one. TensorBoard's file is
-    flushed every `flush_s` seconds of the given times. A resumed run appends. Failed writes, as on a full disk, lose
-    data with one warning per file. receivers: also called with step and values. OSError: the files cannot be opened.
+    Each line is written at once: updates are seconds apart, and a killed run keeps its last one. A resumed run appends.
+    Failed writes, as on a full disk, lose data with one warning. receivers: also called with step and values. OSError:
+    the file cannot be opened.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        tensorboard: bool = True,
-        flush_s: float = 10.0,
-        receivers: Sequence[Callable[[int, Mapping[str, float | None]], None]] = (),
+        self, folder: Path, receivers: Sequence[Callable[[int, Mapping[str, float | None]], None]] = ()
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._tensorboard = _EventFile(folder / "tensorboard") if tensorboard else None
-        self._folder, self._flush_s, self._flushed_s = folder, flush_s, 0.0
-        self._lines, self._receivers = LogFile(folder / METRICS_FILE), receivers
+        self._folder, self._lines, self._receivers = folder, LogFile(folder / METRICS_FILE), receivers
 
     def log(self, step: int, values: Mapping[str, float | None], time_s: float) -> None:
-        """Record scalars of one step. time_s: seconds since the run began.
-
-        Numbers that are not finite, and None, become null; TensorBoard does not get None.
-        """
+        """Record scalars of one step. time_s: seconds since the run began. Numbers that are not finite become null."""
         check_names(values)
         numbers = {name: float(value) for name, value in values.items() if value is not None}
         finite = {name: number if math.isfinite(number := numbers.get(name, math.nan)) else None for name in values}
@@ -79,11 +66,6 @@ class MetricsWriter:
         self._lines.write(line + "\n")
         for receive in self._receivers:
             receive(step, values)
-        if self._tensorboard:
-            self._tensorboard.write(step, numbers)
-            if time_s - self._flushed_s >= self._flush_s:
-                self._tensorboard.lines.flush()
-                self._flushed_s = time_s
 
     def rewind(self, step: int) -> None:
         """Remove the lines of updates from `step` on, which are repeated after the trainer was lost."""
@@ -98,10 +80,8 @@ class MetricsWriter:
         self._lines.failed = failed
 
     def close(self) -> None:
-        """Flush and close both files; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         self._lines.close()
-        if self._tensorboard:
-            self._tensorboard.lines.close()
 
     def __enter__(self) -> Self:
         return self
@@ -110,33 +90,6 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _EventFile:
-    """An event file for TensorBoard.
-
-    TensorBoard's own writer has a thread whose traceback would reach the terminal when the disk is full.
-    """
-
-    _number = itertools.count()
-
-    def __init__(self, folder: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        folder.mkdir(parents=True, exist_ok=True)
-        began, number = time.time(), next(self._number)
-        name = f"events.out.tfevents.{int(began):010d}.{socket.gethostname()}.{os.getpid()}.{number}"
-        self.lines = LogFile(folder / name, buffered=True)
-        self._records, self._event, self._scalar = RecordWriter(self.lines), Event, scalar_pb
-        self._records.write(Event(wall_time=began, file_version="brain.Event:2").SerializeToString())
-        self.lines.flush()
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        for name, value in numbers.items():
-            event = self._event(wall_time=time.time(), step=step, summary=self._scalar(name, value))
-            self._records.write(event.SerializeToString())
 
 
 def check_names(names: Iterable[str]) -> None:

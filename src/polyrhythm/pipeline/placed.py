@@ -388,7 +388,9 @@ def _describe_devices(devices: Devices) -> str:
         has = f"the cluster has {counted(count, 'simulated device' if simulated else 'GPU')}"
         how = ", which are counted as GPUs of its nodes (`ray start --num-gpus N`)" * simulated
         return has + f" ({own})" * bool(own) + how
-    return f"torch sees {count} CUDA devices here" if devices.kind == CUDA else f"{count} devices are simulated here"
+    if devices.kind == CUDA:
+        return f"torch sees {counted(count, 'CUDA device')} here"
+    return f"{counted(count, 'device')} {'is' if count == 1 else 'are'} simulated here"
 
 
 def divide_devices(preset: str, devices: Devices, row: int | None = None) -> DeviceIds:

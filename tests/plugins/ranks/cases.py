@@ -198,6 +198,19 @@ def saved_to(ranks: Ranks, path: str) -> str:
     return ""
 
 
+def saved_late_by_rank_0(ranks: Ranks, path: str) -> bool:
+    """Whether rank 1 makes the unfinished folder before rank 0 saves, which could then be removing that of a killed
+    trainer."""
+    learner = Learner(policy_of("toy"), algorithm(), training(), total_updates=1, seed=7, ranks=ranks)
+    folder = Path(path)
+    early = False
+    if ranks.rank == 0:
+        time.sleep(0.5)
+        early = folder.with_name(f"{folder.name}.part").exists()
+    learner.save(folder).wait()
+    return early
+
+
 def saved_late_by_rank_1(ranks: Ranks, path: str, trajectories: list[Trajectory]) -> tuple[dict[str, Tensor], bool]:
     """Rank 0 begins to save after an update, rank 1 after the next one, so nothing is written before: the weights after
     the first, and whether the state was on its way, without its name, all the time."""

@@ -424,6 +424,10 @@ def test_replicas_are_saved_as_the_one_file_of_one_rank(pool: RankPool, tmp_path
     assert same_state(load(tmp_path / "two.pt"), saved)
 
 
+def test_ranks_write_nothing_before_rank_0_saves(pool: RankPool, tmp_path: Path) -> None:
+    assert pool.run(f"{CASES}saved_late_by_rank_0", 2, "shard", path=str(tmp_path / "s")) == [False, False]
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_on_all_ranks(pool: RankPool, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     answers = pool.run(f"{CASES}saved_to", 2, "shard", path=str(tmp_path / "file" / "state"))

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.video.film import Clip, check_format, grids, write_video
+from polyrhythm.pipeline.evaluation.standalone import Video
+from polyrhythm.plugins.video.film import Clip, check, grids, write_video
 from polyrhythm.plugins.video.playback import reduced
 
 GREEN, RED, BLUE, GREY = (34, 197, 94), (239, 68, 68), (96, 165, 250), (82, 82, 91)
@@ -69,7 +70,7 @@ def test_an_mp4_is_written_where_the_package_is_there(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must end with \.gif or \.mp4"):
-        check_format(tmp_path / "shown.avi")
+        check(Video(tmp_path / "shown.avi"))
     if importlib.util.find_spec("av") is None:
         with pytest.raises(ConfigError, match=r"-m pip install .*'polyrhythm\[video\]', or name a \.gif"):
-            check_format(tmp_path / "shown.mp4")
+            check(Video(tmp_path / "shown.mp4"))

@@ -29,6 +29,10 @@ from polyrhythm.plugins.video.playback import PlayedEpisode, play
 from polyrhythm.policies.base import as_module
 
 
+def _play(*words: Any) -> list[PlayedEpisode]:
+    return list(play(*words))
+
+
 def _lamp(**settings: Any) -> RunConfig:
     return config(
         env=LampSettings(**settings).model_dump(),
@@ -53,7 +57,7 @@ def test_what_is_played_is_what_the_evaluation_counts(greedy: bool, step_rows: b
     pipeline = build_pipeline(RunContext(run, policy, trainer=False))
     counted = pipeline.evaluate("evaluation", episodes)
     pipeline.close()
-    played = play(LampSettings(step_rows=step_rows), policy, episodes, step_settings(run, policy.chunk), 3, 4)
+    played = _play(LampSettings(step_rows=step_rows), policy, episodes, step_settings(run, policy.chunk), 3, 4)
     for task in range(2):
         own = sorted(one.episode_return for one in played if one.episode.task == task)
         theirs = sorted(one.episode_return for one in counted if one.task == task)
@@ -79,7 +83,7 @@ def test_an_evaluation_with_a_video(tmp_path: Path) -> None:
 def test_rows_that_the_batch_draws_are_shown_too() -> None:
     run = _lamp(pictures="drawn")
     _, _, policy = validate_run(run, trainer=False)
-    (played,) = play(
+    (played,) = _play(
         LampSettings(pictures="drawn"), policy, held_out(1, 5, 2, greedy=True), step_settings(run, policy.chunk), 9, 4
     )
     lit = [(picture[0, :, 0] == 255).sum() for picture in played.pictures]
@@ -93,7 +97,7 @@ def test_where_only_the_runs_own_rows_can_be_built_the_same_is_played(wanted: in
     _, _, policy = validate_run(run, trainer=False)
     episodes, step = held_out(wanted, 5, 2, greedy=True), step_settings(run, policy.chunk)
     free, bound = (
-        play(LampSettings(step_rows=step_rows, only_rows=only), policy, episodes, step, 3, 4) for only in (0, 4)
+        _play(LampSettings(step_rows=step_rows, only_rows=only), policy, episodes, step, 3, 4) for only in (0, 4)
     )
     assert [(one.episode, one.env_steps, len(one.pictures)) for one in bound] == [
         (one.episode, one.env_steps, len(one.pictures)) for one in free
@@ -105,7 +109,7 @@ def test_a_batch_that_cannot_be_built_to_be_seen_names_its_line() -> None:
     _, _, policy = validate_run(run, trainer=False)
     said = r"env.type = tests.*: build raised ValueError: 3 rows or none \(.*pictures.py, line \d+\); fix it there"
     with pytest.raises(ConfigError, match=said):
-        play(LampSettings(only_rows=3), policy, held_out(2, 5, 2, greedy=True), step_settings(run, policy.chunk), 3, 4)
+        _play(LampSettings(only_rows=3), policy, held_out(2, 5, 2, greedy=True), step_settings(run, policy.chunk), 3, 4)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,7 @@ def test_an_episode_that_fails_is_shown_up_to_there(fails: Any, failure: str, pi
     episodes, step = held_out(4, 5, 2, greedy=True), step_settings(run, policy.chunk)
 
     def played(**changes: Any) -> list[PlayedEpisode]:
-        return play(LampSettings(step_rows=step_rows, **changes), policy, episodes, step, 9, 4)
+        return _play(LampSettings(step_rows=step_rows, **changes), policy, episodes, step, 9, 4)
 
     (*others, bad), usual = played(bad_seed=episodes[3].seed, fails=fails), played()
     assert bad.failure == failure
@@ -173,7 +177,7 @@ def test_actions_that_are_not_finite_fail_their_episode() -> None:
     with torch.no_grad():
         for parameter in as_module(policy).parameters():
             parameter.fill_(np.nan)
-    (one,) = play(LampSettings(), policy, held_out(1, 5, 2, greedy=True), step_settings(run, policy.chunk), 9, 4)
+    (one,) = _play(LampSettings(), policy, held_out(1, 5, 2, greedy=True), step_settings(run, policy.chunk), 9, 4)
     assert one.failure == "policy: actions is not finite"
     assert one.env_steps == 0
 

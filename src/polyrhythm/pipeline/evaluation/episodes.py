@@ -91,7 +91,7 @@ def per_episode(
     """One entry for each completed episode, in the order of `episodes` (all of one action mode).
 
     index: of the held-out initial state; sample: number of the state's sample; seed; task; greedy; success: None if not
-    reported; return; steps: primitive env steps. Dropped episodes are missing.
+    reported; return; steps: primitive env steps; metrics: the environment's own, if any. Dropped episodes are missing.
     """
     return [
         {
@@ -103,6 +103,7 @@ def per_episode(
             "success": result.success,
             "return": result.episode_return,
             "steps": result.env_steps,
+            **({"metrics": dict(result.metrics)} if result.metrics else {}),
         }
         for index, episode, result in _ended(episodes, results)
     ]

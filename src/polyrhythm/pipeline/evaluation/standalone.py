@@ -22,11 +22,11 @@ from polyrhythm.config.sections.running import JoinSettings
 from polyrhythm.envs.base import FullEnvSettings, Variant, traits_of
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted, nearest
 from polyrhythm.observe.intervals import wilson
-from polyrhythm.observe.run_folder import find_run, take_file
+from polyrhythm.observe.run_folder import CONFIG_FILE, find_run
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, per_episode, tally, tally_all
-from polyrhythm.pipeline.hooks import Display
+from polyrhythm.pipeline.hooks import Display, run_hooks
 from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, load_policy
 from polyrhythm.pipeline.persistence.resume_rules import (
     MOVABLE,
@@ -54,10 +54,34 @@ class Video(NamedTuple):
     file: Path
     episodes: int = 9
 
-    def of_variant(self, name: str | None) -> Video:
+    @property
+    def part(self) -> str:
+        """Name of the plugin's part that writes it."""
+        return "video"
+
+    def of_variant(self, name: str | None, version: int) -> Video:  # noqa: ARG002
         """The video of a variant, whose name is appended to the file's stem; None: the environment without a
         variant."""
         return self if name is None else self._replace(file=self.file.with_stem(f"{self.file.stem}-{name}"))
+
+
+class Gallery(NamedTuple):
+    """Episodes to keep in the folder of a run. path: the run, or a checkpoint in it; videos: number of first episodes
+    that get a video, None for all; settings: that differ from the run's; variant: of the environment, "" for none;
+    version: of the weights."""
+
+    path: Path
+    videos: int | None = None
+    settings: str = ""
+    variant: str = ""
+    version: int = 0
+
+    @property
+    def part(self) -> str:
+        return "gallery"
+
+    def of_variant(self, name: str | None, version: int) -> Gallery:
+        return self._replace(variant=name or "", version=version)
 
 
 class Conditions(NamedTuple):
@@ -81,16 +105,17 @@ def evaluate(
     greedy: bool | None = None,
     conditions: Conditions | None = None,
     live: Display | None = None,
-    video: Video | None = None,
+    video: Video | Gallery | None = None,
     overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Evaluate the policy of a run folder or checkpoint: success rate with its Wilson 95% interval, and mean return.
 
     episodes: initial states, spread over the tasks, derived from `seed` and never seen in training; both default to the
     run's own evaluation, which reproduces a finished run's `after`. greedy: act without noise; None: yes, unless
-    overrides have a sampling setting or there are several samples. live: progress display. video: shows the first
-    episodes; each variant has its own file. overrides: `policy.checkpoint=FOLDER` where the released folder has moved,
-    settings of the environment, and of a language model the engine and the sampling (`with_overrides`).
+    overrides have a sampling setting or there are several samples. live: progress display. video: a file that shows
+    the first episodes, one for each variant, or the run's gallery. overrides: `policy.checkpoint=FOLDER` where the
+    released folder has moved, settings of the environment, and of a language model the engine and the sampling
+    (`with_overrides`).
 
     The result has the fields of `episodes.tally`, `per_episode`, and where they apply: `variants` (each with kind, what
     differs and its result), `kinds` (results by kind, if one has several variants), `conversations`, `sampling`, `env`.
@@ -106,9 +131,8 @@ def evaluate(
     samples = 1 if acts else samples or config.evaluation.samples
     varied = with_variants(config, variants)
     if video:
-        load("pipeline", "video").check_format(video.file)
         for name in (None, *varied):
-            take_file(video.of_variant(name).file)
+            load("pipeline", video.part).check(video.of_variant(name, version))
     own = config.evaluation
     seed, count = own.seed if seed is None else seed, episodes or own.episodes or EPISODES
     if path.name == BEST_FILE and seed == own.seed:
@@ -135,8 +159,12 @@ def evaluate(
             samples=samples,
         )
 
-    def measure(config: RunConfig, name: str | None) -> tuple[dict[str, Any], list[SampleEvaluated]]:
-        return _measure(config, weights, path, choose, live, video.of_variant(name) if video else None)
+    def measure(changed: RunConfig, name: str | None) -> tuple[dict[str, Any], list[SampleEvaluated]]:
+        shown = video.of_variant(name, version) if video else None
+        found = _measure(changed, weights, path, choose, live, shown)
+        if isinstance(shown, Video):
+            _pass_video(config, path, name or "evaluation", version, shown.file)
+        return found
 
     found, _ = measure(config, None)
     by_kind: dict[str, list[list[SampleEvaluated]]] = {}
@@ -157,6 +185,14 @@ def evaluate(
     }
     found |= {name: value for name, value in told.items() if value or name == "greedy"}
     return {**found, "seed": seed, "version": version}
+
+
+def _pass_video(config: RunConfig, path: Path, name: str, version: int, file: Path) -> None:
+    """Pass a video to the hooks, if the policy at `path` is that of a run."""
+    folder = path if path.is_dir() else path.parent
+    if (folder / CONFIG_FILE).is_file():
+        for hooks in run_hooks():
+            hooks.on_video(config, folder, name, version, file)
 
 
 def tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:
@@ -185,7 +221,7 @@ def _measure(
     path: Path,
     choose: Callable[[EnvSpec], list[Episode]],
     live: Display | None,
-    video: Video | None,
+    video: Video | Gallery | None,
 ) -> tuple[dict[str, Any], list[SampleEvaluated]]:
     config = without_joining(config)
     with naming_where_it_began(path):
@@ -197,9 +233,7 @@ def _measure(
         raise RunFolderError(f"{path}: {error}; these weights belong to other settings, name another folder") from error
     if live:
         live.phase("evaluation", time.monotonic())
-    write = (
-        load("pipeline", "video").film(config, policy, spec, wanted[: video.episodes], video.file) if video else None
-    )
+    write = load("pipeline", video.part).film(config, policy, spec, wanted, video) if video else None
     with (
         _log_folder() as folder,
         closing(build_pipeline(RunContext(config, policy, folder, trainer=False))) as pipeline,
@@ -211,8 +245,8 @@ def _measure(
     found["per_episode"] = per_episode(wanted, results, spec.tasks)
     if said := conversations(wanted, results, spec):
         found["conversations"] = said
-    if write is not None:
-        found["video"] = write(measured=found["rate"] is not None)
+    if video and write is not None:
+        found[video.part] = write(found)
     return found, results
 
 

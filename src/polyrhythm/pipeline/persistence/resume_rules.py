@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 _FREE = frozenset(
     {
         *("launcher", "out_dir", "resume", "shutdown_s", "placement", "data_plane", "supervision", "checkpoint"),
-        *("ray", "prometheus", "join.address", "join.port", "join.reconnect_s", "join.min_simulators"),
+        *("ray", "prometheus", "tracking", "join.address", "join.port", "join.reconnect_s", "join.min_simulators"),
         *("training.versions", "evaluation"),
         *("training.optimizer.lr", "training.optimizer.value_lr", "training.optimizer.lr_final_fraction"),
         *("training.optimizer.warmup_updates", "training.optimizer.warmup_steps"),

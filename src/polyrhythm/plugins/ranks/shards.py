@@ -136,6 +136,8 @@ def _write(
     tensors: dict[str, Tensor], index: Sequence[tuple[Path_, Any]], folder: Path, rank: int, group: Group
 ) -> None:
     unfinished = folder.with_name(f"{folder.name}.part")
+    if torch.distributed.is_initialized():  # with ranks: rank 0 has removed what a killed trainer left under this name
+        torch.distributed.barrier(group)
     try:
         save(dict(tensors), storage_writer=_Writer(unfinished, index), process_group=group)
     except CheckpointException as error:  # torch's own, not an Exception; contains that of each rank

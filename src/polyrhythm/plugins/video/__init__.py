@@ -1,4 +1,4 @@
-"""Videos of the first episodes of an evaluation."""
+"""Videos of an evaluation: of the first episodes in one file, or of every episode in the run's gallery."""
 
 from polyrhythm.plugin import Plugin
 
@@ -6,6 +6,7 @@ PLUGIN = Plugin(
     "video",
     adds={
         "pipeline": {
+            "gallery": "polyrhythm.plugins.video.gallery",
             "video": "polyrhythm.plugins.video.film",
         },
     },

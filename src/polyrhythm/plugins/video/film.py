@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +16,10 @@ from PIL import Image, ImageDraw, ImageFont
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, install_command
 from polyrhythm.files import atomic_write
+from polyrhythm.observe.run_folder import take_file
 from polyrhythm.pipeline.array_specs import step_settings
 from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.evaluation.standalone import Video
 from polyrhythm.plugins.video.playback import EDGE, PlayedEpisode, play, reduced
 from polyrhythm.policies.base import Policy
 from polyrhythm.scheduler.records import Episode
@@ -48,27 +50,28 @@ class Clip(NamedTuple):
     failed: bool = False
 
 
-def check_format(path: Path) -> None:
-    """Raise ConfigError unless this machine can write a video with this suffix."""
+def check(video: Video) -> None:
+    """Raise ConfigError unless this machine can write a video with this suffix, RunFolderError if the file exists."""
+    path = video.file
     if path.suffix not in (".gif", ".mp4"):
         raise ConfigError(f"video = {path}: its name must end with .gif or .mp4; rename it")
     if path.suffix == ".mp4" and importlib.util.find_spec("av") is None:
         install = install_command("video")
         raise ConfigError(f"video = {path}: mp4 needs the package av; run {install}, or name a .gif")
+    take_file(path)
 
 
 def film(
-    config: RunConfig, policy: Policy, spec: EnvSpec, episodes: Sequence[Episode], file: Path
-) -> Callable[..., dict[str, Any]]:
-    """Play the episodes, before they are evaluated, so that a drawing failure surfaces early.
+    config: RunConfig, policy: Policy, spec: EnvSpec, episodes: Sequence[Episode], video: Video
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Play the first episodes, before they are evaluated, so that a drawing failure surfaces early.
 
-    The result writes the file and returns its entry in the evaluation's result. Its keyword `measured`: captions show
-    success instead of the return. Errors: see `playback.play`.
+    The result takes the evaluation's, writes the file and returns its entry there. Errors: see `playback.play`.
     """
-    step = step_settings(config, policy.chunk)
-    played = play(env_settings(config), policy, episodes, step, _PICTURES, config.rollout.rows)
+    file, played = video.file, list(play_episodes(config, policy, episodes[: video.episodes]))
 
-    def write(*, measured: bool) -> dict[str, Any]:
+    def write(result: Mapping[str, Any]) -> dict[str, Any]:
+        measured = result["rate"] is not None
         write_video(file, _clips(played, spec.tasks, measured=measured))
         found: dict[str, Any] = {"file": str(file), "episodes": len(played)}
         if failed := sum(bool(one.failure) for one in played):
@@ -78,6 +81,12 @@ def film(
         return found
 
     return write
+
+
+def play_episodes(config: RunConfig, policy: Policy, episodes: Sequence[Episode]) -> Iterator[PlayedEpisode]:
+    """`playback.play` with the settings of a run, and as many pictures as a video shows."""
+    step = step_settings(config, policy.chunk)
+    return play(env_settings(config), policy, episodes, step, _PICTURES, config.rollout.rows)
 
 
 def _clips(played: Sequence[PlayedEpisode], tasks: Sequence[Task], *, measured: bool) -> list[Clip]:
@@ -99,10 +108,11 @@ def write_video(path: Path, clips: Sequence[Clip]) -> None:
     """Write the clips side by side, in the format of the suffix."""
     with atomic_write(path) as unfinished:
         if path.suffix == ".mp4":
-            _write_mp4(unfinished, clips)
+            rate = frame_rate(max(len(clip.pictures) for clip in clips))
+            write_mp4(unfinished, _with_hold(grids(clips), round(rate * _HOLD_S)), rate)
             return
         first, *rest = (grid.quantize(255, dither=Image.Dither.NONE) for grid in grids(clips))
-        pause = 1000 // _rate(clips)
+        pause = 1000 // frame_rate(max(len(clip.pictures) for clip in clips))
         durations = [pause] * len(rest) + [pause + round(1000 * _HOLD_S)]
         first.save(unfinished, "GIF", save_all=True, append_images=rest, duration=durations, loop=0)
 
@@ -120,17 +130,15 @@ def grids(clips: Sequence[Clip]) -> Iterator[Image.Image]:
         yield grid
 
 
-def _rate(clips: Sequence[Clip]) -> int:
-    longest = max(len(clip.pictures) for clip in clips)
+def frame_rate(longest: int) -> int:
+    """Frames per second of a video with so many pictures in its longest episode."""
     return min(_MOST_RATE, max(_LEAST_RATE, round(longest / _SECONDS)))
 
 
 def _tile(clip: Clip, moment: int) -> Image.Image:
     last = len(clip.pictures) - 1
-    picture = Image.fromarray(reduced(clip.pictures[min(moment, last)]))
+    picture = enlarged(clip.pictures[min(moment, last)])
     ended = moment >= last
-    factor = EDGE // max(picture.size)  # an integer, so that small pictures stay sharp
-    picture = picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
     colour = (_FAILED if clip.failed else _MARKS[clip.success]) if ended else _RUNNING
     # Video codecs need even sizes.
     width = 2 * math.ceil((picture.width + 2 * _FRAME + 2) / 2)
@@ -146,6 +154,13 @@ def _tile(clip: Clip, moment: int) -> Image.Image:
     return tile
 
 
+def enlarged(picture: NDArray[np.uint8]) -> Image.Image:
+    """The picture at about a tile's size."""
+    found = Image.fromarray(reduced(picture))
+    factor = EDGE // max(found.size)  # an integer, so that small pictures stay sharp
+    return found.resize((factor * found.width, factor * found.height), Image.Resampling.NEAREST)
+
+
 def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
     if font.getlength(text) <= width:
         return text
@@ -154,17 +169,17 @@ def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, widt
     return f"{text.rstrip()}..."
 
 
-def _write_mp4(path: Path, clips: Sequence[Clip]) -> None:
+def write_mp4(path: Path, frames: Iterator[Image.Image], rate: int) -> None:
+    """H.264 in pixels that every browser plays. frames: of one size, even in both directions; rate: per second."""
     import av
 
-    rate = _rate(clips)
-    with av.open(str(path), "w", format="mp4") as container:
+    with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as container:
         stream: Any = container.add_stream("libx264", rate=rate)
         stream.pix_fmt = "yuv420p"
-        for number, grid in enumerate(_with_hold(grids(clips), round(rate * _HOLD_S))):
+        for number, picture in enumerate(frames):
             if number == 0:
-                stream.width, stream.height = grid.size
-            frame = av.VideoFrame.from_image(grid)
+                stream.width, stream.height = picture.size
+            frame = av.VideoFrame.from_image(picture)
             frame.pts = number
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))

@@ -64,17 +64,18 @@ class PlayedEpisode:
 
 def play(
     settings: EnvSettings, policy: Policy, episodes: Sequence[Episode], step: StepSettings, pictures: int, rows: int
-) -> list[PlayedEpisode]:
-    """Play these episodes in parallel with at most `pictures` pictures each, plus the last. rows: batch size of a run.
+) -> Iterator[PlayedEpisode]:
+    """Play these episodes, at most `rows` in parallel, with at most `pictures` pictures each, plus the last.
 
-    ConfigError: the environment has no pictures or cannot be built. RunHalted: it fails while it draws.
+    rows: batch size of a run; memory grows with it, and not with the number of episodes. ConfigError: the environment
+    has no pictures or cannot be built. RunHalted: it fails while it draws.
     """
     kind = type_name(settings)
-    batch = _build_visible(settings, kind, len(episodes), rows)
+    batch = _build_visible(settings, kind, min(len(episodes), rows), rows)
     try:
         every = -(-step.episode_steps(batch.spec.max_steps) // pictures)
-        turns = [episodes[first : first + batch.rows] for first in range(0, len(episodes), batch.rows)]
-        return [played for turn in turns for played in _Playback(batch, policy, turn, step, every).run()]
+        for first in range(0, len(episodes), batch.rows):
+            yield from _Playback(batch, policy, episodes[first : first + batch.rows], step, every).run()
     except EnvFault as fault:
         raise RunHalted(
             f"env.type = {kind}: {fault}, while its episodes were replayed for a video; fix it, or leave --video out"
