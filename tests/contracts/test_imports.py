@@ -72,7 +72,7 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
 MAY_IMPORT = {
     "scheduler": "",
     "specs": "numpy tokenizers .files",
-    "config": "pydantic pydantic_core yaml .conformance .errors .files .plugin .readable",
+    "config": "pydantic pydantic_core yaml .conformance .errors .files .plugin .readable .sources",
     "algorithms": "torch",
     "observe": "yaml .errors .files .readable",
     "envs": "numpy pydantic gymnasium mujoco .config .conformance .env_warnings .errors .imports .specs",
@@ -87,7 +87,8 @@ MAY_IMPORT = {
     "cli": "pydantic polyrhythm",
     "plugins/autobatch": ".plugin .scheduler",
     "plugins/simulators": (
-        "OpenGL PIL mani_skill metaworld msgspec mujoco numpy pydantic robosuite sapien torch .checks .config "
+        "OpenGL PIL gymnasium gymnasium_robotics mani_skill metaworld msgspec mujoco numpy pydantic robosuite sapien "
+        "torch .checks .config "
         ".conformance .env_warnings .envs .errors .imports .plugin .specs"
     ),
     "plugins/language/text": (

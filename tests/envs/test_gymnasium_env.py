@@ -512,3 +512,71 @@ def test_a_row_that_raises_fails_alone_and_is_made_anew_at_its_next_reset(python
         assert batch.step([0, 1, 2], np.array([[0], [0], [0]])).reward.shape == (3,)
     finally:
         batch.close()
+
+
+def upwards(env: Any) -> Any:
+    """An expert: the largest action of the space."""
+    space = env.action_space
+    if isinstance(space, Discrete):
+        return space.start + space.n - 1
+    return space.high if isinstance(space, Box) else space.nvec + space.start - 1
+
+
+def failing(env: Any) -> Any:
+    raise ArithmeticError("no way")
+
+
+def too_long(env: Any) -> Any:
+    return [0.0] * 5
+
+
+def of_expert(name: str, space: gymnasium.Space[Any]) -> GymnasiumSettings:
+    return GymnasiumSettings(id=ID, max_steps=10, kwargs={"action_space": space}, expert=name)
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (Box(-2, 3, (2,), np.float64), [3, 3]),
+        (Box(-1, 1, (2, 2)), [1, 1, 1, 1]),
+        (Discrete(3, start=5), [2]),
+        (MultiDiscrete([2, 4], start=[0, 7]), [1, 3]),
+    ],
+)
+def test_an_experts_actions_are_those_that_step_takes(space: gymnasium.Space[Any], expected: list[float]) -> None:
+    batch = of_expert(f"{__name__}:upwards", space).build(2)
+    assert batch_traits(batch).expert
+    batch.reset([1], [0], [3])
+    actions = batch.expert_actions([1])
+    assert actions.tolist() == [expected]
+    batch.step([1], actions)
+    (taken,) = batch.envs[1].unwrapped.got
+    assert np.array_equal(taken, upwards(batch.envs[1]))
+
+
+@pytest.mark.parametrize(
+    ("expert", "why"),
+    [
+        ("nowhere:expert", "env.expert = nowhere:expert: cannot be imported"),
+        (f"{__name__}:nobody", "cannot be imported"),
+        (f"{__name__}:failing", "it raised ArithmeticError: no way"),
+        (f"{__name__}:too_long", "it returned 5 numbers; return an action of"),
+    ],
+)
+def test_an_expert_that_cannot_act_is_refused_by_its_setting(expert: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=r"^env\.expert = ") as refused:
+        of_expert(expert, Discrete(2)).build(1).expert_actions([0])
+    assert why in str(refused.value)
+
+
+def test_without_an_expert_there_are_no_demonstrations() -> None:
+    assert not batch_traits(GymnasiumSettings(id="CartPole-v1").build(1)).expert
+
+
+def test_altered_keyword_arguments_are_variants() -> None:
+    altered = {"hidden": {"what": "no goal", "kwargs": {"goal": "hidden"}}}
+    settings = GymnasiumSettings.model_validate({"id": ID, "kwargs": {"goal": "shown", "size": 3}, "altered": altered})
+    (found,) = settings.variants().values()
+    assert (found.kind, found.what) == ("vision", "no goal")
+    assert found.settings == {"kwargs": {"goal": "hidden"}}
+    assert not GymnasiumSettings(id=ID).variants()

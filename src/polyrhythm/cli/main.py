@@ -23,7 +23,7 @@ from polyrhythm.errors import LISTED, ConfigError, EnvLost, PolyrhythmError, nea
 from polyrhythm.files import trouble
 from polyrhythm.imports import keep_freed_memory
 from polyrhythm.pipeline.signals import Interrupts, SignalInterrupt, exit_status
-from polyrhythm.plugin import import_address, load, plugins
+from polyrhythm.plugin import import_address, load, plugins, table
 from polyrhythm.readable import set_up_logging, visible
 
 #: Command of the core → its purpose. Its module is polyrhythm.cli.<command>; plugins add more commands.
@@ -119,14 +119,20 @@ def _stdout_is_closed() -> bool:
 
 def _dispatch(words: Sequence[str]) -> int:
     command, known = words[0] if words else "", commands()
+    if command == "eval" and (inner := " ".join(words[:2])) in table("command"):
+        return _run(inner, words[2:])
     if command not in known:
         if command and not command.startswith("-"):
             listed = ", ".join(known)
             _top_parser().error(f"no such command: {command}; {nearest(command, known)}commands are {listed}")
         _top_parser().parse_args(words or ["--help"])
         raise AssertionError("argparse accepts no unknown command")
+    return _run(command, words[1:])
+
+
+def _run(command: str, words: Sequence[str]) -> int:
     module, parser = command_parser(command)
-    arguments, unknown = parser.parse_known_intermixed_args(words[1:])
+    arguments, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         hint = _settings_hint(unknown[0]) if hasattr(arguments, "overrides") else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")

@@ -6,16 +6,18 @@ steps are counted here too, in case a wrapper hides it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult
-from polyrhythm.envs.gymnasium_spaces import Observations, action_converter, action_spec
+from polyrhythm.conformance import raised
+from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult, Variant
+from polyrhythm.envs.gymnasium_spaces import Observations, action_converter, action_entries, action_spec
 from polyrhythm.envs.info import InfoReader, as_aggregates
 from polyrhythm.envs.mujoco import instabilities, mujoco_data, refuse_unstable
 from polyrhythm.errors import ConfigError, pip_install
@@ -52,6 +54,17 @@ class GymnasiumTask(_Section):
     """Name in results; the instruction if empty."""
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
     """Keyword arguments of its environment; they override those of all tasks."""
+
+
+class GymnasiumVariant(_Section):
+    """Other keyword arguments of the environments, with which a trained policy is evaluated too."""
+
+    what: str
+    """The difference, in words."""
+    kind: Literal["vision", "semantic", "position"] = "vision"
+    """Aspect that is new to the policy."""
+    kwargs: Mapping[str, Any]
+    """Keyword arguments that differ; the others stay."""
 
 
 def as_wrapper(value: Any) -> Any:
@@ -106,6 +119,10 @@ class GymnasiumSettings(GymnasiumFields):
     """Several tasks instead of one id, each {id, instruction, name, kwargs}; a row keeps an instance of each it met."""
     wrappers: tuple[Annotated[GymnasiumWrapper, BeforeValidator(as_wrapper)], ...] = ()
     """Applied to each environment in this order: module:Class, or {apply: module:Class, kwargs: {...}}."""
+    expert: str = ""
+    """module:function that takes an environment and returns the action to demonstrate in its state; empty: none."""
+    altered: Mapping[str, GymnasiumVariant] = Field(default_factory=dict)
+    """Variants for `polyrhythm eval RUN --variants`, by name: {what: text, kwargs: {...}}."""
 
     @model_validator(mode="after")
     def _id_or_tasks(self) -> GymnasiumSettings:
@@ -121,6 +138,19 @@ class GymnasiumSettings(GymnasiumFields):
         finally:
             for env in envs:
                 env.close()
+
+    def variants(self) -> dict[str, Variant]:
+        """The variants of `altered`."""
+        return {
+            name: Variant(other.kind, other.what, {"kwargs": dict(other.kwargs)})
+            for name, other in self.altered.items()
+        }
+
+    def load_expert(self) -> Callable[[gymnasium.Env[Any, Any]], Any]:
+        """The function of `expert`; without one, a function that is not called. ConfigError: it cannot be imported."""
+        from polyrhythm.envs.gymnasium_make import import_address
+
+        return import_address(self.expert, "env.expert") if self.expert else lambda _: None
 
     def build(self, rows: int) -> GymnasiumBatch:
         return GymnasiumBatch(self, rows)
@@ -205,6 +235,8 @@ class GymnasiumBatch:
         self.made = {(0, task): env for task, env in enumerate(firsts)}
         self.envs = [self._env(row, 0) for row in range(rows)]
         self._to_env = action_converter(firsts[0].action_space)
+        self.traits = replace(settings.traits, expert=bool(settings.expert))
+        self._expert = settings.load_expert()
         self._where = [settings.where(task) for task in range(len(firsts))]
         self._seen = settings.observations(firsts[0].observation_space, self._where[0], rows)
         self._limits = [settings.limit(task) for task in range(len(firsts))]
@@ -272,6 +304,23 @@ class GymnasiumBatch:
         except gymnasium.error.DependencyNotInstalled as error:
             advice = str(error).replace("pip install ", pip_install("")).replace("`", "")
             raise ConfigError(f"rendering: {advice}") from error
+
+    def expert_actions(self, rows: RowNumbers) -> NDArray[Any]:
+        """The expert's action in the state of each row: [n,A]. ConfigError: it raises, or returns another size."""
+        where, dim = f"env.expert = {self._settings.expert}", self.spec.action.dim
+        found = np.zeros((len(rows), dim), self.spec.action.dtype)
+        for i, row in enumerate(rows):
+            env = self.envs[row]
+            try:
+                entries = action_entries(env.action_space, self._expert(env))
+            except Exception as error:  # a user's function may raise anything
+                raise ConfigError(f"{where}: it {raised(error)}; correct it") from error
+            if entries.shape != (dim,):
+                raise ConfigError(
+                    f"{where}: it returned {len(entries)} numbers; return an action of {env.action_space}"
+                )
+            found[i] = entries
+        return found
 
     def discard(self, row: int) -> None:
         """Drop the row's instance; its next reset makes another."""

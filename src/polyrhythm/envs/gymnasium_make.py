@@ -87,18 +87,23 @@ def make_registered(env_id: str, kwargs: Mapping[str, Any], max_steps: int, wher
     return checked_inside(env, where)
 
 
-def apply_wrapper(
-    env: gymnasium.Env[Any, Any], address: str, kwargs: Mapping[str, Any], where: str
-) -> gymnasium.Env[Any, Any]:
-    """Apply the wrapper `module:function` or `module:Class` to `env`. ConfigError, beginning with `where`: it fails."""
+def import_address(address: str, where: str) -> Any:
+    """What `module:NAME` names. ConfigError, beginning with the setting `where`: it cannot be imported."""
     module, _, name = address.partition(":")
     try:
-        wrapper = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except Exception as error:  # a user's module may raise anything
         raise ConfigError(
             f"{where} = {address}: cannot be imported ({type(error).__name__}: {error}){own_place(error)}; write "
             "an importable module:function or module:Class"
         ) from error
+
+
+def apply_wrapper(
+    env: gymnasium.Env[Any, Any], address: str, kwargs: Mapping[str, Any], where: str
+) -> gymnasium.Env[Any, Any]:
+    """Apply the wrapper `module:function` or `module:Class` to `env`. ConfigError, beginning with `where`: it fails."""
+    wrapper = import_address(address, where)
     try:
         found = wrapper(env, **kwargs)
     except Exception as error:

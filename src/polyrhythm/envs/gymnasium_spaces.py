@@ -279,3 +279,11 @@ def action_converter(space: gymnasium.Space[Any]) -> Callable[[NDArray[np.generi
     shape, dtype = space.shape or (), space.dtype
     offset = space.start if isinstance(space, MultiDiscrete) else 0
     return lambda actions: np.asarray(actions, dtype).reshape(len(actions), *shape) + offset
+
+
+def action_entries(space: gymnasium.Space[Any], action: Any) -> NDArray[Any]:
+    """The entries [A] of an action of the space: the inverse of `action_converter`."""
+    from gymnasium.spaces import Discrete, MultiDiscrete
+
+    first = space.start if isinstance(space, Discrete | MultiDiscrete) else 0
+    return (np.asarray(action) - first).reshape(-1)
