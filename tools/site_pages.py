@@ -109,7 +109,9 @@ def anchor(path: str) -> str:
 def _plain(text: str) -> str:
     """Text of a docstring as Markdown: no character of it is markup, except backquotes."""
     parts = re.split(r"(`[^`]+`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([\\*_\[\]<>|#])", r"\\\1", part) for part in parts)
+    plain = (html.escape(part, quote=False).replace("|", "&#124;") for part in parts)
+    escaped = (re.sub(r"([\\*_\[\]]|#(?!124;))", r"\\\1", part) for part in plain)
+    return "".join(part if part.startswith("`") else other for part, other in zip(parts, escaped, strict=True))
 
 
 def _code(text: object) -> str:

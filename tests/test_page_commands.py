@@ -1,0 +1,163 @@
+"""Every command and every Python block of README and docs/ is one that works.
+
+All commands go through the parser; settings of shipped recipes are loaded; those that start nothing and take a moment
+run. All Python is compiled, and what it imports from polyrhythm exists. Whole pages run in test_api.py (python-api.md),
+test_own_environments.py (that page, first-environment.md), test_extending.py and plugins/workflow/test_page.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import itertools
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+import polyrhythm
+from polyrhythm.cli.main import command_parser, commands, main
+from polyrhythm.config.explain import paths_to
+from polyrhythm.config.load import load_config
+from polyrhythm.config.recipes import recipe_names
+from polyrhythm.config.schema import RunConfig
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_BLOCK = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`(polyrhythm(?: [^`]+)?)`")
+#: What a reader replaces: RUN, FOLDER, SECTION.KEY, RUN_OR_CHECKPOINT.
+_PLACEHOLDER = re.compile(r"\b[A-Z][A-Z_]*\b|…|\.\.\.")
+#: Dotted paths of a recipe's keys.
+KEYS = {*paths_to(None, RunConfig), "extends", "preset"}
+
+
+def _id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _blocks(page: Path, *languages: str) -> list[str]:
+    found = _BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [textwrap.dedent(body) for _, language, body in found if language in languages]
+
+
+def _commands(page: Path) -> Iterator[list[str]]:
+    """Words after `polyrhythm` of each command in a block of a terminal or in the text."""
+    text = page.read_text(encoding="utf-8")
+    lines = "\n".join(_blocks(page, "", "bash", "console", "sh", "text")).replace("\\\n", " ").splitlines()
+    found = [line.strip().removeprefix("$ ") for line in lines] + _INLINE.findall(_BLOCK.sub("", text))
+    for command in found:
+        if re.match(r"polyrhythm( |$)", command):
+            yield list(itertools.takewhile(lambda word: not re.fullmatch("[|>&;]+", word), _words(command)))[1:]
+
+
+def _words(command: str) -> Iterator[str]:
+    """A shell's words; comments are left out, redirections are words."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars="|>&;")
+    lexer.whitespace_split = True
+    return iter(lexer)
+
+
+def _parsed(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> argparse.Namespace | None:
+    """The arguments of a command; None if it prints help."""
+    _, parser = command_parser(words[0])
+    # One letter stands for a number.
+    given = [re.sub(r"(^|=)[A-Z]$", r"\g<1>1", word) for word in words[1:] if word not in ("[--json]", "...]")]
+    try:
+        arguments, unknown = parser.parse_known_intermixed_args(given)
+    except SystemExit as end:
+        if end.code:
+            pytest.fail(f"{words}: {capsys.readouterr().err}")
+        return None
+    if unknown:
+        pytest.fail(f"{words}: unknown {unknown}")
+    return arguments
+
+
+ALL = sorted({(_id(page), tuple(words)) for page in PAGES for words in _commands(page)})
+
+
+def test_the_pages_have_commands() -> None:
+    assert len(ALL) > 100
+    assert ("docs/simulate.md", ("simulate", "small")) in ALL
+
+
+#: A command's name alone, or with one option, stands for all of its uses.
+WHOLE = [
+    words
+    for _, words in ALL
+    if len(words) > 1 and words[0] != "COMMAND" and words[1] != "…" and (len(words) > 2 or not words[1].startswith("-"))
+]
+
+
+def test_commands_that_are_named_exist() -> None:
+    names = {words[0] for _, words in ALL if words and not words[0].startswith("-")} - {"COMMAND"}
+    assert names - set(commands()) == set()
+
+
+@pytest.mark.parametrize("command", sorted({words[0] for words in WHOLE}))
+def test_commands_of_the_pages_are_accepted(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the parser; settings exist, and those of a shipped recipe have values that it takes."""
+    for words in (one for one in WHOLE if one[0] == command):
+        arguments = _parsed(words, capsys)
+        own = [word for word in getattr(arguments, "overrides", []) if "=" in word and not word.startswith("[")]
+        if command in ("train", "check", "sft", "demos") and arguments and arguments.recipe in recipe_names():
+            assert load_config(arguments.recipe, own).env, words
+        for key in (word.partition("=")[0] for word in own):
+            assert key in KEYS or key.startswith(("env.", "policy.")), words
+
+
+def _runs(words: Sequence[str]) -> bool:
+    """Whether a command starts nothing, writes nothing, and takes a moment."""
+    if any(_PLACEHOLDER.search(word) for word in words) or "setup" in words or "module:Class" in words:
+        return False
+    plan = words[:1] == ("plan",) and ("--theory" in words and "--samples" in words)
+    return plan or (len(words) > 0 and words[0] in ("recipes", "settings", "envs", "policies", "simulate"))
+
+
+@pytest.mark.parametrize("words", sorted({words for _, words in ALL if _runs(words)}), ids=" ".join)
+def test_cheap_commands_run(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    if words[:2] == ("policies", "inspect"):
+        pytest.skip("its folder is not in the repository")
+    assert main(words) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page, "python")], ids=_id)
+def test_python_of_a_page_compiles_and_imports_what_exists(page: Path) -> None:
+    for block in _blocks(page, "python"):
+        tree = ast.parse(block)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "polyrhythm":
+                module = importlib.import_module(node.module or "")
+                assert [name.name for name in node.names if not hasattr(module, name.name)] == []
+            if isinstance(node, ast.Import):
+                for name in node.names:
+                    if name.name.split(".")[0] == "polyrhythm":
+                        importlib.import_module(name.name)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "pr":
+                assert node.attr in polyrhythm.__all__, node.attr
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page, "yaml")], ids=_id)
+def test_settings_in_yaml_of_a_page_exist(page: Path) -> None:
+    for block in _blocks(page, "yaml"):
+        content = yaml.safe_load(block)
+        if isinstance(content, dict) and content.keys() & RunConfig.model_fields.keys():
+            assert [path for path in _paths(content) if path not in KEYS] == []
+
+
+def _paths(section: dict[str, object], prefix: str = "") -> Iterator[str]:
+    """Dotted paths of a recipe's keys, without those of env and policy, which depend on their type."""
+    for key, value in section.items():
+        yield prefix + key
+        if isinstance(value, dict) and key not in ("env", "policy", "settings", "options", "dataset"):
+            yield from _paths(value, f"{prefix}{key}.")
