@@ -47,7 +47,8 @@ def test_a_card_has_results_settings_and_command(tmp_path: Path, inner: str) -> 
     assert "/home/me" not in card + (out / "config.yaml").read_text()
     assert "tokenizer: tokens" in card
     assert card.count("````") % 2 == 0, "no text of the run ends a block"
-    assert Image.open(out / "success.png").size == (720, 320)
+    with Image.open(out / "success.png") as curve:
+        assert curve.size == (720, 320)
 
 
 def test_without_success_or_a_run_the_card_is_shorter(tmp_path: Path) -> None:
