@@ -226,7 +226,7 @@ pre, post = make_pre_post_processors(config, dataset_stats=stats)
 for part in (get_policy_class("act")(config), pre, post):
     part.save_pretrained({str(folder)!r})
 """
-    subprocess.run([_REAL, "-I", "-c", lines], check=True, timeout=300)
+    subprocess.run([_REAL, "-I", "-c", lines], check=True, timeout=500)
     pictures = {"pixels": ArraySpec((64, 64, 3), "uint8"), "agent_pos": ArraySpec((2,), "float32")}
     found = spec(observation=pictures)
     policy = LerobotSettings(checkpoint=str(folder), python=_REAL).build(found, seed=0, device="cpu", role="act")
