@@ -3,6 +3,7 @@
 # make test        setup, then everything that a change must pass
 # make test-core   setup, then the tests of the core alone, without the slow ones
 # make test-all    test, then the tests of each simulator, taskset and engine in a Python of its own, which it makes
+# make docs        setup, then the documentation, in site/index.html; make docs-serve shows it while pages change
 # make coverage    setup, then all tests once more, and which lines none of them reaches
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -19,7 +20,7 @@ WAITING := tests/process tests/runtime tests/plugins/workflow tests/plugins/clus
 # Of the core alone, so that both sessions take as long.
 CORE_WAITING := tests/process tests/runtime tests/cli
 
-.PHONY: setup quickstart test test-core test-all lint types contracts check check-waiting check-computing core-waiting core-computing coverage clean
+.PHONY: setup quickstart test test-core test-all lint types contracts check check-waiting check-computing core-waiting core-computing coverage docs docs-serve clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -78,5 +79,14 @@ test: setup
 test-all: test
 	tools/test_all.sh
 
+# Without it the theme prints its maintainers' announcement.
+docs docs-serve: export NO_MKDOCS_2_WARNING := 1
+
+docs: setup
+	$(BIN)/mkdocs build --strict --quiet
+
+docs-serve: setup
+	$(BIN)/mkdocs serve --strict
+
 clean:
-	rm -rf .venv .envs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage dist build
+	rm -rf .venv .envs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage dist build site

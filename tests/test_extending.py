@@ -88,6 +88,14 @@ def test_two_versions_are_trained_from_its_demonstrations(package: Path) -> None
     assert "How many updates each run has." in (run / "report.html").read_text()
 
 
+def test_its_tracker_records_a_run(package: Path) -> None:
+    tracker = "tracking=[{type: acme_lines, file: all.txt}]"
+    polyrhythm(package, "train", "line.yaml", "--out", "tracked", tracker, "launcher=inline", "training.versions=1")
+    lines = (package / "all.txt").read_text().splitlines()
+    assert lines[0] == "run line-tracked"
+    assert [line.split()[0] for line in lines[1:]] == ["metrics", "metrics", "metrics", "finished"]
+
+
 def test_a_launcher_with_a_typo_is_answered_with_its_name(package: Path) -> None:
     said = polyrhythm(package, "train", "line.yaml", "launcher=acme_nic", status=2)
     assert "launcher = 'acme_nic': did you mean acme_nice?" in said

@@ -62,3 +62,16 @@ def test_the_generated_reference_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "reference" / "settings.md").write_text("many words that a program wrote")
     (tmp_path / "page.md").write_text("three more words")
     assert PROSE.pages(tmp_path) == {"page.md": 3}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "docs" / "quickstart.md", *sorted(page for page in (ROOT / "docs" / "recipes").glob("[a-z]*.md"))],
+    ids=lambda page: page.stem,
+)
+def test_recipe_pages_have_one_anatomy(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    parts = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert parts == ["What you need", "Run it", "Results", "What to watch", "Troubleshooting"]
+    assert text.partition("## What you need")[0].count("![") == 1, "a picture comes first"
+    assert "polyrhythm train" in text.partition("## Run it")[2].partition("## ")[0]

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Runs the tests of simulators, tasksets and vLLM, each in a Python of its own, since their pins contradict each other.
+# Runs the tests of simulators, tasksets, vLLM and trackers, each in a Python of its own, since their pins contradict each other.
 # `polyrhythm envs setup` makes each Python once, in .envs; then its test files run there, and the paper's small rows
 # train with them from the project's own Python. Arguments: the names to run (default: all). Ends with a line for each.
 set -u
-all="maniskill libero robosuite rows reasoning-gym verifiers gem vllm"
+all="maniskill libero robosuite rows reasoning-gym verifiers gem vllm trackers"
 cd "$(dirname "$0")/.." || exit 1
 bin="$PWD/.venv/bin"
 mkdir -p .envs
@@ -52,6 +52,25 @@ make_vllm() {
         "$python" -m pip uninstall -q -y torchvision torchaudio torchcodec  # builds for CUDA, which torch here is not
 }
 
+# make_trackers: a development environment with every tracker; some want older versions than constraints.txt.
+make_trackers() {
+    python="$POLYRHYTHM_ENVS/trackers/bin/python"
+    "$python" -c "import mlflow, swanlab, trackio, wandb" 2>/dev/null && return
+    "$bin/python" -m venv --clear "$POLYRHYTHM_ENVS/trackers" &&
+        grep '^torch==' constraints.txt >"$POLYRHYTHM_ENVS/trackers.txt" &&
+        "$python" -m pip install -q -c "$POLYRHYTHM_ENVS/trackers.txt" -e '.[mlflow,swanlab,trackio,wandb]' \
+            pytest pytest-timeout hypothesis
+}
+
+# offline COMMAND...: without a network, where that is allowed.
+offline() {
+    if unshare -n true 2>/dev/null; then
+        unshare -n sh -c 'ip link set lo up; exec "$@"' sh "$@"
+    else
+        "$@"
+    fi
+}
+
 # tests_of NAME FILE...: run these files in NAME's Python.
 tests_of() {
     name=$1
@@ -74,6 +93,7 @@ run_one() {
         verifiers) make_python verifiers && tests_of verifiers tests/plugins/language/test_verifiers.py ;;
         reasoning-gym) make_python reasoning-gym --with tokenizers && tests_of reasoning-gym tests/plugins/language/test_text.py -k reasoning ;;
         vllm) make_vllm && tests_of vllm tests/plugins/language/test_vllm_engine.py tests/plugins/language/test_engines.py ;;
+        trackers) make_trackers && tested trackers offline "$POLYRHYTHM_ENVS/trackers/bin/python" -m pytest -rs tests/plugins/trackers ;;
         rows) tested rows "$bin/pytest" -rs tests/plugins/simulators/process/test_paper_rows.py ;;
         *) echo "$1: one of $all" >&2 && false ;;
     esac && return

@@ -8,6 +8,7 @@ charts of the recipe pages are drawn, from the tables of results in docs/recipes
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ STYLE = (
 #: Key in a line of metrics, and what the axis is called.
 Axis = tuple[str, str]
 STEPS: Axis = ("throughput/transitions", "environment steps")
+MEMORY = re.compile(r"^\| (?:π0(?:\.5)? \| )?([\d.]+(?: \| [\d.]+){4}) \|$", re.MULTILINE)
+TRAINED = ("all", "expert", "lora")
 RESULT = re.compile(
     r"^\|\s*([^|]*?)\s*\| (?:(\w[^|]*) \| )?(\d+)%? \[(\d+), (\d+)\] \| (\d+)%? \[(\d+), (\d+)\]", re.MULTILINE
 )
@@ -39,6 +42,7 @@ def main() -> None:
         lags = {"max_lag 0": "wait_0", "max_lag 1": "wait_1"}
         curves(runs, "tuning_lag", lags, ("time_s", "seconds of training"), STEPS, seeds=("",))
     bars("language", "recipes/language.md", "greedy success on 512 held-out problems, 95% intervals")
+    memory()
     bars("simulators", "recipes/simulators.md", "greedy success on held-out episodes, 95% intervals")
 
 
@@ -94,10 +98,32 @@ def bars(name: str, page: str, title: str) -> None:
     _write(name, parts, title, height)
 
 
+def memory() -> None:
+    """Draw the memory of a trainer by what is trained, from the tables of the policies' pages."""
+    rows = []
+    for page, names in {"pi0": ("π0", "π0.5"), "openvla_oft": ("OpenVLA-OFT",), "groot_n1d5": ("GR00T N1.5",)}.items():
+        found = MEMORY.findall((DOCS / "policies" / f"{page}.md").read_text(encoding="utf-8"))
+        rows += [(name, [float(number) for number in row.split(" | ")]) for name, row in zip(names, found, strict=True)]
+    parts, left, scale = ['<text class="name" x="10" y="18">GB of a trainer, without activations</text>'], 130, 3.6
+    height = 56 + 46 * len(rows)
+    for tick in range(0, 121, 20):
+        at = left + scale * tick
+        parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="28" y2="{height - 18}"/>')
+        parts.append(f'<text x="{at}" y="{height - 4}" text-anchor="middle">{tick}</text>')
+    for number, (name, (_, *parted)) in enumerate(rows):
+        y = 34 + 46 * number
+        parts.append(f'<text class="name" x="{left - 10}" y="{y + 22}" text-anchor="end">{name}</text>')
+        for place, (label, colour, value) in enumerate(zip(TRAINED, COLOURS, parted, strict=False)):
+            width = scale * value
+            parts.append(f'<rect x="{left}" y="{y + 13 * place}" width="{width:.1f}" height="11" fill="{colour}"/>')
+            parts.append(f'<text x="{left + width + 4:.1f}" y="{y + 13 * place + 10}">{label} {value:g}</text>')
+    _write("memory", parts, "Memory of a trainer by what is trained", height)
+
+
 def _round(value: float) -> float:
     """The next larger number of one or two digits that has quarters."""
-    unit = 10 ** (len(str(int(value))) - 1) / 5
-    return -(-value // unit) * unit
+    unit = 10.0 ** (len(str(int(value))) - 1) / 5
+    return math.ceil(value / unit) * unit
 
 
 def _x(value: float, right: float) -> float:

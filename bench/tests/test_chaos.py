@@ -305,7 +305,7 @@ def test_the_older_name_of_faults_still_works_and_says_so(capsys):
     assert main(["chaos", "cartpole", "--kills", "0"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "--kills is now called --faults, and will be removed"
-    assert said[1].startswith("polyrhythm: error: --faults = 0")
+    assert said[1].startswith("polyrhythm: error: PR110: --faults = 0")
 
 
 def test_the_recipe_stays_as_it_is_but_for_what_chaos_needs():

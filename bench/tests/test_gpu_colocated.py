@@ -38,7 +38,9 @@ def mark(time_s, transitions):
 def test_without_a_device_one_sentence_says_what_to_do(capsys):
     assert main(["bench", "gpu-colocated"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("polyrhythm: error: bench gpu-colocated: torch sees no CUDA device here; run it where")
+    assert said.startswith(
+        "polyrhythm: error: PR100: bench gpu-colocated: torch sees no CUDA device here; run it where"
+    )
     assert "--tiny" in said
     assert said.count("\n") == 1
 

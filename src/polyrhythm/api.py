@@ -173,7 +173,8 @@ def report(*runs: str | Path | TrainResult, out: str | Path | None = None) -> Pa
     """
     if not runs:
         raise ConfigError("report: no run is named; give the folder of one or more")
-    written: Path = load("observer", "report").write(list(map(_path, runs)), None if out is None else Path(out))
+    hooks, file = load("observer", "report"), None if out is None else Path(out)
+    written: Path = hooks.write(_path(runs[0]), file) if len(runs) == 1 else hooks.compare(list(map(_path, runs)), file)
     return written
 
 

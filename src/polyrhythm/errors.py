@@ -21,11 +21,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 #: Maximum number of problems that the message of one ConfigError lists.
-_LISTED = 8
+LISTED = 8
 #: Extras that `make setup` installs.
 _SETUP_EXTRAS = ("metaworld", "vla")
 #: Extras whose pins contradict constraints.txt.
-_OWN_PINS = ("gem", "vllm")
+_OWN_PINS = ("gem", "swanlab", "trackio", "vllm")
 
 
 class PolyrhythmError(Exception):
@@ -42,8 +42,8 @@ class ConfigError(PolyrhythmError, ValueError):
         if len(problems) == 1:
             super().__init__(f"{origin}: {problems[0]}" if origin else problems[0])
             return
-        lines = [" ".join(problem.split()) for problem in problems[:_LISTED]]
-        if more := problems[_LISTED:]:
+        lines = [" ".join(problem.split()) for problem in problems[:LISTED]]
+        if more := problems[LISTED:]:
             lines.append(f"and {len(more)} more")
         head = f"{origin}: {len(problems)} problems" if origin else f"{len(problems)} problems"
         super().__init__("\n  ".join([head, *lines]))

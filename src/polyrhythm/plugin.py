@@ -20,10 +20,10 @@ from polyrhythm.errors import PolyrhythmError
 #: Kinds of additions; docs/extending.md has their interfaces. env_key: a key that the env section of any type may have;
 #: its class makes the settings, by `of(section)`. command: `envs NAME` is a subcommand of `polyrhythm envs`. ranks:
 #: strategy of several trainer ranks, by `placement.trainer.strategy` (`training.ranks`). checkpoint: reads a state by
-#: form. pipeline: a phase or a product of a run, such as its videos.
+#: form. pipeline: a phase or a product of a run, such as its videos. source: a scheme of names of folders (`sources`).
 Kind = Literal[
     "env", "env_key", "policy", "engine", "loss", "launcher", "devices", "station", "scheduler", "placement", "ranks",
-    "checkpoint", "demonstrations", "pipeline", "observer", "check", "command", "report",
+    "checkpoint", "demonstrations", "pipeline", "observer", "tracking", "check", "command", "report", "source",
 ]  # fmt: skip
 
 #: Entry points of plugins in other distributions.

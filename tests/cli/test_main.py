@@ -115,7 +115,11 @@ def test_several_wrong_settings_have_a_line_each(capsys: pytest.CaptureFixture[s
     assert main(["train", "cartpole", "seed=1.5", "rollout.rows=0", "groups.sise=2"]) == 2
     head, *lines = capsys.readouterr().err.splitlines()
     assert head == "polyrhythm: error: cartpole: 3 problems"
-    assert sorted(line.partition(" = ")[0] for line in lines) == ["  groups.sise", "  rollout.rows", "  seed"]
+    assert sorted(line.partition(" = ")[0] for line in lines) == [
+        "  PR101: groups.sise",
+        "  PR104: rollout.rows",
+        "  PR104: seed",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +252,9 @@ def test_without_polyrhythm_bench_its_commands_say_in_one_line_how_to_get_it(wor
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr.count("\n") == 1
-    assert ended.stderr.startswith(f"polyrhythm: error: polyrhythm {words[0]}: the distribution polyrhythm-bench ")
+    assert ended.stderr.startswith(
+        f"polyrhythm: error: PR100: polyrhythm {words[0]}: the distribution polyrhythm-bench "
+    )
     assert "pip install -e bench" in ended.stderr
 
 

@@ -1,11 +1,13 @@
-"""docs/settings-elsewhere.md names recipe keys that exist, values that they take, and defaults that they have."""
+"""Pages name settings that exist; docs/settings-elsewhere.md also values that they take, and defaults."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
+import pytest
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -170,6 +172,33 @@ def wrong_default(row: Row) -> list[str]:
 
 def test_every_key_exists_and_takes_its_value() -> None:
     assert [sentence for row in ROWS for sentence in wrong_keys(row)] == []
+
+
+#: Settings that have no field of a section: a key of every environment's, a number that follows from others.
+_NO_FIELD = {"env.python", "training.batch_size"}
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def named_settings(text: str) -> set[str]:
+    """Dotted names in a page's code spans that begin with a section of a recipe; files and calls are none."""
+    words = [word for span in re.findall(r"`([^`\n]+)`", _FENCE.sub("", text)) for word in span.split()]
+    paths = {re.split(r"[:=]", word)[0].strip("',\"") for word in words}
+    dotted = {path for path in paths if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", path) and not _FILE.search(path)}
+    return {path for path in dotted if path.partition(".")[0] in RunConfig.model_fields} - _NO_FIELD
+
+
+_FILE = re.compile(r"\.(json|pt|yaml|act)$")
+
+
+@pytest.mark.parametrize("page", sorted({*PAGE.parent.rglob("*.md")} - {PAGE}), ids=lambda page: page.stem)
+def test_settings_that_a_page_names_exist(page: Path) -> None:
+    named = named_settings(page.read_text(encoding="utf-8"))
+    assert [path for path in sorted(named) if not holders(Key(path, None), {})] == []
+
+
+def test_settings_are_found_in_text() -> None:
+    text = "`training.versions=3`, `freshness: {max_lag: 1}`, `batching.max_rows`, `policy.pt`\n```\n`env.nothing`\n```"
+    assert named_settings(text) == {"training.versions", "batching.max_rows"}
 
 
 def test_our_defaults_are_those_of_the_schema() -> None:

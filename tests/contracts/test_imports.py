@@ -72,9 +72,9 @@ def _strangers(package: str, allowed: tuple[str, ...]) -> list[str]:
 MAY_IMPORT = {
     "scheduler": "",
     "specs": "numpy tokenizers .files",
-    "config": "pydantic pydantic_core yaml .conformance .errors .files .plugin .readable",
+    "config": "pydantic pydantic_core yaml .conformance .errors .files .plugin .readable .sources",
     "algorithms": "torch",
-    "observe": "tensorboard yaml .errors .files .readable",
+    "observe": "yaml .errors .files .readable",
     "envs": "numpy pydantic gymnasium mujoco .config .conformance .env_warnings .errors .imports .specs",
     "policies": "numpy pydantic torch .conformance .errors .files .specs",
     "training": "numpy torch .algorithms .config .errors .files .plugin .policies .specs",

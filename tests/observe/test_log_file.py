@@ -20,16 +20,22 @@ UNDER_A_LIMIT = """
 import logging, pathlib, resource, signal, sys
 from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.plugins.timeline.trace import TraceWriter
+from polyrhythm.plugins.trackers.sink import TrackedRun
+from polyrhythm.plugins.trackers.sinks.tensorboard import TensorBoardSink
 logging.basicConfig(format="%(message)s")
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-folder, tensorboard = pathlib.Path(sys.argv[1]), sys.argv[2] == "tensorboard"
+folder = pathlib.Path(sys.argv[1])
+board = TensorBoardSink(TrackedRun("run", folder, {}), flush_s=0.0) if sys.argv[2] == "tensorboard" else None
 trace = TraceWriter(folder / "trace.json")
-with MetricsWriter(folder, tensorboard=tensorboard, flush_s=0.0) as metrics, trace:
+receivers = [board.log_metrics] if board else []
+with MetricsWriter(folder, receivers) as metrics, trace:
     for step in range(2000):
         metrics.log(step, {"env/return": 0.5, "throughput/transitions": 1.0}, float(step))
         trace.complete("generators", "generator-0", "1 requests", float(step), step + 0.5)
     metrics.rewind(3)
     metrics.log(3, {"env/return": 0.25}, 2001.0)
+if board:
+    board.close(True)
 print("went on")
 """
 

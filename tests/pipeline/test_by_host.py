@@ -115,7 +115,7 @@ def test_metrics_of_an_update_have_each_host(tmp_path: Path) -> None:
     cluster.busy |= {"simulator-1": 1.0, "generator-0": 5.0, "trainer": 4.0}
     stations.on_tick(10.0)
     idle = IdleMeter(build_conductor(SchedulerSettings(batch_size=1)), 0.0)
-    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+    with MetricsWriter(tmp_path) as writer:
         sources = (SampleLedger(), EpisodeTracker(1), totals, stations, (idle, PassMeter(())))
         UpdateMetrics(writer, *sources, began=0.0, now=0.0).on_report(10.0, Report("trainer", 0, "update", 0, {}))
     (line,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

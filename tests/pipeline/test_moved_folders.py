@@ -61,7 +61,7 @@ def test_a_moved_checkpoint_is_named_again(
     longer = "training.versions=2"
     for words in (["eval", str(run)], ["resume", str(run), longer]):
         said = refused(*words)
-        assert said.startswith(f"polyrhythm: error: policy.checkpoint = {old}: there is no such folder here; ")
+        assert said.startswith(f"polyrhythm: error: PR202: policy.checkpoint = {old}: there is no such folder here; ")
         assert f"polyrhythm {words[0]} {run} policy.checkpoint=NEW" in said
     assert "--base FOLDER" in refused("policies", "export", str(run), "--out", str(tmp_path / "out"))
     assert "policy.chunk=3: the run has its own" in refused("eval", str(run), moved, "policy.chunk=3")

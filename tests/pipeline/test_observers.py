@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,7 +14,7 @@ from tests.pipeline.test_loop import ASYNCHRONOUS
 from polyrhythm.cli.main import main
 from polyrhythm.conductors import build_conductor
 from polyrhythm.config.load import merge
-from polyrhythm.observe.metrics import MetricsWriter
+from polyrhythm.observe.metrics import MetricsWriter, documented
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import held_out
@@ -60,7 +59,7 @@ REPORT = Report("trainer", 0, "update", 0, {"staleness/lag_mean": 0.5})
 
 def test_an_update_that_a_lost_trainer_takes_with_it_is_written_once(tmp_path):
     account, ledger = RunTotals(), SampleLedger()
-    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+    with MetricsWriter(tmp_path) as writer:
         writer.log(0, {"evaluation/greedy/rate": 0.5}, time_s=0)
         stations = StationActivity(build_inline_launcher([], ArenaLayout(1, 1, 1, {}, {}, {}), WeightsLayout.of({})))
         sources = (ledger, EpisodeTracker(tasks=1), account, stations)
@@ -204,11 +203,9 @@ def test_the_progress_line_does_without_episodes(caplog):
     ]
 
 
-def documented():
-    """Patterns of the names in docs/metrics.md."""
-    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("| `")]
-    names = [name for row in rows for name in re.findall(r"`([^`]+/[^`]+)`", row)]
+def named():
+    """Patterns of the documented names."""
+    names = [name for metric in documented() for name in metric.names]
     return [re.compile(re.sub(r"<\w+>", "[^/]+", name)) for name in names]
 
 
@@ -219,7 +216,7 @@ def test_every_metric_of_a_run_is_documented(tmp_path):
     assert main(["train", str(path), "--out", str(tmp_path / "run")]) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     names = {name for line in lines for name in line} - {"step", "time_s"}
-    patterns = documented()
+    patterns = named()
     assert {name for name in names if not any(pattern.fullmatch(name) for pattern in patterns)} == set()
     updates = [line for line in lines if "time/actor/update" in line]
     assert len(updates) == 6

@@ -249,7 +249,7 @@ def test_progress_is_written_whole(tmp_path: Path) -> None:
 
 
 def test_time_goes_on_where_the_metrics_ended_though_a_killed_phase_left_none(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path, tensorboard=False) as metrics:
+    with MetricsWriter(tmp_path) as metrics:
         for step, time_s in enumerate((40.0, 90.0)):
             metrics.log(step, {"throughput/transitions": 1.0}, time_s)
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -259,7 +259,7 @@ def test_time_goes_on_where_the_metrics_ended_though_a_killed_phase_left_none(tm
     progress = PhaseJournal(tmp_path)  # killed in its first phase, so there is no progress.json
     assert time.monotonic() - progress.began >= 90.0
     rewind(tmp_path, 1)
-    with MetricsWriter(tmp_path, tensorboard=False) as metrics:
+    with MetricsWriter(tmp_path) as metrics:
         metrics.log(1, {"throughput/transitions": 1.0}, time.monotonic() - progress.began)
     times = [json.loads(line)["time_s"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert times == sorted(times)

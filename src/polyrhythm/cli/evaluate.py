@@ -10,7 +10,7 @@ from pathlib import Path
 
 from polyrhythm.cli import show
 from polyrhythm.cli.arguments import count, whole
-from polyrhythm.plugin import load
+from polyrhythm.plugin import load, plugins
 
 log = logging.getLogger(__name__)
 
@@ -19,11 +19,12 @@ _LEFT_OUT = frozenset({"per_episode", "conversations", "variants", "kinds"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    purposes = [item for plugin in plugins().values() for item in plugin.purposes.items()]
+    parser.epilog = "\n".join(f"{purpose}." for name, purpose in purposes if name.startswith("eval "))
     parser.add_argument(
         "path",
-        type=Path,
         metavar="RUN_OR_CHECKPOINT",
-        help="folder of a run (its newest weights), its best.pt or policy.pt, or one of its checkpoints/run-*",
+        help="folder of a run (its newest weights), its best.pt or policy.pt, or one of its checkpoints/run-*; or hf://owner/name",
     )
     parser.add_argument(
         "policy",
@@ -95,6 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.observe.run_folder import take_file
     from polyrhythm.pipeline.evaluation.standalone import Conditions, Gallery, Video, evaluate
     from polyrhythm.pipeline.hooks import open_display
+    from polyrhythm.sources import fetched_folder
 
     video: Video | Gallery | None = None
     filmed = arguments.video_episodes
@@ -111,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     variants = tuple(filter(None, arguments.variants.split(",")))
     with open_display(sys.stderr) as live:
         result = evaluate(
-            arguments.path,
+            fetched_folder(arguments.path, what="eval"),
             arguments.episodes,
             arguments.seed,
             arguments.greedy,

@@ -15,14 +15,15 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from polyrhythm import __version__
-from polyrhythm.errors import ConfigError, EnvLost, PolyrhythmError, nearest, pip_install
+from polyrhythm.error_codes import COMMAND_LINE, code_of
+from polyrhythm.errors import LISTED, ConfigError, EnvLost, PolyrhythmError, nearest, pip_install
 from polyrhythm.files import trouble
 from polyrhythm.imports import keep_freed_memory
 from polyrhythm.pipeline.signals import Interrupts, SignalInterrupt, exit_status
-from polyrhythm.plugin import import_address, load, plugins
+from polyrhythm.plugin import import_address, load, plugins, table
 from polyrhythm.readable import set_up_logging, visible
 
 #: Command of the core → its purpose. Its module is polyrhythm.cli.<command>; plugins add more commands.
@@ -69,15 +70,13 @@ def main(words: Sequence[str]) -> int:
         sys.stdout.flush()
         return status
     except (PolyrhythmError, EnvLost) as error:
-        _print_error(f"error: {_message(error)}", error)
+        _print_error(_message(error), error)
         return 2
     except ModuleNotFoundError as error:
         if (error.name or "polyrhythm").partition(".")[0] in ("polyrhythm", "polyrhythm_bench"):
             raise
-        print(
-            f"polyrhythm: error: the package {error.name} is not installed; run: {pip_install(error.name or '')}",
-            file=sys.stderr,
-        )
+        command = pip_install(error.name or "")
+        _print_error(f"error: {code_of(error)}: the package {error.name} is not installed; run: {command}", error)
         return 2
     except KeyboardInterrupt as error:
         _print_error("interrupted", error)
@@ -89,17 +88,18 @@ def main(words: Sequence[str]) -> int:
     except OSError as error:
         if not (sentence := trouble(error)):
             raise
-        _print_error(f"error: {sentence}", error)
+        _print_error(f"error: {code_of(error)}: {sentence}", error)
         return 2
 
 
 def _message(error: PolyrhythmError | EnvLost) -> str:
-    """The error in one line; several problems of the settings have a line each."""
-    if isinstance(error, EnvLost):
-        return f"{error}; with launcher=local its simulator would be replaced"
+    """The error with its code in one line; several problems of the settings have a line and a code each."""
     if isinstance(error, ConfigError) and len(error.problems) > 1:
-        return str(error)
-    return " ".join(str(error).split())
+        head, *lines = str(error).split("\n  ")
+        coded = [f"{code_of(error, line)}: {line}" for line in lines[:LISTED]]
+        return "\n  ".join([f"error: {head}", *coded, *lines[LISTED:]])
+    lost = "; with launcher=local its simulator would be replaced" if isinstance(error, EnvLost) else ""
+    return f"error: {code_of(error)}: {' '.join(str(error).split())}{lost}"
 
 
 def _print_error(what: str, error: BaseException) -> None:
@@ -119,24 +119,43 @@ def _stdout_is_closed() -> bool:
 
 def _dispatch(words: Sequence[str]) -> int:
     command, known = words[0] if words else "", commands()
+    if command == "eval" and (inner := " ".join(words[:2])) in table("command"):
+        return _run(inner, words[2:])
     if command not in known:
         if command and not command.startswith("-"):
             listed = ", ".join(known)
             _top_parser().error(f"no such command: {command}; {nearest(command, known)}commands are {listed}")
         _top_parser().parse_args(words or ["--help"])
         raise AssertionError("argparse accepts no unknown command")
+    return _run(command, words[1:])
+
+
+def _run(command: str, words: Sequence[str]) -> int:
+    module, parser = command_parser(command)
+    arguments, unknown = parser.parse_known_intermixed_args(words)
+    if unknown:
+        hint = _settings_hint(unknown[0]) if hasattr(arguments, "overrides") else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return module.run(arguments)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors have their code."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(f"{COMMAND_LINE}: {message}")
+
+
+def command_parser(command: str) -> tuple[CommandModule, argparse.ArgumentParser]:
+    """A command of `commands()` and the parser of its arguments."""
     module = _load(command)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"polyrhythm {command}",
         description=inspect.getdoc(module),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    arguments, unknown = parser.parse_known_intermixed_args(words[1:])
-    if unknown:
-        hint = _settings_hint(unknown[0]) if hasattr(arguments, "overrides") else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    return module.run(arguments)
+    return module, parser
 
 
 def commands() -> dict[str, str]:
@@ -175,7 +194,11 @@ def _settings_hint(option: str) -> str:
 
 
 def _top_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="polyrhythm", description="Asynchronous RL post-training of robot policies.")
+    parser = _Parser(
+        prog="polyrhythm",
+        description="Asynchronous RL post-training of robot policies.",
+        epilog="Errors have a code, such as PR101: docs/troubleshooting.md has its cause and what to do.",
+    )
     parser.add_argument("--version", action="version", version=f"polyrhythm {__version__}")
     added = parser.add_subparsers(metavar="command", required=True)
     for command, purpose in commands().items():

@@ -26,6 +26,7 @@ from polyrhythm.config.registry import NestedRefusal, expand, known_types, plain
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import atomic_write
+from polyrhythm.sources import pinned
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str 
             "are for; leave devices out, and see placement (docs/recipes.md)"
         )
     _tell_replaced(tree, changes)
-    return validate(_merge_preset(tree, changes, "overrides"), origin=origin)
+    return validate(pinned(_merge_preset(tree, changes, "overrides")), origin=origin)
 
 
 def _merge_preset(base: Tree, change: Tree, origin: str) -> Tree:

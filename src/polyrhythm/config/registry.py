@@ -1,4 +1,4 @@
-"""Registry of environment and policy settings by name, and the plain data of settings objects.
+"""Registry of settings of environments, policies and trackers by name, and the plain data of settings objects.
 
 An adapter's module is imported only when it is used. Stations and checkpoints hold plain data only, so a user's class
 is referenced by module:Class; in a script or notebook the module is `__main__`.
@@ -20,7 +20,7 @@ from polyrhythm.conformance import raised
 from polyrhythm.errors import ConfigError, nearest
 from polyrhythm.plugin import load, table
 
-Kind = Literal["env", "policy"]
+Kind = Literal["env", "policy", "tracking"]
 
 #: Type name → module:Class of the core's settings; plugins add others.
 CORE: dict[Kind, dict[str, str]] = {
@@ -34,6 +34,7 @@ CORE: dict[Kind, dict[str, str]] = {
         "categorical": "polyrhythm.policies.categorical:CategoricalSettings",
         "tiny_vla": "polyrhythm.policies.tiny_vla.policy:TinyVlaSettings",
     },
+    "tracking": {},
 }
 
 
@@ -59,7 +60,7 @@ def expand(value: Any) -> Any:
 
 
 def resolve(kind: Kind, value: Any) -> BaseModel:
-    """Validated settings of an env or policy, given as their model, a mapping with `type`, or a short form.
+    """Validated settings of an adapter, given as their model, a mapping with `type`, or a short form.
 
     Unknown keys are refused in all sections even if the model would ignore them, since a typo would otherwise silently
     select a default. Only a section whose own model has extra="allow" keeps them.

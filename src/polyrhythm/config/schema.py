@@ -40,10 +40,18 @@ from polyrhythm.config.sections.running import (
 )
 from polyrhythm.plugin import table
 
+#: Settings of one tracker.
+Tracker = Annotated[SerializeAsAny[BaseModel], BeforeValidator(lambda value: resolve("tracking", value))]
+
 if TYPE_CHECKING:
     LauncherName = str
 else:  # plugins add some
     LauncherName = Literal[("local", "inline", *table("launcher"))]
+
+
+def default_trackers() -> tuple[BaseModel, ...]:
+    """TensorBoard; none where the plugin is not there."""
+    return (resolve("tracking", "tensorboard"),) if "tensorboard" in table("tracking") else ()
 
 
 class RunConfig(Section):
@@ -97,6 +105,8 @@ class RunConfig(Section):
     """Messages between processes."""
     prometheus: PrometheusSettings = PrometheusSettings()
     """Present numbers over HTTP."""
+    tracking: tuple[Tracker, ...] = Field(default_factory=default_trackers)
+    """Trackers of the run: tensorboard, wandb, mlflow, trackio, swanlab, module:Class, or {type: ..., option: ...}."""
     supervision: SupervisionSettings = SupervisionSettings()
     """Deadlines of stations."""
     checkpoint: CheckpointSettings = CheckpointSettings()

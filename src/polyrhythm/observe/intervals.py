@@ -27,10 +27,11 @@ def wilson(successes: int, episodes: int, z: float = 1.959963984540054) -> Inter
     if episodes < 1 or not 0 <= successes <= episodes:
         raise ValueError(f"{successes} successes of {episodes} episodes; give 1 or more episodes and 0 to that many")
     rate = successes / episodes
-    return Interval(successes, episodes, rate, *_bounds(rate, episodes, z))
+    return Interval(successes, episodes, rate, *wilson_bounds(rate, episodes, z))
 
 
-def _bounds(rate: float, episodes: float, z: float = 1.959963984540054) -> tuple[float, float]:
+def wilson_bounds(rate: float, episodes: float, z: float = 1.959963984540054) -> tuple[float, float]:
+    """Bounds of Wilson's interval; episodes may be a fraction, such as an effective number."""
     square = z * z
     centre = (rate + square / (2 * episodes)) / (1 + square / episodes)
     spread = math.sqrt(rate * (1 - rate) / episodes + square / (4 * episodes**2))
@@ -82,10 +83,10 @@ def of_samples(successes: Sequence[Sequence[bool]]) -> dict[str, dict[str, float
     for power in range(most.bit_length()):
         k = 2**power
         shares[f"pass@{k}"] = [pass_at(k, n, c) for n, c in counts if n >= k]
-    return {name: _mean_share(own, sum(n for n, _ in counts)) for name, own in shares.items()}
+    return {name: mean_share(own, sum(n for n, _ in counts)) for name, own in shares.items()}
 
 
-def _mean_share(shares: Sequence[float], episodes: int) -> dict[str, float]:
+def mean_share(shares: Sequence[float], episodes: int) -> dict[str, float]:
     """Mean share of independent states, with Wilson's 95% interval for the effective number of episodes.
 
     That number is rate · (1 - rate) / (variance of the mean), at least the states and at most the episodes.
@@ -94,7 +95,7 @@ def _mean_share(shares: Sequence[float], episodes: int) -> dict[str, float]:
     if 0 < rate < 1 and len(shares) > 1:
         spread = variance(shares) / len(shares)
         effective = max(effective, min(rate * (1 - rate) / spread, episodes) if spread else episodes)
-    low, high = _bounds(rate, effective)
+    low, high = wilson_bounds(rate, effective)
     return {"rate": rate, "low": low, "high": high, "starts": len(shares)}
 
 

@@ -1,22 +1,20 @@
-"""Writes the scalars of a run to `metrics.jsonl`, one JSON object per line, and to TensorBoard.
+"""Writes the scalars of a run to `metrics.jsonl`, one JSON object per line.
 
 A name is `group/name`, in one of the documented `GROUPS`; other groups are rejected, so that the first run finds the
-mistake. docs/metrics.md has every name. Step is the trainer's update (evaluation: the version).
+mistake. metrics.yaml, next to this file, describes every name. Step is the trainer's update (evaluation: the version).
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import math
-import os
-import socket
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
+
+import yaml
 
 from polyrhythm.files import atomic_write
 from polyrhythm.observe.log_file import LogFile, warn_of_loss
@@ -24,84 +22,43 @@ from polyrhythm.observe.run_folder import METRICS_FILE
 
 log = logging.getLogger(__name__)
 
-#: Metrics of each group. Names follow public systems where these have one.
-GROUPS: Mapping[str, str] = {
-    "env": (
-        "training episodes that ended since the update before, absent if none did: episodes (how many), return, "
-        "success_once (also by task index, /task_N; null if none reported success), episode_len in env steps, the "
-        "environment's own as metrics/NAME; "
-        "samples of the update (episodes or segments): sample_env_steps, sample_chunk_steps; sample_score, by the "
-        "reward function"
-    ),
-    "staleness": (
-        "trainer's version minus a sample's oldest behaviour version: lag_mean, lag_max, and the same in updates: "
-        "updates_mean, updates_max; samples in whose middle new "
-        "weights came: partial_ratio, total_partial_num, and max_partial_span, by how many versions; with a lag: "
-        "stale_trajectory_processed (samples), stale_samples_processed (groups)"
-    ),
-    "rollouter": (
-        "since the update before: idle_ratio, share of row-seconds in which a row had no ticket; batch_rows, mean of "
-        "training's passes; padding_ratio, share of padding in them; batching dynamic: batch_wait_ratio, share of the "
-        "time in which a pass waited out batching.max_wait_ms"
-    ),
-    "trainer": "idle_ratio: share of the time since the update before in which it neither trained nor published",
-    "time/env": "step: seconds inside the environments since the update before, all simulators together",
-    "time/rollout": "forward: seconds of forward passes and weight changes since the update before, all generators",
-    "time/actor": (
-        "update: seconds that this update took the trainer; of these, by the host's clock: collate, targets, proximal, "
-        "passes, await_publication, step; publish: of the publication before, which may overlap with the update"
-    ),
-    "train/actor": "policy_loss, ratio, clip_fraction, approx_kl, proximal_approx_kl, behav_approx_kl, grad_norm, …",
-    "train/critic": "value_loss, explained_variance, lr (if it has its own), reward_scale (if there is one)",
-    "train/sft": "supervised warm start: loss, grad_norm",
-    "samples": "the ledger's counts by state; dropped/<reason>",
-    "throughput": (
-        "transitions: env steps of all samples that finished since training began, over all parts of the run; "
-        "transitions_per_s: of those that finished since the update before; where generators serve by streams, "
-        "tokens_per_s and prompt_tokens_per_s: generated in answers that ended, and read of prompts, since the line "
-        "before that has them"
-    ),
-    "stations": (
-        "utilisation/NAME: share of the last ten seconds in which each was busy; faults: stations lost so far, over "
-        "all parts of the run"
-    ),
-    "hosts": (
-        "in a run on several: utilisation/HOST, the mean of its stations' in the last ten seconds; faults/HOST: "
-        "stations lost there so far, over all parts of the run"
-    ),
-    "transport": "dropped_messages: so far in this part of the run, by main and all stations, launcher local",
-    "evaluation": (
-        "held-out episodes, greedy/, sampled/ and swapped/: rate of success, low, high (Wilson 95%; null if no episode "
-        "reported it), mean_return, the environment's own as metrics/NAME"
-    ),
-}
+#: First parts of all names, of plugins' and user-defined losses' metrics too. metrics.yaml describes each name.
+GROUPS = (
+    "env", "staleness", "rollouter", "trainer", "time/env", "time/rollout", "time/actor", "train/actor", "train/critic",
+    "train/sft", "samples", "throughput", "stations", "hosts", "transport", "evaluation",
+)  # fmt: skip
+
+
+class Metric(NamedTuple):
+    """Documented metrics: names, with `<part>` for what varies; meaning in Markdown; unit, "" for a plain number."""
+
+    names: Sequence[str]
+    meaning: str
+    unit: str = ""
+
+
+def documented() -> list[Metric]:
+    """All metrics of metrics.yaml."""
+    text = Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")
+    return [Metric(**entry) for entry in yaml.safe_load(text)]
 
 
 class MetricsWriter:
-    """Writer of `<folder>/metrics.jsonl` and, optionally, of `<folder>/tensorboard`.
+    """Writer of `<folder>/metrics.jsonl`.
 
-    Each line is written at once: updates are seconds apart, and a killed run keeps its last one. TensorBoard's file is
-    flushed every `flush_s` seconds of the given times. A resumed run appends. Failed writes, as on a full disk, lose
-    data with one warning per file. receivers: also called with step and values. OSError: the files cannot be opened.
+    Each line is written at once: updates are seconds apart, and a killed run keeps its last one. A resumed run appends.
+    Failed writes, as on a full disk, lose data with one warning. receivers: also called with step and values. OSError:
+    the file cannot be opened.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        tensorboard: bool = True,
-        flush_s: float = 10.0,
-        receivers: Sequence[Callable[[int, Mapping[str, float | None]], None]] = (),
+        self, folder: Path, receivers: Sequence[Callable[[int, Mapping[str, float | None]], None]] = ()
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._tensorboard = _EventFile(folder / "tensorboard") if tensorboard else None
-        self._folder, self._flush_s, self._flushed_s = folder, flush_s, 0.0
-        self._lines, self._receivers = LogFile(folder / METRICS_FILE), receivers
+        self._folder, self._lines, self._receivers = folder, LogFile(folder / METRICS_FILE), receivers
 
     def log(self, step: int, values: Mapping[str, float | None], time_s: float) -> None:
-        """Record scalars of one step. time_s: seconds since the run began.
-
-        Numbers that are not finite, and None, become null; TensorBoard does not get None.
-        """
+        """Record scalars of one step. time_s: seconds since the run began. Numbers that are not finite become null."""
         check_names(values)
         numbers = {name: float(value) for name, value in values.items() if value is not None}
         finite = {name: number if math.isfinite(number := numbers.get(name, math.nan)) else None for name in values}
@@ -109,11 +66,6 @@ class MetricsWriter:
         self._lines.write(line + "\n")
         for receive in self._receivers:
             receive(step, values)
-        if self._tensorboard:
-            self._tensorboard.write(step, numbers)
-            if time_s - self._flushed_s >= self._flush_s:
-                self._tensorboard.lines.flush()
-                self._flushed_s = time_s
 
     def rewind(self, step: int) -> None:
         """Remove the lines of updates from `step` on, which are repeated after the trainer was lost."""
@@ -128,10 +80,8 @@ class MetricsWriter:
         self._lines.failed = failed
 
     def close(self) -> None:
-        """Flush and close both files; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         self._lines.close()
-        if self._tensorboard:
-            self._tensorboard.lines.close()
 
     def __enter__(self) -> Self:
         return self
@@ -140,33 +90,6 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _EventFile:
-    """An event file for TensorBoard.
-
-    TensorBoard's own writer has a thread whose traceback would reach the terminal when the disk is full.
-    """
-
-    _number = itertools.count()
-
-    def __init__(self, folder: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        folder.mkdir(parents=True, exist_ok=True)
-        began, number = time.time(), next(self._number)
-        name = f"events.out.tfevents.{int(began):010d}.{socket.gethostname()}.{os.getpid()}.{number}"
-        self.lines = LogFile(folder / name, buffered=True)
-        self._records, self._event, self._scalar = RecordWriter(self.lines), Event, scalar_pb
-        self._records.write(Event(wall_time=began, file_version="brain.Event:2").SerializeToString())
-        self.lines.flush()
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        for name, value in numbers.items():
-            event = self._event(wall_time=time.time(), step=step, summary=self._scalar(name, value))
-            self._records.write(event.SerializeToString())
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TextIO
 
 from polyrhythm.plugin import load, load_all, table
 
@@ -46,6 +46,13 @@ def open_display(stream: TextIO) -> Iterator[Display | None]:
         yield display
 
 
+class Alarm(NamedTuple):
+    """A problem of a run. step: of its line of metrics; None if it is one of the whole run."""
+
+    step: float | None
+    text: str
+
+
 class RunPart:
     """A plugin's part in one run, from its start or resume to its end; subclass it."""
 
@@ -54,6 +61,9 @@ class RunPart:
 
     def on_metrics(self, step: int, values: Mapping[str, float | None]) -> None:
         """Called with each line of metrics.jsonl."""
+
+    def on_evaluation(self, name: str, result: Mapping[str, Any]) -> None:
+        """Called after each evaluation. result: its tally, with `version` and `conversations`."""
 
     def observers(self, pipeline: Pipeline) -> Sequence[Observer]:  # noqa: ARG002
         """Observers of all phases, from the start of the stations on. They stay attached: their end is `close`."""
@@ -69,10 +79,11 @@ class RunPart:
 class RunHooks:
     """Hooks of a plugin; subclass it. Its module is imported for every run, so it must import nothing heavy.
 
-    files: names of the files that it writes to a run's folder.
+    files, folders: names of the files and folders that it writes to a run's folder.
     """
 
     files: ClassVar[tuple[str, ...]] = ()
+    folders: ClassVar[tuple[str, ...]] = ()
 
     def begin(self, config: RunConfig) -> RunPart | None:  # noqa: ARG002
         """Called before a run or a resumed part does anything. StartError, with nothing left open: it cannot start."""
@@ -85,11 +96,14 @@ class RunHooks:
     def on_evaluation(self, folder: Path, name: str, result: Mapping[str, Any]) -> None:
         """Called after each evaluation. result: its tally, with `version` and `conversations`."""
 
+    def on_video(self, config: RunConfig, folder: Path, name: str, version: int, file: Path) -> None:
+        """Called after an evaluation of a run's policy by itself has written a video. folder: the run's."""
+
     def rewind(self, folder: Path, version: int) -> None:
         """Called when the run resumes from this version: results of later versions will be recomputed."""
 
-    def warnings(self, lines: Sequence[Mapping[str, Any]]) -> Sequence[str]:  # noqa: ARG002
-        """Sentences about a complete run, from its lines of metrics, for summary and report."""
+    def alarms(self, lines: Sequence[Mapping[str, Any]]) -> Sequence[Alarm]:  # noqa: ARG002
+        """Problems of a run, from its lines of metrics, for summary and report."""
         return ()
 
     def finish(self, folder: Path) -> None:

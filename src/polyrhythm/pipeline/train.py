@@ -2,7 +2,7 @@
 
     demonstrations → supervised warm start → evaluation → reinforcement learning → the same evaluation
 
-All files are in the run's folder: config.yaml, progress.json, metrics.jsonl, tensorboard/, trace.json, logs/,
+All files are in the run's folder: config.yaml, progress.json, metrics.jsonl, trace.json, logs/,
 demonstrations.npz, checkpoints/, policy.pt, evaluations.json and best.pt (evaluation during training),
 conversations.jsonl (text environments), settings_changes.jsonl (resumed with other settings), ledger.json and, last,
 summary.json and report.html. Each phase commits its result, so an interrupted run resumes where it stopped, and a
@@ -80,7 +80,7 @@ def train(
         saved = take_up(checked, folder, progress)
         for part in parts:
             part.on_start(folder)
-        with MetricsWriter(folder, receivers=[part.on_metrics for part in parts]) as metrics:
+        with MetricsWriter(folder, [part.on_metrics for part in parts]) as metrics:
             finished = True
             try:
                 _Run(checked, folder, saved, progress, interrupts, metrics, callbacks, live).run(launch, parts)
@@ -152,7 +152,8 @@ class _Run:
             pipeline.loop.add_observers(*(one for part in parts for one in part.observers(pipeline)))
             pipeline.loop.add_observers(MismatchWarning(mismatch_limit(config.algorithm, policy)))
             pipeline.loop.stop = lambda: self.interrupts.requested() or self.callbacks.deliver()
-            self.evaluations = EvaluationManager(config, folder, progress, self.metrics, pipeline.spec, self.callbacks)
+            measured = (progress, self.metrics, pipeline.spec, self.callbacks)
+            self.evaluations = EvaluationManager(config, folder, *measured, parts)
             if saved is None:
                 self._start()
             if saved is None and progress.result("rl") is None:  # otherwise the weights before training are gone
@@ -297,7 +298,7 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
         summary |= progress.result(part) or {}
     lines = read_lines(folder)
-    summary["warnings"] = [*warnings_so_far(), *(text for hooks in run_hooks() for text in hooks.warnings(lines))]
+    summary["warnings"] = [*warnings_so_far(), *(alarm.text for hooks in run_hooks() for alarm in hooks.alarms(lines))]
     summary["wall_s"] = progress.summary()
     summary["seats"] = describe_seats(place(checked.config).seats)
     if (limit := limit_of(checked.config, summary, lines)) is not None:

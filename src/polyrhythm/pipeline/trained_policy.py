@@ -34,6 +34,7 @@ from polyrhythm.policies.form import load_published
 from polyrhythm.policies.traits import settings_traits
 from polyrhythm.runtime.memory.tensors import as_array, as_tensors
 from polyrhythm.safetensors_files import write_tensors
+from polyrhythm.sources import fetched_folder
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ArraySpec, EnvSpec
 from polyrhythm.specs.hashing import mix, mix_array
 from polyrhythm.specs.plain import as_plain
@@ -229,7 +230,7 @@ def export_policy(path: Path, out: Path, base: str | None = None) -> dict[str, A
     if folders := _folder_format(kind):
         settings = as_settings(resolve("policy", section))
         base = base or own
-        if base and base == own and not Path(base).expanduser().exists():
+        if base and base == own and not fetched_folder(base, what="--base").exists():
             there = "name where it is now: --base FOLDER"
             raise MissingError(f"{path}: it was trained on {base}, which is not there; {there}")
         origin = (saved.spec, saved.config.get("seed"))

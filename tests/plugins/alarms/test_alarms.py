@@ -76,8 +76,9 @@ def test_a_run_that_gets_better_has_no_alarm(what: str) -> None:
 def test_healthy_updates_without_progress_are_told_of_at_the_end_alone() -> None:
     lines = run()
     assert told(lines) == []
-    (sentence,) = setbacks(lines)
-    assert sentence.startswith(
+    (alarm,) = setbacks(lines)
+    assert alarm.step is None
+    assert alarm.text.startswith(
         "env/return = 2.1 in the last 10 updates, 1.8 in the first: training episodes have not become"
     )
     assert setbacks(run(gain=0.5)) == []
@@ -122,9 +123,10 @@ def test_alarms_that_a_run_has_overcome_are_told_then_and_not_at_its_end() -> No
     (alarm,) = told(lines)
     assert "explained_variance = -0.3" in alarm
     assert setbacks(lines) == []
-    assert setbacks(lines[:20])[0] == alarm
+    assert setbacks(lines[:20])[0].text == alarm
+    assert setbacks(lines[:20])[0].step == 14, "the first update that has enough before it"
 
 
 def test_equal_returns_are_told_once_without_the_conclusion() -> None:
     (alarm,) = setbacks(run(earned=0.0))
-    assert "no episode earns anything else" in alarm
+    assert "no episode earns anything else" in alarm.text

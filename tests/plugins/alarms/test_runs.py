@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -21,8 +22,9 @@ def test_a_run_whose_answers_all_earn_the_same_warns_once(tmp_path: Path, caplog
     said = [message for message in caplog.messages if "zero_advantage" in message]
     assert len(said) == 1
     assert "in update 1: in every group all samples have earned the same" in said[0]
-    page = (tmp_path / "report.html").read_text()
-    assert f'<h2>Warnings</h2><p class="notice">{said[0]}</p>' in page
+    data = json.loads((tmp_path / "report.html").read_text().partition(' id="data">')[2].partition("</script>")[0])
+    advice = next(section["parts"] for section in data["sections"] if section["id"] == "advice")
+    assert {"kind": "text", "text": said[0], "tone": "notice"} in advice
 
 
 def test_an_evaluation_that_collapses_is_a_warning_of_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -28,8 +28,9 @@ def entry(evaluation: Any = "after", version: Any = 2, index: int = 0, **changes
     return {**place, **said, **changes}
 
 
-def table(entries: Sequence[dict[str, Any]]) -> str:
-    return conversations(entries)
+def shown(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of the report's section."""
+    return [one for part in conversations(entries) if part["kind"] == "episodes" for one in part["entries"]]
 
 
 def test_what_is_written_is_read_again_each_once_and_as_it_was_last(tmp_path: Path) -> None:
@@ -79,27 +80,33 @@ def test_an_outcome_says_what_there_is() -> None:
     assert outcome(entry(success=None)) == "return 1"
 
 
-def test_the_table_shows_the_first_and_last_evaluation_of_each_way_prompt_by_prompt() -> None:
-    names = [("before", 0), ("before_sampled", 0), ("during", 4), ("during_sampled", 4), ("during", 8), ("after", 9)]
-    page = table([entry(*name, index=index, prompt=f"p{index}") for name in names for index in (10, 2)])
-    assert page.index("p2") < page.index("p10"), "in the order of the episodes"
-    assert page.count("<tbody>") == 2
-    assert page.count("<td>success, return 1</td>") == 2 * 4
-    labels = ("before, greedy", "before, sampled", "after, greedy", "during, sampled, version 4")
-    places = [page.index(f"<td>{label}</td>") for label in labels]
-    assert places == sorted(places)
-    assert "version 8" not in page
-    assert table([]) == ""
-    assert "during, greedy, version 4" in table([entry("during", 4)])
+def test_the_report_shows_evaluations_prompt_by_prompt() -> None:
+    names = [("before", 0), ("before_sampled", 0), ("during_sampled", 4), ("after", 9), ("swapped", 9)]
+    found = shown([entry(*name, index=index, prompt=f"p{index}") for name in names for index in (10, 2)])
+    assert [one["prompt"] for one in found] == ["p2"] * 5 + ["p10"] * 5, "in the order of the episodes"
+    assert [(one["evaluation"], one["mode"], one["version"]) for one in found[:5]] == [
+        ("before", "greedy", 0),
+        ("before", "sampled", 0),
+        ("during", "sampled", 4),
+        ("after", "greedy", 9),
+        ("after", "swapped", 9),
+    ]
+    assert shown([]) == []
 
 
-def test_the_table_escapes_what_was_said_and_cuts_it() -> None:
-    bad = "<script>alert(1)</script>"
-    turns = [{"message": f"{bad}\n", "reply": f"{bad}&amp;"}] * 20
-    page = table([entry(prompt=bad, task=bad, evaluation=bad, turns=turns), entry(prompt="x" * 5000)])
-    assert "<script" not in page
-    assert page.count("&lt;script&gt;") == 1 + 1 + 2 * 8
-    assert "&amp;amp;" in page
-    assert "[… 12 turns …]" in page
-    assert "[… 4,400 characters …]" in page
-    assert len(page) < 20_000
+def test_the_report_cuts_what_was_said() -> None:
+    turns = [{"message": "<b>\n", "reply": "&amp;\x1b"}] * 40
+    first, second = shown([entry(prompt="<b>", turns=turns), entry(prompt="x" * 50_000)])
+    assert first["prompt"] == "<b>"
+    assert [turn["reply"] for turn in first["turns"]].count("&amp;\\x1b") == 24
+    assert {"message": "[… 16 turns …]", "reply": ""} in first["turns"]
+    assert "[… 46,000 characters …]" in second["prompt"]
+    many = [entry("during", version) for version in range(900)]
+    assert [one["version"] for one in shown(many)] == [*range(100), *range(500, 900)]
+    assert "400 episodes" in conversations(many)[0]["text"]
+
+
+@pytest.mark.parametrize("earned", [float("nan"), float("inf")])
+def test_the_report_has_no_numbers_that_are_none(earned: float) -> None:
+    (found,) = shown([entry(**{"return": earned, "metrics": {"a": earned, "b": "x", "c": 2}})])
+    assert (found["return"], found["metrics"]) == (None, {"c": 2.0})

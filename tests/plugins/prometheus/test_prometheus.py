@@ -73,7 +73,7 @@ def test_parts_that_differ_from_run_to_run_are_labels(metric, name, labels):
 
 
 def test_a_scrape_has_the_newest_numbers_and_no_older_ones(endpoint, tmp_path):
-    with MetricsWriter(tmp_path, tensorboard=False, receivers=[endpoint.take]) as writer:
+    with MetricsWriter(tmp_path, [endpoint.take]) as writer:
         writer.log(3, {"evaluation/greedy/rate": 0.25}, 1.0)
         writer.log(0, {"throughput/transitions": 5.0, "env/success_once": 1.0, "env/return": 2.0}, 1.0)
         unknown = {"env/success_once": None, "env/success_once/task_0": None}

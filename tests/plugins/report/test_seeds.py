@@ -11,8 +11,9 @@ import pytest
 
 from polyrhythm.observe.intervals import success_rate, wilson
 from polyrhythm.observe.metrics import MetricsWriter
+from polyrhythm.plugins.report.data import page_data
 from polyrhythm.plugins.report.read import Run, read_run
-from polyrhythm.plugins.report.seeds import comparison, over_seeds, seed_groups
+from polyrhythm.plugins.report.seeds import comparison, over_seeds, points_over_seeds, seed_groups
 
 Make = Callable[..., Run]
 
@@ -25,7 +26,7 @@ def make(tmp_path: Path) -> Make:
         folder = tmp_path / name
         each = [None if successes is None else i < successes for i in range(40)]
         after = {**success_rate(each), "mean_return": 1.0 + seed}
-        with MetricsWriter(folder, tensorboard=False) as metrics:
+        with MetricsWriter(folder) as metrics:
             for update in range(6):
                 values = {
                     "env/episodes": 40.0,
@@ -51,6 +52,14 @@ def test_runs_with_equal_settings_are_one_group(make: Make) -> None:
     assert [group["label"] for group in found["groups"]] == ["optimizer.lr 0.1", "optimizer.lr 0.2"]
     assert [group["seeds"] for group in found["groups"]] == [["0", "1"], ["0"]]
     json.dumps(found, allow_nan=False)
+    data = page_data(runs)
+    assert [(one["colour"], one["dash"]) for one in data["runs"]] == [(0, 0), (1, 0), (0, 1)]
+    sections = {section["id"]: section["parts"] for section in data["sections"]}
+    curves = next(part for part in sections["curves"] if part.get("id") == "seeds-success-time")["series"]
+    assert [(one["label"], len(one["low"]) > 1) for one in curves[:2]] == [
+        ("optimizer.lr 0.1, 2 seeds", True),
+        ("optimizer.lr 0.2", False),
+    ]
 
 
 def test_success_has_an_interval_over_seeds(make: Make) -> None:
@@ -87,14 +96,23 @@ def test_without_reported_success_returns_are_compared(make: Make) -> None:
     (group,) = comparison([make("a", 0, None), make("b", 1, None)])["groups"]
     assert "success" not in group["results"]["after"]
     assert "success" not in group["curves"]["transitions"]
-    assert group["curves"]["time_s"]["return"]["each"][1]["x"] == [5.0, 10.0, 15.0, 20.0, 25.0, 30.0]
+    assert group["curves"]["time"]["return"]["each"][1]["x"] == [5.0, 10.0, 15.0, 20.0, 25.0, 30.0]
 
 
 def test_curves_are_means_where_all_seeds_are_defined() -> None:
-    found = over_seeds([[(0, 0.0), (10, 1.0)], [(5, 0.5), (20, 0.5)]], rate=True)
+    found = over_seeds([[(0, 0.0), (10, 1.0)], [(5, 0.5), (20, 0.5)]], (0.0, 1.0))
     assert (found["x"][0], found["x"][-1]) == (5.0, 10.0)
     assert found["mean"][-1] == pytest.approx(0.75)
     assert (found["low"][-1], found["high"][-1]) == (0.0, 1.0)
     assert over_seeds([[(0, 0.0), (1, 1.0)], [(2, 0.0), (3, 1.0)]])["x"] == [], "no common range"
     assert over_seeds([[(1, 0.0)], [(1, 1.0)]])["mean"] == [0.5]
     assert over_seeds([])["each"] == []
+
+
+def test_the_nth_evaluations_of_seeds_are_one_point() -> None:
+    found = points_over_seeds([[(0, 0.2), (10, 0.8), (20, 1.0)], [(0, 0.2), (14, 0.6)]])
+    assert found["x"] == [0.0, 12.0]
+    assert found["mean"] == pytest.approx([0.2, 0.7])
+    assert found["low"][0] == pytest.approx(0.2)
+    assert found["high"][1] == pytest.approx(0.7 + 12.706205 * 0.1)
+    assert points_over_seeds([[(0, 0.2)], []])["x"] == []

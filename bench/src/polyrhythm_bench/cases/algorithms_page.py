@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polyrhythm.plugins.report.svg import Plot, picture, standing_alone
 from polyrhythm_bench.harness.curves import mean_curve, placed
 from polyrhythm_bench.harness.markdown import wrap_prose
+from polyrhythm_bench.svg import Plot, picture, standing_alone
 
 PAGE = "algorithms.md"
 #: Colour and dash of each objective's line: blue clips, orange weighs, grey does neither, green corrects the values.

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.plugins.report.svg import Plot, standing_alone
 from polyrhythm_bench.harness.curves import mean_curve, placed
 from polyrhythm_bench.harness.markdown import wrap_prose
+from polyrhythm_bench.svg import Plot, standing_alone
 
 PAGE = "learning.md"
 _COLOURS = ("#1f6fb4", "#c2570c", "#1b7f5a")

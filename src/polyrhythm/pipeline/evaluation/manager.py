@@ -16,7 +16,7 @@ from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.pipeline.callbacks import Callbacks, EvaluationResult
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator, BestCheckpoints
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, tally
-from polyrhythm.pipeline.hooks import run_hooks
+from polyrhythm.pipeline.hooks import RunPart, run_hooks
 from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.readable import counted
@@ -43,9 +43,10 @@ class EvaluationManager:
         metrics: MetricsWriter,
         spec: EnvSpec,
         callbacks: Callbacks,
+        parts: Sequence[RunPart] = (),
     ) -> None:
         self._config, self._folder, self._progress = config, folder, progress
-        self._metrics, self._spec, self._callbacks = metrics, spec, callbacks
+        self._metrics, self._spec, self._callbacks, self._parts = metrics, spec, callbacks, parts
         self._best = BestCheckpoints(folder, config.checkpoint.keep_best)
 
     def evaluate(self, pipeline: Pipeline, name: str) -> None:
@@ -157,6 +158,8 @@ class EvaluationManager:
             result = {**total, "version": version, "greedy": greedy, "conversations": said}
             for hooks in run_hooks():
                 hooks.on_evaluation(self._folder, key, result)
+            for part in self._parts:
+                part.on_evaluation(key, result)
             self._callbacks.on_evaluation(EvaluationResult.of(key, result))
             values = {f"evaluation/{mode}/{part}": total[part] for part in _MEASURED}
             values |= {f"evaluation/{mode}/metrics/{name}": mean for name, mean in total.get("metrics", {}).items()}

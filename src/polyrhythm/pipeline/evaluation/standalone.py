@@ -22,11 +22,11 @@ from polyrhythm.config.sections.running import JoinSettings
 from polyrhythm.envs.base import FullEnvSettings, Variant, traits_of
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted, nearest
 from polyrhythm.observe.intervals import wilson
-from polyrhythm.observe.run_folder import find_run
+from polyrhythm.observe.run_folder import CONFIG_FILE, find_run
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, per_episode, tally, tally_all
-from polyrhythm.pipeline.hooks import Display
+from polyrhythm.pipeline.hooks import Display, run_hooks
 from polyrhythm.pipeline.persistence.checkpoints import BEST_FILE, load_policy
 from polyrhythm.pipeline.persistence.resume_rules import (
     MOVABLE,
@@ -159,9 +159,12 @@ def evaluate(
             samples=samples,
         )
 
-    def measure(config: RunConfig, name: str | None) -> tuple[dict[str, Any], list[SampleEvaluated]]:
+    def measure(changed: RunConfig, name: str | None) -> tuple[dict[str, Any], list[SampleEvaluated]]:
         shown = video.of_variant(name, version) if video else None
-        return _measure(config, weights, path, choose, live, shown)
+        found = _measure(changed, weights, path, choose, live, shown)
+        if isinstance(shown, Video):
+            _pass_video(config, path, name or "evaluation", version, shown.file)
+        return found
 
     found, _ = measure(config, None)
     by_kind: dict[str, list[list[SampleEvaluated]]] = {}
@@ -182,6 +185,14 @@ def evaluate(
     }
     found |= {name: value for name, value in told.items() if value or name == "greedy"}
     return {**found, "seed": seed, "version": version}
+
+
+def _pass_video(config: RunConfig, path: Path, name: str, version: int, file: Path) -> None:
+    """Pass a video to the hooks, if the policy at `path` is that of a run."""
+    folder = path if path.is_dir() else path.parent
+    if (folder / CONFIG_FILE).is_file():
+        for hooks in run_hooks():
+            hooks.on_video(config, folder, name, version, file)
 
 
 def tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:

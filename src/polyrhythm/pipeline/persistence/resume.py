@@ -65,11 +65,15 @@ _FILES = (
     *(CONFIG_FILE, SUMMARY_FILE, POLICY_FILE, LOCK_FILE, PROGRESS_FILE, METRICS_FILE, CHANGES_FILE),
     *(DEMONSTRATIONS_FILE, EVALUATIONS_FILE, BEST_FILE, LEDGER_FILE),
 )
-_FOLDERS = (STATES, "logs", "tensorboard")
+_FOLDERS = (STATES, "logs")
 
 
 def _files() -> tuple[str, ...]:
     return (*_FILES, *(name for hooks in run_hooks() for name in hooks.files))
+
+
+def _folders() -> tuple[str, ...]:
+    return (*_FOLDERS, *(name for hooks in run_hooks() for name in hooks.folders))
 
 
 def refuse_misplaced(folder: Path) -> None:
@@ -77,7 +81,7 @@ def refuse_misplaced(folder: Path) -> None:
     for name in _files():
         if (folder / name).is_dir():
             raise RunFolderError(f"{folder / name} is a folder, but a run writes a file there; move it away")
-    for name in _FOLDERS:
+    for name in _folders():
         if (folder / name).exists() and not (folder / name).is_dir():
             raise RunFolderError(f"{folder / name} is a file, but a run has a folder there; move it away")
 
@@ -99,7 +103,7 @@ def remove_if_refused(folder: Path, *, named: bool) -> Iterator[None]:
 
 
 def _remove_run(folder: Path, *, keep: bool) -> None:
-    for name in _FOLDERS:
+    for name in _folders():
         shutil.rmtree(folder / name, ignore_errors=True)
     try:
         for name in _files():

@@ -19,6 +19,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, MissingError, RunFolderError
 from polyrhythm.observe.run_folder import CONFIG_FILE, new_run_folder, take_folder
 from polyrhythm.pipeline.persistence.phases import began_in, command_of, is_finished
+from polyrhythm.sources import fetched_folder
 
 #: Settings of the section `policy` that name folders of released files.
 _FOLDERS = ("checkpoint", "tokenizer")
@@ -31,13 +32,14 @@ def movable(before: Mapping[str, Any], after: Mapping[str, Any]) -> frozenset[st
 
 
 def refuse_missing_folders(config: RunConfig, command: str, run: Path) -> None:
-    """MissingError with the remedy if a folder named by the policy's settings does not exist.
+    """MissingError with the remedy if a folder named by the policy's settings does not exist. Names of a source
+    (`sources`) are downloaded.
 
     command: the one that needs the run, or its checkpoint, for the message.
     """
     for key in _FOLDERS:
         folder = getattr(config.policy, key, "")
-        if not _is_folder(folder) or Path(folder).expanduser().exists():
+        if not _is_folder(folder) or fetched_folder(folder, what=f"policy.{key}").exists():
             continue
         elsewhere = _began_elsewhere(run)
         start = f", or start this in {elsewhere}, where the run began" if elsewhere else ""
@@ -58,7 +60,7 @@ log = logging.getLogger(__name__)
 _FREE = frozenset(
     {
         *("launcher", "out_dir", "resume", "shutdown_s", "placement", "data_plane", "supervision", "checkpoint"),
-        *("ray", "prometheus", "join.address", "join.port", "join.reconnect_s", "join.min_simulators"),
+        *("ray", "prometheus", "tracking", "join.address", "join.port", "join.reconnect_s", "join.min_simulators"),
         *("training.versions", "evaluation"),
         *("training.optimizer.lr", "training.optimizer.value_lr", "training.optimizer.lr_final_fraction"),
         *("training.optimizer.warmup_updates", "training.optimizer.warmup_steps"),

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.observe.intervals import is_told, times_so_far
 from polyrhythm.observe.metrics import read_lines
-from polyrhythm.pipeline.hooks import RunHooks, RunPart
+from polyrhythm.pipeline.hooks import Alarm, RunHooks, RunPart
 
 log = logging.getLogger(__name__)
 
@@ -185,12 +185,12 @@ class SetbackWatch:
         return said
 
 
-def setbacks(lines: Iterable[Line]) -> list[str]:
-    """Sentences about all lines of a run, and its conclusion; without alarms that no longer hold."""
+def setbacks(lines: Iterable[Line]) -> list[Alarm]:
+    """Alarms about all lines of a run, and its conclusion; without those that no longer hold."""
     watch = SetbackWatch()
-    said = [sentence for line in lines for sentence in watch.take(line)]
-    overcome = watch.overcome()
-    return [sentence for sentence in said if sentence not in overcome] + [watch.conclusion()] * bool(watch.conclusion())
+    raised = [Alarm(line["step"], sentence) for line in lines for sentence in watch.take(line)]
+    overcome, conclusion = watch.overcome(), watch.conclusion()
+    return [alarm for alarm in raised if alarm.text not in overcome] + [Alarm(None, conclusion)] * bool(conclusion)
 
 
 def _values(name: str, lines: Iterable[Line]) -> list[float]:
@@ -308,7 +308,7 @@ class AlarmHooks(RunHooks):
     def begin(self, config: RunConfig) -> RunPart:  # noqa: ARG002
         return AlarmPart()
 
-    def warnings(self, lines: Sequence[Line]) -> list[str]:
+    def alarms(self, lines: Sequence[Line]) -> list[Alarm]:
         return setbacks(lines)
 
 

@@ -6,49 +6,42 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyrhythm.observe.activity import by_kind
-from polyrhythm.plugins.report.figures import Figure, line_key, look, share_bars, share_curves
-from polyrhythm.plugins.report.page import ReportSection, figure_section, named, section
+from polyrhythm.plugins.report.charts import share_bars, share_curves
+from polyrhythm.plugins.report.data import each
+from polyrhythm.plugins.report.parts import Part, ReportSection, table, text
 from polyrhythm.plugins.report.read import Run
-from polyrhythm.plugins.report.tables import table
 
 _UTILISATION, _FAULTS = "hosts/utilisation/", "hosts/faults/"
 #: More hosts than this are drawn together.
 _HOSTS = 8
 
 
-def draw(runs: Sequence[Run]) -> str:
-    """Of one run a figure and a table, of several the tables."""
-    figure = hosts(runs[0]) if len(runs) == 1 else None
-    if figure is not None:
-        return figure_section(figure, host_table(runs[0]))
-    return section("Hosts", *(named(run, host_table(run), runs) for run in runs))
+def draw(runs: Sequence[Run]) -> list[Part]:
+    """Of one run figures and a table, of several the tables."""
+    return (hosts(runs[0]) if len(runs) == 1 else []) + each(runs, host_table)
 
 
-def hosts(run: Run) -> Figure | None:
-    """Utilisation of each host: bars for the whole training, and curves over time; None if the run has one."""
+def hosts(run: Run) -> list[Part]:
+    """Utilisation of each host: bars for the whole training, and curves; none if the run has one."""
     found = by_host(run)
     if not found:
-        return None
+        return []
     shares = by_kind({name: own["utilisation"] for name, own in found.items()}, _HOSTS)
-    names = [_UTILISATION + name for name in found if any(_UTILISATION + name in line for line in run.updates)]
-    pictures, keys = [share_bars([run], [shares], list(shares), "Utilisation of each host")], []
-    if names and len(names) <= _HOSTS:
-        pictures.append(share_curves(run, names))
-        keys = [(line_key(look(number)), name.removeprefix(_UTILISATION)) for number, name in enumerate(names)]
     sentence = (
         "The mean over the stations of a host of the share of training in which each was at work (bars), and of the "
         "last ten seconds (curves). Nodes that share memory are one host; main is that of the main process."
     )
-    return Figure("Hosts", sentence, keys, pictures)
+    bars = share_bars("hosts-bars", "Utilisation of each host", [run], [shares])
+    return [text(sentence, "soft"), bars, *share_curves("hosts", run, _UTILISATION, list(found))]
 
 
-def host_table(run: Run) -> str:
+def host_table(run: Run) -> list[Part]:
     rows = [
         [name, ", ".join(own["stations"]) or "–", f"{100 * own['utilisation']:.0f}%", str(own["faults"])]
         for name, own in by_host(run).items()
     ]
     caption = "Hosts of the run, with the stations that were there last, and how many were lost there."
-    return table(["host", "stations", "utilisation", "faults"], rows, caption) if rows else ""
+    return [table(["host", "stations", "utilisation", "faults"], rows, caption)] if rows else []
 
 
 def by_host(run: Run) -> Mapping[str, Mapping[str, Any]]:
@@ -72,4 +65,4 @@ def by_host(run: Run) -> Mapping[str, Mapping[str, Any]]:
     return so_far
 
 
-SECTION = ReportSection("Utilisation", draw)
+SECTION = ReportSection("hosts", "Hosts", draw, after="utilisation")

@@ -14,7 +14,7 @@ from polyrhythm.files import write_json
 from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.observe.run_folder import SUMMARY_FILE, lock_run_folder
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.pipeline.hooks import Display
+from polyrhythm.pipeline.hooks import Display, begin_parts
 from polyrhythm.pipeline.persistence.checkpoints import DEMONSTRATIONS_FILE
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
 from polyrhythm.pipeline.persistence.resume import prepare_initial_policy, refuse_misplaced, save_settings
@@ -172,14 +172,16 @@ def imitate(checked: ValidatedRun, folder: Path, file: Path | None, live: Displa
     Finished phases are not repeated. live: progress display. RunFolderError: another process uses the folder.
     """
     refuse_misplaced(folder)
-    with lock_run_folder(folder):
+    with lock_run_folder(folder), begin_parts(checked.config) as parts:
         progress = PhaseJournal(folder, live.phase if live else None, command="sft")
         if file is not None and progress.result("demonstrations") is None:
             found = fitting_demonstrations(file, checked)
             found.save(folder / DEMONSTRATIONS_FILE)
             progress.commit("demonstrations", {"file": str(file), "decisions": len(found)})
         save_settings(checked.config, folder)  # from here on the run can be resumed without the file
-        with MetricsWriter(folder) as metrics:
+        for part in parts:
+            part.on_start(folder)
+        with MetricsWriter(folder, [part.on_metrics for part in parts]) as metrics:
             prepare_initial_policy(checked, folder, progress, metrics)
         results = [progress.result(phase) or {} for phase in ("warm_start", "demonstrations")]
         summary = {**results[0], **results[1], "wall_s": progress.summary()}

@@ -1,13 +1,15 @@
-"""Demonstrations as folders in the LeRobotDataset v3.0 layout: writing, reading, recording and statistics."""
+"""LeRobot's layouts and policies: demonstrations as LeRobotDataset v3.0, and policies in a process of their own."""
 
 from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "lerobot",
-    needs=("demonstrations",),
+    needs=("demonstrations", "pretrained", "simulators"),
     adds={
         "demonstrations": {"lerobot": "polyrhythm.plugins.lerobot.reading"},
         "command": {"demos": "polyrhythm.plugins.lerobot.demos"},
+        "policy": {"lerobot": "polyrhythm.plugins.lerobot.policies.settings:LerobotSettings"},
+        "check": {"lerobot": "polyrhythm.plugins.lerobot.policies.checks:CHECKS"},
     },
     purposes={"demos": "record demonstrations of the environment's expert"},
 )

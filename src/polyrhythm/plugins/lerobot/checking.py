@@ -20,6 +20,7 @@ from polyrhythm.errors import ConfigError, MissingError, RunFolderError
 from polyrhythm.files import inner_path, parse_json
 from polyrhythm.plugins.lerobot import layout
 from polyrhythm.plugins.lerobot.writing import Journal
+from polyrhythm.sources import local_folder
 from polyrhythm.specs import EnvSpec
 
 _CONVERT = "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30"
@@ -234,7 +235,7 @@ def check_dataset(settings: DatasetSettings, spec: EnvSpec, action_repeat: int) 
     damaged; ConfigError: its arrays or tasks differ from the environment's.
     """
     layout.require_pyarrow()
-    folder = Path(settings.folder).expanduser()
+    folder = local_folder(settings.folder, "dataset", "demonstrations.dataset.folder")
     info = read_info(folder)
     keys = layout.keys_of(spec, settings.keys)
     unknown = settings.keys.keys() - spec.observation.keys()

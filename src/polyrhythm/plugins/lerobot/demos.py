@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyrhythm.cli import show
 from polyrhythm.cli.arguments import add_recipe, count
+from polyrhythm.cli.export import add_push, push_source
 from polyrhythm.plugins.demonstrations.command import IMITATION
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fps", type=count, default=10, metavar="N", help="frames per second that a folder's timestamps say (10)"
     )
+    add_push(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -46,6 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
     overrides = [f"demonstrations.episodes_per_task={episodes}"] if episodes else []
     config = load_config(arguments.recipe, [*IMITATION, *arguments.overrides, *overrides])
     to_file = out.suffix == ".npz"
+    source = push_source(arguments.push, public=arguments.public)
+    if source is not None:
+        if to_file:
+            from polyrhythm.errors import ConfigError
+
+            raise ConfigError(f"--push = {arguments.push}: a folder is uploaded, not {out}; name a folder with --out")
+        source.check_push(arguments.push, "dataset")
     if to_file:
         from polyrhythm.errors import ConfigError
         from polyrhythm.observe.run_folder import take_file
@@ -69,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
             except KeyboardInterrupt as interrupt:
                 interrupt.add_note(f"{out} keeps what is complete; the same command goes on")
                 raise
+    if source is not None:
+        result["pushed"] = source.push(out, arguments.push, "dataset", public=arguments.public)
     print(json.dumps(result, indent=2) if arguments.json else show.lines(show.flat(result)))
     return 0
 

@@ -17,6 +17,7 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.pretrained import folder_files
 from polyrhythm.readable import few
 from polyrhythm.safetensors_files import Header, read_header, read_tensors
+from polyrhythm.sources import local_folder
 from polyrhythm.specs import WeightSpec
 from polyrhythm.specs.weights import weight_specs
 
@@ -74,7 +75,7 @@ class Checkpoint:
     @classmethod
     def open(cls, folder: str | Path) -> Checkpoint:
         """Read config.json and the headers. ConfigError: the checkpoint is incomplete."""
-        folder = Path(folder).expanduser()
+        folder = local_folder(folder)
         folder_files.check_is_folder(folder)
         expected = folder_files.weight_files(folder)
         files = {folder / name: _header(folder / name, names) for name, names in expected.items()}

@@ -1,10 +1,20 @@
-"""The HTML report on a run, or the comparison of several."""
+"""The HTML report on a run, live too, and the comparison of several."""
 
 from polyrhythm.plugin import Plugin
 
-_COMMAND = f"{__name__}.command"
 PLUGIN = Plugin(
     "report",
-    adds={"observer": {"report": f"{_COMMAND}:HOOKS"}, "command": {"report": _COMMAND}},
-    purposes={"report": "write an HTML report of a run, or a comparison of several"},
+    adds={
+        "observer": {"report": f"{__name__}.command:HOOKS"},
+        "command": {
+            "compare": f"{__name__}.compare",
+            "report": f"{__name__}.command",
+            "watch": f"{__name__}.watch",
+        },
+    },
+    purposes={
+        "compare": "compare runs, over their seeds: a table and an HTML page",
+        "report": "write an HTML report of a run",
+        "watch": "serve the report of a run on this machine while it trains",
+    },
 )

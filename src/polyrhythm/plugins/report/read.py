@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from polyrhythm.config.recipes import parse
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.intervals import wilson
 from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, Change, read_changes
-from polyrhythm.pipeline.hooks import run_hooks
+from polyrhythm.pipeline.hooks import Alarm, run_hooks
+from polyrhythm.plugins.report.parts import Part, mark
 
 Line = Mapping[str, Any]
 
-#: Least episodes of a point of the training curve, and its approximate number of points.
-_EPISODES, _POINTS = 32, 60
+#: Least episodes of a point of the training curve, and about its number of points; most points of other curves.
+_EPISODES, POINTS, FINE = 32, 60, 400
 #: An interval between updates that is so many times the median is a pause.
 _PAUSE = 10.0
-#: Settings in which runs of one group may differ: the seed, and where the run is.
-_FREE = ("seed", "name", "out_dir", "resume")
-#: Points of a mean curve over seeds.
-_SEED_POINTS = 60
 
 
 class Success(NamedTuple):
@@ -40,8 +35,8 @@ class Success(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """An evaluation. way: greedy, sampled or swapped; transitions: trained before its weights; success: None if no
-    episode reported it; time_s: since the run began, at its end."""
+    """An evaluation. way: greedy, sampled or swapped; transitions, time_s: trained before its weights; success: None if
+    no episode reported it."""
 
     way: str
     transitions: float
@@ -51,8 +46,8 @@ class Measured(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Training episodes of consecutive updates, up to `transitions`; success: None if no episode reported it;
-    mean_return: None if no update has a finite one; time_s: since the run began, at the last of these updates."""
+    """Training episodes of consecutive updates, up to `transitions` and `time_s`; success: None if no episode reported
+    it; mean_return: None if no update has a finite one."""
 
     transitions: float
     success: Success | None
@@ -63,7 +58,8 @@ class Point(NamedTuple):
 @dataclass(frozen=True)
 class Run:
     """One run. updates: metrics of each update; summary: as in summary.json, for an unfinished run only its finished
-    phases; changes: of settings, on resume; setbacks: sentences about problems."""
+    phases; changes: of settings, on resume; setbacks: sentences about problems; alarms: those that belong to a line of
+    metrics."""
 
     folder: Path
     label: str
@@ -74,6 +70,7 @@ class Run:
     finished: bool
     changes: Sequence[Change] = ()
     setbacks: Sequence[str] = ()
+    alarms: Sequence[Alarm] = ()
 
     @property
     def measures_success(self) -> bool:
@@ -125,10 +122,9 @@ def _read(folder: Path) -> Run:
     run = Run(folder, label, config, updates, [], summary, finished, read_changes(folder))
     per_version = int(run.settings.get("freshness.sync_interval", 1))
     measured = _evaluations(lines, per_version)
-    warned = summary.get("warnings")
-    if warned is None:
-        warned = [text for hooks in run_hooks() for text in hooks.warnings(lines)]
-    return replace(run, evaluations=measured, setbacks=warned)
+    alarms = [alarm for hooks in run_hooks() for alarm in hooks.alarms(lines)]
+    warned = summary.get("warnings", [alarm.text for alarm in alarms])
+    return replace(run, evaluations=measured, setbacks=warned, alarms=alarms)
 
 
 def _evaluations(lines: list[Line], per_version: int) -> list[Measured]:
@@ -142,9 +138,9 @@ def _evaluations(lines: list[Line], per_version: int) -> list[Measured]:
             if mean_return is not None:
                 before = bisect_left(updates, line["step"] * per_version, key=lambda update: update["step"])
                 transitions = updates[before - 1]["throughput/transitions"] if before else 0.0
+                time_s = (updates[before - 1] if before else line).get("time_s") or 0.0
                 rate = [line.get(f"evaluation/{way}/{part}") for part in Success._fields]
                 success = None if None in rate else Success(*map(float, rate))  # type: ignore[arg-type]
-                time_s = float(line.get("time_s") or 0.0)
                 found.append(Measured(way, transitions, success, float(mean_return), time_s))
     return found
 
@@ -152,7 +148,7 @@ def _evaluations(lines: list[Line], per_version: int) -> list[Measured]:
 def training_points(run: Run) -> list[Point]:
     """The training curve: consecutive updates are merged until they have enough episodes for an interval."""
     total = sum(line.get("env/episodes") or 0.0 for line in run.updates)
-    least = max(_EPISODES, total / _POINTS)
+    least = max(_EPISODES, total / POINTS)
     points: list[Point] = []
     episodes = successes = rewards = rewarded = 0.0
     reported = False
@@ -184,54 +180,75 @@ def split_at_pauses(series: Sequence[tuple[float, float]]) -> list[Sequence[tupl
     return [series[first:last] for first, last in pairwise(cuts)]
 
 
-def pace_points(run: Run) -> list[list[tuple[float, float]]]:
-    """(seconds since the start, transitions/s), one list per interval without a pause; updates are merged to about
-    `_POINTS` points."""
+def pace_points(run: Run) -> list[tuple[float, float, float | None]]:
+    """(seconds since the start, transitions, transitions/s); updates are merged to about `FINE / 2` points. In the
+    middle of a pause the last is None."""
     series = run.series("throughput/transitions", over="time_s")
     if len(series) < 2:
         return []
     parts = split_at_pauses(series)
-    least = sum(part[-1][0] - part[0][0] for part in parts) / _POINTS
-    found = []
-    for part in parts:
-        points, (begin, before) = [], part[0]
+    least = sum(part[-1][0] - part[0][0] for part in parts) / (FINE / 2)
+    found: list[tuple[float, float, float | None]] = []
+    for number, part in enumerate(parts):
+        begin, before = part[0]
+        if number:
+            time_s, transitions = parts[number - 1][-1]
+            found.append(((begin + time_s) / 2, (before + transitions) / 2, None))
         for time_s, transitions in part[1:]:
             if time_s - begin >= least and time_s > begin:
-                points.append(((begin + time_s) / 2, (transitions - before) / (time_s - begin)))
+                pace = (transitions - before) / (time_s - begin)
+                found.append(((begin + time_s) / 2, (before + transitions) / 2, pace))
                 begin, before = time_s, transitions
-        found += [points] if points else []
     return found
 
 
-def fault_times(run: Run) -> list[float]:
-    """Seconds since the start of the updates in which stations were lost."""
-    series = run.series("stations/faults", over="time_s")
-    befores = [0.0, *(count for _, count in series)]
-    return [time_s for (time_s, count), before in zip(series, befores, strict=False) if count > before]
+def run_marks(run: Run) -> list[Part]:
+    """Faults, alarms and changes of settings, at the updates in which they were."""
+    marks = []
+    lost = 0.0
+    for line in run.updates:
+        count = line.get("stations/faults") or 0.0
+        if count > lost:
+            marks.append(_mark("a station was lost", "fault", line))
+        lost = count
+    by_step = {line["step"]: line for line in run.updates}
+    marks += [_mark(alarm.text, "alarm", by_step[alarm.step]) for alarm in run.alarms if alarm.step in by_step]
+    changed: dict[int, list[str]] = {}
+    for change in run.changes:
+        changed.setdefault(change.update, []).append(f"{change.setting}: {change.before} → {change.after}")
+    for update, words in changed.items():
+        befores = [line for line in run.updates if line["step"] < update]
+        marks += [_mark("; ".join(words), "change", befores[-1])] if befores else []
+    return marks
 
 
-def change_places(run: Run, over: str = "throughput/transitions") -> list[float]:
-    """Positions of setting changes on an axis: the metric `over` of the last update before each change."""
-    changed = sorted({change.update for change in run.changes})
-    befores = [[line.get(over) for line in run.updates if line["step"] < update] for update in changed]
-    return [(values[-1] if values else None) or 0.0 for values in befores]
+def _mark(label: str, tone: str, line: Line) -> Part:
+    places = {"transitions": line.get("throughput/transitions"), "time": line.get("time_s")}
+    return mark(label, tone, {axis: place for axis, place in places.items() if place is not None})
 
 
-def lag_points(run: Run) -> list[tuple[float, float, float]]:
-    """(transitions, mean lag, maximum lag), merged as in `mean_points`."""
-    largest = [max(lag for _, lag in part) for part in _parts(run.series("staleness/lag_max"))]
-    return [(x, mean, most) for (x, mean), most in zip(mean_points(run, "staleness/lag_mean"), largest, strict=False)]
+class Curve(NamedTuple):
+    """A metric over both axes: means of consecutive updates."""
+
+    x: dict[str, list[float]]
+    y: list[float]
 
 
-def mean_points(run: Run, name: str, over: str = "throughput/transitions") -> list[tuple[float, float]]:
-    """(over, mean) of a metric, merged to at most `_POINTS` points."""
-    return [(part[-1][0], sum(value for _, value in part) / len(part)) for part in _parts(run.series(name, over))]
-
-
-def _parts(series: list[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """The series in at most `_POINTS` parts of equal length; the last may be shorter."""
-    together = max(1, -(-len(series) // _POINTS))
-    return [series[first : first + together] for first in range(0, len(series), together)]
+def curve(run: Run, name: str, combine: Callable[[Sequence[float]], float] = fmean, most: int = FINE) -> Curve:
+    """The metric of the updates that have it, merged to at most `most` points by `combine`."""
+    found = [
+        (line.get("throughput/transitions"), line.get("time_s"), line[name])
+        for line in run.updates
+        if line.get(name) is not None
+    ]
+    together = max(1, -(-len(found) // most))
+    parts = [found[first : first + together] for first in range(0, len(found), together)]
+    x = {
+        axis: [part[-1][place] or 0.0 for part in parts]
+        for place, axis in enumerate(("transitions", "time"))
+        if all(part[-1][place] is not None for part in parts)
+    }
+    return Curve(x, [combine([one[2] for one in part]) for part in parts])
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -272,37 +289,3 @@ def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
         return
     for key, value in tree.items():
         yield from _flat(value, f"{path}.{key}" if path else str(key))
-
-
-# ------------------------------------------------------------ runs that differ only in their seed
-
-
-def seed_groups(runs: Sequence[Run]) -> dict[int, list[Run]] | None:
-    """Runs with equal settings except the seed, by index of the first run, whose colour the group has; None if there
-    are no such groups."""
-    places: dict[tuple[tuple[str, str], ...], int] = {}
-    groups: dict[int, list[Run]] = {}
-    for place, run in enumerate(runs):
-        settings = tuple(sorted((key, value) for key, value in run.settings.items() if key not in _FREE))
-        groups.setdefault(places.setdefault(settings, place), []).append(run)
-    return groups if len(groups) < len(runs) else None
-
-
-def group_label(group: Sequence[Run]) -> str:
-    """`runs/a, seeds 0, 1, 2`; for one run its label."""
-    if len(group) == 1:
-        return group[0].label
-    return f"{group[0].label}, seeds {', '.join(run.settings.get('seed', '?') for run in group)}"
-
-
-def over_seeds(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float, float, float]]:
-    """Points (x, mean, lowest, highest) over curves with ascending x, linearly interpolated where all curves are
-    defined."""
-    if not curves:
-        return []
-    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
-    if last < first:
-        return []
-    places = np.linspace(first, last, _SEED_POINTS)
-    values = np.array([np.interp(places, *np.transpose(curve)) for curve in curves])
-    return list(zip(*(a.tolist() for a in (places, values.mean(0), values.min(0), values.max(0))), strict=True))

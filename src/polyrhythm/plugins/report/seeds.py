@@ -9,34 +9,47 @@ than Wilson's of all episodes of the seeds, which holds where all seeds are equa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from polyrhythm.observe.intervals import student, wilson
-from polyrhythm.plugins.report.read import Measured, Point, Run, mean_points, training_points
+from polyrhythm.plugins.report.read import POINTS, Measured, Point, Run, curve, training_points
 
 #: Settings in which runs of one group may differ: the seed, and where the run is.
 _FREE = ("seed", "name", "out_dir", "resume")
 #: Points of a mean curve; settings named in a group's label.
-_POINTS, _NAMED = 80, 3
-#: Axes of curves: name → attribute of a point, and metric.
-AXES = {"transitions": "throughput/transitions", "time_s": "time_s"}
+_COLUMNS, _NAMED = 80, 3
+#: Axes of curves: name → attribute of a point.
+AXES = {"transitions": "transitions", "time": "time_s"}
 #: Results of summary.json that are compared.
 _RESULTS = ("before", "after", "before_sampled", "after_sampled", "swapped")
+#: Range of a quantity, to which its interval is cut.
+Range = tuple[float, float]
+_RATE: Range = (0.0, 1.0)
+_POSITIVE: Range = (0.0, math.inf)
+_ANY: Range = (-math.inf, math.inf)
+
+
+class Metric(NamedTuple):
+    label: str
+    range: Range = _ANY
+
+
 #: Metrics of updates that are compared, besides success and return.
-METRICS = (
-    "throughput/transitions_per_s",
-    "staleness/lag_mean",
-    "env/episode_len",
-    "train/actor/proximal_approx_kl",
-    "train/actor/approx_kl",
-    "train/actor/clip_fraction",
-    "train/actor/entropy_loss",
-    "train/actor/grad_norm",
-    "train/critic/explained_variance",
-)
+METRICS = {
+    "throughput/transitions_per_s": Metric("transitions/s", _POSITIVE),
+    "staleness/lag_mean": Metric("lag in versions, mean", _POSITIVE),
+    "env/episode_len": Metric("env steps of an episode", _POSITIVE),
+    "train/actor/proximal_approx_kl": Metric("KL from proximal, nats"),
+    "train/actor/approx_kl": Metric("KL from behaviour, nats"),
+    "train/actor/clip_fraction": Metric("share of entries clipped", _RATE),
+    "train/actor/entropy_loss": Metric("entropy, nats"),
+    "train/actor/grad_norm": Metric("gradient norm before clipping", _POSITIVE),
+    "train/critic/explained_variance": Metric("explained variance", (-math.inf, 1.0)),
+}
 
 Curve = Sequence[tuple[float, float]]
 
@@ -87,9 +100,10 @@ def _label(group: Sequence[Run], settings: dict[str, str]) -> str:
     return ", ".join(f"{'.'.join(path.split('.')[-2:])} {value}" for path, value in settings.items())
 
 
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Mean and 95% interval over seeds; with one seed low and high are None."""
+def spread(values: Sequence[float], limits: Range = _ANY) -> dict[str, Any]:
+    """Mean and 95% interval over seeds; with one seed low and high are None. limits: of the quantity."""
     mean, low, high = student(values)
+    low, high = max(low, limits[0]), min(high, limits[1])
     several = len(values) > 1
     return {"mean": mean, "low": low if several else None, "high": high if several else None, "each": list(values)}
 
@@ -128,31 +142,28 @@ def _numbers(group: Sequence[Run]) -> dict[str, Any]:
         ],
     }
     known = {name: [float(value) for value in values if value is not None] for name, values in found.items()}
-    return {name: spread(values) for name, values in known.items() if values}
+    return {name: spread(values, _POSITIVE) for name, values in known.items() if values}
 
 
 def _curves(group: Sequence[Run], axis: str) -> dict[str, Any]:
     """Curves by name: success and return of training episodes and of evaluations, and `METRICS`."""
-    over = AXES[axis]
-    named: dict[str, list[Curve]] = {
-        "success": [_points(training_points(run), axis, _rate) for run in group],
-        "return": [_points(training_points(run), axis, _return) for run in group],
-    }
-    for way in dict.fromkeys(one.way for run in group for one in run.evaluations):
-        own = [[one for one in run.evaluations if one.way == way] for run in group]
-        named[f"evaluation/{way}/success"] = [_points(part, axis, _rate) for part in own]
-        named[f"evaluation/{way}/return"] = [_points(part, axis, _return) for part in own]
-    for metric in METRICS:
-        named[metric] = [mean_points(run, metric, over) for run in group]
-    bounded = {name for name in named if name.endswith("success")}
-    found = {name: over_seeds([own for own in curves if own], rate=name in bounded) for name, curves in named.items()}
-    return {name: curve for name, curve in found.items() if curve["each"]}
+    found: dict[str, Any] = {}
+    trained = [training_points(run) for run in group]
+    for name, (value, limits) in _VALUES.items():
+        found[name] = over_seeds([_points(own, axis, value) for own in trained], limits)
+        for way in dict.fromkeys(one.way for run in group for one in run.evaluations):
+            own = [_points([one for one in run.evaluations if one.way == way], axis, value) for run in group]
+            found[f"evaluation/{way}/{name}"] = points_over_seeds(own, limits)
+    for metric, (_, limits) in METRICS.items():
+        curves = [curve(run, metric, most=POINTS) for run in group]
+        found[metric] = over_seeds([list(zip(own.x.get(axis, ()), own.y, strict=False)) for own in curves], limits)
+    return {name: own for name, own in found.items() if own["each"]}
 
 
 def _points(
     points: Sequence[Point] | Sequence[Measured], axis: str, value: Callable[[Point | Measured], float | None]
 ) -> Curve:
-    return [(getattr(point, axis), y) for point in points if (y := value(point)) is not None]
+    return [(getattr(point, AXES[axis]), y) for point in points if (y := value(point)) is not None]
 
 
 def _rate(point: Point | Measured) -> float | None:
@@ -163,23 +174,45 @@ def _return(point: Point | Measured) -> float | None:
     return point.mean_return
 
 
-def over_seeds(curves: Sequence[Curve], *, rate: bool = False) -> dict[str, Any]:
+#: Value of a point, and its range.
+_VALUES = {"success": (_rate, _RATE), "return": (_return, _ANY)}
+
+
+def over_seeds(curves: Sequence[Curve], limits: Range = _ANY) -> dict[str, Any]:
     """{x, mean, low, high, each}: the mean over curves with its 95% interval, and each curve as {x, y}.
 
-    x ascends in every curve. The mean is linearly interpolated where all curves are defined, so that it never jumps
-    where one ends; it is empty for a single curve. rate: values are in 0..1, and so is the interval.
+    x ascends in every curve; empty ones are left out. The mean is linearly interpolated where all curves are defined,
+    so that it never jumps where one ends; it is empty for a single curve. limits: of the values and the interval.
     """
-    each = [{"x": [x for x, _ in curve], "y": [y for _, y in curve]} for curve in curves]
-    found: dict[str, Any] = {"x": [], "mean": [], "low": [], "high": [], "each": each}
+    curves = [own for own in curves if own]
+    found = _each(curves)
     if len(curves) < 2:
         return found
-    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    first, last = max(own[0][0] for own in curves), min(own[-1][0] for own in curves)
     if last < first:
         return found
-    at = np.linspace(first, last, _POINTS if last > first else 1)
-    values = np.array([np.interp(at, *np.transpose(curve)) for curve in curves])  # [seeds, points]
+    at = np.linspace(first, last, _COLUMNS if last > first else 1)
+    values = np.array([np.interp(at, *np.transpose(own)) for own in curves])  # [seeds, points]
+    return {**found, "x": at.tolist(), **_intervals(values, limits)}
+
+
+def points_over_seeds(curves: Sequence[Curve], limits: Range = _ANY) -> dict[str, Any]:
+    """The same for evaluations: the n-th of every seed are one point, at their mean x."""
+    curves = [own for own in curves if own]
+    found, count = _each(curves), min(map(len, curves), default=0)
+    if len(curves) < 2:
+        return found
+    points = np.array([own[:count] for own in curves])  # [seeds, points, 2]
+    return {**found, "x": points[:, :, 0].mean(0).tolist(), **_intervals(points[:, :, 1], limits)}
+
+
+def _each(curves: Sequence[Curve]) -> dict[str, Any]:
+    each = [{"x": [x for x, _ in own], "y": [y for _, y in own]} for own in curves]
+    return {"x": [], "mean": [], "low": [], "high": [], "each": each}
+
+
+def _intervals(values: np.ndarray, limits: Range) -> dict[str, list[float]]:
+    """Mean and interval of each column."""
     bounds = np.array([student(column) for column in values.T.tolist()]).T
-    if rate:
-        bounds = bounds.clip(0.0, 1.0)
-    mean, low, high = bounds.tolist()
-    return {**found, "x": at.tolist(), "mean": mean, "low": low, "high": high}
+    mean, low, high = bounds.clip(*limits).tolist()
+    return {"mean": mean, "low": low, "high": high}

@@ -1,12 +1,13 @@
-"""Formats the tables of a report as HTML."""
+"""Makes the tables and tiles of a report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyrhythm.observe.intervals import deciding, rate_in_words
+from polyrhythm.plugins.report import parts
+from polyrhythm.plugins.report.parts import Part, table, text
 from polyrhythm.plugins.report.read import Run
 from polyrhythm.readable import counted
 
@@ -23,18 +24,6 @@ _SET_ASIDE = 100
 _LEDGER = ("started", "trained", "lent", "buffered", "scoring", "running", "reissuing", "rolled_back", "dropped")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """An HTML table with row headings in its first column. Cells are text, not HTML."""
-    first = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
-        for row in rows
-    )
-    content = f"<thead><tr>{first}</tr></thead><tbody>{body}</tbody>"
-    words = escape(caption, quote=True)
-    return f'<p class="soft">{words}</p><div class="scroll"><table aria-label="{words}">{content}</table></div>'
-
-
 def interval(result: Mapping[str, Any], *, counts: bool = True) -> str:
     """`73% [66, 79], 117 of 160`, with no-break spaces in the interval; a dash if no success was reported."""
     if result["rate"] is None:
@@ -47,19 +36,19 @@ def share(one: Mapping[str, Any]) -> str:
     return rate_in_words(one).replace(" ", "\u00a0")
 
 
-def results(runs: Sequence[Run]) -> str:
+def results(runs: Sequence[Run]) -> list[Part]:
     """Evaluations: success with its interval, and mean return; one column per run."""
     found = [(words, [run.summary.get(name) for run in runs]) for name, words in RESULTS.items()]
     found = [(words, own) for words, own in found if any(own)]
     if not found:
-        return ""
+        return []
     success = any(run.measures_success for run in runs)
     if len(runs) > 1:
         rows = [[words, *(_result(result, success=success) for result in own)] for words, own in found]
-        return table(["evaluation", *labels(runs)], rows, _caption(success=success))
+        return [table(["evaluation", *labels(runs)], rows, _caption(success=success))]
     head = ["evaluation", *(["success", "95% interval", "succeeded"] if success else []), "episodes", "mean return"]
     rows = [[words, *_cells(result, success=success)] for words, own in found for result in own if result]
-    return table(head, rows, _caption(success=success))
+    return [table(head, rows, _caption(success=success))]
 
 
 def _caption(*, success: bool) -> str:
@@ -89,23 +78,14 @@ def _result(result: Mapping[str, Any] | None, *, success: bool) -> str:
     return f"{result['mean_return']:.4g} over {counted(result['episodes'], 'episode')}"
 
 
-def settings(runs: Sequence[Run]) -> str:
-    """The settings that differ between runs."""
-    own = [run.settings for run in runs]
-    paths = dict.fromkeys(path for each in own for path in each)
-    differing = [path for path in paths if len({each.get(path) for each in own}) > 1]
-    rows = [[path, *(each.get(path, "–") for each in own)] for path in differing]
-    return table(["setting", *labels(runs)], rows, "The runs are the same in all other settings.") if rows else ""
-
-
 def labels(runs: Sequence[Run]) -> list[str]:
     return [run.label for run in runs] if len(runs) > 1 else ["result"]
 
 
-def by_task(run: Run) -> str:
+def by_task(run: Run) -> list[Part]:
     """Success by task, if several tasks report it."""
     if not run.measures_success:
-        return ""
+        return []
     names = [name for name in RESULTS if "tasks" in (run.summary.get(name) or {})]
     tasks = list(dict.fromkeys(task for name in names for task in run.summary[name]["tasks"]))
     rows = [
@@ -115,10 +95,10 @@ def by_task(run: Run) -> str:
         ]
         for task in tasks
     ]
-    return table(["task", *(RESULTS[name] for name in names)], rows, "Success by task.") if rows else ""
+    return [table(["task", *(RESULTS[name] for name in names)], rows, "Success by task.")] if rows else []
 
 
-def by_samples(run: Run) -> str:
+def by_samples(run: Run) -> list[Part]:
     """mean@n and pass@k of evaluations with several samples of each initial state."""
     found = {name: run.summary[name]["at"] for name in RESULTS if "at" in (run.summary.get(name) or {})}
     rows = [
@@ -126,31 +106,31 @@ def by_samples(run: Run) -> str:
         for name in dict.fromkeys(name for own in found.values() for name in own)
     ]
     caption = "Success in the mean of n samples of an initial state, and in at least one of k, with 95% intervals."
-    return table(["samples", *(RESULTS[name] for name in found)], rows, caption) if rows else ""
+    return [table(["samples", *(RESULTS[name] for name in found)], rows, caption)] if rows else []
 
 
-def by_metric(run: Run) -> str:
+def by_metric(run: Run) -> list[Part]:
     """Means of the environment's own metrics in the evaluations, if it has any."""
     found = {name: run.summary[name]["metrics"] for name in RESULTS if "metrics" in (run.summary.get(name) or {})}
     metrics = list(dict.fromkeys(metric for own in found.values() for metric in own))
     rows = [[metric, *(_mean(own.get(metric)) for own in found.values())] for metric in metrics]
     head = ["metric", *(RESULTS[name] for name in found)]
-    return table(head, rows, "Means of the environment's own metrics.") if rows else ""
+    return [table(head, rows, "Means of the environment's own metrics.")] if rows else []
 
 
 def _mean(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
-def ledger(runs: Sequence[Run]) -> str:
+def ledger(runs: Sequence[Run]) -> list[Part]:
     """Counts of samples by final state."""
     ledgers = [run.summary.get("ledger") for run in runs]
     if not any(ledgers):
-        return ""
+        return []
     states = [state for state in _LEDGER if state != "scoring" or any(own and own.get(state) for own in ledgers)]
     rows = [[state.replace("_", " "), *(_count(own, state) for own in ledgers)] for state in states]
     caption = "Where every sample went: those that were started are the sum of all the others."
-    return table(["samples", *(labels(runs) if len(runs) > 1 else ["count"])], rows, caption)
+    return [table(["samples", *(labels(runs) if len(runs) > 1 else ["count"])], rows, caption)]
 
 
 def _count(own: Mapping[str, Any] | None, state: str) -> str:
@@ -163,22 +143,22 @@ def _count(own: Mapping[str, Any] | None, state: str) -> str:
     return f"{sum(count.values()):,}{f' ({reasons})' if reasons else ''}"
 
 
-def faults(run: Run) -> str:
+def faults(run: Run) -> list[Part]:
     """Stations that were lost and replaced."""
     if "faults" not in run.summary:
-        return ""
+        return []
     if not run.faults:
-        return "<p>No station was lost.</p>"
+        return [text("No station was lost.")]
     several = any("host" in fault for fault in run.faults)
     rows = [
         [fault["station"], *([fault.get("host", "–")] if several else []), fault["reason"], f"{fault['transitions']:,}"]
         for fault in run.faults
     ]
     head = ["station", *(["on host"] if several else []), "it …", "after transitions"]
-    return table(head, rows, "Stations that were lost and replaced.")
+    return [table(head, rows, "Stations that were lost and replaced.")]
 
 
-def set_aside(run: Run) -> str:
+def set_aside(run: Run) -> list[Part]:
     """The first tasks and seeds whose episodes kept failing or are refused."""
     found = run.summary.get("set_aside", [])
     rows = [[one["task"], str(one["seed"]), one["reason"]] for one in found[:_SET_ASIDE]]
@@ -186,15 +166,15 @@ def set_aside(run: Run) -> str:
         "Tasks and seeds whose episodes kept failing (rollout.quarantine_after) or are refused by the environment "
         f"({len(found)} in all); they were not started again."
     )
-    return table(["task", "seed", "last failure"], rows, caption) if rows else ""
+    return [table(["task", "seed", "last failure"], rows, caption)] if rows else []
 
 
-def setbacks(run: Run) -> str:
+def setbacks(run: Run) -> list[Part]:
     """Problems of the run, one paragraph each."""
-    return "".join(f'<p class="notice">{escape(sentence)}</p>' for sentence in run.setbacks)
+    return [text(sentence, "notice") for sentence in run.setbacks]
 
 
-def weights(run: Run) -> str:
+def weights(run: Run) -> list[Part]:
     """Means of publishing, taking and applying a version's weights, by station and transport."""
     rows = [
         [station, kind, f"{one['versions']:,}", f"{one['mb']:.3g}", f"{one['ms']:.3g}", f"{one['gb_per_s']:.2g}"]
@@ -205,20 +185,20 @@ def weights(run: Run) -> str:
         "Weights: published by the trainer, taken by generators over a way (reference, host, ipc, peer) and applied; "
         "a generator serves nothing while it applies, which on the CPU is when it takes them. Means of a version."
     )
-    return table(["station", "what", "versions", "MB", "ms", "GB/s"], rows, caption) if rows else ""
+    return [table(["station", "what", "versions", "MB", "ms", "GB/s"], rows, caption)] if rows else []
 
 
-def changes(run: Run) -> str:
+def changes(run: Run) -> list[Part]:
     """Settings that were changed when the run was resumed."""
     rows = [
         [change.setting, str(change.before), str(change.after), f"{change.update:,}", change.time]
         for change in run.changes
     ]
     caption = "The run was resumed with other settings, which hold from the given update on."
-    return table(["setting", "before", "from then on", "from update", "when"], rows, caption) if rows else ""
+    return [table(["setting", "before", "from then on", "from update", "when"], rows, caption)] if rows else []
 
 
-def tiles(run: Run) -> str:
+def tiles(run: Run) -> list[Part]:
     """The key numbers of the run."""
     summary = run.summary
     found: list[tuple[str, str, str]] = []
@@ -237,11 +217,7 @@ def tiles(run: Run) -> str:
     if wall := summary.get("wall_s"):
         total = wall.get("total", sum(wall.values()))
         found.append(("wall time", f"{total / 60:.1f}", "minutes"))
-    items = "".join(
-        f"<div><dt>{escape(name)}</dt><dd><b>{escape(value)}</b> <span>{escape(unit)}</span></dd></div>"
-        for name, value, unit in found
-    )
-    return f'<dl class="tiles">{items}</dl>' if items else ""
+    return [parts.tiles(found)] if found else []
 
 
 def _tile(words: str, result: Mapping[str, Any]) -> tuple[str, str, str]:

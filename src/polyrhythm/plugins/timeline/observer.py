@@ -50,14 +50,14 @@ _PROCESSES[kinds.SCORE] = "scorers"
 class TraceObserver(Observer):
     """Enables tracing in the stations of `launcher` and writes their spans as bars, from the time `began` on.
 
-    After `limit` bars it writes a mark and disables tracing, because viewers cope badly with more. A mark tells how
-    many spans a station has dropped for lack of room.
+    After `limit` bars (80 MB) it writes a mark and disables tracing, because viewers cope badly with more. A mark tells
+    how many spans a station has dropped for lack of room.
     """
 
     hears: ClassVar[tuple[type, ...]] = (records.StationLost, records.StartRows, records.BatchingChosen)
     tick_s: ClassVar[float] = _WRITE_S
 
-    def __init__(self, writer: TraceWriter, launcher: Launcher, began: float, limit: int = 100_000) -> None:
+    def __init__(self, writer: TraceWriter, launcher: Launcher, began: float, limit: int = 1_000_000) -> None:
         self._writer, self._launcher, self._began, self._left = writer, launcher, began, limit
         self._looked = began
         self._spans: deque[Span] = deque()

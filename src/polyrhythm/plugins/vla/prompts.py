@@ -19,7 +19,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyrhythm.errors import ConfigError, MissingError, install_command
+from polyrhythm.sources import local_folder
 from polyrhythm.specs import Task
 from polyrhythm.specs.hashing import mix
 
@@ -68,7 +68,7 @@ class FolderPromptTokenizer:
     """The tokenizer of a local folder. MissingError, ConfigError: it does not exist or cannot be loaded."""
 
     def __init__(self, folder: str) -> None:
-        path = Path(folder).expanduser()
+        path = local_folder(folder, what="policy.tokenizer")
         if not path.is_dir():
             raise MissingError(
                 f"policy.tokenizer = {folder}: there is no such folder; name the folder with tokenizer.json or "

@@ -22,6 +22,7 @@ from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.language.causal_lm.packing import Packing, SlotCache, register_attention
 from polyrhythm.plugins.pretrained.folder_files import weight_files
 from polyrhythm.policies.mlp import seeded
+from polyrhythm.sources import local_folder
 from polyrhythm.specs import ActionSpec
 from polyrhythm.specs.model_folder import end_ids
 
@@ -43,7 +44,7 @@ def open_config(folder: str) -> Any:
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    what, path = f"policy.checkpoint = {folder}", Path(folder).expanduser()
+    what, path = f"policy.checkpoint = {folder}", local_folder(folder)
     if not path.is_dir():
         raise MissingError(f"{what}: there is no such folder; name one with config.json (nothing is downloaded here)")
     if not (path / "config.json").is_file():
@@ -172,7 +173,7 @@ def loaded_network(folder: str) -> CausalNetwork:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    path = Path(folder).expanduser()
+    path = local_folder(folder)
     disable_progress_bar()  # it would mix with the log
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
@@ -222,7 +223,7 @@ def check_vocabulary(checkpoint: str, config: Any, action: ActionSpec) -> None:
     ConfigError: the model has too few embeddings, the largest ids of the tokenizers differ, or none of the folder's
     end-of-text tokens is a stop of the environment. Tokenizers that agree in these are not distinguished.
     """
-    what, folder = f"policy.checkpoint = {checkpoint}", Path(checkpoint).expanduser()
+    what, folder = f"policy.checkpoint = {checkpoint}", local_folder(checkpoint)
     if config.vocab_size < action.choices:
         raise ConfigError(
             f"{what}: it has embeddings of {config.vocab_size} ids, the environment's tokenizer ids below "

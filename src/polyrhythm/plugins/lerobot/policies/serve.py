@@ -1,0 +1,117 @@
+"""The process that runs a LeRobot policy: `python -I` this file, SOCKET.
+
+It needs numpy, torch and lerobot, but not this package, so that their pins may conflict. It ends with the connection.
+
+A message on the socket is a line of JSON followed by the bytes of its arrays:
+
+    {"open": FOLDER, "device": DEVICE}     -> {"type", "inputs", "lerobot"}
+    {"tasks": [...], "seeds": [...]} obs   -> {} and `actions` [B,H,A] float32 in the environment's units
+    any                                    -> {"error": TEXT}
+"""
+
+import json
+import os
+import socket
+import sys
+from io import BufferedRWPair
+from typing import Any
+
+import numpy as np
+
+#: Policies whose actions follow from the observation alone; the others are computed row by row, each from its seed.
+_DETERMINISTIC = ("act",)
+
+
+def write(line: BufferedRWPair, message: dict[str, Any], arrays: dict[str, Any] | None = None) -> None:
+    """Send a message. OSError: the other end is closed."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
+    message = {**message, "arrays": {name: [x.dtype.str, x.shape] for name, x in arrays.items()}}
+    line.write(json.dumps(message).encode() + b"\n" + b"".join(x.tobytes() for x in arrays.values()))
+    line.flush()
+
+
+def read(line: BufferedRWPair) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The next message and its arrays. EOFError: the other end is closed."""
+    first = line.readline()
+    if not first.endswith(b"\n"):
+        raise EOFError("the connection was closed")
+    message = json.loads(first)
+    arrays = {}
+    for name, (dtype, shape) in message.pop("arrays").items():
+        size = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+        data = line.read(size)
+        if len(data) < size:
+            raise EOFError("the connection was closed")
+        arrays[name] = np.frombuffer(bytearray(data), dtype).reshape(shape)
+    return message, arrays
+
+
+class Served:
+    """A policy with its pre- and post-processor, from a folder of `save_pretrained`."""
+
+    def __init__(self, folder: str, device: str) -> None:
+        import lerobot
+        import torch
+        from lerobot.configs.policies import PreTrainedConfig
+        from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+
+        try:
+            from lerobot.utils.import_utils import register_third_party_plugins
+        except ImportError:  # of versions before plugins
+            pass
+        else:
+            register_third_party_plugins()
+        import lerobot.policies
+
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+        config = PreTrainedConfig.from_pretrained(folder, local_files_only=True)
+        config.device = device
+        self.policy = get_policy_class(config.type).from_pretrained(folder, config=config, local_files_only=True)
+        self.policy.to(device).eval()
+        moved = {"device_processor": {"device": device}}
+        self.pre, self.post = make_pre_post_processors(
+            config, pretrained_path=folder, preprocessor_overrides=moved, postprocessor_overrides={}
+        )
+        self.torch, self.config, self.device = torch, config, device
+        self.told = {"type": config.type, "inputs": list(config.input_features), "lerobot": lerobot.__version__}
+
+    def act(self, obs: dict[str, Any], tasks: list[str], seeds: list[int]) -> Any:
+        """Actions [B,H,A] float32. obs: by feature, images [B,...,C,H,W] in 0..1."""
+        if self.config.type in _DETERMINISTIC:
+            return self._act(obs, tasks, seeds[0])
+        rows = [
+            self._act({name: x[i : i + 1] for name, x in obs.items()}, tasks[i : i + 1], seed)
+            for i, seed in enumerate(seeds)
+        ]
+        return np.concatenate(rows)
+
+    def _act(self, obs: dict[str, Any], tasks: list[str], seed: int) -> Any:
+        torch = self.torch
+        torch.manual_seed(seed)
+        batch = {name: torch.from_numpy(x).to(self.device) for name, x in obs.items()}
+        with torch.inference_mode():
+            self.policy.reset()
+            actions = self.post(self.policy.predict_action_chunk(self.pre({**batch, "task": tasks})))
+        return actions.float().cpu().numpy()
+
+
+def main(words: list[str]) -> int:
+    line = socket.socket(fileno=int(words[0])).makefile("rwb")
+    served: Served | None = None
+    try:
+        while True:
+            message, arrays = read(line)
+            try:
+                if served is None:
+                    served = Served(message["open"], message["device"])
+                    write(line, served.told)
+                else:
+                    write(line, {}, {"actions": served.act(arrays, message["tasks"], message["seeds"])})
+            except Exception as error:  # noqa: BLE001 - the other end raises it
+                write(line, {"error": " ".join(f"{type(error).__name__}: {error}".split())[:600]})
+    except (EOFError, OSError):
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,134 @@
+"""Keeps evaluations in the run's folder, and uses one again only where it is provably the same.
+
+    RUN/evaluated/<key>.json        the evaluation's result with every episode
+
+The key is a hash of all that the result is a function of: weights, all settings, episodes, the files of this package,
+the versions of all installed packages, Python, the processor, devices, and variables of libraries that compute or
+draw. An evaluation is never kept if it depends on something that the key does not hold: an environment or policy that
+is not of this package, a setting of theirs or of the scoring that names a module, a file, a folder or an address, a
+launcher that uses other hosts, or an editable installation of another package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import polyrhythm
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.files import trouble, write_json
+from polyrhythm.observe.run_folder import CONFIG_FILE, find_run
+from polyrhythm.runtime.memory.tensors import count_devices
+
+log = logging.getLogger(__name__)
+
+FOLDER = "evaluated"
+#: Settings that an evaluation does not read: where a run is, how it trains and what it saves.
+_UNREAD = {
+    "name",
+    "out_dir",
+    "resume",
+    "init_from",
+    "checkpoint",
+    "demonstrations",
+    "supervised",
+    "training",
+    "algorithm",
+}
+#: Beginnings of the variables of libraries that compute or draw.
+_VARIABLES = ("CUBLAS", "CUDA", "EGL", "GALLIUM", "LIBGL", "MESA", "MKL", "MUJOCO", "OMP", "PYOPENGL", "TORCH", "VK")
+
+
+def measured(
+    path: Path, config: RunConfig, weights: Mapping[str, Any], asked: Mapping[str, Any], measure: Callable[[], Any]
+) -> tuple[dict[str, Any], bool]:
+    """The result of this evaluation, and whether it was there already. asked: what chooses episodes and actions."""
+    folder = _folder(path)
+    if folder is None or not _is_self_contained(config):
+        return measure(), False
+    file = folder / f"{_key(config, weights, asked)}.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found["per_episode"]:
+            return found, True
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    found = measure()
+    try:
+        folder.mkdir(exist_ok=True)
+        write_json(file, found)
+    except OSError as error:
+        log.warning("%s; the result is not kept for a later comparison", trouble(error) or error)
+    return found, False
+
+
+def _folder(path: Path) -> Path | None:
+    """Folder of kept results: in that of the run; None for a file outside a run."""
+    path = find_run(path).resolve()
+    return next(
+        (folder / FOLDER for folder in (path, *path.parents[:2]) if (folder / CONFIG_FILE).is_file()),
+        None,
+    )
+
+
+def _is_self_contained(config: RunConfig) -> bool:
+    ours = all(type(section).__module__.startswith("polyrhythm.") for section in (config.env, config.policy))
+    named = config.model_dump(mode="json", include={"env", "policy", "scoring"})
+    if not ours or config.launcher not in ("inline", "local") or any("/" in x or ":" in x for x in _texts(named)):
+        return False
+    urls = {one.name: one.read_text("direct_url.json") or "" for one in distributions()}
+    return not any('"editable": true' in url for name, url in urls.items() if not name.startswith("polyrhythm"))
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    if isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _texts(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _texts(value)
+    elif isinstance(tree, str):
+        yield tree
+
+
+def _key(config: RunConfig, weights: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    found = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        own = torch.as_tensor(tensor).detach().cpu().contiguous()
+        found.update(f"{name} {own.dtype} {tuple(own.shape)}\n".encode())
+        found.update(own.reshape(-1).view(torch.uint8).numpy().data)
+    package = Path(polyrhythm.__file__).parent
+    for file in sorted(package.rglob("*.py")):
+        found.update(str(file.relative_to(package)).encode() + file.read_bytes())
+    plain = {
+        "config": config.model_dump(mode="json", exclude=_UNREAD),
+        "asked": dict(asked),
+        "packages": sorted(f"{one.name} {one.version}" for one in distributions()),
+        "machine": [sys.version, platform.machine(), _processor(), *_devices()],
+        "variables": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
+    }
+    found.update(json.dumps(plain, sort_keys=True).encode())
+    return found.hexdigest()[:32]
+
+
+def _devices() -> list[str]:
+    return [torch.cuda.get_device_name(number) for number in range(count_devices())]
+
+
+def _processor() -> str:
+    """Name and features of the processor, by which libraries choose their arithmetic."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))

@@ -1,0 +1,350 @@
+"""Reads a run's traces, for the timeline of the stations, for what slots wait for, and for the batches.
+
+Times are seconds since the run began, as in metrics.jsonl: a trace's own clock begins with reinforcement learning, so
+it is shifted by the median difference between the updates' ends in both files. The parts of a resumed run have a trace
+each; all of them are shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.plugins.report.parts import BarSeries, Part, Scale, bars, chart, series, text
+from polyrhythm.plugins.report.read import Run, run_marks
+
+#: Columns of the curve of waits; most updates by which a trace is shifted.
+_COLUMNS, _MATCHED = 150, 200
+#: Steps of a time in a 32-bit integer.
+_STEPS = 2**31 - 1
+
+
+class Kind(NamedTuple):
+    """A kind of bar. waits: a slot waits, drawn thin; role: of the lanes that have it."""
+
+    name: str
+    label: str
+    colour: int
+    role: str
+    waits: bool = False
+
+
+KINDS = (
+    Kind("stepping", "simulator: step", 2, "slots"),
+    Kind("resetting", "simulator: reset", 4, "slots"),
+    Kind("in_batch", "slot: in a forward pass", 0, "slots", waits=True),
+    Kind("generator", "slot: waits for a generator", 7, "slots", waits=True),
+    Kind("thread", "slot: waits for its simulator", 6, "slots", waits=True),
+    Kind("tickets", "slot: no ticket", 5, "slots", waits=True),
+    Kind("forward", "generator: forward pass", 0, "generators"),
+    Kind("apply", "generator: takes weights", 3, "generators"),
+    Kind("score", "scorer: reward function", 8, "scorers"),
+    Kind("update", "trainer: optimizer steps", 1, "trainer"),
+    Kind("publish", "trainer: publishes weights", 3, "trainer"),
+    Kind("save", "trainer: saves its state", 9, "trainer"),
+    Kind("other", "device: taken or left", 6, "devices"),
+)
+_PLACES = {kind.name: place for place, kind in enumerate(KINDS)}
+_OTHER = _PLACES["other"]
+#: End of the name of a lane of work that a station does beside its own.
+_BESIDE = " publishes"
+#: Roles of lanes in the direction of the data flow.
+_ROLES = ("slots", "generators", "scorers", "trainer")
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One lane: its bars in order of their start, in seconds. number: requests of a pass, update, version, or slots
+    that stepped together."""
+
+    process: str
+    name: str
+    start: np.ndarray
+    end: np.ndarray
+    kind: np.ndarray
+    number: np.ndarray
+
+
+class Mark(NamedTuple):
+    time: float
+    name: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    lanes: Sequence[Lane]
+    marks: Sequence[Mark]
+
+    @property
+    def span(self) -> tuple[float, float]:
+        return min(lane.start[0] for lane in self.lanes), max(lane.end.max() for lane in self.lanes)
+
+
+def read_trace(run: Run) -> Trace | None:
+    """All traces of the run; None without one that has bars."""
+    paths = sorted(path for path in run.folder.glob("trace*.json") if path.is_file())
+    key = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
+    ends = tuple((line["step"], line["time_s"]) for line in run.updates if "time_s" in line)
+    return _read(key, ends)
+
+
+@lru_cache(maxsize=1)
+def _read(key: tuple[tuple[Path, int, int], ...], ends: tuple[tuple[float, float], ...]) -> Trace | None:
+    columns: dict[tuple[str, str], list[_Columns]] = defaultdict(list)
+    marks: list[Mark] = []
+    for path, *_ in key:
+        own, found = _collect(path)
+        shift = _shift(own, dict(ends))
+        for lane, (start, end, kind, count) in own.items():
+            columns[lane].append((start + shift, end + shift, kind, count))
+        marks += [Mark(mark.time + shift, mark.name) for mark in found]
+    lanes = [_lane(*lane, columns[lane]) for lane in sorted(columns, key=_order)]
+    return Trace(lanes, sorted(marks)) if lanes else None
+
+
+#: Starts, ends, kinds and numbers of bars.
+_Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _collect(path: Path) -> tuple[dict[tuple[str, str], _Columns], list[Mark]]:
+    """The file's bars by lane, and its marks, on the clock of the file."""
+    lanes: dict[tuple[str, str], tuple[array[float], array[float], array[int], array[int]]] = {}
+    marks: list[Mark] = []
+    processes: dict[int, str] = {}
+    threads: dict[tuple[int, int], tuple[str, str]] = {}
+    for event in _events(path):
+        pid, tid, form = event.get("pid", 0), event.get("tid", 0), event["ph"]
+        if form == "X":
+            lane = threads[pid, tid]
+            if lane not in lanes:
+                lanes[lane] = array("d"), array("d"), array("B"), array("i")
+            start, end, kinds, counts = lanes[lane]
+            kind, count = _kind(event)
+            start.append(event["ts"] * 1e-6)
+            end.append((event["ts"] + event["dur"]) * 1e-6)
+            kinds.append(kind)
+            counts.append(count)
+        elif form == "i":
+            marks.append(Mark(event["ts"] * 1e-6, event["name"]))
+        elif form == "M" and event["name"] == "process_name":
+            processes[pid] = event["args"]["name"]
+        elif form == "M" and event["name"] == "thread_name":
+            threads[pid, tid] = (processes[pid], event["args"]["name"])
+    found = {}
+    for lane, (start, end, kinds, counts) in lanes.items():
+        found[lane] = np.frombuffer(start), np.frombuffer(end), np.frombuffer(kinds, "u1"), np.frombuffer(counts, "i4")
+    return found, marks
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """The trace's events, one per line; a truncated last line is skipped."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            words = line.strip().removeprefix("[").rstrip(",")
+            if words and words != "]":
+                try:
+                    yield json.loads(words)
+                except ValueError:
+                    return
+
+
+def _kind(event: Mapping[str, Any]) -> tuple[int, int]:
+    """The bar's kind, and its number: update 17 for `update 17`, 4 requests for `4 requests`."""
+    name, _, rest = event["name"].partition(" ")
+    if rest == "requests":
+        return _PLACES["forward"], _whole(name)
+    if not rest:
+        return _PLACES.get(name, _OTHER), int(event["args"]["slots"]) if "args" in event else 1
+    return _PLACES.get(name, _OTHER), _whole(rest)
+
+
+def _whole(words: str) -> int:
+    return int(words) if words.isdecimal() and len(words) < 10 else 0
+
+
+def _shift(lanes: Mapping[tuple[str, str], _Columns], ends: Mapping[float, float]) -> float:
+    """Seconds between the trace's clock and that of the run; 0 if no update is in both."""
+    last: dict[int, float] = {}
+    for _, end, kind, count in lanes.values():
+        of_updates = kind == _PLACES["update"]
+        for update, time in zip(count[of_updates].tolist(), end[of_updates].tolist(), strict=True):
+            last[update] = max(time, last.get(update, time))
+    both = [ends[update] - time for update, time in list(last.items())[:_MATCHED] if update in ends]
+    return median(both) if both else 0.0
+
+
+def _order(lane: tuple[str, str]) -> tuple[int, str, list[int], str]:
+    process, name = lane
+    known = _ROLES.index(process) if process in _ROLES else len(_ROLES)
+    digits = "".join(c if c.isdigit() else " " for c in name).split()
+    return known, process, [int(number) for number in digits], name
+
+
+def _lane(process: str, name: str, columns: Sequence[_Columns]) -> Lane:
+    start, end, kind, count = (np.concatenate(own) for own in zip(*columns, strict=True))
+    order = np.argsort(start, kind="stable")
+    return Lane(process, name, start[order], end[order], kind[order], count[order])
+
+
+# ------------------------------------------------------------ the timeline
+
+
+def timeline(run: Run, name: str) -> list[Part]:
+    """The timeline of all stations, from the whole run to one chunk step; none without a trace."""
+    trace = read_trace(run)
+    if trace is None:
+        return []
+    caption = (
+        "A row for each simulator thread, generator, scorer and the trainer; open a simulator to see its slots. Filled "
+        "bars are work, the hatched ground between them is idle time (a bubble), whose share of the shown time is at "
+        "the right. A slot is a group of environment rows that ask for actions together; a ticket is the right to run "
+        "one episode, or one segment of it; thin bars of a slot say what it waits for."
+    )
+    first, last = trace.span
+    unit = max(1e-6, (last - first) / _STEPS)
+    starts, lengths, kinds, counts = [], [], [], []
+    for lane in trace.lanes:
+        begin = np.round((lane.start - first) / unit).astype(np.int64)
+        end = np.round((lane.end - first) / unit).astype(np.int64)
+        starts.append(np.diff(begin, prepend=0).astype(np.int32))
+        lengths.append((end - begin).astype(np.int32))
+        kinds.append(lane.kind)
+        counts.append(lane.number)
+    used = {int(kind) for column in kinds for kind in np.unique(column)}
+    part = {
+        "kind": "timeline",
+        "id": name,
+        "first": float(first),
+        "last": float(last),
+        "unit": unit,
+        "kinds": [{**kind._asdict(), "used": place in used} for place, kind in enumerate(KINDS)],
+        "lanes": [
+            {
+                "name": lane.name,
+                "role": lane.process,
+                "station": _station(lane),
+                "count": len(lane.start),
+                "idles": lane.process in _ROLES and not lane.name.endswith(_BESIDE),
+            }
+            for lane in trace.lanes
+        ],
+        "start": packed(np.concatenate(starts)),
+        "length": packed(np.concatenate(lengths)),
+        "kind_of": packed(np.concatenate(kinds)),
+        "number": packed(np.concatenate(counts)),
+        "marks": [mark for mark in run_marks(run) if mark["x"].get("time") is not None],
+        "notes": [{"time": mark.time, "name": mark.name} for mark in trace.marks],
+    }
+    return [text(caption, "soft"), part]
+
+
+def _station(lane: Lane) -> str:
+    """Of `simulator-0.1/2` `simulator-0.1`: the thread that steps the slot."""
+    return lane.name.rpartition("/")[0] if lane.process == "slots" else lane.name
+
+
+def packed(values: np.ndarray) -> str:
+    """Base64 of the compressed (zlib) bytes of an array, little-endian: first the lowest byte of every element, then
+    the next, since the higher ones of small numbers are all alike."""
+    planes = values.astype(values.dtype.newbyteorder("<")).view(np.uint8).reshape(len(values), values.itemsize).T
+    return base64.b64encode(zlib.compress(planes.tobytes(), 6)).decode("ascii")
+
+
+# ------------------------------------------------------------ waits and batches
+
+
+def waits(run: Run, name: str) -> list[Part]:
+    """What slots and stations did and waited for: shares of the traced time, and of slots over time."""
+    trace = read_trace(run)
+    if trace is None:
+        return []
+    roles = [role for role in _ROLES if any(lane.process == role for lane in trace.lanes)]
+    shares = {role: _shares([lane for lane in trace.lanes if _works_in(lane, role)]) for role in roles}
+    content = [
+        BarSeries(kind.label, kind.colour, [shares[role].get(place) for role in roles])
+        for place, kind in enumerate(KINDS)
+        if any(place in own for own in shares.values())
+    ]
+    idle = [None if role == "slots" else max(0.0, 1.0 - sum(shares[role].values())) for role in roles]
+    content.append(BarSeries("station is idle", 6, idle))
+    parts = [bars(f"{name}-shares", "Shares of the traced time", roles, content, unit="share", stacked=True)]
+    slots = [lane for lane in trace.lanes if lane.process == "slots"]
+    if slots:
+        parts.append(_over_time(slots, trace.span, name, run))
+    return parts
+
+
+def _works_in(lane: Lane, role: str) -> bool:
+    """Whether the lane's bars count towards the role's time: publications have a lane beside the trainer's."""
+    return lane.process == role and not lane.name.endswith(_BESIDE)
+
+
+def _shares(lanes: Sequence[Lane]) -> dict[int, float]:
+    """Share of the lanes' time by kind."""
+    whole = sum(float(lane.end.max() - lane.start[0]) for lane in lanes)
+    seconds: dict[int, float] = defaultdict(float)
+    for lane in lanes:
+        lengths = np.bincount(lane.kind, weights=lane.end - lane.start)
+        for place in np.flatnonzero(lengths):
+            seconds[int(place)] += float(lengths[place])
+    return {place: own / whole for place, own in seconds.items()} if whole > 0 else {}
+
+
+def _over_time(slots: Sequence[Lane], span: tuple[float, float], name: str, run: Run) -> Part:
+    edges = np.linspace(*span, _COLUMNS + 1)
+    middles = (edges[1:] + edges[:-1]) / 2
+    start, end, kind = (np.concatenate([getattr(lane, of) for lane in slots]) for of in ("start", "end", "kind"))
+    begun, ended = np.array([lane.start[0] for lane in slots]), np.array([lane.end.max() for lane in slots])
+    traced = np.diff(time_before(begun, ended, edges))
+    curves = []
+    for place in (place for place, one in enumerate(KINDS) if one.role == "slots"):
+        own = kind == place
+        if own.any():
+            busy = np.diff(time_before(start[own], end[own], edges)) / np.maximum(traced, 1e-9)
+            one = KINDS[place]
+            curves.append(series(one.label, one.colour, {"time": middles.tolist()}, busy.tolist(), style="area"))
+    return chart(
+        f"{name}-time",
+        "What slots did and waited for",
+        Scale("share of the slots' time", 0.0, 1.0, percent=True),
+        curves,
+        x={"time": "time since the run began"},
+        marks=run_marks(run),
+    )
+
+
+def time_before(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> NDArray[np.float64]:
+    """Seconds of the bars that lie before each edge: of starts before it the time since, less the same of ends."""
+
+    def since(times: np.ndarray) -> NDArray[np.float64]:
+        ordered = np.sort(times)
+        sums = np.concatenate([[0.0], np.cumsum(ordered)])
+        count = np.searchsorted(ordered, edges)
+        return np.asarray(count * edges - sums[count])
+
+    return since(start) - since(end)
+
+
+def batch_sizes(run: Run, name: str) -> list[Part]:
+    """A histogram of the requests in a forward pass."""
+    trace = read_trace(run)
+    passes = [lane.number[lane.kind == _PLACES["forward"]] for lane in trace.lanes] if trace else []
+    found = np.concatenate(passes) if passes else np.zeros(0, dtype=np.int32)
+    if not len(found):
+        return []
+    sizes, counts = np.unique(found, return_counts=True)
+    one = series("forward passes", 0, {"requests": sizes.tolist()}, (counts / len(found)).tolist(), style="bars")
+    scale = Scale("share of passes", percent=True)
+    return [chart(f"{name}-sizes", "Requests in a forward pass", scale, [one], x={"requests": "requests"})]

@@ -1,0 +1,1 @@
+"""One module for each tracker: its settings and its sink."""

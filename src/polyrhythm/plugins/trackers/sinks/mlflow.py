@@ -1,0 +1,100 @@
+"""MLflow, https://mlflow.org."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from polyrhythm.plugins.trackers.sink import Sink, Table, TrackedRun, TrackerSettings
+
+#: Characters that MLflow refuses in names.
+_OTHER = re.compile(r"[^\w./: -]")
+#: Most parameters of a request, and characters of one.
+_MOST, _LONGEST = 100, 500
+
+
+class MlflowSettings(TrackerSettings):
+    """MLflow's tracking server, or a store on this machine."""
+
+    needs: ClassVar[tuple[str, ...]] = ("mlflow",)
+    extra: ClassVar[str] = "mlflow"
+
+    type: str = "mlflow"
+    uri: str = ""
+    """A server (https://...) or a store (sqlite:///FILE); empty: MLFLOW_TRACKING_URI, else MLflow's local store."""
+    experiment: str = "polyrhythm"
+    """Experiment of the run."""
+    tags: Mapping[str, str] = {}
+    """Tags of the run."""
+
+    def open(self, run: TrackedRun) -> Sink:
+        return MlflowSink(self, run)
+
+
+class MlflowSink(Sink):
+    """A run of MLflow. Tables are artifacts in the form that its pages show as tables."""
+
+    def __init__(self, settings: MlflowSettings, run: TrackedRun) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # calls are repeated by `delivery`
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+
+        self._metric: Any = Metric
+        self._client: Any = MlflowClient(settings.uri or None)
+        self._tables: list[dict[str, str]] = []
+        if run.id:
+            self.id = run.id
+            tags = self._client.get_run(run.id).data.tags
+            self._tables = json.loads(tags.get("mlflow.loggedArtifacts", "[]"))
+            self._client.update_run(run.id, status="RUNNING")
+        else:
+            experiment = self._client.get_experiment_by_name(settings.experiment)
+            number = experiment.experiment_id if experiment else self._client.create_experiment(settings.experiment)
+            self.id = self._client.create_run(number, run_name=run.name, tags=dict(settings.tags)).info.run_id
+            flat = [Param(_plain(name), str(value)[:_LONGEST]) for name, value in _flat(run.config)]
+            for first in range(0, len(flat), _MOST):
+                self._client.log_batch(self.id, params=flat[first : first + _MOST])
+        self._client.log_dict(self.id, dict(run.config), "config.json")
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        found = [self._metric(_plain(name), value, now, step) for name, value in values.items()]
+        self._client.log_batch(self.id, metrics=found)
+
+    def log_table(self, name: str, step: int, table: Table) -> None:
+        path = f"{_plain(name)}/version-{step}.json"
+        self._client.log_dict(
+            self.id, {"columns": list(table.columns), "data": [list(row) for row in table.rows]}, path
+        )
+        if not any(one["path"] == path for one in self._tables):
+            self._tables.append({"path": path, "type": "table"})
+            self._client.set_tag(self.id, "mlflow.loggedArtifacts", json.dumps(self._tables))
+
+    def log_video(self, name: str, step: int, file: Path) -> None:
+        self._client.log_artifact(self.id, str(file), f"{_plain(name)}/version-{step}")
+
+    def log_artifact(self, name: str, file: Path) -> None:
+        self._client.log_artifact(self.id, str(file), _plain(name))
+
+    def close(self, finished: bool) -> None:
+        self._client.set_terminated(self.id, "FINISHED" if finished else "KILLED")
+
+
+def _plain(name: str) -> str:
+    return _OTHER.sub("_", name)
+
+
+def _flat(tree: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by dotted path."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{within}{key}.")
+        else:
+            yield f"{within}{key}", value

@@ -1,0 +1,169 @@
+"""Names hf://, against a hub on loopback, with the real client."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.plugins.hub.local_hub import TOKEN, LocalHub
+
+from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.plugins.hub import files as hub_files
+from polyrhythm.sources import fetched_folder, local_folder, pinned
+
+pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+
+REPO = "models/acme/arm"
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights" * 500,
+    "assets/arm/norm_stats.json": b"{ }",
+    "optimizer.pt": b"moments",
+    "README.md": b"card",
+    "original/model.safetensors": b"twice",
+}
+WANTED = ["assets/arm/norm_stats.json", "config.json", "model.safetensors"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
+    hub = LocalHub()
+    hub.commit(REPO, FILES)
+    with hub.served() as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield hub
+
+
+def disconnect(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:  # nobody listens on its port afterwards
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
+
+
+def recipe(name: str) -> dict[str, Any]:
+    return {"policy": {"type": "pi0", "checkpoint": name}}
+
+
+def test_a_branch_becomes_its_commit(hub: LocalHub) -> None:
+    first = hub.branches[REPO]["main"]
+    found = pinned(recipe("hf://acme/arm"))["policy"]["checkpoint"]
+    assert found == f"hf://acme/arm@{first}"
+    hub.commit(REPO, {"model.safetensors": b"newer"})
+    asked = len(hub.requests)
+    assert pinned(recipe(found))["policy"]["checkpoint"] == found
+    assert len(hub.requests) == asked, "a commit needs no question"
+    assert (fetched_folder(found) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+@pytest.mark.parametrize("section", [{"policy": {"checkpoint": "here"}}, {"policy": "gaussian"}, {}])
+def test_other_settings_stay(section: dict[str, Any], hub: LocalHub) -> None:
+    assert pinned(section) == section
+    assert not hub.requests
+
+
+def test_needed_files_are_downloaded_once(hub: LocalHub) -> None:
+    name = pinned(recipe("hf://acme/arm@main"))["policy"]["checkpoint"]
+    with pytest.raises(MissingError, match=r"hf download acme/arm --revision [0-9a-f]{40} --include '\*"):
+        local_folder(name)
+    folder = fetched_folder(name)
+    assert hub.downloads() == WANTED
+    assert sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()) == WANTED
+    asked = len(hub.requests)
+    assert local_folder(name) == fetched_folder(name) == folder
+    assert len(hub.requests) == asked
+
+
+def test_what_is_cached_serves_without_a_hub(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched_folder("hf://acme/arm")
+    disconnect(monkeypatch)
+    name = pinned(recipe("hf://acme/arm"))["policy"]["checkpoint"]
+    assert name == f"hf://acme/arm@{hub.branches[REPO]['main']}"
+    assert (fetched_folder(name) / "config.json").is_file()
+
+
+def test_offline_the_command_is_named(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    disconnect(monkeypatch)
+    assert pinned(recipe("hf://acme/arm"))["policy"]["checkpoint"] == "hf://acme/arm"
+    with pytest.raises(MissingError) as refusal:
+        fetched_folder("hf://acme/arm@v1", what="policy.checkpoint")
+    assert "policy.checkpoint = hf://acme/arm@v1: it is not" in str(refusal.value)
+    assert "run: hf download acme/arm --revision v1 --include" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", ["hf://arm", "hf://a/b/c", "hf://a/b@", "hf://../b", "hf:///b", "hf://a b/c"])
+def test_a_name_has_one_form(text: str, hub: LocalHub) -> None:
+    with pytest.raises(ConfigError, match=r"it must look like hf://owner/name"):
+        pinned(recipe(text))
+    assert not hub.requests
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("hf://acme/leg", "there is no model acme/leg"),
+        ("hf://acme/arm@v9", "acme/arm has no revision v9"),
+        (f"hf://acme/arm@{'0' * 40}", f"acme/arm has no revision {'0' * 40}"),
+        ("s3://acme/arm", "begins with hf://"),
+    ],
+)
+def test_wrong_names_are_refused(name: str, problem: str, hub: LocalHub) -> None:
+    with pytest.raises(ConfigError, match=problem) as refusal:
+        fetched_folder(pinned(recipe(name))["policy"]["checkpoint"])
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_gated_repository_needs_an_account(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.gated.add(REPO)
+    with pytest.raises(ConfigError, match=r"is gated.*accept its conditions.*HF_TOKEN"):
+        fetched_folder("hf://acme/arm")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert (fetched_folder("hf://acme/arm") / "config.json").is_file()
+
+
+def test_a_download_that_breaks_is_one_sentence(hub: LocalHub) -> None:
+    hub.broken.add("model.safetensors")
+    with pytest.raises(MissingError, match="try again, or run: hf download") as refusal:
+        fetched_folder("hf://acme/arm")
+    assert "\n" not in str(refusal.value)
+    with pytest.raises(MissingError, match="not completely"):
+        local_folder(f"hf://acme/arm@{hub.branches[REPO]['main']}")
+    hub.broken.clear()
+    assert (fetched_folder("hf://acme/arm") / "model.safetensors").stat().st_size == len(FILES["model.safetensors"])
+
+
+def test_a_repository_without_a_checkpoint_is_refused(hub: LocalHub) -> None:
+    hub.commit("models/acme/text", {"README.md": b"only this"})
+    with pytest.raises(ConfigError, match=r"it has none of \*.safetensors"):
+        fetched_folder("hf://acme/text")
+
+
+def test_a_dataset_has_its_own_names(hub: LocalHub) -> None:
+    hub.commit("datasets/acme/demos", {"meta/info.json": b"{}", "data/a.parquet": b"1", "notes.txt": b"2"})
+    found = pinned({"demonstrations": {"dataset": {"folder": "hf://datasets/acme/demos"}}})
+    name = found["demonstrations"]["dataset"]["folder"]
+    assert (fetched_folder(name, "dataset") / "data" / "a.parquet").is_file()
+    assert hub.downloads() == ["data/a.parquet", "meta/info.json"]
+
+
+def test_a_folder_is_uploaded_as_one_commit(hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "model.safetensors").write_bytes(b"abc")
+    (made / "policy.json").write_text(json.dumps({"version": 3}))
+    with pytest.raises(ConfigError, match="has no token"):
+        hub_files.push(made, "hf://me/arm", "model", public=False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    name = hub_files.push(made, "hf://me/arm", "model", public=False)
+    assert hub.private["models/me/arm"]
+    assert (fetched_folder(name) / "policy.json").read_text() == '{"version": 3}'
+    with pytest.raises(ConfigError, match=r"\(403\)"):
+        hub_files.push(made, "hf://others/arm", "model", public=False)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(ConfigError, match=r"\(401\)"):
+        hub_files.push(made, "hf://me/arm", "model", public=False)

@@ -1,0 +1,165 @@
+"""What every sink must keep: one suite for all trackers; those that are not installed are skipped.
+
+tools/test_all.sh trackers runs it with all of them, without a network.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from PIL import Image
+from tests.plugins.trackers import readers
+from tests.plugins.trackers.own_sinks import MODULE
+
+from polyrhythm.config.registry import resolve
+from polyrhythm.plugins.trackers.delivery import Delivery, DirectDelivery, Patience, QueuedDelivery
+from polyrhythm.plugins.trackers.process import SinkProcess
+from polyrhythm.plugins.trackers.sink import TrackedRun, TrackerSettings
+
+
+class Case(NamedTuple):
+    """A tracker that stores on this machine. options: for a folder; read: from that folder and the run's."""
+
+    package: str
+    options: Callable[[Path], dict[str, str]]
+    read: Callable[[Path, Path], readers.Stored]
+
+
+CASES = {
+    "tensorboard": Case("tensorboard", lambda _: {}, lambda _, run: readers.read_tensorboard(run)),
+    f"{MODULE}:LinesSettings": Case(
+        "polyrhythm",
+        lambda folder: {"file": str(folder / "lines")},
+        lambda folder, _: readers.read_lines(folder / "lines"),
+    ),
+    "wandb": Case("wandb", lambda _: {"mode": "offline"}, lambda _, run: readers.read_wandb(run)),
+    "mlflow": Case(
+        "mlflow",
+        lambda folder: {"uri": f"sqlite:///{folder}/mlflow.db"},
+        lambda folder, _: readers.read_mlflow(f"sqlite:///{folder}/mlflow.db"),
+    ),
+    "trackio": Case("trackio", lambda _: {}, lambda folder, _: readers.read_trackio(folder / "trackio")),
+    "swanlab": Case("swanlab", lambda _: {"mode": "offline"}, lambda _, run: readers.read_swanlab(run)),
+}
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the trackers' packages, with which the tests read
+#: Trackers whose numbers are not read back here: only their names are.
+NAMES_ONLY = ("swanlab",)
+CONFIG = {"name": "cartpole", "seed": 7, "policy": {"type": "categorical", "hidden": [8, 8]}, "note": "größer | \n x"}
+HELLO = "Grüße <b>| 2\nnew line"
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of a tracker, which stores in a temporary folder. The working folder is another."""
+    name = str(request.param)
+    package = CASES[name].package
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed; tools/test_all.sh trackers installs it and runs this")
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    return name
+
+
+def settings_of(name: str, folder: Path) -> TrackerSettings:
+    found = resolve("tracking", {"type": name, **CASES[name].options(folder)})
+    assert isinstance(found, TrackerSettings)
+    return found
+
+
+def deliver(settings: TrackerSettings, run: TrackedRun, opened: list[str]) -> Delivery:
+    if settings.in_run:
+        return DirectDelivery(settings, run)
+    process = SinkProcess(settings, run.folder / "logs" / "tracker.log")
+    return QueuedDelivery(settings, run, process, opened.append, Patience(retry_s=(0.1, 0.1), reply_s=120.0))
+
+
+def small_video(file: Path) -> Path:
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "green", "blue")]
+    frames[0].save(file, save_all=True, append_images=frames[1:], duration=100, loop=0)
+    return file
+
+
+def deliver_first_part(settings: TrackerSettings, run: TrackedRun, opened: list[str]) -> None:
+    delivery = deliver(settings, run, opened)
+    delivery.send(
+        "metrics", 0, {"env/return": 1.0, "env/metrics/odd name/@2": 2.0, "train/critic/value_loss": math.nan}
+    )
+    delivery.send("metrics", 1, {"env/return": 2.0, "train/critic/value_loss": math.inf})
+    delivery.send("metrics", 4, {"evaluation/greedy/rate": 0.5, "evaluation/greedy/low": 0.25})
+    delivery.send("table", "evaluation/before", 4, ["task", "rate"], [["all", 0.5]])
+    columns, rows = ["index", "text", "success", "return"], [[0, HELLO, None, 1.5], [1, "", True, -2]]
+    delivery.send("table", "conversations/before", 4, columns, rows)
+    delivery.end(False)
+    delivery.close()
+
+
+def deliver_second_part(settings: TrackerSettings, run: TrackedRun, opened: list[str], folder: Path) -> None:
+    delivery, report = deliver(settings, run, opened), run.folder / "report.html"
+    delivery.send("metrics", 1, {"env/return": 3.0})  # repeated since the last save
+    delivery.send("metrics", 2, {"env/return": 4.0})
+    delivery.send("video", "video/evaluation", 4, str(small_video(folder / "film.gif")))
+    report.write_text("<!doctype html><p>report</p>")
+    delivery.send("artifact", "report", str(report))
+    delivery.end(True)
+    delivery.close()
+
+
+def test_all_is_recorded_and_a_later_part_continues_the_run(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, opened = settings_of(case, tmp_path), list[str]()
+    run = TrackedRun("cartpole-20261128", tmp_path / "run", CONFIG)
+    run.folder.mkdir()
+    with caplog.at_level(logging.WARNING, "polyrhythm"):
+        deliver_first_part(settings, run, opened)
+        again = TrackedRun(run.name, run.folder, {**CONFIG, "seed": 8}, opened[-1] if opened else "")
+        deliver_second_part(settings, again, opened, tmp_path)
+    assert caplog.messages == []
+    found = CASES[case].read(tmp_path, run.folder)
+    assert len(found.runs) == 1, "the second part continued the run of the first"
+    assert len(set(opened)) <= 1
+    assert "categorical" in found.config
+    texts = "".join(found.tables.values())
+    assert len(found.tables) == 2
+    assert "Grüße" in texts
+    assert "-2" in texts
+    assert (found.videos, found.artifacts) in [(1, 1), (1, None)]
+    assert found.finished in (True, None)
+    if case in NAMES_ONLY:
+        assert {name for name, _, _ in found.points} >= {"env/return", "evaluation/greedy/low"}
+        return
+    points = {name: [(step, value) for own, step, value in found.points if own == name] for name, _, _ in found.points}
+    assert [*dict.fromkeys(points["env/return"])] == [(0, 1.0), (1, 2.0), (1, 3.0), (2, 4.0)]
+    assert points["evaluation/greedy/low"] == [(4, 0.25)]
+    odd = next(name for name in points if name.startswith("env/metrics/odd name/"))
+    assert points[odd] == [(0, 2.0)]
+
+
+def test_many_records_arrive_in_order(case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings, opened = settings_of(case, tmp_path), list[str]()
+    run = TrackedRun("many", tmp_path / "run", CONFIG)
+    run.folder.mkdir()
+    with caplog.at_level(logging.WARNING, "polyrhythm"):
+        delivery = deliver(settings, run, opened)
+        for step in range(300):
+            delivery.send("metrics", step, {"env/return": float(step), "env/episodes": 1.0})
+        delivery.end(True)
+        delivery.close()
+    assert caplog.messages == []
+    found = CASES[case].read(tmp_path, run.folder)
+    if case not in NAMES_ONLY:
+        own = [(step, value) for name, step, value in found.points if name == "env/return"]
+        assert own == [(step, float(step)) for step in range(300)]
+
+
+def test_the_settings_survive_the_way_through_a_recipe(case: str, tmp_path: Path) -> None:
+    settings = settings_of(case, tmp_path)
+    assert resolve("tracking", json.loads(settings.model_dump_json())) == settings
