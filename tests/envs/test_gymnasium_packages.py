@@ -110,7 +110,6 @@ def test_two_updates_on_fetch_from_pictures(tmp_path: Path) -> None:
     )
     summary = train(validate_run(config), tmp_path)
     assert summary["ledger"]["trained"] == 8
-    assert summary["demonstrations"]["rate"] == 1.0
     assert summary["after"]["episodes"] == 4
     assert [*config.env.variants()] == ["goal_hidden", "other_goal", "camera_moved", "colours_swapped"]
 
