@@ -21,7 +21,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\"'`${1}"
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report") / "run"
-    with MetricsWriter(folder, tensorboard=False) as metrics:
+    with MetricsWriter(folder) as metrics:
         for update in range(20):
             values = {"env/episodes": 32.0, "env/success_once": update / 20, "env/return": 1.0, "stations/faults": 1.0}
             values |= {f"env/metrics/{HOSTILE}": 1.0, "env/success_once/task_0": 0.5, "env/success_once/task_1": 1.0}

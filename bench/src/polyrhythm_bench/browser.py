@@ -71,7 +71,7 @@ class Page:
         self.call("Page.navigate", url=url)
         self.wait("document.documentElement?.dataset.drawnMs !== undefined")
 
-    def wait(self, condition: str, timeout_s: float = 60.0) -> None:
+    def wait(self, condition: str, timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not self.evaluate(condition):
             assert time.monotonic() < deadline, f"{condition} did not come true in {timeout_s} s; {self.errors}"

@@ -21,7 +21,7 @@ def make(tmp_path: Path) -> Callable[..., Path]:
 
     def write(name: str, seed: int, lr: float, *, finished: bool = True) -> Path:
         folder = tmp_path / "runs" / name
-        with MetricsWriter(folder, tensorboard=False) as metrics:
+        with MetricsWriter(folder) as metrics:
             for update in range(4):
                 values = {
                     "env/episodes": 40.0,

@@ -236,7 +236,7 @@ def test_settings_that_were_changed_are_marked_and_listed(run: Callable[..., Pat
 def test_alarms_are_marked_where_they_were_raised(run: Callable[..., Path]) -> None:
     """Here: an update of which every group has earned the same."""
     folder = run("one")
-    with MetricsWriter(folder, tensorboard=False) as metrics:
+    with MetricsWriter(folder) as metrics:
         for update in range(UPDATES, UPDATES + 3):
             values = {"throughput/transitions": 1000.0 * (update + 1), "throughput/transitions_per_s": 9.0}
             metrics.log(update, values | {"train/actor/zero_advantage_fraction": float(update == 9)}, 100.0 + update)

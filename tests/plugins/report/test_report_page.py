@@ -110,7 +110,7 @@ def traced(tmp_path: Path) -> Callable[[], Path]:
 
     def make() -> Path:
         folder = tmp_path / "run"
-        with MetricsWriter(folder, tensorboard=False) as metrics:
+        with MetricsWriter(folder) as metrics:
             for update in range(6):
                 values = {"throughput/transitions": 10.0 * update, "throughput/transitions_per_s": 1.0}
                 metrics.log(update, values, 10.0 + update + 30.0 * (update >= 3))

@@ -23,8 +23,10 @@ from polyrhythm.plugins.report.timeline import batch_sizes, timeline, waits
 FORMAT = 1
 
 
-def page_data(runs: Sequence[Run]) -> dict[str, Any]:
-    """The data of the report of one run, or of the comparison of several."""
+def page_data(runs: Sequence[Run], draw: Callable[[ReportSection], Sequence[Part]] | None = None) -> dict[str, Any]:
+    """The data of the report of one run, or of the comparison of several. draw: gives the parts of a section instead of
+    drawing it."""
+    draw = draw or (lambda section: section.draw(runs))
     looks = charts.looks(runs)
     return {
         "format": FORMAT,
@@ -36,7 +38,7 @@ def page_data(runs: Sequence[Run]) -> dict[str, Any]:
         "sections": [
             {"id": section.id, "heading": section.heading, "parts": parts}
             for section in sections()
-            if (parts := list(section.draw(runs)))
+            if (parts := list(draw(section)))
         ],
     }
 

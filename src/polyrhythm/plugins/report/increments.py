@@ -1,7 +1,8 @@
 """Differences between two states of a page's data, so that a page that is open is sent only what has changed.
 
-A change is {"at": [key…], "set": value}, {"at": [key…], "append": [value…]} or {"at": [key…], "drop": true}; keys are
-names and indices. Invariant: apply(old, changes(old, new)) == new, here and in live.js.
+A change is {"at": [key…], "set": value}, {"at": [key…], "keep": n, "append": [value…]} (of a list, its first n values
+and these) or {"at": [key…], "drop": true}; keys are names and indices. Invariant: apply(old, changes(old, new)) == new,
+here and in live.js.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ def _changes(old: Any, new: Any, at: list[str | int]) -> Iterator[Change]:
                 yield {"at": [*at, key], "set": value}
             else:
                 yield from _changes(old[key], value, [*at, key])
-    elif isinstance(old, list) and isinstance(new, list) and old and len(old) <= len(new):
+    elif isinstance(old, list) and isinstance(new, list) and old and new:
         yield from _list_changes(old, new, at)
     elif type(old) is not type(new) or old != new:
         yield {"at": at, "set": new}
 
 
 def _list_changes(old: Sequence[Any], new: Sequence[Any], at: list[str | int]) -> Iterator[Change]:
-    """Those of a list that has not become shorter: numbers and texts are appended or replaced as a whole."""
+    """Those of a list: numbers and texts are kept as far as they are equal, other values one by one."""
     if all(isinstance(value, _SCALARS) for value in old):
-        if list(new[: len(old)]) != list(old):
-            yield {"at": at, "set": list(new)}
-            return
+        pairs = enumerate(zip(old, new, strict=False))
+        kept = next((place for place, (a, b) in pairs if type(a) is not type(b) or a != b), min(len(old), len(new)))
     else:
-        for place, (before, after) in enumerate(zip(old, new, strict=False)):
-            yield from _changes(before, after, [*at, place])
-    if len(new) > len(old):
-        yield {"at": at, "append": list(new[len(old) :])}
+        kept = min(len(old), len(new))
+        for place in range(kept):
+            yield from _changes(old[place], new[place], [*at, place])
+    if kept < max(len(old), len(new)):
+        yield {"at": at, "keep": kept, "append": list(new[kept:])}
 
 
 def apply(data: Any, found: Sequence[Mapping[str, Any]]) -> Any:
@@ -54,7 +55,7 @@ def apply(data: Any, found: Sequence[Mapping[str, Any]]) -> Any:
         for key in keys:
             holder = holder[key]
         if "append" in change:
-            holder[last].extend(change["append"])
+            holder[last][change["keep"] :] = change["append"]
         elif "drop" in change:
             del holder[last]
         else:

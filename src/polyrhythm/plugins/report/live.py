@@ -1,21 +1,22 @@
 """A run's page data that follows the run's files, with the increments between its states.
 
 Consumes the files of the folder, which the run appends to or replaces. It is read when a page asks, at most once at a
-time, only if a file has changed, and no sooner than `_REST` times the last reading took: a large run costs a viewer at
-most a sixth of a core. A file that is being written, or a folder that was moved away, leaves the state as it is and
-gives the reason.
+time, only if a file has changed, and no sooner than `_REST` times the last reading took; a section that takes long,
+or is large, as the timeline is, rests by itself. So a viewer costs a tenth of a core or little more. A file that
+is being written, or a folder that was moved away, leaves the state as it is and gives the reason.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.files import trouble
@@ -23,14 +24,27 @@ from polyrhythm.observe.run_folder import find_run
 from polyrhythm.plugins.report.data import page_data
 from polyrhythm.plugins.report.gallery import GALLERY_FOLDER
 from polyrhythm.plugins.report.increments import changes
+from polyrhythm.plugins.report.parts import Part, ReportSection
 from polyrhythm.plugins.report.read import read_run
 
 log = logging.getLogger(__name__)
 
-#: Pause between two readings, as a multiple of the time that the last one took.
-_REST = 5.0
+#: Pause between two readings, as a multiple of the time that the last one took; bytes of a section each second of its
+#: pause; maximum of both in seconds: a machine that was busy for a moment is no large run.
+_REST, _RATE, _LONGEST_REST = 10.0, 20_000, 20.0
 #: Increments that are kept for pages that ask late; those that ask later get everything.
 _KEPT = 32
+
+
+def _rest(took: float, size: int = 0) -> float:
+    return min(max(_REST * took, size / _RATE), _LONGEST_REST)
+
+
+class _Drawn(NamedTuple):
+    """Parts of a section, and the time until which they are not drawn again."""
+
+    parts: Sequence[Part]
+    rest_until: float
 
 
 class LiveRun:
@@ -48,10 +62,11 @@ class LiveRun:
         self._number = 0
         self._increments: deque[tuple[int, list[dict[str, Any]]]] = deque(maxlen=_KEPT)
         self._seen: Any = None
-        self._rest_until = 0.0
+        self._drawn: dict[str, _Drawn] = {}
         self.trouble = ""
         self.data: Mapping[str, Any] = {}
         self._read()
+        self._rest_until = 0.0  # the first reading imports much
 
     @property
     def state(self) -> str:
@@ -80,8 +95,9 @@ class LiveRun:
     def _refresh(self) -> None:
         if self._now() < self._rest_until or (seen := self._stat()) == self._seen:
             return
+        complete = False
         try:
-            self._read()
+            complete = self._read()
         except PolyrhythmError as error:
             self.trouble = str(error)
         except OSError as error:
@@ -91,22 +107,35 @@ class LiveRun:
             self.trouble = f"{self.folder} cannot be read ({type(error).__name__}: {error})"
         else:
             self.trouble = ""
-        self._seen = seen  # of before the reading: what was written meanwhile is read the next time
+        # Of before the reading: what was written meanwhile is read the next time.
+        self._seen = seen if complete or self.trouble else None
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Read the run; return whether every section was drawn."""
         began = self._now()
-        try:
-            data = page_data([read_run(self.folder)])
-        finally:
-            ended = self._now()
-            self._rest_until = ended + _REST * (ended - began)
-        if self._number:
-            found = changes(self.data, data)
-            if not found:
-                return
-            self._increments.append((self._number + 1, found))
-        self._number += 1
-        self.data = data
+        run = read_run(self.folder)
+        took = self._now() - began
+        resting: list[str] = []
+
+        def draw(section: ReportSection) -> Sequence[Part]:
+            held, now = self._drawn.get(section.id), self._now()
+            if held is not None and now < held.rest_until:
+                resting.append(section.id)
+                return held.parts
+            parts, ended = list(section.draw([run])), self._now()
+            # The first time includes imports, and the reading of what was there already.
+            rest = _rest(ended - now, len(json.dumps(parts))) if held is not None else 0.0
+            self._drawn[section.id] = _Drawn(parts, ended + rest)
+            return parts
+
+        data = page_data([run], draw)
+        self._rest_until = self._now() + _rest(took)
+        found = changes(self.data, data) if self._number else []
+        if found or not self._number:
+            self._number += 1
+            self.data = data
+            self._increments += [(self._number, found)] if found else []
+        return not resting
 
     def _stat(self) -> list[tuple[str, int, int, int]]:
         """Name, inode, size and time of each file that a page may read."""

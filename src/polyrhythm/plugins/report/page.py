@@ -50,7 +50,7 @@ def html(data: Mapping[str, Any], scripts: Sequence[str] = ()) -> str:
     head = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy, quote=True)}">\n'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">\n'
         f"<title>{escape(str(data['title']))} · Polyrhythm</title>\n"
     )
     styled = "\n".join(f"<style>{text}</style>" for text in style_texts)

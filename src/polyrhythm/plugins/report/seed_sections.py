@@ -40,10 +40,9 @@ def groups_table(found: Mapping[str, Any]) -> Table:
 
 
 def settings_table(found: Mapping[str, Any]) -> Table:
-    """Head and rows: a setting each that differs, with its value in each group."""
-    labels = [", ".join(group["seeds"]) for group in found["groups"]]
-    numbered = [f"{number}: seed {seeds}" for number, seeds in enumerate(labels, 1)]
-    return ["setting", *numbered], [[path, *values] for path, values in found["settings"].items()]
+    """Head and rows: a setting each that differs, with its value in each row of `groups_table`."""
+    rows = [f"row {number}" for number in range(1, len(found["groups"]) + 1)]
+    return ["setting", *rows], [[path, *values] for path, values in found["settings"].items()]
 
 
 def notes(found: Mapping[str, Any]) -> list[str]:
@@ -131,12 +130,12 @@ def _chart(
     groups: Sequence[Mapping[str, Any]], name: str, axis: str, scale: Scale, *, evaluations: bool = False
 ) -> Part:
     curves = [one for number, group in enumerate(groups) for one in _curves(group, number, name, axis)]
-    for number, group in enumerate(groups) if evaluations else ():
-        for dash, way in enumerate(_WAYS):
+    ways = [way for way in _WAYS if any(f"evaluation/{way}/{name}" in group["curves"][axis] for group in groups)]
+    for way in ways[:1] if evaluations else ():  # the table has the others
+        for number, group in enumerate(groups):
             own = group["curves"][axis].get(f"evaluation/{way}/{name}")
             if own is not None:
-                label = f"{group['label']}: evaluation, {way}"
-                curves += _series(own, label, number, axis, dash=dash, style="points")
+                curves += _series(own, f"{group['label']}: evaluation, {way}", number, axis, style="points")
     title = f"{scale.label[0].upper()}{scale.label[1:]} over {axis}"
     return chart(f"seeds-{name}-{axis}", title, scale, curves, x={axis: AXES[axis]})
 
@@ -145,12 +144,12 @@ def _curves(group: Mapping[str, Any], number: int, name: str, axis: str) -> Iter
     own = group["curves"][axis].get(name)
     if own is not None:
         count = f", {len(own['each'])} seeds" if len(own["each"]) > 1 else ""
-        yield from _series(own, f"{group['label']}{count}", number, axis, dash=0, style="line")
+        yield from _series(own, f"{group['label']}{count}", number, axis, style="line")
 
 
-def _series(own: Mapping[str, Any], label: str, number: int, axis: str, *, dash: int, style: str) -> list[Part]:
+def _series(own: Mapping[str, Any], label: str, number: int, axis: str, *, style: str) -> list[Part]:
     """The mean with its interval; the curves themselves if there is only one, or no common range."""
     if own["x"]:
         found = {axis: own["x"]}
-        return [series(label, number, found, own["mean"], dash=dash, style=style, low=own["low"], high=own["high"])]
-    return [series(label, number, {axis: one["x"]}, one["y"], dash=dash, style=style) for one in own["each"]]
+        return [series(label, number, found, own["mean"], style=style, low=own["low"], high=own["high"])]
+    return [series(label, number, {axis: one["x"]}, one["y"], style=style) for one in own["each"]]

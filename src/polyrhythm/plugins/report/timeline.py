@@ -12,12 +12,12 @@ import json
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,11 +105,12 @@ def _read(key: tuple[tuple[Path, int, int], ...], ends: tuple[tuple[float, float
     columns: dict[tuple[str, str], list[_Columns]] = defaultdict(list)
     marks: list[Mark] = []
     for path, *_ in key:
-        own, found = _collect(path)
+        file = _trace_file(path)
+        own = file.read_on()
         shift = _shift(own, dict(ends))
         for lane, (start, end, kind, count) in own.items():
             columns[lane].append((start + shift, end + shift, kind, count))
-        marks += [Mark(mark.time + shift, mark.name) for mark in found]
+        marks += [Mark(mark.time + shift, mark.name) for mark in file.marks]
     lanes = [_lane(*lane, columns[lane]) for lane in sorted(columns, key=_order)]
     return Trace(lanes, sorted(marks)) if lanes else None
 
@@ -118,46 +119,66 @@ def _read(key: tuple[tuple[Path, int, int], ...], ends: tuple[tuple[float, float
 _Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def _collect(path: Path) -> tuple[dict[tuple[str, str], _Columns], list[Mark]]:
-    """The file's bars by lane, and its marks, on the clock of the file."""
-    lanes: dict[tuple[str, str], tuple[array[float], array[float], array[int], array[int]]] = {}
-    marks: list[Mark] = []
-    processes: dict[int, str] = {}
-    threads: dict[tuple[int, int], tuple[str, str]] = {}
-    for event in _events(path):
+class _TraceFile:
+    """A trace file, read as far as it was written; `read_on` continues there, for a page that follows a run."""
+
+    def __init__(self, path: Path, inode: int) -> None:
+        self.inode, self.offset, self.marks = inode, 0, list[Mark]()
+        self._path = path
+        self._lanes: dict[tuple[str, str], tuple[array[float], array[float], array[int], array[int]]] = {}
+        self._processes: dict[int, str] = {}
+        self._threads: dict[tuple[int, int], tuple[str, str]] = {}
+
+    def read_on(self) -> dict[tuple[str, str], _Columns]:
+        """The file's bars by lane, on the clock of the file; a line that is not whole yet is left for the next call."""
+        with self._path.open("rb") as file:
+            file.seek(self.offset)
+            for line in file:
+                words = line.decode("utf-8", "replace").strip().removeprefix("[").rstrip(",")
+                if words and words != "]":
+                    try:
+                        event = json.loads(words)
+                    except ValueError:
+                        break
+                    self._add(event)
+                self.offset += len(line)
+        types = ("f8", "f8", "u1", "i4")
+        return {
+            lane: cast(_Columns, tuple(np.array(own, kind) for own, kind in zip(columns, types, strict=True)))
+            for lane, columns in self._lanes.items()
+        }
+
+    def _add(self, event: Mapping[str, Any]) -> None:
         pid, tid, form = event.get("pid", 0), event.get("tid", 0), event["ph"]
         if form == "X":
-            lane = threads[pid, tid]
-            if lane not in lanes:
-                lanes[lane] = array("d"), array("d"), array("B"), array("i")
-            start, end, kinds, counts = lanes[lane]
+            lane = self._threads[pid, tid]
+            if lane not in self._lanes:
+                self._lanes[lane] = array("d"), array("d"), array("B"), array("i")
+            start, end, kinds, counts = self._lanes[lane]
             kind, count = _kind(event)
             start.append(event["ts"] * 1e-6)
             end.append((event["ts"] + event["dur"]) * 1e-6)
             kinds.append(kind)
             counts.append(count)
         elif form == "i":
-            marks.append(Mark(event["ts"] * 1e-6, event["name"]))
+            self.marks.append(Mark(event["ts"] * 1e-6, event["name"]))
         elif form == "M" and event["name"] == "process_name":
-            processes[pid] = event["args"]["name"]
+            self._processes[pid] = event["args"]["name"]
         elif form == "M" and event["name"] == "thread_name":
-            threads[pid, tid] = (processes[pid], event["args"]["name"])
-    found = {}
-    for lane, (start, end, kinds, counts) in lanes.items():
-        found[lane] = np.frombuffer(start), np.frombuffer(end), np.frombuffer(kinds, "u1"), np.frombuffer(counts, "i4")
-    return found, marks
+            self._threads[pid, tid] = (self._processes[pid], event["args"]["name"])
 
 
-def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """The trace's events, one per line; a truncated last line is skipped."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            words = line.strip().removeprefix("[").rstrip(",")
-            if words and words != "]":
-                try:
-                    yield json.loads(words)
-                except ValueError:
-                    return
+#: The files of the run that was read last.
+_FILES: dict[Path, _TraceFile] = {}
+
+
+def _trace_file(path: Path) -> _TraceFile:
+    for other in [other for other in _FILES if other.parent != path.parent]:
+        del _FILES[other]
+    found, now = _FILES.get(path), path.stat()
+    if found is None or found.inode != now.st_ino or found.offset > now.st_size:
+        found = _FILES[path] = _TraceFile(path, now.st_ino)
+    return found
 
 
 def _kind(event: Mapping[str, Any]) -> tuple[int, int]:

@@ -66,6 +66,12 @@ PARTS.episodes = function (part, box) {
     search.addEventListener("input", () => { choice.search = search.value; changed(); });
     bar.append(element("label", {}, "search ", search));
   }
+  if (part.entries.some((one) => one.video?.type.startsWith("video/"))) {
+    bar.append(button("play all", "play or pause the videos that are shown", () => {
+      const players = [...cards.querySelectorAll("video")], paused = players.every((player) => player.paused);
+      for (const player of players) paused ? player.play() : player.pause();
+    }));
+  }
   more.addEventListener("click", () => { choice.shown += EPISODES_AT_ONCE; draw(); });
   box.append(bar, count, cards, more);
   draw();

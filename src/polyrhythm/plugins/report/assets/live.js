@@ -12,7 +12,7 @@ function applyChanges(data, changes) {
     const last = keys.pop();
     let holder = whole;
     for (const key of keys) holder = holder[key];
-    if ("append" in change) holder[last].push(...change.append);
+    if ("append" in change) holder[last] = holder[last].slice(0, change.keep).concat(change.append);
     else if ("drop" in change) delete holder[last];
     else holder[last] = change.set;
   }
