@@ -2,8 +2,8 @@
 
 Importing this module registers `FetchReachPixels-v0`. Observation: `image` uint8 [64,64,3], the gripper, the table and
 a red ball at the goal, seen from the front (upper half) and from the side (lower half); `proprio` float32 [3], the
-gripper's position in metres. Action: FetchReach's, float32 [4] in -1..1. Reward: 1 at the step that brings the gripper
-within 5 cm of the goal, which ends the episode; otherwise 0.
+gripper's position in metres. Action: FetchReach's, float32 [4] in -1..1. Reward: decimetres by which the gripper came
+nearer to the goal, and 1 at the step that brings it within 5 cm, which ends the episode.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class FetchReachPixels(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[m
 
     def __init__(self, env: gymnasium.Env[Any, Any], picture: Picture) -> None:
         super().__init__(env)
-        self._picture, self._shown_goal = picture, np.zeros(3)
+        self._picture, self._shown_goal, self._distance = picture, np.zeros(3), 0.0
         image = Box(0, 255, (_EDGE, _EDGE, 3), np.uint8)
         self.observation_space = Dict({"image": image, "proprio": Box(-np.inf, np.inf, (3,), np.float32)})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        self._shown_goal = observation["desired_goal"]
+        self._shown_goal, self._distance = observation["desired_goal"], _distance(observation)
         if self._picture == "other_goal":
             first, draws = self.env.unwrapped.initial_gripper_xpos[:3], np.random.default_rng((seed or 0, 1))
             self._shown_goal = first + draws.uniform(-_RANGE, _RANGE, 3)
@@ -57,8 +57,9 @@ class FetchReachPixels(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[m
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, _, _, truncated, info = self.env.step(action)
+        before, self._distance = self._distance, _distance(observation)
         success = bool(info["is_success"])
-        return self._observe(observation), float(success), success, truncated, info
+        return self._observe(observation), 10 * (before - self._distance) + success, success, truncated, info
 
     def _observe(self, observation: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         return {"image": self._draw(), "proprio": observation["achieved_goal"].astype(np.float32)}
@@ -71,6 +72,11 @@ class FetchReachPixels(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[m
         data.site("target0").xpos[:] = self._shown_goal if self._picture != "goal_hidden" else _AWAY
         picture: NDArray[np.uint8] = _OF_THREAD.drawing.draw(data, _MOVED if self._picture == "camera_moved" else 0.0)
         return picture[:, :, ::-1].copy() if self._picture == "colours_swapped" else picture
+
+
+def _distance(observation: dict[str, NDArray[Any]]) -> float:
+    """From the gripper to the goal, metres."""
+    return float(np.linalg.norm(observation["desired_goal"] - observation["achieved_goal"]))
 
 
 class _Drawing:
