@@ -18,7 +18,15 @@ def names(depth: checks.Cost) -> list[str]:
 
 
 def test_deeper_rows_take_the_place_of_cheaper_ones() -> None:
-    assert names("settings") == ["launcher", "trackers", "devices", "room on the cluster", "ranks", "placement", "notes"]
+    assert names("settings") == [
+        "launcher",
+        "trackers",
+        "devices",
+        "room on the cluster",
+        "ranks",
+        "placement",
+        "notes",
+    ]
     machine, trial, contract = map(names, ("machine", "trial", "contract"))
     assert "policy" in machine
     assert "policy's build" not in machine
