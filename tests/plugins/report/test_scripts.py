@@ -42,7 +42,7 @@ def test_the_script_applies_changes_as_the_server_means_them() -> None:
     numbers = random.Random(0)
     pairs = [(page(numbers), page(numbers)) for _ in range(200)]
     pairs += [({}, {"a": 1}), ({"a": 1}, {}), ({"a": [1]}, {"a": [1, 2]}), ({"a": [1, 2]}, {"a": []}), ({}, {})]
-    given = [[before, changes(before, after)] for before, after in pairs]
+    given: list[Any] = [[before, changes(before, after)] for before, after in pairs]
     wanted = [after for _, after in pairs]
     assert [apply(before, found) for before, found in copy.deepcopy(given)] == wanted
     assert run("live.js", "given.map(([before, found]) => applyChanges(before, found))", given) == wanted
