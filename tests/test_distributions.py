@@ -9,6 +9,8 @@ from typing import Any
 import polyrhythm
 
 ROOT = Path(__file__).parents[1]
+#: Folders of data files that a module beside them reads.
+ASSETS = ("plugins/report/assets",)
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -30,7 +32,19 @@ def test_no_file_of_the_core_lies_in_a_folder_without_a_module() -> None:
     """A data file that a move left behind would be in the wheel, where nothing reads it."""
     package = ROOT / "src" / "polyrhythm"
     files = [path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert [str(path) for path in files if not (path.parent / "__init__.py").is_file()] == []
+    assets = {path for folder in ASSETS for path in (package / folder).rglob("*")}
+    assert [str(path) for path in files if not (path.parent / "__init__.py").is_file() and path not in assets] == []
+
+
+def test_the_wheel_leaves_out_no_file_of_a_packages_folder() -> None:
+    """It has every file that git does not ignore: pages need their scripts and styles."""
+    build = _settings(ROOT)["tool"]["hatch"]["build"]
+    assert not {"exclude", "include", "only-include"} & {*build, *build["targets"]["wheel"]}
+    folders = [ROOT / "src" / "polyrhythm" / folder for folder in ASSETS]
+    assert all(any(folder.iterdir()) and (folder.parent / "__init__.py").is_file() for folder in folders)
+    ignored = [*(line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").split())]
+    files = [path.relative_to(ROOT) for folder in folders for path in folder.rglob("*")]
+    assert [str(path) for path in files if {*ignored} & {*path.parts}] == []
 
 
 def test_the_benchmarks_are_of_the_version_that_they_need() -> None:

@@ -78,7 +78,7 @@ def test_every_setting_metric_command_and_public_name_has_an_anchor(site: Path) 
     keys = {anchor.rpartition("-")[2] for anchor in there}
     assert [path for path in untyped if path not in there and path.rpartition("-")[2] not in keys] == []
     assert {"training-optimizer-lr", "algorithm-loss-ppo-clip_low", "freshness-max_lag"} <= there
-    assert set(commands()) <= _anchors(site, "reference/commands.html")
+    assert {command.replace(" ", "-") for command in commands()} <= _anchors(site, "reference/commands.html")
     for kind, page in (("env", "environments"), ("policy", "policies")):
         assert set(known_types(kind)) <= _anchors(site, f"reference/{page}.html")  # type: ignore[arg-type]
     names = {f"polyrhythm-{name}" for name in polyrhythm.__all__ if not name.startswith("__")}
