@@ -177,6 +177,13 @@ def test_a_range_of_a_video_is_served(ask: Ask, wanted: str, status: int, first:
         assert answer.headers["Content-Range"] == f"bytes {first}-{last}/1024"
 
 
+@pytest.mark.parametrize("wanted", ["", "bytes=0-", "bytes=5-", "bytes=-5", "bytes=0-0"])
+def test_an_empty_video_is_whole(ask: Ask, folder: Path, wanted: str) -> None:
+    (folder / "gallery" / "empty.mp4").write_bytes(b"")
+    answer = ask("/gallery/empty.mp4", Range=wanted)
+    assert (answer.status, answer.body, answer.headers["Content-Length"]) == (200, b"", "0")
+
+
 def test_a_page_gets_what_changed(ask: Ask, folder: Path) -> None:
     found = json.loads(ask("/data.json").body)
     state, data = found["state"], found["data"]
@@ -237,6 +244,22 @@ def test_a_large_run_is_not_read_all_the_time(folder: Path) -> None:
     state = live.state
     now[0] += 1000.0
     assert live.since(state)["changes"] == []
+
+
+def test_readings_that_fail_rest_too(folder: Path) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1.0  # as if each reading took a second
+        return now[0]
+
+    live = LiveRun(folder, clock)
+    (folder / "progress.json").write_text("{")
+    assert "progress.json" in live.since(live.state)["trouble"]
+    (folder / "progress.json").unlink()
+    assert live.since(live.state)["trouble"] != "", "the last reading was not long ago"
+    now[0] += 1000.0
+    assert live.since(live.state)["trouble"] == ""
 
 
 def test_what_is_no_run_or_port_is_refused(folder: Path, tmp_path: Path) -> None:
