@@ -23,7 +23,7 @@ _POLICY = ("checkpoint", "tokenizer")
 _SEPARATOR = "://"
 
 
-class Source(Protocol):
+class FolderSource(Protocol):
     """A scheme: a module with these functions. `name` is the whole text. what: the setting, for messages."""
 
     def pin(self, name: str, contents: Contents, what: str) -> str:
@@ -49,13 +49,13 @@ def is_name(text: object) -> bool:
     return isinstance(text, str) and _SEPARATOR in text
 
 
-def source(name: str, what: str) -> Source:
+def source(name: str, what: str) -> FolderSource:
     """The scheme of a name. ConfigError: no plugin adds it."""
     scheme = name.partition(_SEPARATOR)[0]
     if not is_name(name) or scheme not in table("source"):
         known = ", ".join(f"{one}{_SEPARATOR}" for one in table("source"))
         raise ConfigError(f"{what} = {name}: it is not a name that begins with {known or 'a known scheme'}; write one")
-    found: Source = load("source", scheme)
+    found: FolderSource = load("source", scheme)
     return found
 
 

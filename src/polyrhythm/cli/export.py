@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from polyrhythm.cli.show import aligned
 
 if TYPE_CHECKING:
-    from polyrhythm.sources import Source
+    from polyrhythm.sources import FolderSource
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +69,7 @@ def add_push(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--public", action="store_true", help="with --push: everyone may read a repository that is new")
 
 
-def push_source(name: str | None, *, public: bool) -> Source | None:
+def push_source(name: str | None, *, public: bool) -> FolderSource | None:
     """The source of the name of `--push`. ConfigError: it has none, or --public is given without a name."""
     from polyrhythm.errors import ConfigError
     from polyrhythm.sources import source

@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.plugins.sweep.plan import Every, Halving, Job, Plan, Proposed, Result, rank, rounds, scores
+from polyrhythm.plugins.sweep.plan import Every, Halving, JobResult, Proposed, SweepJob, SweepPlan, rank, rounds, scores
 
 
-def _success(successes: int, episodes: int = 100) -> Result:
+def _success(successes: int, episodes: int = 100) -> JobResult:
     from polyrhythm.observe.intervals import wilson
 
-    return Result({**wilson(successes, episodes)._asdict(), "mean_return": successes / episodes})
+    return JobResult({**wilson(successes, episodes)._asdict(), "mean_return": successes / episodes})
 
 
-def _return(earned: float) -> Result:
-    return Result({"rate": None, "low": None, "high": None, "mean_return": earned, "episodes": 10})
+def _return(earned: float) -> JobResult:
+    return JobResult({"rate": None, "low": None, "high": None, "mean_return": earned, "episodes": 10})
 
 
-FAILED = Result(None, "killed by signal 9")
+FAILED = JobResult(None, "killed by signal 9")
 NAMES: Any = [{"lr": str(number)} for number in range(8)]
 
 
-def _drive(plan: Plan, quality: Any, seed: int = 0) -> list[Job]:
+def _drive(plan: SweepPlan, quality: Any, seed: int = 0) -> list[SweepJob]:
     """Runs a plan with two jobs at once, which end in random order."""
-    rng, under_way, done = random.Random(seed), list[Job](), list[Job]()
+    rng, under_way, done = random.Random(seed), list[SweepJob](), list[SweepJob]()
     while True:
         while len(under_way) < 2 and (job := plan.next()) is not None:
             under_way.append(job)
@@ -39,7 +39,7 @@ def _drive(plan: Plan, quality: Any, seed: int = 0) -> list[Job]:
 
 def test_every_combination_runs_with_every_seed() -> None:
     done = _drive(Every(NAMES[:3], [5, 6]), lambda job: _success(50))
-    assert sorted(done) == [Job(number, seed) for number in range(3) for seed in (5, 6)]
+    assert sorted(done) == [SweepJob(number, seed) for number in range(3) for seed in (5, 6)]
 
 
 @pytest.mark.parametrize("order", range(3))

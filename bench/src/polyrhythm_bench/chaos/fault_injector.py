@@ -211,6 +211,8 @@ class FaultInjector(Observer):
             with self._changed:  # it moves to another node, say
                 self.faults.remove(fault)
             self._wait(lambda: False, 1.0)
+            # What is done to one that is being started is no loss to the conductor, so it could not be noticed here.
+            self._wait(lambda: station_of(planned.process) in self._standing, _LATE_S)
         log.info("chaos: %s %s (process %d), fault %d", planned.kind, planned.process, process, len(self.faults))
         if planned.kind is Kind.SLOW:
             self._wait(lambda: False, planned.slow_s)

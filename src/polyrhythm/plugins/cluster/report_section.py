@@ -8,8 +8,8 @@ from typing import Any
 from polyrhythm.observe.activity import by_kind
 from polyrhythm.plugins.report.charts import share_bars, share_curves
 from polyrhythm.plugins.report.data import each
-from polyrhythm.plugins.report.parts import Part, ReportSection, table, text
-from polyrhythm.plugins.report.read import Run
+from polyrhythm.plugins.report.parts import Part, table, text
+from polyrhythm.plugins.report.read import ReportSection, Run
 
 _UTILISATION, _FAULTS = "hosts/utilisation/", "hosts/faults/"
 #: More hosts than this are drawn together.

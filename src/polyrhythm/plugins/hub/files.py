@@ -1,4 +1,4 @@
-"""The scheme `hf://`: repositories of the Hugging Face hub in huggingface_hub's own cache (`sources.Source`).
+"""The scheme `hf://`: repositories of the Hugging Face hub in huggingface_hub's own cache (`sources.FolderSource`).
 
 Invariant: a name with a commit is read from the cache without asking the hub if its files are complete there.
 Nothing prompts. A request waits 10 seconds for the hub's next bytes, and the client tries a download five times.

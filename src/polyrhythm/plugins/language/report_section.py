@@ -7,8 +7,8 @@ from typing import Any
 
 from polyrhythm.plugins.language.conversations import CONVERSATIONS_FILE, Entry, outline, read_conversations
 from polyrhythm.plugins.report.gallery import finite, finite_metrics
-from polyrhythm.plugins.report.parts import Part, ReportSection, text
-from polyrhythm.plugins.report.read import Run
+from polyrhythm.plugins.report.parts import Part, text
+from polyrhythm.plugins.report.read import ReportSection, Run
 from polyrhythm.readable import counted, readable
 
 #: Characters of a text, turns of an episode, and episodes that the page holds: of the first ones and of the last ones.

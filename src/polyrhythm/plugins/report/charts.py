@@ -14,8 +14,8 @@ from polyrhythm.observe.activity import by_kind
 from polyrhythm.plugins.report.parts import (
     COLOURS,
     BarSeries,
-    Estimate,
     Part,
+    RateEstimate,
     Scale,
     bars,
     chart,
@@ -163,18 +163,18 @@ def tasks(runs: Sequence[Run]) -> list[Part]:
     return parts
 
 
-def _estimate(run: Run, name: str, task: str) -> Estimate | None:
+def _estimate(run: Run, name: str, task: str) -> RateEstimate | None:
     own = run.summary[name]["tasks"].get(task)
     if own is None or own["rate"] is None:
         return None
     note = f"{own['successes']} of {own['episodes']}"
-    return Estimate(RESULTS[name], list(RESULTS).index(name), own["rate"], own["low"], own["high"], note)
+    return RateEstimate(RESULTS[name], list(RESULTS).index(name), own["rate"], own["low"], own["high"], note)
 
 
 # ---------------------------------------------------------------- metrics of updates
 
 
-class Metric(NamedTuple):
+class MetricLine(NamedTuple):
     """A metric's chart: label, scale factor, least upper end of the axis, and lower clipping limit of values."""
 
     label: str
@@ -185,15 +185,15 @@ class Metric(NamedTuple):
 
 _ENV_GROUP = "env/metrics/"
 _METRICS = {
-    "train/actor/proximal_approx_kl": Metric("KL from proximal, 10⁻³ nats", factor=1000.0),
-    "train/actor/behav_approx_kl": Metric("KL from behaviour, 10⁻³ nats", factor=1000.0),
-    "train/actor/approx_kl": Metric("KL from behaviour, 10⁻³ nats", factor=1000.0),
-    "train/actor/clip_fraction": Metric("entries clipped, %", factor=100.0, top=5.0),
-    "train/actor/entropy_loss": Metric("entropy, nats"),
-    "train/actor/grad_norm": Metric("gradient norm before clipping"),
+    "train/actor/proximal_approx_kl": MetricLine("KL from proximal, 10⁻³ nats", factor=1000.0),
+    "train/actor/behav_approx_kl": MetricLine("KL from behaviour, 10⁻³ nats", factor=1000.0),
+    "train/actor/approx_kl": MetricLine("KL from behaviour, 10⁻³ nats", factor=1000.0),
+    "train/actor/clip_fraction": MetricLine("entries clipped, %", factor=100.0, top=5.0),
+    "train/actor/entropy_loss": MetricLine("entropy, nats"),
+    "train/actor/grad_norm": MetricLine("gradient norm before clipping"),
     # Unbounded below early in a critic's training.
-    "train/critic/explained_variance": Metric("explained variance", top=1.0, floor=-1.0),
-    "train/actor/lr": Metric("learning rate"),
+    "train/critic/explained_variance": MetricLine("explained variance", top=1.0, floor=-1.0),
+    "train/actor/lr": MetricLine("learning rate"),
 }
 
 
@@ -210,11 +210,11 @@ def updates(runs: Sequence[Run]) -> list[Part]:
 def env_metrics(runs: Sequence[Run]) -> list[Part]:
     """The metrics of training episodes that the environment declares."""
     names = sorted({name for run in runs for line in run.updates for name in line if name.startswith(_ENV_GROUP)})
-    parts = [part for name in names for part in metric_chart(runs, name, Metric(name.removeprefix(_ENV_GROUP)))]
+    parts = [part for name in names for part in metric_chart(runs, name, MetricLine(name.removeprefix(_ENV_GROUP)))]
     return [text("Metrics that the environment declares, of training episodes.", "soft"), *parts] if parts else []
 
 
-def metric_chart(runs: Sequence[Run], name: str, metric: Metric) -> list[Part]:
+def metric_chart(runs: Sequence[Run], name: str, metric: MetricLine) -> list[Part]:
     """The chart of one metric for all runs that have it; none if no run does."""
     curves = []
     for run, look in zip(runs, looks(runs), strict=True):
@@ -319,9 +319,9 @@ def _shares_by_name(runs: Sequence[Run], name: str, title: str, metrics: dict[st
 
 def batches(runs: Sequence[Run]) -> list[Part]:
     """Rows of forward passes, and their padding."""
-    parts = metric_chart(runs, "rollouter/batch_rows", Metric("rows of a forward pass, mean"))
+    parts = metric_chart(runs, "rollouter/batch_rows", MetricLine("rows of a forward pass, mean"))
     if any(line.get("rollouter/padding_ratio") for run in runs for line in run.updates):
-        parts += metric_chart(runs, "rollouter/padding_ratio", Metric("padding of a pass, %", factor=100.0))
+        parts += metric_chart(runs, "rollouter/padding_ratio", MetricLine("padding of a pass, %", factor=100.0))
     return parts
 
 

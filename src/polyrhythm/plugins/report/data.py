@@ -16,8 +16,8 @@ from typing import Any
 
 from polyrhythm.plugin import load_all
 from polyrhythm.plugins.report import charts, gallery, seed_sections, tables
-from polyrhythm.plugins.report.parts import Part, ReportSection, details, heading, text
-from polyrhythm.plugins.report.read import Run
+from polyrhythm.plugins.report.parts import Part, details, heading, text
+from polyrhythm.plugins.report.read import ReportSection, Run
 from polyrhythm.plugins.report.timeline import batch_sizes, timeline, waits
 
 FORMAT = 1

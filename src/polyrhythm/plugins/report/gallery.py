@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.plugins.report.parts import Part, ReportSection, text
-from polyrhythm.plugins.report.read import Run
+from polyrhythm.plugins.report.parts import Part, text
+from polyrhythm.plugins.report.read import ReportSection, Run
 from polyrhythm.readable import counted
 
 GALLERY_FOLDER, EPISODES_FILE = "gallery", "episodes.jsonl"

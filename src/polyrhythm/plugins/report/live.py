@@ -24,8 +24,8 @@ from polyrhythm.observe.run_folder import find_run
 from polyrhythm.plugins.report.data import page_data
 from polyrhythm.plugins.report.gallery import GALLERY_FOLDER
 from polyrhythm.plugins.report.increments import changes
-from polyrhythm.plugins.report.parts import Part, ReportSection
-from polyrhythm.plugins.report.read import read_run
+from polyrhythm.plugins.report.parts import Part
+from polyrhythm.plugins.report.read import ReportSection, read_run
 
 log = logging.getLogger(__name__)
 

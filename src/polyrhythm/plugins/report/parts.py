@@ -6,11 +6,8 @@ A part is a JSON object with a `kind`, which names the function of `PARTS` in th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from polyrhythm.plugins.report.read import Run
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 Part = dict[str, Any]
 
@@ -18,18 +15,6 @@ Part = dict[str, Any]
 COLOURS, DASHES = 10, 4
 #: Keys of a chart's horizontal axes that every curve of a run has, with their labels; time in seconds.
 AXES = {"transitions": "transitions (env steps of finished training samples)", "time": "time since the run began"}
-
-
-class ReportSection(NamedTuple):
-    """A section of the page; plugins add theirs under kind `report`.
-
-    id: its anchor; after: id of the section before it; draw: maps the runs to its parts, none for no section.
-    """
-
-    id: str
-    heading: str
-    draw: Callable[[Sequence[Run]], Sequence[Part]]
-    after: str = ""
 
 
 def number(value: float | None) -> float | None:
@@ -163,7 +148,7 @@ def bars(
     }
 
 
-class Estimate(NamedTuple):
+class RateEstimate(NamedTuple):
     """A success rate with its interval. note: such as its counts."""
 
     series: str
@@ -174,7 +159,7 @@ class Estimate(NamedTuple):
     note: str = ""
 
 
-def intervals(name: str, title: str, rows: Iterable[tuple[str, Iterable[Estimate]]]) -> Part:
+def intervals(name: str, title: str, rows: Iterable[tuple[str, Iterable[RateEstimate]]]) -> Part:
     """Success rates with intervals on one scale from 0 to 1. rows: label and its estimates."""
     found = [{"label": label, "values": [one._asdict() for one in own]} for label, own in rows]
     return {"kind": "intervals", "id": name, "title": title, "rows": found}

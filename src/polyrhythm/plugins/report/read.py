@@ -96,6 +96,18 @@ class Run:
         return list(self.summary.get("faults", ()))
 
 
+class ReportSection(NamedTuple):
+    """A section of the page; plugins add theirs under kind `report`.
+
+    id: its anchor; after: id of the section before it; draw: maps the runs to its parts, none for no section.
+    """
+
+    id: str
+    heading: str
+    draw: Callable[[Sequence[Run]], Sequence[Part]]
+    after: str = ""
+
+
 def read_run(folder: Path) -> Run:
     """Read the run in `folder`. RunFolderError: it is not a run's folder, or its files cannot be read."""
     if not (folder / CONFIG_FILE).is_file():

@@ -33,22 +33,22 @@ _POSITIVE: Range = (0.0, math.inf)
 _ANY: Range = (-math.inf, math.inf)
 
 
-class Metric(NamedTuple):
+class ComparedMetric(NamedTuple):
     label: str
     range: Range = _ANY
 
 
 #: Metrics of updates that are compared, besides success and return.
 METRICS = {
-    "throughput/transitions_per_s": Metric("transitions/s", _POSITIVE),
-    "staleness/lag_mean": Metric("lag in versions, mean", _POSITIVE),
-    "env/episode_len": Metric("env steps of an episode", _POSITIVE),
-    "train/actor/proximal_approx_kl": Metric("KL from proximal, nats"),
-    "train/actor/approx_kl": Metric("KL from behaviour, nats"),
-    "train/actor/clip_fraction": Metric("share of entries clipped", _RATE),
-    "train/actor/entropy_loss": Metric("entropy, nats"),
-    "train/actor/grad_norm": Metric("gradient norm before clipping", _POSITIVE),
-    "train/critic/explained_variance": Metric("explained variance", (-math.inf, 1.0)),
+    "throughput/transitions_per_s": ComparedMetric("transitions/s", _POSITIVE),
+    "staleness/lag_mean": ComparedMetric("lag in versions, mean", _POSITIVE),
+    "env/episode_len": ComparedMetric("env steps of an episode", _POSITIVE),
+    "train/actor/proximal_approx_kl": ComparedMetric("KL from proximal, nats"),
+    "train/actor/approx_kl": ComparedMetric("KL from behaviour, nats"),
+    "train/actor/clip_fraction": ComparedMetric("share of entries clipped", _RATE),
+    "train/actor/entropy_loss": ComparedMetric("entropy, nats"),
+    "train/actor/grad_norm": ComparedMetric("gradient norm before clipping", _POSITIVE),
+    "train/critic/explained_variance": ComparedMetric("explained variance", (-math.inf, 1.0)),
 }
 
 Curve = Sequence[tuple[float, float]]

@@ -35,7 +35,7 @@ from polyrhythm.observe.run_folder import CONFIG_FILE, lock_run_folder
 from polyrhythm.plugin import table
 from polyrhythm.plugins.sweep import plan as planning
 from polyrhythm.plugins.sweep import space
-from polyrhythm.plugins.sweep.runs import Journal, Sweep
+from polyrhythm.plugins.sweep.runs import Sweep, SweepJournal
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
@@ -76,14 +76,14 @@ def run(arguments: argparse.Namespace) -> int:
     configs = _checked(arguments, fixed, candidates)
     at_once = slots(configs, count_cores(), visible_devices(), arguments.at_once)
     _refuse_other_runs(folder, fixed, seeds, list(zip(candidates, configs, strict=True)))
-    journal = Journal.open(folder, arguments.recipe)
+    journal = SweepJournal.open(folder, arguments.recipe)
     with lock_run_folder(folder):
         plan = _plan(arguments, settings, candidates, seeds, journal, base.training.versions)
 
-        def name_of(job: planning.Job) -> str:
+        def name_of(job: planning.SweepJob) -> str:
             return f"{space.key(plan.combinations[job.combination], fixed)}-s{job.seed}"
 
-        def words_of(job: planning.Job) -> list[str]:
+        def words_of(job: planning.SweepJob) -> list[str]:
             return [arguments.recipe, *_words(fixed, plan.combinations[job.combination], job.seed, job.versions)]
 
         sweep = Sweep(journal, plan, name_of, words_of, at_once)
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if any(one["failures"] for one in found["combinations"]) else 0
 
 
-def _refuse_contradictions(arguments: argparse.Namespace, settings: Sequence[space.Setting]) -> None:
+def _refuse_contradictions(arguments: argparse.Namespace, settings: Sequence[space.SweptSetting]) -> None:
     if not settings and arguments.seeds == 1:
         raise ConfigError("sweep: no setting varies; give one several values, as in training.optimizer.lr=1e-4,3e-4")
     drawing = arguments.random or arguments.optuna
@@ -136,7 +136,9 @@ def _folder_name(arguments: argparse.Namespace, name: str) -> str:
     return f"sweep-{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _candidates(arguments: argparse.Namespace, settings: Sequence[space.Setting], seed: int) -> list[space.Combination]:
+def _candidates(
+    arguments: argparse.Namespace, settings: Sequence[space.SweptSetting], seed: int
+) -> list[space.Combination]:
     """The combinations; for Optuna those of the ends of ranges, to be checked before it proposes others."""
     if arguments.random:
         return space.drawn(settings, arguments.random, seed)
@@ -204,12 +206,12 @@ def _refuse_other_runs(
 
 def _plan(
     arguments: argparse.Namespace,
-    settings: Sequence[space.Setting],
+    settings: Sequence[space.SweptSetting],
     candidates: list[space.Combination],
     seeds: Sequence[int],
-    journal: Journal,
+    journal: SweepJournal,
     versions: int,
-) -> planning.Plan:
+) -> planning.SweepPlan:
     if arguments.halving:
         return planning.Halving(candidates, seeds, versions)
     if not arguments.optuna:
@@ -220,9 +222,9 @@ def _plan(
     return planning.Proposed(arguments.optuna, seeds, proposals.propose, proposals.report)
 
 
-def _ranking(plan: planning.Plan, sweep: Sweep) -> dict[str, Any]:
+def _ranking(plan: planning.SweepPlan, sweep: Sweep) -> dict[str, Any]:
     """Combinations, best first: those of a later round of a halving before those of an earlier one."""
-    latest: dict[int, dict[planning.Job, planning.Result]] = {}
+    latest: dict[int, dict[planning.SweepJob, planning.JobResult]] = {}
     for job, result in sweep.results.items():
         own = latest.setdefault(job.combination, {})
         if own and (job.versions or 0) > max(other.versions or 0 for other in own):
@@ -237,7 +239,7 @@ def _ranking(plan: planning.Plan, sweep: Sweep) -> dict[str, Any]:
 
 
 def _described(
-    sweep: Sweep, results: Mapping[planning.Job, planning.Result], found: planning.Score | None
+    sweep: Sweep, results: Mapping[planning.SweepJob, planning.JobResult], found: planning.SeedScore | None
 ) -> dict[str, Any]:
     runs = [
         {"folder": str(sweep.folder_of(job)), "seed": job.seed, "result": result.tally, "failure": result.failure}

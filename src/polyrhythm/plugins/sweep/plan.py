@@ -17,7 +17,7 @@ from polyrhythm.observe.intervals import mean_share, student_quantile
 from polyrhythm.plugins.sweep.space import Combination
 
 
-class Job(NamedTuple):
+class SweepJob(NamedTuple):
     """A run to train. versions: in all, None for the recipe's."""
 
     combination: int
@@ -26,7 +26,7 @@ class Job(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class JobResult:
     """How a job ended. tally: of its evaluation after training, None if it failed, with the reason in `failure`."""
 
     tally: Mapping[str, Any] | None
@@ -34,7 +34,7 @@ class Result:
     wall_s: float = 0.0
 
 
-class Score(NamedTuple):
+class SeedScore(NamedTuple):
     """Success, or return where no success is reported, over the seeds of a combination, with its 95% interval."""
 
     mean: float
@@ -43,8 +43,8 @@ class Score(NamedTuple):
     is_rate: bool
 
 
-def scores(results: Mapping[int, Sequence[Result]]) -> dict[int, Score | None]:
-    """Score of each combination over its seeds that did not fail; None if all did.
+def scores(results: Mapping[int, Sequence[JobResult]]) -> dict[int, SeedScore | None]:
+    """The score of each combination over its seeds that did not fail; None if all did.
 
     Success: Wilson's interval for the number of independent episodes whose mean would vary as much as that of the seeds
     does, from the number of seeds to that of episodes; of one seed its own. Return: Student's interval, with the
@@ -59,18 +59,18 @@ def scores(results: Mapping[int, Sequence[Result]]) -> dict[int, Score | None]:
     return {number: _score(own, deviation) if own else None for number, own in tallies.items()}
 
 
-def _score(tallies: Sequence[Mapping[str, Any]], deviation: float) -> Score:
+def _score(tallies: Sequence[Mapping[str, Any]], deviation: float) -> SeedScore:
     rates = [tally["rate"] for tally in tallies]
     if None in rates:
         mean, half = fmean(tally["mean_return"] for tally in tallies), deviation / math.sqrt(len(tallies))
-        return Score(mean, mean - half, mean + half, is_rate=False)
+        return SeedScore(mean, mean - half, mean + half, is_rate=False)
     if len(tallies) == 1:
-        return Score(rates[0], tallies[0]["low"], tallies[0]["high"], is_rate=True)
+        return SeedScore(rates[0], tallies[0]["low"], tallies[0]["high"], is_rate=True)
     found = mean_share(rates, sum(tally["episodes"] for tally in tallies))
-    return Score(found["rate"], found["low"], found["high"], is_rate=True)
+    return SeedScore(found["rate"], found["low"], found["high"], is_rate=True)
 
 
-def rank(results: Mapping[int, Sequence[Result]]) -> list[int]:
+def rank(results: Mapping[int, Sequence[JobResult]]) -> list[int]:
     """Combinations by the lower end of their interval, then the mean, then their number; those with a failure last."""
     found = scores(results)
 
@@ -82,15 +82,15 @@ def rank(results: Mapping[int, Sequence[Result]]) -> list[int]:
     return sorted(results, key=worth, reverse=True)
 
 
-class Plan(Protocol):
+class SweepPlan(Protocol):
     """combinations: those proposed so far, by number."""
 
     combinations: list[Combination]
 
-    def next(self) -> Job | None:
+    def next(self) -> SweepJob | None:
         """The next job; None if there is none until another ends."""
 
-    def end(self, job: Job, result: Result) -> None:
+    def end(self, job: SweepJob, result: JobResult) -> None:
         """The job has ended."""
 
 
@@ -100,15 +100,15 @@ class Every:
 
     combinations: list[Combination]
     seeds: Sequence[int]
-    _jobs: deque[Job] = field(init=False)
+    _jobs: deque[SweepJob] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._jobs = deque(Job(number, seed) for number in range(len(self.combinations)) for seed in self.seeds)
+        self._jobs = deque(SweepJob(number, seed) for number in range(len(self.combinations)) for seed in self.seeds)
 
-    def next(self) -> Job | None:
+    def next(self) -> SweepJob | None:
         return self._jobs.popleft() if self._jobs else None
 
-    def end(self, job: Job, result: Result) -> None:
+    def end(self, job: SweepJob, result: JobResult) -> None:
         pass
 
 
@@ -123,8 +123,8 @@ class Halving:
     seeds: Sequence[int]
     versions: int
     _round: int = field(init=False, default=0)
-    _jobs: deque[Job] = field(init=False)
-    _ended: dict[Job, Result] = field(init=False, default_factory=dict)
+    _jobs: deque[SweepJob] = field(init=False)
+    _ended: dict[SweepJob, JobResult] = field(init=False, default_factory=dict)
     _due: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -136,14 +136,14 @@ class Halving:
         """Versions of each round."""
         return rounds(len(self.combinations), self.versions)
 
-    def next(self) -> Job | None:
+    def next(self) -> SweepJob | None:
         return self._jobs.popleft() if self._jobs else None
 
-    def end(self, job: Job, result: Result) -> None:
+    def end(self, job: SweepJob, result: JobResult) -> None:
         self._ended[job] = result
         if len(self._ended) < self._due or self._round + 1 == len(self.rounds):
             return
-        by_combination: dict[int, list[Result]] = {}
+        by_combination: dict[int, list[JobResult]] = {}
         for own, found in self._ended.items():
             by_combination.setdefault(own.combination, []).append(found)
         ranked = rank(by_combination)
@@ -153,7 +153,7 @@ class Halving:
 
     def _begin(self, combinations: Iterable[int]) -> None:
         versions, self._ended = self.rounds[self._round], {}
-        self._jobs.extend(Job(number, seed, versions) for number in sorted(combinations) for seed in self.seeds)
+        self._jobs.extend(SweepJob(number, seed, versions) for number in sorted(combinations) for seed in self.seeds)
         self._due = len(self._jobs)
 
 
@@ -175,17 +175,17 @@ class Proposed:
     propose: Callable[[], Combination]
     report: Callable[[int, float | None], None]
     combinations: list[Combination] = field(default_factory=list)
-    _jobs: deque[Job] = field(init=False, default_factory=deque)
-    _ended: dict[int, list[Result]] = field(init=False, default_factory=dict)
+    _jobs: deque[SweepJob] = field(init=False, default_factory=deque)
+    _ended: dict[int, list[JobResult]] = field(init=False, default_factory=dict)
 
-    def next(self) -> Job | None:
+    def next(self) -> SweepJob | None:
         if not self._jobs and len(self.combinations) < self.count:
             number = len(self.combinations)
             self.combinations.append(self.propose())
-            self._jobs.extend(Job(number, seed) for seed in self.seeds)
+            self._jobs.extend(SweepJob(number, seed) for seed in self.seeds)
         return self._jobs.popleft() if self._jobs else None
 
-    def end(self, job: Job, result: Result) -> None:
+    def end(self, job: SweepJob, result: JobResult) -> None:
         own = self._ended.setdefault(job.combination, [])
         own.append(result)
         if len(own) == len(self.seeds):

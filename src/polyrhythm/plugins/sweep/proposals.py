@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyrhythm.errors import MissingError, install_command
-from polyrhythm.plugins.sweep.runs import Journal
-from polyrhythm.plugins.sweep.space import Combination, Setting
+from polyrhythm.plugins.sweep.runs import SweepJournal
+from polyrhythm.plugins.sweep.space import Combination, SweptSetting
 
 
 def check_installed() -> None:
@@ -20,7 +20,7 @@ def check_installed() -> None:
 class Proposals:
     """A study in memory. The journal keeps what was proposed: asked again, it proposes the same and then goes on."""
 
-    def __init__(self, settings: Sequence[Setting], seed: int, journal: Journal) -> None:
+    def __init__(self, settings: Sequence[SweptSetting], seed: int, journal: SweepJournal) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -53,7 +53,7 @@ class Proposals:
             self._study.tell(number, value)
 
 
-def _distribution(setting: Setting) -> Any:
+def _distribution(setting: SweptSetting) -> Any:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if not setting.is_range:
@@ -63,7 +63,7 @@ def _distribution(setting: Setting) -> Any:
     return FloatDistribution(setting.low, setting.high, log=setting.log)
 
 
-def _value(setting: Setting, text: str) -> str | int | float:
+def _value(setting: SweptSetting, text: str) -> str | int | float:
     if not setting.is_range:
         return text
     return int(text) if setting.whole else float(text)

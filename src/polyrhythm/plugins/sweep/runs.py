@@ -26,7 +26,7 @@ from typing import Any
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import write_json
 from polyrhythm.observe.run_folder import CONFIG_FILE, JOB_FOLDER, SUMMARY_FILE
-from polyrhythm.plugins.sweep.plan import Job, Plan, Result
+from polyrhythm.plugins.sweep.plan import JobResult, SweepJob, SweepPlan
 
 log = logging.getLogger(__name__)
 
@@ -36,21 +36,21 @@ _STOP_S = 120.0
 
 
 @dataclass(slots=True)
-class Journal:
+class SweepJournal:
     """Content of sweep.json. results: by `name@versions`; proposed: combinations of an optimizer, in order."""
 
     folder: Path
     recipe: str
-    results: dict[str, Result] = field(default_factory=dict)
+    results: dict[str, JobResult] = field(default_factory=dict)
     proposed: list[dict[str, str]] = field(default_factory=list)
 
     @classmethod
-    def open(cls, folder: Path, recipe: str) -> Journal:
+    def open(cls, folder: Path, recipe: str) -> SweepJournal:
         """Read it, or begin one in a new or empty folder. RunFolderError: it is of another recipe, or damaged."""
         file = folder / SWEEP_FILE
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
-            results = {name: Result(**own) for name, own in found["results"].items()}
+            results = {name: JobResult(**own) for name, own in found["results"].items()}
             journal = cls(folder, found["recipe"], results, found["proposed"])
         except FileNotFoundError:
             if folder.is_dir() and any(folder.iterdir()):
@@ -73,8 +73,8 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    job: Job
+class RunningJob:
+    job: SweepJob
     process: subprocess.Popen[bytes]
     slot: int
     began: float
@@ -86,17 +86,17 @@ class Sweep:
 
     def __init__(
         self,
-        journal: Journal,
-        plan: Plan,
-        name_of: Callable[[Job], str],
-        words_of: Callable[[Job], Sequence[str]],
+        journal: SweepJournal,
+        plan: SweepPlan,
+        name_of: Callable[[SweepJob], str],
+        words_of: Callable[[SweepJob], Sequence[str]],
         slots: Sequence[str | None],
     ) -> None:
         self._journal, self._plan, self._name_of, self._words_of = journal, plan, name_of, words_of
         self._slots, self._free = slots, list(range(len(slots)))
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, RunningJob] = {}
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self.results: dict[Job, Result] = {}
+        self.results: dict[SweepJob, JobResult] = {}
 
     def run(self) -> None:
         """Run all jobs. KeyboardInterrupt: every run has saved and stopped, or was killed after its deadline."""
@@ -110,13 +110,13 @@ class Sweep:
         finally:
             self._stop()
 
-    def folder_of(self, job: Job) -> Path:
+    def folder_of(self, job: SweepJob) -> Path:
         return self._journal.folder / self._name_of(job)
 
-    def _key(self, job: Job) -> str:
+    def _key(self, job: SweepJob) -> str:
         return f"{self._name_of(job)}@{job.versions or 'all'}"
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: SweepJob) -> None:
         known, folder = self._journal.results.get(self._key(job)), self.folder_of(job)
         if known is None and (summary := _summary(folder, job.versions)) is not None:
             known = self._keep(job, _result(summary))
@@ -141,7 +141,7 @@ class Sweep:
                 env=variables,
                 start_new_session=True,  # Ctrl-C reaches the sweep alone, which then stops its runs
             )
-        self._running[process.pid] = Running(job, process, slot, time.monotonic())
+        self._running[process.pid] = RunningJob(job, process, slot, time.monotonic())
         threading.Thread(target=self._await, args=(process,), name=f"run {process.pid}", daemon=True).start()
         log.info("%s: began (%d running)", self._name_of(job), len(self._running))
 
@@ -149,7 +149,7 @@ class Sweep:
         process.wait()
         self._ended.put(process.pid)
 
-    def _end(self, running: Running) -> None:
+    def _end(self, running: RunningJob) -> None:
         job, status = running.job, running.process.returncode
         self._free.append(running.slot)
         folder, took = self.folder_of(job), time.monotonic() - running.began
@@ -158,12 +158,12 @@ class Sweep:
             result = self._keep(job, _result(summary))
             log.info("%s: %s, in %.0f s", self._name_of(job), in_words(result.tally or {}), took)
         else:
-            result = Result(None, _why(status, folder / JOB_FOLDER / LOG_FILE), took)
+            result = JobResult(None, _why(status, folder / JOB_FOLDER / LOG_FILE), took)
             log.warning("%s: failed: %s", self._name_of(job), result.failure)
         self.results[job] = result
         self._plan.end(job, result)
 
-    def _keep(self, job: Job, result: Result) -> Result:
+    def _keep(self, job: SweepJob, result: JobResult) -> JobResult:
         self._journal.results[self._key(job)] = result
         self._journal.write()
         return result
@@ -200,10 +200,10 @@ def _tally(summary: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return summary.get("after") or summary.get("after_sampled")
 
 
-def _result(summary: Mapping[str, Any]) -> Result:
+def _result(summary: Mapping[str, Any]) -> JobResult:
     tally = _tally(summary) or {}
     kept = {name: tally[name] for name in ("rate", "low", "high", "successes", "episodes", "mean_return")}
-    return Result(kept, "", float(summary["wall_s"]["total"]))
+    return JobResult(kept, "", float(summary["wall_s"]["total"]))
 
 
 def _why(status: int, file: Path) -> str:

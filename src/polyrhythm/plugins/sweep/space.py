@@ -18,7 +18,7 @@ _OPENING, _CLOSING, _QUOTES = "[{(", "]})", "\"'"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SweptSetting:
     """A setting that varies: it takes one of `values`, or a number between low and high, both included.
 
     log: numbers are drawn evenly by their logarithm; whole: integers alone.
@@ -57,12 +57,12 @@ class Setting:
 Combination = Mapping[str, str]
 
 
-def parse(words: Sequence[str]) -> tuple[list[str], list[Setting]]:
+def parse(words: Sequence[str]) -> tuple[list[str], list[SweptSetting]]:
     """Split `section.key=value` words into fixed settings and those that vary: `key=1,2,3`, `key=1e-5..1e-3:log`.
 
     Commas in brackets or quotes separate no values. ConfigError: a range is invalid, or a setting varies twice.
     """
-    fixed, varied = [], dict[str, Setting]()
+    fixed, varied = [], dict[str, SweptSetting]()
     for word in words:
         path, _, value = word.partition("=")
         path = path.strip()
@@ -72,7 +72,7 @@ def parse(words: Sequence[str]) -> tuple[list[str], list[Setting]]:
         elif len(parts) > 1:
             if not all(parts) or len(set(parts)) < len(parts):
                 raise ConfigError(f"{word}: a value is empty or given twice; write each once, as in {path}=1,2")
-            setting = Setting(path, tuple(parts))
+            setting = SweptSetting(path, tuple(parts))
         else:
             fixed.append(word)
             continue
@@ -84,7 +84,7 @@ def parse(words: Sequence[str]) -> tuple[list[str], list[Setting]]:
     return fixed, list(varied.values())
 
 
-def _range(path: str, low: str, high: str, log: str | None) -> Setting:
+def _range(path: str, low: str, high: str, log: str | None) -> SweptSetting:
     first, last = float(low), float(high)
     text = f"{path}={low}..{high}{log or ''}"
     if not first < last < math.inf:
@@ -92,7 +92,7 @@ def _range(path: str, low: str, high: str, log: str | None) -> Setting:
     if log and first <= 0:
         raise ConfigError(f"{text}: a logarithmic range needs numbers above 0; raise the first one, or leave :log out")
     whole = all(re.fullmatch(r"[+-]?\d+", number) for number in (low, high))
-    return Setting(path, (), first, last, bool(log), whole)
+    return SweptSetting(path, (), first, last, bool(log), whole)
 
 
 def _split(value: str) -> list[str]:
@@ -112,13 +112,13 @@ def _split(value: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def grid(settings: Sequence[Setting]) -> Iterator[Combination]:
+def grid(settings: Sequence[SweptSetting]) -> Iterator[Combination]:
     """Every combination of the values."""
     for values in itertools.product(*(setting.values for setting in settings)):
         yield dict(zip((setting.path for setting in settings), values, strict=True))
 
 
-def drawn(settings: Sequence[Setting], count: int, seed: int) -> list[Combination]:
+def drawn(settings: Sequence[SweptSetting], count: int, seed: int) -> list[Combination]:
     """`count` different random combinations, fewer if there are no more; a larger count continues the list."""
     rng, found = random.Random(seed), dict[tuple[str, ...], Combination]()
     for _ in range(100 * count):
