@@ -59,6 +59,22 @@ def test_the_changelog_has_a_section_of_this_version() -> None:
     assert f"\nversion: {polyrhythm.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
+def test_the_image_copies_what_a_wheel_is_built_from() -> None:
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    copied = {word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]}
+    let_through = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert all((ROOT / name).exists() and f"!{name}" in let_through for name in copied)
+    settings = _settings(ROOT)
+    included = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert {
+        "src",
+        "pyproject.toml",
+        settings["project"]["readme"],
+        *settings["project"]["license-files"],
+        *included,
+    } == copied
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the sdist of this checkout and the wheel that is built from that sdist."""
