@@ -1,6 +1,9 @@
 """Check whether this machine can run the quickstart, by trying each part; name what is missing and how to fix it.
 
 With ENV, such as `maniskill`: check instead what this environment needs. Exit status 0 if it can run, 1 otherwise.
+
+--bundle writes one archive for a bug report: the findings, versions, and with --run a run's settings and ends of its
+logs; secrets are taken out, weights and data left out. Read it before you send it.
 """
 
 # Nothing here prompts; a failed check does not stop the others. Modules whose packages may be missing are imported
@@ -18,10 +21,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 from polyrhythm.checks import Check, added
 from polyrhythm.conformance import Finding, last_line
-from polyrhythm.errors import PolyrhythmError, as_root, install_command
+from polyrhythm.errors import ConfigError, PolyrhythmError, as_root, install_command
 
 RECIPE, _EXTRA = "quickstart", "metaworld"
 #: Bytes of memory for the quickstart's processes (1.1 GB measured on 2 cores), with some margin.
@@ -34,15 +38,33 @@ _START_S, _MESSAGE_S = 60.0, 5.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("env", nargs="?", metavar="ENV", help="an environment's type (also: module:Class)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--bundle", type=Path, metavar="FILE.tar.gz", help="write an archive for a bug report")
+    parser.add_argument("--run", type=Path, metavar="RUN", help="with --bundle: the run that it is about")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from polyrhythm.observe.run_folder import CONFIG_FILE, find_run, take_file
+
+    bundle, about = arguments.bundle, arguments.run
+    if about is not None:
+        if bundle is None:
+            raise ConfigError(f"--run = {about}: it belongs to --bundle FILE.tar.gz; add that")
+        about = find_run(about)
+        if not (about / CONFIG_FILE).is_file():
+            raise ConfigError(f"--run = {arguments.run}: it is not a run's folder (no {CONFIG_FILE}); name one")
+    if bundle is not None:
+        take_file(bundle)
     findings = []
     for finding in examine_env(arguments.env) if arguments.env else examine():
         findings.append(finding)
         if not arguments.json:
             print(line(finding), flush=True)
     missing = [finding.name for finding in findings if finding.state == "missing"]
+    if bundle is not None:
+        from polyrhythm.plugins.doctor.bundle import write_bundle
+
+        inside = write_bundle(bundle, [finding._asdict() for finding in findings], about)
+        print(f"{bundle}: {', '.join(inside)}; read it before you send it", file=sys.stderr)
     if arguments.json:
         print(json.dumps({"ready": not missing, "checks": list(map(plain, findings))}, indent=2))
     else:

@@ -17,7 +17,14 @@ from polyrhythm.config.recipes import parse
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.intervals import wilson
 from polyrhythm.observe.metrics import line_content
-from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, Change, read_changes
+from polyrhythm.observe.run_folder import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    Change,
+    read_changes,
+    refuse_no_run,
+)
 from polyrhythm.pipeline.hooks import Alarm, run_hooks
 from polyrhythm.plugins.report.parts import Part, mark
 
@@ -111,8 +118,7 @@ class ReportSection(NamedTuple):
 
 def read_run(folder: Path) -> Run:
     """Read the run in `folder`. RunFolderError: it is not a run's folder, or its files cannot be read."""
-    if not (folder / CONFIG_FILE).is_file():
-        raise RunFolderError(f"{folder} is not a run's folder: it has no config.yaml; name the folder of a run")
+    refuse_no_run(folder)
     try:
         return _read(folder)
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -1,19 +1,22 @@
-"""Checks the trackers of a recipe before a run starts, without importing their packages."""
+"""Checks the trackers of a recipe before a run starts, without importing their packages.
+
+`doctor` imports this where even pydantic may be missing.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from polyrhythm.checks import Check, CheckContext
-from polyrhythm.config.base import type_name
-from polyrhythm.config.catalog import check_installed
-from polyrhythm.config.registry import MAIN
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.trackers.sink import TrackerSettings
 
 
 def _settings(context: CheckContext) -> str | tuple[()]:
     """ConfigError: a tracker is named twice, or its class is not one of a tracker's settings."""
+    from polyrhythm.config.base import type_name
+    from polyrhythm.config.registry import MAIN
+    from polyrhythm.plugins.trackers.sink import TrackerSettings
+
     named = [type_name(one) for one in context.config.tracking]
     if twice := [name for name, count in Counter(named).items() if count > 1]:
         raise ConfigError(f"tracking = [{', '.join(named)}]: {twice[0]} is there twice; name each tracker once")
@@ -33,6 +36,8 @@ def _settings(context: CheckContext) -> str | tuple[()]:
 
 def _installed(context: CheckContext) -> str | tuple[()]:
     """MissingError: a tracker's package is not installed, or it lacks something else, such as a key."""
+    from polyrhythm.config.catalog import check_installed
+
     if context.trainer:
         for settings in context.config.tracking:
             check_installed("tracking", settings)
