@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from polyrhythm.observe.metrics import MetricsWriter
-from polyrhythm.plugins.report.page import write_report
+from polyrhythm.plugins.report.page import html, write_report
+from polyrhythm.plugins.report.parts import Scale, chart, series
 from polyrhythm.plugins.timeline.trace import TraceWriter
 from polyrhythm_bench.browser import Page, chromium
 
@@ -116,4 +118,33 @@ def test_a_phone_needs_no_scrolling_to_the_side(report: Path) -> None:
         page.open(report.as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 25, 30)"
+        assert page.errors == []
+
+
+def test_a_page_that_grows_keeps_what_its_reader_does(tmp_path: Path) -> None:
+    """As watch does: the switch of the axes comes with the first charts; order, focus, open details stay."""
+    rows = [["a", "2"], ["b", "–"], ["c", "10"]]
+    parts: list[dict[str, Any]] = [{"kind": "table", "caption": "t", "head": ["name", "value"], "rows": rows}]
+    parts += [{"kind": "details", "summary": "more", "text": "x"}]
+    data = {"format": 1, "title": "t", "runs": [], "sections": [{"id": "a", "heading": "A", "parts": parts}]}
+    path = tmp_path / "page.html"
+    path.write_text(html(data), encoding="utf-8")
+    values = "[...document.querySelectorAll('#a tbody tr')].map((row) => row.lastChild.textContent).join(' ')"
+    with Page() as page:
+        page.open(path.as_uri())
+        assert page.evaluate("document.getElementById('axes').hidden") is True
+        page.evaluate("const head = document.querySelectorAll('#a th button')[1]; head.focus(); head.click()")
+        assert page.evaluate(values) == "2 10 –"
+        page.evaluate("document.querySelector('#a details').open = true")
+        parts[0]["rows"].append(["d", "5"])
+        one = series("one", 0, {"transitions": [1, 2], "time": [3, 4]}, [0.1, 0.2])
+        parts.append(chart("c", "C", Scale("y"), [one]))
+        page.evaluate(f"showPage({json.dumps(data)}).then(() => null)")
+        assert page.evaluate(values) == "2 5 10 –"
+        assert page.evaluate("document.activeElement === document.querySelectorAll('#a th button')[1]")
+        assert page.evaluate("document.querySelector('#a details').open") is True
+        assert page.evaluate("document.getElementById('axes').hidden") is False
+        press(page, "body", "x")
+        assert page.evaluate("document.querySelector('#axes [aria-pressed=true]').textContent") == "over time"
+        assert page.evaluate(values) == "2 5 10 –"
         assert page.errors == []
