@@ -93,11 +93,22 @@ def _pinned(section: Mapping[str, Any], keys: tuple[str, ...], contents: Content
 
 
 def fetch(config: BaseModel) -> None:
-    """Download what a run's configuration names and the cache lacks. ConfigError, MissingError: that fails."""
+    """Download what a run's configuration names and the cache lacks. ConfigError, MissingError: that fails, or a name's
+    revision is not fixed though it could be by now."""
     policy: Any = getattr(config, "policy", None)
     for key in _POLICY:
-        if is_name(name := getattr(policy, key, "")):
-            fetched_folder(name, "model", f"policy.{key}")
+        _fetch_fixed(getattr(policy, key, ""), "model", f"policy.{key}")
     dataset = getattr(getattr(config, "demonstrations", None), "dataset", None)
     if dataset is not None:
-        fetched_folder(dataset.folder, "dataset", "demonstrations.dataset.folder")
+        _fetch_fixed(dataset.folder, "dataset", "demonstrations.dataset.folder")
+
+
+def _fetch_fixed(name: str, contents: Contents, what: str) -> None:
+    if not is_name(name):
+        return
+    fetched_folder(name, contents, what)
+    if (fixed := source(name, what).pin(name, contents, what)) != name:
+        raise ConfigError(
+            f"{what} = {name}: its revision was not known when the settings were read, and is now; start again, or "
+            f"set {what}={fixed}"
+        )

@@ -5,7 +5,7 @@ import base64
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -30,10 +30,11 @@ class LocalHub:
         self.broken: set[str] = set()
         self.requests: list[str] = []
 
-    def commit(self, repo: str, files: dict[str, bytes]) -> str:
-        """Add files to the branch main as a new commit; returns its hash."""
+    def commit(self, repo: str, files: dict[str, bytes], without: Collection[str] = ()) -> str:
+        """Add files to the branch main, and take others away, as a new commit; returns its hash."""
         commits, branches = self.repos.setdefault(repo, {}), self.branches.setdefault(repo, {})
-        whole = {**commits.get(branches.get("main", ""), {}), **files}
+        before = commits.get(branches.get("main", ""), {})
+        whole = {name: data for name, data in before.items() if name not in without} | files
         name = hashlib.sha1(repr((repo, len(commits), sorted(whole.items()))).encode()).hexdigest()
         commits[name], branches["main"] = whole, name
         return name
@@ -157,7 +158,8 @@ class _Handler(BaseHTTPRequestHandler):
                 for line in lines
                 if line["key"] == "file"
             }
-            made = self.hub.commit(repo, added)
+            deleted = {line["value"]["path"] for line in lines if line["key"] == "deletedFile"}
+            made = self.hub.commit(repo, added, deleted)
             return self._json({"commitUrl": f"{self._url(repo)}/commit/{made}", "commitOid": made})
         return self._refuse(404, "EntryNotFound")
 

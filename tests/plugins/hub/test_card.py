@@ -8,7 +8,8 @@ import yaml
 from PIL import Image
 
 from polyrhythm.cli.main import main
-from polyrhythm.plugins.hub.card import without_paths, write_dataset_card, write_model_card
+from polyrhythm.plugins.hub.card import is_card, write_dataset_card, write_model_card
+from polyrhythm.plugins.hub.cleaning import without_paths
 
 
 def write_run(folder: Path, *, success: bool = True) -> Path:
@@ -58,8 +59,7 @@ def test_without_success_or_a_run_the_card_is_shorter(tmp_path: Path) -> None:
     write_model_card(out, write_run(tmp_path / "run", success=False), "me/reach")
     assert "not reported" in (out / "README.md").read_text()
     assert not (out / "success.png").exists()
-    (plain / "policy.json").write_text("{}")
-    write_model_card(plain, plain, "me/reach")
+    write_model_card(plain, plain, "me/reach", whole=True)
     assert "polyrhythm eval hf://me/reach" in (plain / "README.md").read_text()
     assert "## Evaluations" not in (plain / "README.md").read_text()
 
@@ -68,17 +68,44 @@ def test_a_dataset_has_a_card(tmp_path: Path) -> None:
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "info.json").write_text(json.dumps({"total_episodes": 4, "fps": 10}))
     (tmp_path / "meta" / "polyrhythm.json").write_text(json.dumps({"recorded": {"env": {"root": "/data/own"}}}))
-    write_dataset_card(tmp_path, "me/demos")
+    write_dataset_card(tmp_path, tmp_path, "me/demos")
     card = (tmp_path / "README.md").read_text()
+    assert is_card(card)
     assert "| total_episodes | 4 |" in card
     assert "/data" not in card
 
 
 @pytest.mark.parametrize(
     ("value", "kept"),
-    [("/a/b", "b"), ("~/b", "b"), ("a/b", "a/b"), (["/a", 1], ["a", 1]), ({"x": {"y": "/a/b/"}}, {"x": {"y": "b"}})],
+    [
+        *[
+            ("/a/b", "b"),
+            ("~/b", "b"),
+            ("a/b", "a/b"),
+            (["/a", 1], ["a", 1]),
+            ({"x": {"y": "/a/b/"}}, {"x": {"y": "b"}}),
+        ],
+        *[
+            ("../priv/x", "x"),
+            ("a/../../b", "b"),
+            ("/", ""),
+            ({"/a/b": 1, "~me/c": {"../d": 2}}, {"b": 1, "c": {"d": 2}}),
+        ],
+        *[
+            ("sqlite:////home/me/x.db", "sqlite:///x.db"),
+            ("file:///a/b", "file:///b"),
+            ("sqlite:///../p/x", "sqlite:///x"),
+        ],
+        *[("https://user:pw@host/a", "https://host/a"), ("https://token@host", "https://host")],
+        *[
+            ("hf://a/b@main", "hf://a/b@main"),
+            ("https://host/a/b", "https://host/a/b"),
+            ("lift and/or push", "lift and/or push"),
+        ],
+        *[("--root=/home/me/x -v", "--root=x -v"), ("a:/home/me/x:/b/c", "a:x:c"), ("see '~/me/x'", "see 'x'")],
+    ],
 )
-def test_absolute_paths_are_shortened(value: object, kept: object) -> None:
+def test_folders_and_passwords_are_not_told(value: object, kept: object) -> None:
     assert without_paths(value) == kept
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class PreTrainedConfig:
 """,
     "policies/__init__.py": "",
     "policies/factory.py": """
-import os, torch
+import os, pathlib, subprocess, time, torch
 class Policy(torch.nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -53,6 +54,10 @@ class Policy(torch.nn.Module):
         state, image = batch["observation.state"], batch["observation.image"]
         if batch["task"] == ["leave"]:
             os._exit(7)
+        if batch["task"][0].startswith("hang"):
+            child = subprocess.Popen(["sleep", "600"])
+            pathlib.Path(batch["task"][0][5:]).write_text(str(child.pid))
+            time.sleep(600)
         first = state.flatten(1)[:, :2] + image.flatten(1).mean(1, keepdim=True)
         if self.config.type == "diffusion":
             first = first + torch.rand_like(first)
@@ -164,6 +169,21 @@ def test_a_process_that_fails_is_one_sentence(tmp_path: Path, python: str) -> No
     policy = settings.build(spec(), seed=0, device="cpu", role="act")
     with pytest.raises(ConfigError, match="the process of LeRobot ended with status 7"):
         act(policy, rows(spec(), [1]))
+
+
+@pytest.mark.parametrize("size", [1, 4_000_000])
+def test_a_process_that_hangs_is_ended_with_what_it_started(tmp_path: Path, python: str, size: int) -> None:
+    settings = LerobotSettings(checkpoint=str(write_policy(tmp_path / "policy")), python=python)
+    process, child = LerobotProcess(settings, "cpu", call_s=4.0), tmp_path / "child"
+    obs = {"observation.state": np.zeros((1, 2), np.float32), "observation.image": np.zeros((1, size), np.float32)}
+    with pytest.raises(ConfigError, match="its process did not answer in 4 s"):
+        process.act(obs, [f"hang {child}"], [0])
+    status, until = Path(f"/proc/{child.read_text()}/stat"), time.monotonic() + 20
+    while status.exists() and status.read_text().split()[2] != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    with pytest.raises(ConfigError, match="was ended by SIGKILL"):
+        process.act(obs, ["push"], [0])
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class FaultySettings(LinesSettings):
 
 
 class FaultySink(LinesSink):
-    """Fails by words: raise, hang, die, print, full, exit."""
+    """Fails by words: raise, hang, die, ask, print, full, exit."""
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         fail(self.file, at="metrics")

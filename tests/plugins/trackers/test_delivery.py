@@ -61,7 +61,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
         ("metrics:full", "OSError: [Errno 28] No space left on device"),
         ("metrics:ask", "EOFError: EOF when reading a line"),
         ("metrics:exit", "SystemExit: 3"),
-        ("metrics:die", "its process ended (status -9)"),
+        ("metrics:die", "its process ended (status -9); see FOLDER/tracker.log"),
     ],
 )
 def test_a_fault_that_passes_loses_nothing(
@@ -71,7 +71,7 @@ def test_a_fault_that_passes_loses_nothing(
     assert steps(recorded) == [*range(STEPS)]
     assert recorded[-1] == ["close", True]
     (said,) = warnings.messages
-    assert f"failed ({problem})" in said.replace("(status None)", "(status -9)")
+    assert f"failed ({problem.replace('FOLDER', str(tmp_path))})" in said
     assert "the run goes on" in said
     assert {content[1] for content in recorded if content[0] == "open"} == {"id-of-run"}
 
@@ -149,3 +149,16 @@ def test_a_killed_run_closes_its_sink_as_unfinished(tmp_path: Path) -> None:
     while '["close", false]' not in lines.read_text():
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def test_records_lost_in_two_threads_are_all_counted(tmp_path: Path, warnings: pytest.LogCaptureFixture) -> None:
+    settings = FaultySettings(file=str(tmp_path / "lines"))
+    (tmp_path / "lines.fault").write_text("metrics:raise!")
+    patience = Patience(retry_s=(0.0,), queue=2, close_s=60.0, failing_close_s=60.0)
+    process = SinkProcess(settings, tmp_path / "tracker.log")
+    delivery = QueuedDelivery(settings, TrackedRun("run", tmp_path, {}), process, lambda _: None, patience)
+    for step in range(2000):
+        delivery.send("metrics", step, {})
+    delivery.end(True)
+    delivery.close()
+    assert "lacks 2000 records" in warnings.messages[-1]

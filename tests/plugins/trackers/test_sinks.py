@@ -10,6 +10,7 @@ import json
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from polyrhythm.config.registry import resolve
 from polyrhythm.plugins.trackers.delivery import Delivery, DirectDelivery, Patience, QueuedDelivery
 from polyrhythm.plugins.trackers.process import SinkProcess
 from polyrhythm.plugins.trackers.sink import TrackedRun, TrackerSettings
+from polyrhythm.plugins.trackers.sinks.mlflow import MlflowSettings
 
 
 class Case(NamedTuple):
@@ -163,3 +165,32 @@ def test_many_records_arrive_in_order(case: str, tmp_path: Path, caplog: pytest.
 def test_the_settings_survive_the_way_through_a_recipe(case: str, tmp_path: Path) -> None:
     settings = settings_of(case, tmp_path)
     assert resolve("tracking", json.loads(settings.model_dump_json())) == settings
+
+
+def test_an_opening_that_failed_half_way_is_continued(case: str, tmp_path: Path) -> None:
+    settings = settings_of(case, tmp_path)
+    if settings.in_run:
+        pytest.skip("it has no run in a service")
+    run, found = TrackedRun("half", tmp_path / "run", CONFIG, key="0123456789abcdef"), set()
+    run.folder.mkdir()
+    for again in (run, replace(run, config={**CONFIG, "seed": 8})):  # the id of the first try was lost
+        process = SinkProcess(settings, run.folder / "logs" / "tracker.log")
+        found.add(process.start(again, 120.0))
+        process.call({"call": "metrics", "arguments": (0, {"env/return": 1.0})}, 120.0)
+        process.call({"call": "close", "arguments": (True,)}, 120.0)
+        process.finish(30.0)
+    assert len(found) == 1
+    assert len(CASES[case].read(tmp_path, run.folder).runs) == 1
+
+
+@pytest.mark.parametrize(
+    "uri", ["https://me:secret@host", "http://token@host:5000/x", "postgresql://me:secret@host/runs"]
+)
+def test_a_password_in_an_address_is_refused(uri: str) -> None:
+    with pytest.raises(ValueError, match="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"):
+        MlflowSettings(uri=uri)
+
+
+@pytest.mark.parametrize("uri", ["", "https://host/a@b", "sqlite:////data/a@b/x.db", "databricks://profile"])
+def test_other_addresses_are_taken(uri: str) -> None:
+    assert MlflowSettings(uri=uri).uri == uri

@@ -1,6 +1,6 @@
 """README.md of an uploaded policy or dataset, with the run's settings, evaluations and curve.
 
-Folders of this machine are named by their last part alone.
+The settings are those of `cleaning.clean_config`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,31 @@ import yaml
 
 from polyrhythm.files import parse_json
 from polyrhythm.observe.run_folder import CONFIG_FILE
+from polyrhythm.plugins.hub.cleaning import clean_config, without_paths
 from polyrhythm.plugins.report.read import Measured, Run, read_run, training_points
 
 CARD, CURVE, SETTINGS = "README.md", "success.png", CONFIG_FILE
 #: Size of the curve in pixels, and its margins.
 _SIZE, _MARGIN = (720, 320), (52, 20, 20, 36)
 _DATASET_FILE = "meta/info.json"
+_POLICY_LINE = "A policy trained with reinforcement learning by Polyrhythm."
+_DATASET_LINE = "Demonstrations in the layout of LeRobotDataset v3.0, recorded by Polyrhythm."
 
 
-def write_model_card(folder: Path, run: Path, name: str) -> None:
-    """Write the card of an exported policy into its folder, with config.yaml and the curve of its run, if that is
-    there. run: the run's folder or a file or checkpoint in it; name: of the repository."""
+def is_card(text: str) -> bool:
+    """Whether a README.md is a card of this module."""
+    return any(f"\n{line}\n" in text for line in (_POLICY_LINE, _DATASET_LINE))
+
+
+def write_model_card(folder: Path, run: Path, name: str, *, whole: bool = False) -> None:
+    """Write the card of an exported policy into `folder`, with config.yaml and the curve of its run, if that is there.
+    run: the run's folder or a file or checkpoint in it; name: of the repository; whole: the export has policy.json."""
     home = next((one for one in (run, *run.resolve().parents[:3]) if (one / CONFIG_FILE).is_file()), None)
     head = {"library_name": "polyrhythm", "tags": ["reinforcement-learning", "robotics"], "pipeline_tag": "robotics"}
-    parts = [f"# {name.rpartition('/')[2]}", "A policy trained with reinforcement learning by Polyrhythm."]
+    parts = [f"# {name.rpartition('/')[2]}", _POLICY_LINE]
     if home is not None:
         read = read_run(home)
-        settings = without_paths(yaml.safe_load(read.config))
+        settings = clean_config(yaml.safe_load(read.config))
         base = str(settings["policy"].get("checkpoint") or "")
         if base.startswith("hf://"):
             head["base_model"] = base.removeprefix("hf://").partition("@")[0]
@@ -39,22 +47,20 @@ def write_model_card(folder: Path, run: Path, name: str) -> None:
         parts += _result(read, folder) + _data(settings)
         parts += ["## Train it again", _block(f"polyrhythm train {SETTINGS}"), f"All settings are in {SETTINGS}:"]
         parts += [f"<details><summary>settings</summary>\n\n{_block(text, 'yaml')}\n\n</details>"]
-    whole = (folder / "policy.json").is_file()
     use = f"polyrhythm eval hf://{name}" if whole else f'policy: {{checkpoint: "hf://{name}"}}'
     parts[2:2] = ["## Use", _block(use, "" if whole else "yaml")]
     _write(folder, head, parts)
 
 
-def write_dataset_card(folder: Path, name: str) -> None:
-    """Write the card of a dataset that `polyrhythm demos` has recorded into its folder."""
-    info = parse_json((folder / _DATASET_FILE).read_text(encoding="utf-8"))
-    recorded = folder / "meta" / "polyrhythm.json"
+def write_dataset_card(folder: Path, dataset: Path, name: str) -> None:
+    """Write the card of a dataset that `polyrhythm demos` has recorded into `folder`. dataset: its folder."""
+    info = parse_json((dataset / _DATASET_FILE).read_text(encoding="utf-8"))
+    recorded = dataset / "meta" / "polyrhythm.json"
     how = parse_json(recorded.read_text(encoding="utf-8")).get("recorded", {}) if recorded.is_file() else {}
     rows = [(key, info.get(key, "")) for key in ("codebase_version", "total_episodes", "total_frames", "fps")]
     head = {"tags": ["LeRobot", "robotics"], "task_categories": ["robotics"]}
     use = f"demonstrations:\n  dataset: {{folder: 'hf://{name}'}}"
-    what = "Demonstrations in the layout of LeRobotDataset v3.0, recorded by Polyrhythm."
-    parts = [f"# {name.rpartition('/')[2]}", what]
+    parts = [f"# {name.rpartition('/')[2]}", _DATASET_LINE]
     parts += ["## Use", _block(use, "yaml"), "## Content", _table(("", ""), rows)]
     if how:
         parts += ["## How it was recorded", _block(json.dumps(without_paths(how), indent=2), "json")]
@@ -64,15 +70,6 @@ def write_dataset_card(folder: Path, name: str) -> None:
 def _write(folder: Path, head: Mapping[str, Any], parts: list[str]) -> None:
     front = yaml.safe_dump(dict(head), sort_keys=False)
     (folder / CARD).write_text(f"---\n{front}---\n\n" + "\n\n".join(parts) + "\n", encoding="utf-8")
-
-
-def without_paths(value: Any) -> Any:
-    """Plain data in which folders of this machine are named by their last part alone."""
-    if isinstance(value, Mapping):
-        return {key: without_paths(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [without_paths(item) for item in value]
-    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
 
 
 def _result(run: Run, folder: Path) -> list[str]:

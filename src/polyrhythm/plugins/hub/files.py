@@ -11,13 +11,15 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from polyrhythm.errors import ConfigError, MissingError, first_line, install_command
+from polyrhythm.plugins.hub.cleaning import cleaned_file
 from polyrhythm.sources import Contents
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,8 @@ class HubName:
     def of(cls, text: str, contents: Contents, what: str) -> HubName:
         """ConfigError: the text has another form."""
         found = _NAME.fullmatch(text)
-        if not found or ".." in found["repo"] or "--" in found["repo"]:
+        dotted = found is not None and any(part[:1] in ("", ".") for part in (found["revision"] or "main").split("/"))
+        if not found or dotted or ".." in found["repo"] or "--" in found["repo"]:
             raise ConfigError(f"{what} = {text}: it must look like hf://owner/name or hf://owner/name@revision")
         return cls(text, found["repo"], found["revision"] or "main", contents, what)
 
@@ -164,7 +167,8 @@ def _cached_commit(one: HubName) -> str:
     """Commit of a branch or tag when it was last seen; "" if it never was."""
     refs = _cache() / f"{one.contents}s--{one.repo.replace('/', '--')}" / "refs"
     file = refs / one.revision
-    return file.read_text().strip() if file.is_relative_to(refs) and file.is_file() else ""
+    text = file.read_text(errors="replace").strip() if file.is_file() else ""
+    return text if _COMMIT.fullmatch(text) else ""
 
 
 def folder(name: str, contents: Contents, what: str) -> Path:
@@ -173,13 +177,35 @@ def folder(name: str, contents: Contents, what: str) -> Path:
 
 
 def fetch(name: str, contents: Contents, what: str) -> Path:
-    """The snapshot, downloaded first if it is not complete in the cache."""
+    """The snapshot, downloaded first if the cache does not show that it is complete there."""
     one = HubName.of(name, contents, what)
     try:
-        return _snapshot(one, download=False)
+        found = _snapshot(one, download=False)
+        if _is_listed(one):
+            return found
     except MissingError:
-        log.info("%s: downloading %s of %s", what, ", ".join(INCLUDE[contents]), name)
-    return _snapshot(one, download=True)
+        pass
+    log.info("%s: downloading %s of %s", what, ", ".join(INCLUDE[contents]), name)
+    found = _snapshot(one, download=True)
+    if not _is_listed(one):
+        log.warning(
+            "%s = %s: the hub does not answer, and the cache has no list of its files: some may be missing; where "
+            "there is a connection run: %s",
+            *(what, name, one.command),
+        )
+    return found
+
+
+def _is_listed(one: HubName) -> bool:
+    """Whether the cache has the list of the repository's files, by which the client tells what is missing."""
+    client = _client()
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        client.get_cached_repo_tree(one.repo, repo_type=one.contents, revision=one.revision, cache_dir=_cache())
+    except CachedRepoTreeNotFoundError:
+        return False
+    return True
 
 
 def _snapshot(one: HubName, *, download: bool) -> Path:
@@ -223,22 +249,61 @@ def check_push(name: str, contents: Contents) -> HubName:
 
 
 def push(folder: Path, name: str, contents: Contents, *, public: bool, run: Path | None = None) -> str:
-    """Upload the folder with its card as one commit, into a new private repository unless there is one or `public` is
-    set."""
-    from polyrhythm.plugins.hub.card import CARD, write_dataset_card, write_model_card
+    """Upload the folder's files as `cleaning` leaves them, with a card, as one commit that deletes files of the same
+    kinds of earlier revisions, into a new private repository unless there is one or `public` is set. The folder stays
+    as it is."""
+    from polyrhythm.plugins.hub.card import CARD, CURVE, SETTINGS, is_card, write_dataset_card, write_model_card
 
     one, api = check_push(name, contents), _api()
-    if contents == "dataset":
-        write_dataset_card(folder, one.repo)
-    else:
-        write_model_card(folder, run or folder, one.repo)
-    with one.errors():
+    with TemporaryDirectory() as temporary, one.errors():
+        beside = Path(temporary)
+        if contents == "dataset":
+            write_dataset_card(beside, folder, one.repo)
+        else:
+            write_model_card(beside, run or folder, one.repo, whole=(folder / "policy.json").is_file())
+        new = {str(file.relative_to(beside)): file for file in beside.iterdir()}
+        new |= _files_of(folder, INCLUDE["dataset"] if contents == "dataset" else None)
         api.create_repo(one.repo, repo_type=contents, private=not public, exist_ok=True)
-        done = api.upload_folder(
-            repo_id=one.repo,
+        there = api.list_repo_files(one.repo, repo_type=contents)
+        own = folder / CARD
+        if own.is_file() and not is_card(own.read_text(encoding="utf-8", errors="replace")):
+            new[CARD] = own
+        elif CARD in there and not is_card(_remote_text(one, CARD)):
+            log.warning("--push = %s: its %s was not written by this command and stays", name, CARD)
+            del new[CARD]
+        done = api.create_commit(
+            one.repo,
             repo_type=contents,
-            folder_path=folder,
-            allow_patterns=[*INCLUDE["dataset"], CARD] if contents == "dataset" else None,
+            operations=_operations(new, _matching(there, [*INCLUDE[contents], SETTINGS, CURVE])),
             commit_message="Upload by polyrhythm",
         )
     return f"hf://{one.repo}@{done.oid}"
+
+
+def _files_of(folder: Path, patterns: Sequence[str] | None) -> dict[str, Path]:
+    """Files of the folder by their names in the repository; a card is none of them."""
+    found = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {name: found[name] for name in _matching(found, patterns) if name != "README.md" and ".git" not in name}
+
+
+def _matching(names: Iterable[str], patterns: Sequence[str] | None) -> list[str]:
+    _client()
+    from huggingface_hub.utils import filter_repo_objects
+
+    return list(filter_repo_objects(names, allow_patterns=None if patterns is None else list(patterns)))
+
+
+def _remote_text(one: HubName, name: str) -> str:
+    file = _client().hf_hub_download(
+        one.repo, name, repo_type=one.contents, cache_dir=_cache(), endpoint=_endpoint(), etag_timeout=_TIMEOUT_S
+    )
+    return Path(file).read_text(encoding="utf-8", errors="replace")
+
+
+def _operations(new: Mapping[str, Path], there: Iterable[str]) -> list[Any]:
+    """What a commit adds and deletes."""
+    client, found = _client(), list[Any]()
+    for name, file in new.items():
+        clean = cleaned_file(file, name)
+        found.append(client.CommitOperationAdd(name, str(file) if clean is None else clean))
+    return found + [client.CommitOperationDelete(name) for name in there if name not in new]

@@ -69,7 +69,7 @@ class DirectDelivery:
             perform(self._sink, call, arguments)
         except Exception as error:  # noqa: BLE001 - a sink never ends the run
             self._failures.add(describe(error))
-            self._failures.lost += 1
+            self._failures.lose()
         else:
             self._failures.clear()
 
@@ -104,7 +104,7 @@ class QueuedDelivery:
             if self._ended:
                 return
             if len(self._queue) >= self._patience.queue and call != "close":
-                self._failures.lost += 1
+                self._failures.lose()
                 return
             self._queue.append((call, arguments))
             self._changed.notify_all()
@@ -127,7 +127,7 @@ class QueuedDelivery:
             while self._thread.is_alive():
                 self._process.kill()
                 self._thread.join(0.2)
-        self._failures.lost += len(self._queue)
+        self._failures.lose(len(self._queue))
         self._failures.summarise()
 
     def _work(self) -> None:
@@ -160,7 +160,7 @@ class QueuedDelivery:
                 if self._abandoned:
                     break
         self._gave_up = True
-        self._failures.lost += 1
+        self._failures.lose()
 
     def _is_due(self, ended: bool) -> bool:
         """Whether the next try begins before its time: the run has ended since. ended: whether it had before."""
@@ -187,26 +187,38 @@ class QueuedDelivery:
 
 
 class _Failures:
-    """Failures of one sink: the first of a row is logged once. failing: the last call failed; lost: calls given up."""
+    """Failures of one sink, of any thread: the first of a row is logged once. failing: the last call failed."""
 
     def __init__(self, name: str) -> None:
-        self._name, self._logged = name, False
-        self.failing, self.lost = False, 0
+        self._name, self._logged, self._lock = name, False, threading.Lock()
+        self._failing, self._lost = False, 0
+
+    @property
+    def failing(self) -> bool:
+        with self._lock:
+            return self._failing
 
     def add(self, problem: str) -> None:
-        self.failing = True
-        if not self._logged:
-            self._logged = True
+        with self._lock:
+            self._failing, logged, self._logged = True, self._logged, True
+        if not logged:
             log.warning("tracking: %s failed (%s); it is tried again, and the run goes on", self._name, problem)
 
     def clear(self) -> None:
-        if self.failing:
-            self.failing = False
+        with self._lock:
+            failing, self._failing = self._failing, False
+        if failing:
             log.info("tracking: %s works again", self._name)
+
+    def lose(self, calls: int = 1) -> None:
+        """Count calls that were given up."""
+        with self._lock:
+            self._lost += calls
 
     def summarise(self) -> None:
         """Log how much is missing at the end, if anything is."""
-        if self.lost:
-            lost, self.lost = self.lost, 0
+        with self._lock:
+            lost, self._lost = self._lost, 0
+        if lost:
             template = "tracking: %s lacks %d records that could not be delivered; the run's folder has all of them"
             log.warning(template, self._name, lost)

@@ -1,6 +1,7 @@
 """Sends a run, and videos of its policy, to the trackers of `tracking`.
 
-`trackers.json` in the run's folder has the identifier of each tracker's run, by which a resumed run continues it.
+`trackers.json` in the run's folder has the identifier of each tracker's run, by which a resumed run continues it, and
+the run's key, which is written before the first try to open a tracker.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
+from uuid import uuid4
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunFolderError
@@ -26,6 +28,7 @@ from polyrhythm.plugins.trackers.sink import Table, TrackedRun, TrackerSettings
 log = logging.getLogger(__name__)
 
 TRACKERS_FILE = "trackers.json"
+_KEY = "key"
 _EVALUATION = ("rate", "low", "high", "successes", "episodes", "mean_return")
 
 
@@ -98,7 +101,7 @@ def open_deliveries(config: RunConfig, folder: Path, patience: Patience) -> list
     ids, lock, plain = _read_ids(folder), threading.Lock(), config.model_dump(mode="json")
 
     def keep(tracker: str, found: str) -> None:
-        """Called in the threads of the deliveries."""
+        """Keep a tracker's identifier, or the key. Called in the threads of the deliveries."""
         with lock:
             if found and ids.get(tracker) != found:
                 ids[tracker] = found
@@ -107,10 +110,13 @@ def open_deliveries(config: RunConfig, folder: Path, patience: Patience) -> list
                 except OSError as error:
                     log.warning("%s cannot be written (%s)", folder / TRACKERS_FILE, error.strerror)
 
+    if _KEY not in ids and not all(one.in_run for one in _trackers(config)):
+        keep(_KEY, uuid4().hex[:16])
+    key = ids.get(_KEY, "")
     opened: list[Delivery] = []
     for settings in _trackers(config):
         kind = settings.type
-        run = TrackedRun(f"{config.name}-{folder.name}", folder, plain, ids.get(kind, ""))
+        run = TrackedRun(f"{config.name}-{folder.name}", folder, plain, ids.get(kind, ""), key)
         if settings.in_run:
             opened.append(DirectDelivery(settings, run))
             continue

@@ -66,7 +66,7 @@ class SinkProcess:
         self._read = b""
         given = {"settings": self._settings.model_dump(mode="json"), "name": run.name, "folder": str(run.folder)}
         try:
-            return self.call({**given, "config": dict(run.config), "id": run.id}, timeout_s)
+            return self.call({**given, "config": dict(run.config), "id": run.id, "key": run.key}, timeout_s)
         except SinkFailed:
             self.kill()
             raise
@@ -79,11 +79,14 @@ class SinkProcess:
         try:
             answer = self._exchange(process, json.dumps(message, default=str).encode() + b"\n", timeout_s)
         except (OSError, EOFError, ValueError) as error:
-            ended = process.poll()
-            self.kill()
             if isinstance(error, TimeoutError):
+                self.kill()
                 raise SinkFailed(f"it did not return within {timeout_s:g} s") from error
-            raise SinkFailed(f"its process ended (status {ended})") from error
+            with suppress(subprocess.TimeoutExpired):  # it closes its pipes shortly before it ends
+                process.wait(_TERM_S)
+            ended = "closed its connection" if process.returncode is None else f"ended (status {process.returncode})"
+            self.kill()
+            raise SinkFailed(f"its process {ended}; see {self._log_file}") from error
         if "error" in answer:
             raise SinkFailed(str(answer["error"]))
         return str(answer["id"])
@@ -192,7 +195,8 @@ def _serve(lines: Iterator[str], answers: IO[str]) -> int:
             if sink is None:
                 settings = resolve("tracking", message["settings"])
                 assert isinstance(settings, TrackerSettings)
-                run = TrackedRun(message["name"], Path(message["folder"]), message["config"], message["id"])
+                told = (message["config"], message["id"], message["key"])
+                run = TrackedRun(message["name"], Path(message["folder"]), *told)
                 sink = settings.open(run)
             else:
                 perform(sink, message["call"], message["arguments"])

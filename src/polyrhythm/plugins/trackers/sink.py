@@ -19,13 +19,15 @@ class TrackedRun:
     """The run that a sink records.
 
     name: recipe and time; folder: absolute; config: all settings as plain data; id: the identifier that the sink had
-    given in an earlier part of the run, "" if there was none.
+    given in an earlier part of the run, "" if there was none; key: 16 hexadecimal digits of this run alone, equal in
+    each try to open the sink, by which a try finds what one before it, which failed half-way, had begun.
     """
 
     name: str
     folder: Path
     config: Mapping[str, Any]
     id: str = ""
+    key: str = ""
 
 
 class Table(NamedTuple):

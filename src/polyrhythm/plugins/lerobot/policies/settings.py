@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -35,8 +34,8 @@ from polyrhythm.sources import local_folder
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 
 _ACTION, _PREFIX = "action", "observation."
-#: Seconds for the process to import lerobot and load the policy, and to end.
-_START_S, _CLOSE_S = 600.0, 5.0
+#: Seconds for the process to import lerobot and load the policy, to take or give the next bytes of a call, and to end.
+_START_S, _CALL_S, _CLOSE_S = 600.0, 600.0, 5.0
 _TRAITS = PolicyTraits(value=False)
 #: Names of Gymnasium's environments for arrays that LeRobot calls otherwise.
 _SYNONYMS = {"agent_pos": "observation.state", "pixels": "observation.image", "proprio": "observation.state"}
@@ -222,9 +221,11 @@ def _lerobot_array(array: Tensor) -> np.ndarray[Any, Any]:
 
 
 class LerobotProcess:
-    """Client of the process with the policy, which ends with this object or this process."""
+    """Client of the process with the policy, which ends with this object or this process. call_s: longest wait for its
+    next bytes in a call."""
 
-    def __init__(self, settings: LerobotSettings, device: str) -> None:
+    def __init__(self, settings: LerobotSettings, device: str, call_s: float = _CALL_S) -> None:
+        self._call_s = call_s
         python, self._what = find_python(settings.python), f"policy.checkpoint = {settings.checkpoint}"
         folder = local_folder(settings.checkpoint, what="policy.checkpoint")
         ours, theirs = socket.socketpair()
@@ -248,20 +249,20 @@ class LerobotProcess:
             raise ConfigError(f"{self._what}: the process of {python} does not answer as it should; install this again")
 
     def act(self, obs: dict[str, Any], tasks: list[str], seeds: list[int]) -> np.ndarray[Any, Any]:
-        """Actions [B,H,A]; the station's supervision limits its time."""
-        found: np.ndarray[Any, Any] = self._ask({"tasks": tasks, "seeds": seeds}, obs)[1]["actions"]
+        """Actions [B,H,A]."""
+        found: np.ndarray[Any, Any] = self._ask({"tasks": tasks, "seeds": seeds}, obs, self._call_s)[1]["actions"]
         return found
 
-    def _ask(self, message: dict[str, Any], arrays: dict[str, Any], limit_s: float | None = None) -> Any:
+    def _ask(self, message: dict[str, Any], arrays: dict[str, Any], limit_s: float) -> Any:
         try:
+            self._socket.settimeout(limit_s)
             serve.write(self._line, message, arrays)
-            if not select.select([self._socket], [], [], limit_s)[0]:
-                self.close()
-                raise ConfigError(f"{self._what}: it was not loaded in {limit_s:g} s; see what its Python is doing")
             told, found = serve.read(self._line)
+        except TimeoutError as error:
+            self.close()
+            done = "it was not loaded" if "open" in message else "its process did not answer"
+            raise ConfigError(f"{self._what}: {done} in {limit_s:g} s; see what its Python is doing") from error
         except (OSError, EOFError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
             raise ConfigError(f"{self._what}: the process of LeRobot {self._how_it_ended()}") from error
         if "error" in told:
             raise ConfigError(f"{self._what}: LeRobot refuses: {told['error']}")
@@ -275,14 +276,16 @@ class LerobotProcess:
 
 
 def _end(process: subprocess.Popen[bytes], end: socket.socket, line: BufferedRWPair) -> None:
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)  # what is not sent yet is not waited for
     for one in (line, end):
         with suppress(OSError):
             one.close()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(_CLOSE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # and what it started
+    process.wait()
 
 
 def find_python(python: str) -> Path:

@@ -9,11 +9,16 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import field_validator
 
 from polyrhythm.plugins.trackers.sink import Sink, Table, TrackedRun, TrackerSettings
 
 #: Characters that MLflow refuses in names.
 _OTHER = re.compile(r"[^\w./: -]")
+#: Tag by which a repeated opening finds the run that it began.
+_KEY = "polyrhythm.key"
 #: Most parameters of a request, and characters of one.
 _MOST, _LONGEST = 100, 500
 
@@ -32,6 +37,16 @@ class MlflowSettings(TrackerSettings):
     tags: Mapping[str, str] = {}
     """Tags of the run."""
 
+    @field_validator("uri")
+    @classmethod
+    def _has_no_password(cls, uri: str) -> str:
+        if "@" in urlsplit(uri).netloc:
+            raise ValueError(
+                "it has a user or password, which would be in the run's files; set MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD, or the whole address as MLFLOW_TRACKING_URI, and leave it out here"
+            )
+        return uri
+
     def open(self, run: TrackedRun) -> Sink:
         return MlflowSink(self, run)
 
@@ -49,19 +64,25 @@ class MlflowSink(Sink):
         self._metric: Any = Metric
         self._client: Any = MlflowClient(settings.uri or None)
         self._tables: list[dict[str, str]] = []
-        if run.id:
-            self.id = run.id
-            tags = self._client.get_run(run.id).data.tags
-            self._tables = json.loads(tags.get("mlflow.loggedArtifacts", "[]"))
-            self._client.update_run(run.id, status="RUNNING")
-        else:
-            experiment = self._client.get_experiment_by_name(settings.experiment)
-            number = experiment.experiment_id if experiment else self._client.create_experiment(settings.experiment)
-            self.id = self._client.create_run(number, run_name=run.name, tags=dict(settings.tags)).info.run_id
-            flat = [Param(_plain(name), str(value)[:_LONGEST]) for name, value in _flat(run.config)]
-            for first in range(0, len(flat), _MOST):
-                self._client.log_batch(self.id, params=flat[first : first + _MOST])
+        begun = self._client.get_run(run.id) if run.id else self._begun(settings, run)
+        self.id = begun.info.run_id
+        self._tables = json.loads(begun.data.tags.get("mlflow.loggedArtifacts", "[]"))
+        self._client.update_run(self.id, status="RUNNING")
+        if not run.id:
+            flat = [(_plain(name), str(value)[:_LONGEST]) for name, value in _flat(run.config)]
+            new = [Param(*one) for one in flat if one[0] not in begun.data.params]  # they cannot be changed
+            for first in range(0, len(new), _MOST):
+                self._client.log_batch(self.id, params=new[first : first + _MOST])
         self._client.log_dict(self.id, dict(run.config), "config.json")
+
+    def _begun(self, settings: MlflowSettings, run: TrackedRun) -> Any:
+        """A new run, or the one that an opening with the same key began before it failed."""
+        experiment = self._client.get_experiment_by_name(settings.experiment)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(settings.experiment)
+        if run.key and (found := self._client.search_runs([number], f"tags.`{_KEY}` = '{run.key}'")):
+            return found[0]
+        tags = {**settings.tags, **({_KEY: run.key} if run.key else {})}
+        return self._client.create_run(number, run_name=run.name, tags=tags)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)

@@ -51,7 +51,7 @@ class SwanlabSink(Sink):
         import swanlab
 
         self._swanlab: Any = swanlab
-        self.id = run.id or uuid4().hex[:16]
+        self.id = run.id or run.key or uuid4().hex[:16]
         self._run: Any = swanlab.init(
             id=self.id,
             resume="allow",
