@@ -120,6 +120,18 @@ def test_a_result_is_used_again_only_if_it_is_the_same(tmp_path: Path, capsys: p
     assert again() == [False, True], "other weights of the same version"
 
 
+def test_returns_that_do_not_vary_decide_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    env = {"type": "gymnasium", "id": "CartPole-v1", "max_steps": 5}
+    run = str(_run(tmp_path / "a", 1.0, env, policy=_CATEGORICAL))
+    for least in ("0", "-1"):
+        assert main(["eval", "compare", run, run, "--episodes", "3", "--at-least", least]) == 1
+        text = capsys.readouterr().out
+        assert "not decidable, the difference of return has no interval (all initial states differ by the same)" in text
+        assert "[" not in text, "a point is no interval"
+    assert main(["eval", "compare", run, run, "--episodes", "1", "--at-least", "-1", "--json"]) == 1
+    assert _told(capsys)["met"] is None
+
+
 def test_an_environment_of_ones_own_is_played_each_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(_run(tmp_path / "a", 1.0))
     for _ in range(2):

@@ -67,7 +67,30 @@ def test_without_success_the_return_decides() -> None:
     a, b = ([_episode(index, None, base + index) for index in range(3)] for base in (0.0, 1.5))
     found = difference(pair_up(a, b))
     assert found["success"] is None
-    assert [found["return"][name] for name in ("difference", "low", "high")] == [1.5, 1.5, 1.5]
+    assert [found["return"][name] for name in ("difference", "low", "high")] == [1.5, None, None]
+
+
+@pytest.mark.parametrize(
+    ("returns", "has"),
+    [
+        ([(0.0, 5.0)], False),
+        ([(0.0, 5.0)] * 3, False),
+        ([(0.0, 0.0)] * 3, False),
+        ([(0.1, 0.3), (0.7, 0.9), (1.1, 1.3)], False),
+        ([(0.0, 5.0), (0.0, 5.0), (0.0, 5.001)], True),
+        ([(1e-6, 2e-6), (1e-6, 4e-6)], True),
+    ],
+)
+def test_a_difference_without_variance_has_no_interval(returns: list[tuple[float, float]], has: bool) -> None:
+    """Nor has one of rounding alone: 0.3 - 0.1 is not 0.9 - 0.7."""
+    a, b = ([_episode(index, None, own[side]) for index, own in enumerate(returns)] for side in (0, 1))
+    found = difference(pair_up(a, b))["return"]
+    assert (found["low"] is not None, found["high"] is not None) == (has, has)
+
+
+def test_samples_of_one_state_alone_have_no_interval_of_return() -> None:
+    a, b = ([_episode(0, None, base * sample, sample) for sample in range(4)] for base in (1.0, 2.0))
+    assert difference(pair_up(a, b))["return"]["low"] is None
 
 
 def test_samples_of_one_state_count_as_little_as_they_vary() -> None:

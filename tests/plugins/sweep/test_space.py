@@ -71,3 +71,21 @@ def test_a_value_from_a_range_stays_within_it(text: str) -> None:
         assert setting.low <= float(found) <= setting.high
         (value,) = parse_override(f"a={found}").values()
         assert isinstance(value, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "has"),
+    [
+        ("a=1,2", "2", True),
+        ("a=1,2", "1.0", False),
+        ("a=1..8", "8", True),
+        ("a=1..8", "9", False),
+        ("a=1..8", "3.5", False),
+        ("a=1e-5..1e-3:log", "1e-05", True),
+        ("a=1e-5..1e-3:log", "0.002", False),
+        ("a=0.1..0.3", "adam", False),
+    ],
+)
+def test_whether_a_setting_may_take_a_value(text: str, value: str, has: bool) -> None:
+    _, (setting,) = parse([text])
+    assert setting.has(value) is has

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,11 @@ from tests.long import long
 from tests.plugins.sweep.recipe import write
 
 from polyrhythm.cli.main import main
+from polyrhythm.errors import RunFolderError
+from polyrhythm.observe.run_folder import lock_run_folder
+from polyrhythm.plugins.sweep.child import take_run
+from polyrhythm.plugins.sweep.plan import JobResult
+from polyrhythm.plugins.sweep.runs import SweepJournal, take_sweep_folder
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +92,65 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert "sweep.json is damaged" in capsys.readouterr().err
 
 
+@long(20, "three runs")
+def test_a_result_is_used_only_with_its_run_and_of_the_same_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, out = write(tmp_path), tmp_path / "out"
+    words = [recipe, "policy.hidden=8,9", "--out", str(out)]
+    _sweep(capsys, *words)
+    gone, kept = sorted(path.parent for path in out.glob("*/summary.json"))
+    written, text = (kept / "summary.json").stat().st_mtime_ns, Path(recipe).read_text()
+    shutil.rmtree(gone)
+    for old, new, said in (
+        ("versions: 2", "versions: 3", "training.versions was 2 and is 3 now"),
+        ("versions: 2", "versions: 1", "training.versions was 2 and is 1 now"),
+        ("epochs: 2", "epochs: 1", "training.epochs was 2 and is 1 now"),
+    ):
+        Path(recipe).write_text(text.replace(old, new))
+        assert main(["sweep", *words]) == 2
+        assert f"{said}; name another --out, or remove that run" in capsys.readouterr().err
+    Path(recipe).write_text(text)
+    found = _sweep(capsys, *words)
+    assert [one["failures"] for one in found["combinations"]] == [0, 0]
+    assert (gone / "summary.json").is_file(), "it is run again"
+    assert (kept / "summary.json").stat().st_mtime_ns == written
+
+
+def test_results_of_a_missing_run_are_forgotten_whatever_their_versions(tmp_path: Path) -> None:
+    take_sweep_folder(tmp_path)
+    journal = SweepJournal.open(tmp_path, "lamp")
+    done = JobResult({"rate": 1.0})
+    journal.results = {"lr=1-s0@2": done, "lr=1-s0@4": done, "lr=1-s00@4": done, "lr=2-s0@4": done}
+    journal.forget("lr=1-s0")
+    assert list(SweepJournal.open(tmp_path, "lamp").results) == ["lr=1-s00@4", "lr=2-s0@4"]
+
+
+def test_a_run_still_in_use_is_told_with_its_holder(tmp_path: Path) -> None:
+    with lock_run_folder(tmp_path):
+        (tmp_path / "policy.pt").touch()
+        with pytest.raises(RunFolderError, match=rf"in use by process {os.getpid()} after 0\.1 s; wait for it or end"):
+            take_run(tmp_path, 0.1)
+        assert (tmp_path / "policy.pt").exists(), "nothing is removed from a run that is in use"
+    take_run(tmp_path, 0.1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("locked_before", [True, False])
+def test_only_a_run_without_settings_is_removed(begun: bool, locked_before: bool, tmp_path: Path) -> None:
+    for name in ("job/sweep.log", "checkpoints/one", "seen.jsonl", *["config.yaml"] * begun):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    if locked_before:
+        with lock_run_folder(tmp_path):
+            pass
+    before = {one.name for one in tmp_path.iterdir()}
+    take_run(tmp_path)
+    assert {one.name for one in tmp_path.iterdir()} == (before if begun else {"job"})
+    assert (tmp_path / "job" / "sweep.log").is_file()
+
+
 @long(40, "a sweep by halving")
 def test_halving_continues_the_runs_of_the_better_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write(tmp_path)
@@ -141,6 +206,30 @@ def test_optuna_proposes_and_is_asked_again_in_vain(tmp_path: Path, capsys: pyte
     assert len(more["combinations"]) == 3
     before = [one["settings"] for one in first["combinations"]]
     assert all(settings in [one["settings"] for one in more["combinations"]] for settings in before)
+    Path(recipe).write_text(Path(recipe).read_text().replace("minibatch_steps: 64", "minibatch_steps: 32"))
+    assert main(["sweep", *words, "--optuna", "4"]) == 2
+    assert "training.minibatch_steps was 64 and is 32 now" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="the extra optuna is not installed")
+@pytest.mark.parametrize(
+    ("proposed", "differs"),
+    [
+        ({"training.optimizer.lr": "0.001"}, "policy.hidden"),
+        ({"training.optimizer.lr": "0.001", "policy.hidden": "32"}, "policy.hidden"),
+        ({"training.optimizer.lr": "0.5", "policy.hidden": "8"}, "training.optimizer.lr"),
+        ({"training.optimizer.lr": "0.001", "policy.hidden": "8", "seed": "3"}, "seed"),
+    ],
+)
+def test_proposals_of_another_sweep_are_refused(
+    proposed: dict[str, str], differs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, out = write(tmp_path), tmp_path / "out"
+    out.mkdir()
+    (out / "sweep.json").write_text(json.dumps({"recipe": recipe, "proposed": [proposed], "results": {}}))
+    words = [recipe, "training.optimizer.lr=1e-4..1e-2:log", "policy.hidden=8,16", "--optuna", "2", "--out", str(out)]
+    assert main(["sweep", *words]) == 2
+    assert f"which this one would not ({differs} differs); name another --out" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("optuna") is not None, reason="the extra optuna is installed")

@@ -5,8 +5,9 @@ pairing: Newcombe's for paired rates (1998, method 10), and Student's of the pai
 McNemar's exact p. Episodes that one of the two did not end are left out, and counted.
 
 With --at-least X the exit status decides: 0 if the lower end of the interval of success (of return, where no success is
-reported) is at least X, 1 if it is not, 2 if something is wrong. `--at-least 0`: B is better; `--at-least -0.05`: B is
-worse by at most five points.
+reported) is at least X, 1 if it is not or cannot be decided, 2 if something is wrong. `--at-least 0`: B is not worse;
+`--at-least -0.05`: B is worse by at most five points. A difference of return has no interval, and decides nothing, if
+it is of one initial state or the same in all.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polyrhythm.cli import show
 from polyrhythm.cli.arguments import count, whole
+
+if TYPE_CHECKING:
+    from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +65,7 @@ class _Side(NamedTuple):
 
     path: Path
     config: Any
-    weights: Mapping[str, Any]
-    version: int
+    saved: SavedPolicy
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -92,28 +95,34 @@ def run(arguments: argparse.Namespace) -> int:
         "greedy": results[0][0]["greedy"],
         "env": env,
         "at_least": arguments.at_least,
-        "met": None if arguments.at_least is None else decided["low"] >= arguments.at_least,
+        "met": _is_met(decided["low"], arguments.at_least),
     }
     if arguments.json:
         outcomes = [{"task": pair.task, "success": pair.success, "return": pair.returns} for pair in pairs]
         print(json.dumps({**told, "per_pair": outcomes}, indent=2))
     else:
         print(_as_text(told))
-    return 1 if told["met"] is False else 0
+    return 0 if arguments.at_least is None or told["met"] else 1
+
+
+def _is_met(low: float | None, at_least: float | None) -> bool | None:
+    """None: nothing was asked, or there is no interval to decide by."""
+    return None if low is None or at_least is None else low >= at_least
 
 
 def _load(path: Path, overrides: Sequence[str]) -> _Side:
+    from polyrhythm.config.load import validate
     from polyrhythm.observe.run_folder import find_run
     from polyrhythm.pipeline.evaluation.standalone import with_overrides
-    from polyrhythm.pipeline.persistence.checkpoints import load_policy
+    from polyrhythm.pipeline.persistence.checkpoints import read_policy
     from polyrhythm.pipeline.persistence.resume_rules import naming_where_it_began, refuse_missing_folders
 
     path = find_run(path)
     with naming_where_it_began(path):
-        config, weights, version = load_policy(path)
-        config = with_overrides(config, overrides)
+        saved = read_policy(path)
+        config = with_overrides(validate(saved.config, origin=str(saved.file)), overrides)
     refuse_missing_folders(config, "eval compare", path)
-    return _Side(path, config, weights, version)
+    return _Side(path, config, saved)
 
 
 def _refuse_other_episodes(a: _Side, b: _Side) -> dict[str, Any]:
@@ -151,7 +160,7 @@ def _measure(side: _Side, arguments: argparse.Namespace, seed: int, own: int) ->
             return evaluate(side.path, episodes, seed, acts, conditions, live, None, arguments.overrides)
 
     asked = {"episodes": episodes, "seed": seed, "greedy": acts, "samples": samples}
-    return measured(side.path, side.config, side.weights, asked, measure)
+    return measured(side.path, side.config, side.saved, asked, measure)
 
 
 def _described(side: _Side, result: Mapping[str, Any], again: bool) -> dict[str, Any]:
@@ -174,12 +183,18 @@ def _as_text(told: Mapping[str, Any]) -> str:
         texts.append(f"{counts.format(**told['success'])}{'' if p is None else f'; McNemar, exact: p = {p:.3g}'}")
     if told["unpaired"]:
         texts.append(f"{told['unpaired']} episodes ended in one evaluation alone and are left out")
-    if told["met"] is not None:
-        kind = "success" if told["success"] is not None else "return"
-        low = (told["success"] or told["return"])["low"]
-        verb = "met" if told["met"] else "not met"
-        texts.append(f"at least {told['at_least']:g}: {verb}, the lower end of the difference of {kind} is {low:.4g}")
+    if told["at_least"] is not None:
+        texts.append(f"at least {told['at_least']:g}: {_decision(told)}")
     return "\n\n".join(texts)
+
+
+def _decision(told: Mapping[str, Any]) -> str:
+    if told["met"] is None:
+        why = "one initial state" if told["states"] < 2 else "all initial states differ by the same"
+        return f"not decidable, the difference of return has no interval ({why}); play more or other episodes"
+    kind = "success" if told["success"] is not None else "return"
+    low = (told["success"] or told["return"])["low"]
+    return f"{'met' if told['met'] else 'not met'}, the lower end of the difference of {kind} is {low:.4g}"
 
 
 def _row(name: str, part: Mapping[str, Any]) -> dict[str, str]:
@@ -195,6 +210,8 @@ def _row(name: str, part: Mapping[str, Any]) -> dict[str, str]:
     return {**row, "B - A, return": _interval(earned, 1, ".4g")}
 
 
-def _interval(found: Mapping[str, float], scale: int, form: str) -> str:
+def _interval(found: Mapping[str, Any], scale: int, form: str) -> str:
+    if found["low"] is None:
+        return f"{scale * found['difference']:+{form}}"
     low, high = (format(scale * found[name], form) for name in ("low", "high"))
     return f"{scale * found['difference']:+{form}} [{low}, {high}]"

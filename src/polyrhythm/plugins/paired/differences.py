@@ -50,7 +50,8 @@ def difference(pairs: Sequence[Pair]) -> dict[str, Any]:
 
     success: {a, b, difference, low, high, both, only_a, only_b, neither, p}: rates, and counts of pairs; the interval
     is `newcombe`'s, p is `mcnemar`'s, None if states have several samples. return: {a, b, difference, low, high}:
-    means, and Student's interval of the mean difference of the states.
+    means, and Student's interval of the mean difference of the states; low and high are None where it has none: there
+    is one state, or all differ by the same.
     """
     states: dict[tuple[str, int], list[Pair]] = {}
     for pair in pairs:
@@ -58,7 +59,9 @@ def difference(pairs: Sequence[Pair]) -> dict[str, Any]:
     earned = [fmean(pair.returns[1] - pair.returns[0] for pair in own) for own in states.values()]
     mean, low, high = student(earned)
     a, b = (fmean(pair.returns[side] for pair in pairs) for side in (0, 1))
-    found = {"a": a, "b": b, "difference": mean, "low": low, "high": high}
+    rounding = 1e-9 * max(abs(earned) for pair in pairs for earned in pair.returns)
+    bounds = (low, high) if high - low > rounding else (None, None)
+    found = {"a": a, "b": b, "difference": mean, "low": bounds[0], "high": bounds[1]}
     return {"pairs": len(pairs), "states": len(states), "success": _success(list(states.values())), "return": found}
 
 

@@ -1,12 +1,12 @@
-"""Keeps evaluations in the run's folder, and uses one again only where it is provably the same.
+"""Keeps evaluations in the run's folder, and uses one again where all that it is known to depend on is the same.
 
     RUN/evaluated/<key>.json        the evaluation's result with every episode
 
-The key is a hash of all that the result is a function of: weights, all settings, episodes, the files of this package,
-the versions of all installed packages, Python, the processor, devices, and variables of libraries that compute or
-draw. An evaluation is never kept if it depends on something that the key does not hold: an environment or policy that
-is not of this package, a setting of theirs or of the scoring that names a module, a file, a folder or an address, a
-launcher that uses other hosts, or an editable installation of another package.
+The key is a hash of weights, all settings, episodes, the files of this package, the versions of all installed packages,
+Python, the processor, devices and their driver, and variables of libraries that compute. An evaluation is never kept if
+it depends on something that the key does not hold: an environment or policy that is not of this package, a setting of
+theirs or of the scoring that names a module, a file, a folder or an address, pictures (they depend on the libraries
+that draw), a launcher that uses other hosts, or another package that is not in a folder of installed packages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ import polyrhythm
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.files import trouble, write_json
 from polyrhythm.observe.run_folder import CONFIG_FILE, find_run
+from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy
 from polyrhythm.runtime.memory.tensors import count_devices
+from polyrhythm.specs import EnvSpec
 
 log = logging.getLogger(__name__)
 
@@ -45,18 +47,37 @@ _UNREAD = {
     "training",
     "algorithm",
 }
-#: Beginnings of the variables of libraries that compute or draw.
-_VARIABLES = ("CUBLAS", "CUDA", "EGL", "GALLIUM", "LIBGL", "MESA", "MKL", "MUJOCO", "OMP", "PYOPENGL", "TORCH", "VK")
+#: Folders of installed packages, and the file there that names an editable one.
+_INSTALLED, _ORIGIN = {"site-packages", "dist-packages"}, "direct_url.json"
+#: Beginnings of the variables of libraries that compute, and of those that choose these libraries.
+_VARIABLES = (
+    "ATEN",
+    "BLIS",
+    "CUBLAS",
+    "CUDA",
+    "CUDNN",
+    "DNNL",
+    "GOMP",
+    "KMP",
+    "LD_",
+    "MKL",
+    "MUJOCO",
+    "NVIDIA_",
+    "OMP",
+    "ONEDNN",
+    "OPENBLAS",
+    "TORCH",
+)
 
 
 def measured(
-    path: Path, config: RunConfig, weights: Mapping[str, Any], asked: Mapping[str, Any], measure: Callable[[], Any]
+    path: Path, config: RunConfig, saved: SavedPolicy, asked: Mapping[str, Any], measure: Callable[[], Any]
 ) -> tuple[dict[str, Any], bool]:
     """The result of this evaluation, and whether it was there already. asked: what chooses episodes and actions."""
     folder = _folder(path)
-    if folder is None or not _is_self_contained(config):
+    if folder is None or not _is_self_contained(config) or _sees_pictures(saved.spec):
         return measure(), False
-    file = folder / f"{_key(config, weights, asked)}.json"
+    file = folder / f"{_key(config, saved.weights, asked)}.json"
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         if found["per_episode"]:
@@ -86,8 +107,19 @@ def _is_self_contained(config: RunConfig) -> bool:
     named = config.model_dump(mode="json", include={"env", "policy", "scoring"})
     if not ours or config.launcher not in ("inline", "local") or any("/" in x or ":" in x for x in _texts(named)):
         return False
-    urls = {one.name: one.read_text("direct_url.json") or "" for one in distributions()}
-    return not any('"editable": true' in url for name, url in urls.items() if not name.startswith("polyrhythm"))
+    return all(_is_installed(one) for one in distributions() if not one.name.startswith("polyrhythm"))
+
+
+def _is_installed(package: Distribution) -> bool:
+    """False for an editable installation, also a legacy one, and for a package on PYTHONPATH: its version says little
+    about its files."""
+    folder = Path(str(package.locate_file("")))
+    return bool(_INSTALLED & set(folder.parts)) and '"editable": true' not in (package.read_text(_ORIGIN) or "")
+
+
+def _sees_pictures(spec: EnvSpec | None) -> bool:
+    """Also where nothing says that it does not."""
+    return spec is None or any(one.dtype == "uint8" or len(one.shape) > 2 for one in spec.observation.values())
 
 
 def _texts(tree: Any) -> Iterator[str]:
@@ -108,8 +140,9 @@ def _key(config: RunConfig, weights: Mapping[str, Any], asked: Mapping[str, Any]
         found.update(f"{name} {own.dtype} {tuple(own.shape)}\n".encode())
         found.update(own.reshape(-1).view(torch.uint8).numpy().data)
     package = Path(polyrhythm.__file__).parent
-    for file in sorted(package.rglob("*.py")):
-        found.update(str(file.relative_to(package)).encode() + file.read_bytes())
+    for file in sorted(package.rglob("*")):
+        if file.is_file() and file.parent.name != "__pycache__":
+            found.update(str(file.relative_to(package)).encode() + file.read_bytes())
     plain = {
         "config": config.model_dump(mode="json", exclude=_UNREAD),
         "asked": dict(asked),
@@ -122,7 +155,11 @@ def _key(config: RunConfig, weights: Mapping[str, Any], asked: Mapping[str, Any]
 
 
 def _devices() -> list[str]:
-    return [torch.cuda.get_device_name(number) for number in range(count_devices())]
+    try:
+        driver = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        driver = ""
+    return [driver, *(torch.cuda.get_device_name(number) for number in range(count_devices()))]
 
 
 def _processor() -> str:

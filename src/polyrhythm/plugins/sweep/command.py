@@ -17,6 +17,7 @@ failed runs again. Exit status 0: all runs are finished; 1: some failed; 2: some
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import logging
@@ -30,12 +31,12 @@ from typing import TYPE_CHECKING, Any
 
 from polyrhythm.cli import show
 from polyrhythm.cli.arguments import add_recipe, count
-from polyrhythm.errors import ConfigError, PolyrhythmError
+from polyrhythm.errors import ConfigError, PolyrhythmError, RunFolderError
 from polyrhythm.observe.run_folder import CONFIG_FILE, lock_run_folder
 from polyrhythm.plugin import table
 from polyrhythm.plugins.sweep import plan as planning
 from polyrhythm.plugins.sweep import space
-from polyrhythm.plugins.sweep.runs import Sweep, SweepJournal
+from polyrhythm.plugins.sweep.runs import Sweep, SweepJournal, take_sweep_folder
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
@@ -43,8 +44,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAGE_FILE = "comparison.html"
-#: Settings in which a run in the sweep's folder may differ from what the sweep would begin today.
-_FREE = frozenset({"out_dir", "resume", "training.versions"})
+#: Settings in which a run in the sweep's folder may differ from what the sweep would begin today; with --halving also
+#: training.versions.
+_FREE = frozenset({"out_dir", "resume"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,9 +77,16 @@ def run(arguments: argparse.Namespace) -> int:
     candidates = _candidates(arguments, settings, base.seed)
     configs = _checked(arguments, fixed, candidates)
     at_once = slots(configs, count_cores(), visible_devices(), arguments.at_once)
-    _refuse_other_runs(folder, fixed, seeds, list(zip(candidates, configs, strict=True)))
-    journal = SweepJournal.open(folder, arguments.recipe)
+    wanted = list(zip(candidates, configs, strict=True))
+    free = _FREE | ({"training.versions"} if arguments.halving else set())
+    _refuse_other_runs(folder, fixed, seeds, wanted, free)
+    take_sweep_folder(folder)
     with lock_run_folder(folder):
+        journal = SweepJournal.open(folder, arguments.recipe)
+        if arguments.optuna:
+            known = _proposed(journal, settings)
+            configs = [_load(arguments.recipe, _words(fixed, one, None, None)) for one in known]
+            _refuse_other_runs(folder, fixed, seeds, list(zip(known, configs, strict=True)), free)
         plan = _plan(arguments, settings, candidates, seeds, journal, base.training.versions)
 
         def name_of(job: planning.SweepJob) -> str:
@@ -86,7 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
         def words_of(job: planning.SweepJob) -> list[str]:
             return [arguments.recipe, *_words(fixed, plan.combinations[job.combination], job.seed, job.versions)]
 
-        sweep = Sweep(journal, plan, name_of, words_of, at_once)
+        @functools.cache
+        def versions_of(job: planning.SweepJob) -> int:
+            return job.versions or _load(arguments.recipe, words_of(job)[1:]).training.versions
+
+        sweep = Sweep(journal, plan, name_of, words_of, versions_of, at_once)
         log.info("sweep in %s: %d runs at once", folder, len(at_once))
         try:
             sweep.run()
@@ -185,7 +198,11 @@ def _checked(
 
 
 def _refuse_other_runs(
-    folder: Path, fixed: Sequence[str], seeds: Sequence[int], wanted: Sequence[tuple[space.Combination, RunConfig]]
+    folder: Path,
+    fixed: Sequence[str],
+    seeds: Sequence[int],
+    wanted: Sequence[tuple[space.Combination, RunConfig]],
+    free: frozenset[str],
 ) -> None:
     """ConfigError: a run of this sweep is there with other settings, since the recipe was changed."""
     from polyrhythm.pipeline.persistence.resume_rules import differences, saved_config
@@ -197,11 +214,24 @@ def _refuse_other_runs(
             if not (run / CONFIG_FILE).is_file():
                 continue
             today = config.model_dump(mode="json") | ({} if "seed" in combination else {"seed": seed})
-            if other := differences(saved_config(run).model_dump(mode="json"), today, free=_FREE):
+            if other := differences(saved_config(run).model_dump(mode="json"), today, free=free):
                 path, then, now = other[0]
                 problems.append(f"{run}: {path} was {then} and is {now} now; name another --out, or remove that run")
     if problems:
         raise ConfigError(*problems)
+
+
+def _proposed(journal: SweepJournal, settings: Sequence[space.SweptSetting]) -> list[space.Combination]:
+    """Combinations that Optuna has proposed. RunFolderError: they are of other settings, or of other values of them."""
+    for combination in journal.proposed:
+        other = combination.keys() ^ {one.path for one in settings}
+        other |= {one.path for one in settings if one.path in combination and not one.has(combination[one.path])}
+        if other:
+            raise RunFolderError(
+                f"folder {journal.folder} holds a sweep that proposed {space.label(combination)}, which this one would "
+                f"not ({', '.join(sorted(other))} differs); name another --out"
+            )
+    return list(journal.proposed)
 
 
 def _plan(

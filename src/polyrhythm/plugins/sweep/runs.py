@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import queue
-import shutil
 import subprocess
 import sys
 import threading
@@ -25,7 +24,7 @@ from typing import Any
 
 from polyrhythm.errors import RunFolderError
 from polyrhythm.files import write_json
-from polyrhythm.observe.run_folder import CONFIG_FILE, JOB_FOLDER, SUMMARY_FILE
+from polyrhythm.observe.run_folder import CONFIG_FILE, JOB_FOLDER, LOCK_FILE, SUMMARY_FILE
 from polyrhythm.plugins.sweep.plan import JobResult, SweepJob, SweepPlan
 
 log = logging.getLogger(__name__)
@@ -46,16 +45,14 @@ class SweepJournal:
 
     @classmethod
     def open(cls, folder: Path, recipe: str) -> SweepJournal:
-        """Read it, or begin one in a new or empty folder. RunFolderError: it is of another recipe, or damaged."""
+        """Read it, or begin one in a folder from `take_sweep_folder`. RunFolderError: it is of another recipe, or
+        damaged."""
         file = folder / SWEEP_FILE
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
             results = {name: JobResult(**own) for name, own in found["results"].items()}
             journal = cls(folder, found["recipe"], results, found["proposed"])
         except FileNotFoundError:
-            if folder.is_dir() and any(folder.iterdir()):
-                raise RunFolderError(f"folder {folder} is not empty and holds no sweep; name another") from None
-            folder.mkdir(parents=True, exist_ok=True)
             journal = cls(folder, recipe)
             journal.write()
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -66,10 +63,28 @@ class SweepJournal:
             raise RunFolderError(f"folder {folder} holds a sweep of {journal.recipe}, not of {recipe}; name another")
         return journal
 
+    def forget(self, name: str) -> None:
+        """Drop the results of a run that is not there any more."""
+        kept = {key: result for key, result in self.results.items() if key.rpartition("@")[0] != name}
+        if len(kept) < len(self.results):
+            self.results = kept
+            self.write()
+
     def write(self) -> None:
         results = {name: asdict(result) for name, result in self.results.items()}
         content = {"recipe": self.recipe, "proposed": self.proposed, "results": results}
         write_json(self.folder / SWEEP_FILE, content)
+
+
+def take_sweep_folder(folder: Path) -> None:
+    """Make the folder of a sweep. RunFolderError: it holds something else, or cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {one.name for one in folder.iterdir()}
+    except OSError as error:
+        raise RunFolderError(f"folder {folder} cannot be made ({error.strerror}); name another") from error
+    if names - {LOCK_FILE} and SWEEP_FILE not in names:
+        raise RunFolderError(f"folder {folder} is not empty and holds no sweep; name another")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +96,9 @@ class RunningJob:
 
 
 class Sweep:
-    """Runs the jobs of a plan. name_of: folder of a job's run; words_of: its settings; slots: device numbers, as text
-    for CUDA_VISIBLE_DEVICES, for each run at the same time; None leaves them as they are."""
+    """Runs the jobs of a plan. name_of: folder of a job's run; words_of: its settings; versions_of: those it has in
+    all; slots: device numbers, as text for CUDA_VISIBLE_DEVICES, for each run at the same time; None leaves them as
+    they are. A known result is used only while its run is there."""
 
     def __init__(
         self,
@@ -90,9 +106,11 @@ class Sweep:
         plan: SweepPlan,
         name_of: Callable[[SweepJob], str],
         words_of: Callable[[SweepJob], Sequence[str]],
+        versions_of: Callable[[SweepJob], int],
         slots: Sequence[str | None],
     ) -> None:
         self._journal, self._plan, self._name_of, self._words_of = journal, plan, name_of, words_of
+        self._versions_of = versions_of
         self._slots, self._free = slots, list(range(len(slots)))
         self._running: dict[int, RunningJob] = {}
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -114,18 +132,19 @@ class Sweep:
         return self._journal.folder / self._name_of(job)
 
     def _key(self, job: SweepJob) -> str:
-        return f"{self._name_of(job)}@{job.versions or 'all'}"
+        return f"{self._name_of(job)}@{self._versions_of(job)}"
 
     def _begin(self, job: SweepJob) -> None:
-        known, folder = self._journal.results.get(self._key(job)), self.folder_of(job)
-        if known is None and (summary := _summary(folder, job.versions)) is not None:
+        folder = self.folder_of(job)
+        if not (folder / CONFIG_FILE).is_file():
+            self._journal.forget(self._name_of(job))
+        known = self._journal.results.get(self._key(job))
+        if known is None and (summary := _summary(folder, self._versions_of(job))) is not None:
             known = self._keep(job, _result(summary))
         if known is not None:
             self.results[job] = known
             self._plan.end(job, known)
             return
-        if not (folder / CONFIG_FILE).is_file() and folder.is_dir():
-            shutil.rmtree(folder)  # a kill before the run had written its settings
         (folder / JOB_FOLDER).mkdir(parents=True, exist_ok=True)
         slot = self._free.pop(0)
         variables = dict(os.environ)
@@ -153,7 +172,7 @@ class Sweep:
         job, status = running.job, running.process.returncode
         self._free.append(running.slot)
         folder, took = self.folder_of(job), time.monotonic() - running.began
-        summary = _summary(folder, job.versions) if status == 0 else None
+        summary = _summary(folder, self._versions_of(job)) if status == 0 else None
         if summary is not None:
             result = self._keep(job, _result(summary))
             log.info("%s: %s, in %.0f s", self._name_of(job), in_words(result.tally or {}), took)
@@ -184,7 +203,7 @@ class Sweep:
         self._running.clear()
 
 
-def _summary(folder: Path, versions: int | None) -> dict[str, Any] | None:
+def _summary(folder: Path, versions: int) -> dict[str, Any] | None:
     """Summary of the finished run with this many versions; None: there is none yet."""
     from polyrhythm.config.recipes import read
 
@@ -193,7 +212,7 @@ def _summary(folder: Path, versions: int | None) -> dict[str, Any] | None:
         trained = read(folder / CONFIG_FILE)["training"]["versions"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return summary if versions in (None, trained) and _tally(summary) is not None else None
+    return summary if versions == trained and _tally(summary) is not None else None
 
 
 def _tally(summary: Mapping[str, Any]) -> Mapping[str, Any] | None:

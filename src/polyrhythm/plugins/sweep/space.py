@@ -41,6 +41,13 @@ class SweptSetting:
             return str(min(int(self.high), max(int(self.low), round(number))))
         return repr(min(self.high, max(self.low, float(f"{number:.6g}"))))
 
+    def has(self, value: str) -> bool:
+        """Whether it may take this value."""
+        if not self.is_range:
+            return value in self.values
+        form = r"[+-]?\d+" if self.whole else _NUMBER
+        return bool(re.fullmatch(form, value)) and self.low <= float(value) <= self.high
+
     def draw(self, rng: random.Random) -> str:
         if not self.is_range:
             return rng.choice(self.values)
