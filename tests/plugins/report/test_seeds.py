@@ -13,7 +13,7 @@ from polyrhythm.observe.intervals import success_rate, wilson
 from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.plugins.report.data import page_data
 from polyrhythm.plugins.report.read import Run, read_run
-from polyrhythm.plugins.report.seeds import comparison, over_seeds, points_over_seeds, seed_groups
+from polyrhythm.plugins.report.seeds import METRICS, comparison, over_seeds, points_over_seeds, seed_groups
 
 Make = Callable[..., Run]
 
@@ -126,6 +126,14 @@ def test_curves_are_means_where_all_seeds_are_defined() -> None:
     assert over_seeds([[(0, 0.0), (1, 1.0)], [(2, 0.0), (3, 1.0)]])["x"] == [], "no common range"
     assert over_seeds([[(1, 0.0)], [(1, 1.0)]])["mean"] == [0.5]
     assert over_seeds([])["each"] == []
+
+
+def test_values_and_intervals_are_within_the_range_of_the_quantity() -> None:
+    found = over_seeds([[(0, -700.0), (1, 0.5)], [(0, 0.0), (1, 0.9)]], (-1.0, 1.0))
+    assert found["mean"][0] == -0.5, "an outlier is cut before the mean"
+    assert found["each"][0]["y"] == [-1.0, 0.5]
+    assert (min(found["low"]), max(found["high"])) == (-1.0, 1.0)
+    assert all(METRICS[name].range[0] == 0.0 for name in METRICS if name.endswith("approx_kl"))
 
 
 def test_the_nth_evaluations_of_seeds_are_one_point() -> None:

@@ -112,7 +112,8 @@ def draw_curves(runs: Sequence[Run]) -> list[Part]:
     parts = [
         text(
             "Lines: the mean over the seeds of a group, with Student's 95% interval over seeds; a single run has no "
-            "interval. Points: evaluations on held-out seeds.",
+            "interval. Points: evaluations on held-out seeds. The axes fit the lines and points, so a wide interval is "
+            "cut. Explained variance below -1 is drawn at -1.",
             "soft",
         )
     ]

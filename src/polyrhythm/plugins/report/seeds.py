@@ -43,12 +43,13 @@ METRICS = {
     "throughput/transitions_per_s": ComparedMetric("transitions/s", _POSITIVE),
     "staleness/lag_mean": ComparedMetric("lag in versions, mean", _POSITIVE),
     "env/episode_len": ComparedMetric("env steps of an episode", _POSITIVE),
-    "train/actor/proximal_approx_kl": ComparedMetric("KL from proximal, nats"),
-    "train/actor/approx_kl": ComparedMetric("KL from behaviour, nats"),
+    "train/actor/proximal_approx_kl": ComparedMetric("KL from proximal, nats", _POSITIVE),
+    "train/actor/approx_kl": ComparedMetric("KL from behaviour, nats", _POSITIVE),
     "train/actor/clip_fraction": ComparedMetric("share of entries clipped", _RATE),
     "train/actor/entropy_loss": ComparedMetric("entropy, nats"),
     "train/actor/grad_norm": ComparedMetric("gradient norm before clipping", _POSITIVE),
-    "train/critic/explained_variance": ComparedMetric("explained variance", (-math.inf, 1.0)),
+    # Unbounded below early in a critic's training, so drawn as in a run's report.
+    "train/critic/explained_variance": ComparedMetric("explained variance", (-1.0, 1.0)),
 }
 
 Curve = Sequence[tuple[float, float]]
@@ -184,7 +185,7 @@ def over_seeds(curves: Sequence[Curve], limits: Range = _ANY) -> dict[str, Any]:
     x ascends in every curve; empty ones are left out. The mean is linearly interpolated where all curves are defined,
     so that it never jumps where one ends; it is empty for a single curve. limits: of the values and the interval.
     """
-    curves = [own for own in curves if own]
+    curves = [[(x, min(max(y, limits[0]), limits[1])) for x, y in own] for own in curves if own]
     found = _each(curves)
     if len(curves) < 2:
         return found

@@ -126,7 +126,9 @@ function chartOptions(part, axis, holder, content, shown, marks, range) {
       paths: line ? (one.style === "steps" ? uPlot.paths.stepped({ align: -1 }) : undefined) : () => null,
     });
     if (!low) continue;
-    series.push({ points: none, paths: line ? undefined : () => null, width: 0 }, { points: none, paths: line ? undefined : () => null, width: 0 });
+    // An interval may reach far beyond the curves, as Student's of two seeds does, so it does not scale the axis.
+    const edge = { points: none, paths: line ? undefined : () => null, width: 0, auto: false };
+    series.push(edge, { ...edge });
     if (line) bands.push({ series: [high, low], fill: `color-mix(in srgb, ${colour} 18%, transparent)` });
   }
   return {
