@@ -82,7 +82,7 @@ def test_train_without_a_recipe_lists_them(capsys: pytest.CaptureFixture[str]) -
         told = capsys.readouterr()
         shown = " ".join((told.err or told.out).split())
         assert "recipe [section.key=value ...]" in shown
-        assert "cartpole, latency, libero_groot" in shown
+        assert "cartpole, fetch_reach_pixels, latency, libero_groot" in shown
 
 
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
