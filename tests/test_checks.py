@@ -18,7 +18,15 @@ def names(depth: checks.Cost) -> list[str]:
 
 
 def test_deeper_rows_take_the_place_of_cheaper_ones() -> None:
-    assert names("settings") == ["launcher", "devices", "room on the cluster", "ranks", "placement", "notes"]
+    assert names("settings") == [
+        "launcher",
+        "trackers",
+        "devices",
+        "room on the cluster",
+        "ranks",
+        "placement",
+        "notes",
+    ]
     machine, trial, contract = map(names, ("machine", "trial", "contract"))
     assert "policy" in machine
     assert "policy's build" not in machine
@@ -41,7 +49,7 @@ def test_rows_of_plugins_stand_behind_those_that_they_name() -> None:
 
 def test_a_plugins_row_names_a_row_of_the_core_or_a_place_that_is_known() -> None:
     places = {"", "spec", "environment's trial", "custom objective", "episode", "policies", "doctor"}
-    known = {check.name for check in CHECKS} | places
+    known = {check.name for check in CHECKS} | places | {"trackers"}
     assert {one.after for own in load_all("check") for one in own} <= known
 
 

@@ -62,7 +62,8 @@ def test_the_recipe_trains_in_the_environment_of_the_page(tmp_path: Path, monkey
     summary = json.loads(Path("run/summary.json").read_text())
     assert [*summary["after"]["tasks"]] == ["go to the left", "go to the right"]
     assert summary["after"]["metrics"].keys() == {"distance", "effort"}
-    assert all(f"{name} over transitions" in Path("run/report.html").read_text() for name in ("distance", "effort"))
+    page = Path("run/report.html").read_text()
+    assert all(f'"id":"metric-env/metrics/{name}","title":"{name}"' in page for name in ("distance", "effort"))
 
 
 def test_the_metrics_of_the_page_are_those_of_its_spec() -> None:

@@ -1,7 +1,7 @@
-"""Every command and every Python block of README and docs/ is one that works.
+"""Every command and every Python block of README and docs/ is accepted.
 
-All commands go through the parser; settings of shipped recipes are loaded; those that start nothing and take a moment
-run. All Python is compiled, and what it imports from polyrhythm exists. Whole pages run in test_api.py (python-api.md),
+All commands go through the parser; settings of shipped recipes are loaded; only those that start nothing and take a
+moment run. All Python is compiled, and what it imports from polyrhythm exists. Whole pages run in test_api.py (python-api.md),
 test_own_environments.py (that page, first-environment.md), test_extending.py and plugins/workflow/test_page.py.
 """
 
@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 import polyrhythm
-from polyrhythm.cli.main import command_parser, commands, main
+from polyrhythm.cli.main import command_parser, commands, main, split_command
 from polyrhythm.config.explain import paths_to
 from polyrhythm.config.load import load_config
 from polyrhythm.config.recipes import recipe_names
@@ -65,9 +65,10 @@ def _words(command: str) -> Iterator[str]:
 
 def _parsed(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> argparse.Namespace | None:
     """The arguments of a command; None if it prints help."""
-    _, parser = command_parser(words[0])
+    command, rest = split_command(words)
+    _, parser = command_parser(command)
     # One letter stands for a number.
-    given = [re.sub(r"(^|=)[A-Z]$", r"\g<1>1", word) for word in words[1:] if word not in ("[--json]", "...]")]
+    given = [re.sub(r"(^|=)[A-Z]$", r"\g<1>1", word) for word in rest if word not in ("[--json]", "...]")]
     try:
         arguments, unknown = parser.parse_known_intermixed_args(given)
     except SystemExit as end:

@@ -130,7 +130,7 @@ def test_several_wrong_settings_have_a_line_each(capsys: pytest.CaptureFixture[s
         (["train", "quickstart", "freshness.on_update=abort"], "use continue"),
         (["eval", "nowhere"], "is not there"),
         (["train", "cartpole", "out_dir=/proc/x"], "out_dir"),
-        (["train", "cartpole", "resume=nowhere"], "it has no config.yaml; name another, or set resume=never"),
+        (["train", "cartpole", "resume=nowhere"], "it is not there; name another, or set resume=never"),
         (["train", "cartpole", "training.mini_batch_samples=10000000000"], "shared memory: "),
         (["simulate", "nowhere.yaml"], "does not exist; name a YAML description of a cluster, or a shipped one: "),
         (["train", "cartpole", "training.versions="], "no value after =; write one, null for none, or "),

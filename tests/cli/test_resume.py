@@ -348,7 +348,7 @@ def test_a_folder_that_is_no_run_and_out_with_resume_are_refused(
 ) -> None:
     recipe = str(three.parent / "recipe.yaml")
     assert main(["resume", str(run.parent / "none")]) == 2
-    assert "is not a run's folder: it has no config.yaml; name the folder of a run" in capsys.readouterr().err
+    assert "none is not there; name the folder of a run" in capsys.readouterr().err
     assert main(["train", recipe, f"resume={run}", "--out", "elsewhere", "training.versions=4"]) == 2
     assert f"out = elsewhere: the run in {run} goes on where it is; leave out out" in capsys.readouterr().err
     for given, name in ((["--out", "elsewhere"], "--out"), (["out_dir=x"], "out_dir"), (["resume=never"], "resume")):

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+from tests.pipeline.runs import config
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.registry import resolve
@@ -18,6 +19,7 @@ from polyrhythm.envs.base import RowsFailed, batch_traits
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.mujoco import BACKENDS, is_loadable
 from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.evaluation.standalone import with_variants
 from polyrhythm.specs import ArraySpec
 
 
@@ -580,3 +582,29 @@ def test_altered_keyword_arguments_are_variants() -> None:
     assert (found.kind, found.what) == ("vision", "no goal")
     assert found.settings == {"kwargs": {"goal": "hidden"}}
     assert not GymnasiumSettings(id=ID).variants()
+
+
+@pytest.mark.parametrize(
+    ("common", "own", "altered", "expected"),
+    [
+        ({"goal": "shown"}, {}, {"goal": "hidden"}, {"goal": "hidden"}),
+        ({}, {"goal": "shown"}, {"goal": "hidden"}, {"goal": "hidden"}),
+        ({"goal": "shown", "size": 3}, {"goal": "far", "size": 4}, {"goal": "hidden"}, {"goal": "hidden", "size": 4}),
+        ({}, {"light": {"angle": 1, "power": 2}}, {"light": {"power": 0}}, {"light": {"angle": 1, "power": 0}}),
+        ({}, {"goal": "shown"}, {"goal": None}, {"goal": None}),
+        ({}, {"size": 3}, {"goal": "hidden"}, {"size": 3, "goal": "hidden"}),
+    ],
+)
+def test_a_variant_also_changes_what_a_task_sets_for_itself(
+    common: dict[str, Any], own: dict[str, Any], altered: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """Also where one task of two sets the keyword, and the other has it from all."""
+    tasks = [{"id": ID, "name": "one", "instruction": "go", "kwargs": own}, {"id": ID, "name": "two"}]
+    variants = {"other": {"what": "another", "kwargs": altered}}
+    env = {"type": "gymnasium", "kwargs": common, "tasks": tasks, "altered": variants}
+    ((_, found),) = with_variants(config(env=env | {"id": ""}), ["all"]).values()
+    assert isinstance(found.env, GymnasiumSettings)
+    first, second = ({**found.env.kwargs, **task.kwargs} for task in found.env.task_list)
+    assert first == expected
+    assert second == {**common, **altered}
+    assert [(task.name, task.instruction) for task in found.env.task_list] == [("one", "go"), ("two", "")]

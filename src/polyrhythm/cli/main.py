@@ -118,9 +118,8 @@ def _stdout_is_closed() -> bool:
 
 
 def _dispatch(words: Sequence[str]) -> int:
+    command, rest = split_command(words)
     known = commands()
-    size = 2 if " ".join(words[:2]) in known else 1  # `eval compare` is a command of two words
-    command = " ".join(words[:size])
     if command not in known:
         if command and not command.startswith("-"):
             listed = ", ".join(known)
@@ -128,11 +127,17 @@ def _dispatch(words: Sequence[str]) -> int:
         _top_parser().parse_args(words or ["--help"])
         raise AssertionError("argparse accepts no unknown command")
     module, parser = command_parser(command)
-    arguments, unknown = parser.parse_known_intermixed_args(words[size:])
+    arguments, unknown = parser.parse_known_intermixed_args(rest)
     if unknown:
         hint = _settings_hint(unknown[0]) if hasattr(arguments, "overrides") else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return module.run(arguments)
+
+
+def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The command of a command line (one word, or two as in `eval compare`), and the words that follow it."""
+    size = 2 if " ".join(words[:2]) in commands() else 1
+    return " ".join(words[:size]), list(words[size:])
 
 
 class _Parser(argparse.ArgumentParser):

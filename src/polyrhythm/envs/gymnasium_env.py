@@ -64,7 +64,7 @@ class GymnasiumVariant(_Section):
     kind: Literal["vision", "semantic", "position"] = "vision"
     """Aspect that is new to the policy."""
     kwargs: Mapping[str, Any]
-    """Keyword arguments that differ; the others stay."""
+    """Keyword arguments that differ, also from those of a task; the others stay."""
 
 
 def as_wrapper(value: Any) -> Any:
@@ -142,9 +142,21 @@ class GymnasiumSettings(GymnasiumFields):
     def variants(self) -> dict[str, Variant]:
         """The variants of `altered`."""
         return {
-            name: Variant(other.kind, other.what, {"kwargs": dict(other.kwargs)})
+            name: Variant(other.kind, other.what, self._changes(dict(other.kwargs)))
             for name, other in self.altered.items()
         }
+
+    def _changes(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Settings that give these keyword arguments to all tasks, also to one that sets its own."""
+        from polyrhythm.config.load import merge
+
+        if not any(task.kwargs.keys() & kwargs for task in self.tasks):
+            return {"kwargs": kwargs}
+        tasks = [task.model_dump(mode="json") for task in self.tasks]
+        for task in tasks:
+            own = {name: value for name, value in kwargs.items() if name in task["kwargs"]}
+            task["kwargs"] = merge(task["kwargs"], own)
+        return {"kwargs": kwargs, "tasks": tasks}
 
     def load_expert(self) -> Callable[[gymnasium.Env[Any, Any]], Any]:
         """The function of `expert`; without one, a function that is not called. ConfigError: it cannot be imported."""

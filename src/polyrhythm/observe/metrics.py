@@ -116,7 +116,7 @@ def has_updates(folder: Path) -> bool:
 def read_lines(folder: Path) -> list[dict[str, Any]]:
     """Undamaged lines of the run's metrics; empty if the file cannot be read."""
     try:
-        return [content for line in _lines(folder) if (content := _content(line)) is not None]
+        return [content for line in _lines(folder) if (content := line_content(line)) is not None]
     except OSError:
         return []
 
@@ -136,9 +136,9 @@ def rewind(folder: Path, step: int, version: int | None = None) -> None:
     if not path.is_file():
         return
     found = _lines(folder)
-    if damaged := [str(number) for number, line in enumerate(found, 1) if _content(line) is None]:
+    if damaged := [str(number) for number, line in enumerate(found, 1) if line_content(line) is None]:
         log.warning("%s: removed damaged lines: %s", path, ", ".join(damaged))
-    lines = [line for line in found if _is_kept(_content(line), step, version)]
+    lines = [line for line in found if _is_kept(line_content(line), step, version)]
     with atomic_write(path) as unfinished:
         unfinished.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
@@ -153,9 +153,10 @@ def _is_kept(content: Mapping[str, Any] | None, step: int, version: int | None) 
     return version is None or not evaluation or bool(content["step"] <= version)
 
 
-def _content(line: str) -> dict[str, Any] | None:
+def line_content(line: str) -> dict[str, Any] | None:
+    """A line of metrics.jsonl; None if it is damaged."""
     try:
         content = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) and type(content.get("step")) is int else None

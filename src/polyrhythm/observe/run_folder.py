@@ -72,6 +72,14 @@ def find_run(folder: Path) -> Path:
     return folder
 
 
+def refuse_no_run(folder: Path) -> None:
+    """Raise RunFolderError unless this is the folder of a run."""
+    if not folder.exists():
+        raise RunFolderError(f"{folder} is not there; name the folder of a run")
+    if not (folder / CONFIG_FILE).is_file():
+        raise RunFolderError(f"{folder} is not a run's folder: it has no {CONFIG_FILE}; name the folder of a run")
+
+
 def take_file(file: Path) -> Path:
     """Check that a file named by the user does not exist, and make its folder. RunFolderError: it cannot be written."""
     if file.exists():

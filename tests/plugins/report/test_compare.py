@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.cli.main import main
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.intervals import success_rate
 from polyrhythm.observe.metrics import MetricsWriter
 from polyrhythm.plugins.report.compare import run_folders
@@ -76,9 +76,14 @@ def test_a_folder_of_runs_is_all_of_its_runs_once(make: Callable[..., Path], tmp
     assert run_folders([one, tmp_path / "runs"]) == [one, two]
     assert run_folders([tmp_path, one / ".." / "a"]) == [one, two]
     assert run_folders([one, two, tmp_path / "runs" / "comparison.html"]) == [one, two]
-    for single in ([one], [one, one], [tmp_path / "none"], [tmp_path / "x.html"]):
+    for single in ([one], [one, one], [tmp_path / "x.html"]):
         with pytest.raises(ConfigError, match="name two or more"):
             run_folders(single)
+    (tmp_path / "empty").mkdir()
+    for named, words in (("none", "is not there; name"), ("empty", "is not a run's folder")):
+        for paths in ([tmp_path / named], [one, tmp_path / named]):
+            with pytest.raises(RunFolderError, match=words):
+                run_folders(paths)
 
 
 def test_several_runs_have_no_report(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,24 @@ def test_a_video_is_a_file_of_the_gallery(tmp_path: Path, name: object) -> None:
     assert video_path(tmp_path, "a.mp4") == tmp_path / "gallery" / "a.mp4"
 
 
+def test_a_gallery_that_is_a_link_is_not_read(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    for folder in (run, other):
+        folder.mkdir()
+    made = write(other, EPISODE)
+    (other / "gallery" / "a.mp4").write_bytes(b"x")
+    assert (len(read_episodes(other)), video_path(other, "a.mp4")) == (1, other / "gallery" / "a.mp4")
+    (tmp_path / "named").symlink_to(other)
+    assert video_path(tmp_path / "named", "a.mp4") is not None, "the run itself may be named by a link"
+    (run / "gallery").symlink_to(other / "gallery")
+    assert (read_episodes(run), video_path(run, "a.mp4")) == ([], None)
+    (run / "gallery").unlink()
+    (run / "gallery").mkdir()
+    (run / "gallery" / "episodes.jsonl").symlink_to(other / "gallery" / "episodes.jsonl")
+    assert read_episodes(run) == []
+    assert draw([made]) != []
+
+
 def test_a_page_holds_the_smallest_videos(tmp_path: Path) -> None:
     episodes = [{**EPISODE, "index": i, "seed": i, "video": f"{i}.webp"} for i in range(4)]
     run = write(tmp_path, *episodes)

@@ -257,12 +257,24 @@ def test_a_summary_of_something_else_is_one_sentence(run: Callable[..., Path]) -
         RunFolderError, match=rf"^{folder / 'summary.json'} cannot be read .*; repair it, or move it away$"
     ):
         write_report(folder)
-    (folder / "metrics.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(RunFolderError, match=rf"^{folder / 'metrics.jsonl'} cannot be read"):
-        write_report(folder)
-    (folder / "metrics.jsonl").write_text("{\n{}\n")
-    with pytest.raises(RunFolderError, match=rf"^{folder / 'metrics.jsonl'} cannot be read .*; repair line 1, or"):
-        write_report(folder)
+    (folder / "summary.json").unlink()
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").mkdir()
+    assert not page_of(folder).data["runs"][0]["finished"], "as without the file"
+
+
+@pytest.mark.parametrize("damage", [b"{", b"\xff\xfe", b"3", b"", b"{}", b"[" * 100_000, b'{"step": 1.5}'])
+def test_damaged_lines_of_metrics_are_skipped_and_named(run: Callable[..., Path], damage: bytes) -> None:
+    folder = run("1")
+    whole, path = read_run(folder), folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*lines[:2], damage, *lines[2:], b'{"step": 9, "ti']))
+    damaged = read_run(folder)
+    assert (damaged.updates, damaged.evaluations) == (whole.updates, whole.evaluations)
+    assert damaged.setbacks[0] == "metrics.jsonl has damaged lines, which are left out here: 3."
+    assert damaged.setbacks[0] in page_of(folder).texts("advice")
+    path.write_bytes((damage + b"\n") * 12 + b"\n".join(lines))
+    assert read_run(folder).setbacks[0].endswith(": 1, 2, 3, 4, 5, 6, 7, 8, 9, and 3 more.")
 
 
 def test_points_of_the_curves(run: Callable[..., Path]) -> None:

@@ -44,6 +44,25 @@ def make(tmp_path: Path) -> Make:
     return write
 
 
+@pytest.mark.parametrize(
+    ("more", "together"),
+    [
+        ("demonstrations:\n  seed: {}\n", True),
+        ("demonstrations:\n  episodes: {}\n", False),
+        ("evaluation:\n  seed: {}\n", False),
+        ("env:\n  seed: {}\n", False),
+    ],
+)
+def test_the_seed_of_the_demonstrations_is_one_of_the_seeds(make: Make, more: str, together: bool) -> None:
+    runs = []
+    for seed in range(2):
+        folder = make(str(seed), seed, 20).folder
+        with (folder / "config.yaml").open("a") as file:
+            file.write(more.format(seed + 10))
+        runs.append(read_run(folder))
+    assert len(seed_groups(runs)) == (1 if together else 2)
+
+
 def test_runs_with_equal_settings_are_one_group(make: Make) -> None:
     runs = [make("a0", 0, 20), make("b0", 0, 10, lr=0.2), make("a1", 1, 30)]
     assert [[run.folder.name for run in group] for group in seed_groups(runs)] == [["a0", "a1"], ["b0"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from polyrhythm.cli.main import main
 from polyrhythm.errors import RunFolderError, StartError
 from polyrhythm.observe.metrics import MetricsWriter, rewind
 from polyrhythm.plugins.report.increments import apply
@@ -177,6 +179,13 @@ def test_a_range_of_a_video_is_served(ask: Ask, wanted: str, status: int, first:
         assert answer.headers["Content-Range"] == f"bytes {first}-{last}/1024"
 
 
+@pytest.mark.parametrize("wanted", ["", "bytes=0-", "bytes=5-", "bytes=-5", "bytes=0-0"])
+def test_an_empty_video_is_whole(ask: Ask, folder: Path, wanted: str) -> None:
+    (folder / "gallery" / "empty.mp4").write_bytes(b"")
+    answer = ask("/gallery/empty.mp4", Range=wanted)
+    assert (answer.status, answer.body, answer.headers["Content-Length"]) == (200, b"", "0")
+
+
 def test_a_page_gets_what_changed(ask: Ask, folder: Path) -> None:
     found = json.loads(ask("/data.json").body)
     state, data = found["state"], found["data"]
@@ -212,7 +221,7 @@ def test_a_run_that_cannot_be_read_for_a_while_keeps_its_page(ask: Ask, folder: 
     (folder / "progress.json").unlink()
     assert since(ask, state)["trouble"] == ""
     folder.rename(folder.with_name("moved"))
-    assert "config.yaml" in since(ask, state)["trouble"]
+    assert "is not there" in since(ask, state)["trouble"]
     assert ask("/").status == 200
     folder.with_name("moved").rename(folder)
     assert since(ask, state) == {"state": state, "trouble": "", "changes": []}
@@ -239,10 +248,28 @@ def test_a_large_run_is_not_read_all_the_time(folder: Path) -> None:
     assert live.since(state)["changes"] == []
 
 
+def test_readings_that_fail_rest_too(folder: Path) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1.0  # as if each reading took a second
+        return now[0]
+
+    live = LiveRun(folder, clock)
+    (folder / "progress.json").write_text("{")
+    assert "progress.json" in live.since(live.state)["trouble"]
+    (folder / "progress.json").unlink()
+    assert live.since(live.state)["trouble"] != "", "the last reading was not long ago"
+    now[0] += 1000.0
+    assert live.since(live.state)["trouble"] == ""
+
+
 def test_what_is_no_run_or_port_is_refused(folder: Path, tmp_path: Path) -> None:
-    for nothing in (tmp_path / "none", folder / "gallery", folder / "config.yaml"):
+    for nothing in (folder / "gallery", folder / "config.yaml"):
         with pytest.raises(RunFolderError, match=r"is not a run's folder.*name the folder of a run"):
             LiveRun(nothing)
+    with pytest.raises(RunFolderError, match=r"none is not there; name the folder of a run"):
+        LiveRun(tmp_path / "none")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -266,6 +293,36 @@ def watch(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("vacant", ["missing", "empty", "parent"])
+def test_a_run_that_is_about_to_start_is_waited_for(folder: Path, tmp_path: Path, vacant: str) -> None:
+    named, new = tmp_path / "new", tmp_path / "new" / "20260101-000000"
+    if vacant == "empty":
+        named.mkdir()
+    elif vacant == "parent":
+        new.mkdir(parents=True)
+        (new / ".lock").touch()
+    words = [sys.executable, "-m", "polyrhythm", "watch", str(named)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert "no run there yet, waiting" in process.stderr.readline()
+            new.mkdir(parents=True, exist_ok=True)
+            shutil.copy(folder / "config.yaml", new / "config.yaml")
+            assert process.stdout.readline().startswith("http://127.0.0.1:")
+        finally:
+            process.kill()
+
+
+def test_a_folder_of_other_files_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").touch()
+    for named in (tmp_path, tmp_path / "notes.txt"):
+        assert main(["watch", str(named)]) == 2
+        told = capsys.readouterr().err
+        assert "is not a run's folder" in told
+        assert "waiting" not in told
 
 
 def test_ctrl_c_ends_the_command(watch: tuple[subprocess.Popen[str], str]) -> None:

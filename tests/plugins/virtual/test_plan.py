@@ -96,7 +96,7 @@ def test_times_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ([*GIVEN, "--train", "0s"], "train is 0; make it more than 0 seconds"),
         ([*GIVEN, "--max-lag", "-1"], "max_lag is -1; make it 0 or more"),
         ([*GIVEN, "--max-lag", "nan"], "max_lag is nan; make it 0 or more"),
-        (["nowhere"], "folder 'nowhere' has no config.yaml; name the folder of a finished run"),
+        (["nowhere"], "nowhere is not there; name the folder of a run"),
     ],
 )
 def test_what_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

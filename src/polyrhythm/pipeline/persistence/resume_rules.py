@@ -17,7 +17,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.recipes import read
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, MissingError, RunFolderError
-from polyrhythm.observe.run_folder import CONFIG_FILE, new_run_folder, take_folder
+from polyrhythm.observe.run_folder import CONFIG_FILE, new_run_folder, refuse_no_run, take_folder
 from polyrhythm.pipeline.persistence.phases import began_in, command_of, is_finished
 from polyrhythm.sources import fetched_folder
 
@@ -84,8 +84,7 @@ def config_to_resume(folder: Path, overrides: Sequence[str]) -> RunConfig:
 
     RunFolderError: there is no run to resume, or an override changes a fixed setting.
     """
-    if not (folder / CONFIG_FILE).is_file():
-        raise RunFolderError(f"{folder} is not a run's folder: it has no {CONFIG_FILE}; name the folder of a run")
+    refuse_no_run(folder)
     for override in overrides:
         if (name := override.partition("=")[0].strip()) in _WHERE:
             raise goes_on_where_it_is(override, folder, name)
@@ -151,6 +150,8 @@ def new_folder(config: RunConfig, named: Path | None) -> Path:
 
 
 def _fitting(folder: Path, config: RunConfig) -> Path:
+    if not folder.exists():
+        raise RunFolderError(f"resume = {folder}: it is not there; name another, or set resume=never")
     if not (folder / CONFIG_FILE).is_file():
         raise RunFolderError(
             f"resume = {folder}: that is not a run's folder, it has no {CONFIG_FILE}; name another, or set resume=never"

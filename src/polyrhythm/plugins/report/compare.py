@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.observe.run_folder import CONFIG_FILE
+from polyrhythm.observe.run_folder import CONFIG_FILE, refuse_no_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,13 +45,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Folders of the runs that are named; a folder of runs is all of its runs. ConfigError: fewer than two."""
+    """Folders of the runs that are named; a folder of runs is all of its runs.
+
+    RunFolderError: one is not a run's. ConfigError: they are fewer than two.
+    """
     found: dict[Path, Path] = {}
     for path in paths:
         if path.suffix == ".html":  # `compare runs/quickstart/*` also matches the page of an earlier call
             continue
         inner = [] if (path / CONFIG_FILE).is_file() else sorted(_inner(path))
         for folder in inner or [path]:
+            refuse_no_run(folder)
             found.setdefault(folder.resolve(), folder)
     if len(found) < 2:
         named = ", ".join(map(str, found.values())) or ", ".join(map(str, paths))

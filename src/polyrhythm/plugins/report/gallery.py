@@ -44,13 +44,18 @@ def video_path(folder: Path, name: object) -> Path | None:
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         return None
     path = folder / GALLERY_FOLDER / name
-    return path if path.suffix in MEDIA_TYPES and path.is_file() and not path.is_symlink() else None
+    return path if path.suffix in MEDIA_TYPES and _is_own(path) else None
+
+
+def _is_own(path: Path) -> bool:
+    """Whether it is a file of the gallery itself: a link, of it or of the folder, could lead out of the run."""
+    return path.is_file() and not path.is_symlink() and not path.parent.is_symlink()
 
 
 def read_episodes(folder: Path) -> list[dict[str, Any]]:
     """Episodes of the gallery of the run in `folder`, in order of writing."""
     path, found = folder / GALLERY_FOLDER / EPISODES_FILE, dict[tuple[Any, ...], dict[str, Any]]()
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if _is_own(path) else ():
         try:
             episode = _episode(json.loads(line))
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError):

@@ -95,7 +95,7 @@ class LiveRun:
     def _refresh(self) -> None:
         if self._now() < self._rest_until or (seen := self._stat()) == self._seen:
             return
-        complete = False
+        complete, began = False, self._now()
         try:
             complete = self._read()
         except PolyrhythmError as error:
@@ -107,6 +107,8 @@ class LiveRun:
             self.trouble = f"{self.folder} cannot be read ({type(error).__name__}: {error})"
         else:
             self.trouble = ""
+        if self.trouble:  # a reading that fails takes its time too
+            self._rest_until = self._now() + _rest(self._now() - began)
         # Of before the reading: what was written meanwhile is read the next time.
         self._seen = seen if complete or self.trouble else None
 

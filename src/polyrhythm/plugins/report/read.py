@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 from polyrhythm.config.recipes import parse
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.intervals import wilson
-from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, Change, read_changes
+from polyrhythm.observe.metrics import line_content
+from polyrhythm.observe.run_folder import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    Change,
+    read_changes,
+    refuse_no_run,
+)
 from polyrhythm.pipeline.hooks import Alarm, run_hooks
 from polyrhythm.plugins.report.parts import Part, mark
 
@@ -110,8 +118,7 @@ class ReportSection(NamedTuple):
 
 def read_run(folder: Path) -> Run:
     """Read the run in `folder`. RunFolderError: it is not a run's folder, or its files cannot be read."""
-    if not (folder / CONFIG_FILE).is_file():
-        raise RunFolderError(f"{folder} is not a run's folder: it has no config.yaml; name the folder of a run")
+    refuse_no_run(folder)
     try:
         return _read(folder)
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -119,7 +126,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _read(folder: Path) -> Run:
-    lines = _lines(folder / METRICS_FILE)
+    lines, damaged = _lines(folder / METRICS_FILE)
     finished = (folder / SUMMARY_FILE).is_file()
     summary = _json(folder / SUMMARY_FILE if finished else folder / "progress.json")
     if not finished:
@@ -136,7 +143,7 @@ def _read(folder: Path) -> Run:
     measured = _evaluations(lines, per_version)
     alarms = [alarm for hooks in run_hooks() for alarm in hooks.alarms(lines)]
     warned = summary.get("warnings", [alarm.text for alarm in alarms])
-    return replace(run, evaluations=measured, setbacks=warned, alarms=alarms)
+    return replace(run, evaluations=measured, setbacks=[*damaged, *warned], alarms=alarms)
 
 
 def _evaluations(lines: list[Line], per_version: int) -> list[Measured]:
@@ -271,19 +278,15 @@ def _json(path: Path) -> dict[str, Any]:
         return content
 
 
-def _lines(path: Path) -> list[Line]:
-    """The lines of a metrics file; a truncated last line is skipped."""
+def _lines(path: Path) -> tuple[list[Line], list[str]]:
+    """The lines of a metrics file, and a sentence about damaged ones; those and an unfinished last one are skipped."""
     with _naming(path):
-        texts = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    found: list[Line] = []
-    for number, text in enumerate(texts, 1):
-        try:
-            found.append(json.loads(text))
-        except ValueError:
-            if number < len(texts):
-                with _naming(path, f"repair line {number}, or move the file away"):
-                    raise
-    return found
+        texts = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    contents = [line_content(text) for text in texts]
+    damaged = [str(number) for number, content in enumerate(contents[:-1], 1) if content is None]
+    about = f"{path.name} has damaged lines, which are left out here: {', '.join(damaged[:9])}"
+    more = f", and {len(damaged) - 9} more" if len(damaged) > 9 else ""
+    return [content for content in contents if content is not None], [f"{about}{more}."] if damaged else []
 
 
 @contextmanager

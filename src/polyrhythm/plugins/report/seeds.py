@@ -18,8 +18,8 @@ import numpy as np
 from polyrhythm.observe.intervals import student, wilson
 from polyrhythm.plugins.report.read import POINTS, Measured, Point, Run, curve, training_points
 
-#: Settings in which runs of one group may differ: the seed, and where the run is.
-_FREE = ("seed", "name", "out_dir", "resume")
+#: Settings in which runs of one group may differ: seeds, and where the run is. Not that of the evaluation: its states.
+_FREE = ("seed", "demonstrations.seed", "name", "out_dir", "resume")
 #: Points of a mean curve; settings named in a group's label.
 _COLUMNS, _NAMED = 80, 3
 #: Axes of curves: name → attribute of a point.

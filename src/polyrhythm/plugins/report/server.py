@@ -33,8 +33,9 @@ from polyrhythm.plugins.report.page import live_html
 log = logging.getLogger(__name__)
 
 _ADDRESS = "127.0.0.1"
-#: Seconds that a connection may be silent; connections at once; bytes of a video that are read at once.
-_SILENT_S, _CONNECTIONS, _BLOCK = 30.0, 32, 1 << 18
+#: Seconds that a connection may be silent, longer than a page's pause between two polls: silent ones take the place of
+#: others; connections at once; bytes of a video that are read at once.
+_SILENT_S, _CONNECTIONS, _BLOCK = 5.0, 32, 1 << 18
 _RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -195,9 +196,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _range(header: str, size: int) -> tuple[int, int]:
-    """First and last byte to send; first > last if there are none of the wanted ones. Without one range: all."""
+    """First and last byte to send; first > last if there are none of the wanted ones. Without one range, and of an
+    empty file: all."""
     found = _RANGE.fullmatch(header)
-    if found is None or found.group() == "bytes=-":
+    if found is None or found.group() == "bytes=-" or not size:
         return 0, size - 1
     first, last = found.groups()
     if not first:

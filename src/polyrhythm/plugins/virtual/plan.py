@@ -10,7 +10,7 @@ from typing import Any
 
 from polyrhythm.cli import show
 from polyrhythm.errors import ConfigError, RunFolderError
-from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, find_run
+from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, find_run, refuse_no_run
 from polyrhythm.plugins.memory_estimate import command as plan_memory
 from polyrhythm.plugins.virtual.planning import Layout, Profile, Workload, advise, expected_longest, profile
 from polyrhythm.specs.distributions import Constant, Distribution, parse_distribution, parse_duration
@@ -170,7 +170,8 @@ def _measured(folder: Path, workers: int | None) -> tuple[Profile, float]:
     from polyrhythm.config.load import load_config
 
     folder = find_run(folder)
-    for name in (CONFIG_FILE, SUMMARY_FILE, METRICS_FILE):
+    refuse_no_run(folder)
+    for name in (SUMMARY_FILE, METRICS_FILE):
         if not (folder / name).is_file():
             raise RunFolderError(f"folder {str(folder)!r} has no {name}; name the folder of a finished run")
     config = load_config(folder / CONFIG_FILE)

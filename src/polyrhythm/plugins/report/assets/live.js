@@ -23,7 +23,7 @@ function startLive(data) {
   let state = data.live;
   const bar = element("p", {class: "live", role: "status"});
   document.body.prepend(bar);
-  let wait = POLL_MS;
+  let wait = POLL_MS, busy = false;
 
   function tell(words, tone) {
     if (bar.textContent !== words) bar.textContent = words;
@@ -31,6 +31,8 @@ function startLive(data) {
   }
 
   async function poll() {
+    if (busy) return; // two answers to one state would both be applied
+    busy = true;
     try {
       const answer = await fetch(`data.json?after=${encodeURIComponent(state)}`, {cache: "no-store"});
       if (!answer.ok) throw new Error(`status ${answer.status}`);
@@ -45,6 +47,8 @@ function startLive(data) {
     } catch (error) {
       wait = Math.min(2 * wait, POLL_MOST_MS);
       tell("polyrhythm watch does not answer; the page shows the last state.", "trouble");
+    } finally {
+      busy = false;
     }
   }
 

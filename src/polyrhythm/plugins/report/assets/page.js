@@ -19,6 +19,7 @@ function showPage(data) {
   const main = document.getElementById("page");
   if (!main.firstChild) main.append(header(data), element("nav", { "aria-label": "Sections" }));
   document.querySelector("h1").textContent = data.title;
+  document.getElementById("axes").hidden = !hasBothAxes(data);
   const wanted = new Set(data.sections.map((section) => section.id));
   for (const [id, old] of page.sections) if (!wanted.has(id)) removeSection(id, old);
   let before = main.querySelector("nav");
@@ -34,6 +35,7 @@ function showPage(data) {
 }
 
 function drawSection(section, json, old, before) {
+  const restore = old ? used(old.node) : null;
   old?.drawn.forEach((one) => one.destroy?.());
   const node = element("section", { id: section.id }, section.heading ? element("h2", {}, section.heading) : null);
   if (old) old.node.replaceWith(node);
@@ -44,7 +46,32 @@ function drawSection(section, json, old, before) {
     const draw = PARTS[part.kind];
     return (draw ? draw(part, box, page) : null) ?? {};
   });
+  restore?.(node);
   return { json, node, drawn };
+}
+
+/** What the reader does in a section: the focus, details that are open, videos that play. Returns the function that
+    brings it to the section's new node. */
+function used(node) {
+  const all = (where, selector) => [...where.querySelectorAll(selector)];
+  const focusable = "button, input, select, summary, [tabindex]";
+  const focus = document.activeElement, place = all(node, focusable).indexOf(focus);
+  const text = focus?.type === "search" ? [focus.selectionStart, focus.selectionEnd] : null;
+  const open = new Set(all(node, "details").filter((one) => one.open).map((one) => one.firstChild.textContent));
+  const played = new Map(all(node, "video").filter((one) => one.currentTime).map((one) => [one.src, [one.currentTime, one.paused]]));
+  return (fresh) => {
+    for (const one of all(fresh, "details")) one.open ||= open.has(one.firstChild.textContent);
+    for (const one of all(fresh, "video")) {
+      if (!played.has(one.src)) continue;
+      const [time, paused] = played.get(one.src);
+      one.currentTime = time;
+      if (!paused) one.play().catch(() => { /* the browser may forbid it */ });
+    }
+    const again = all(fresh, focusable)[place];
+    if (!again || again.tagName !== focus.tagName) return;
+    again.focus({ preventScroll: true });
+    if (text) again.setSelectionRange(...text);
+  };
 }
 
 function removeSection(id, old) {
@@ -53,9 +80,13 @@ function removeSection(id, old) {
   page.sections.delete(id);
 }
 
-function header(data) {
+/** Whether a chart has both axes; in a run that begins none has. */
+function hasBothAxes(data) {
   const charts = data.sections.flatMap((section) => section.parts).filter((part) => part.kind === "chart");
-  const both = charts.some((part) => "time" in part.x && "transitions" in part.x);
+  return charts.some((part) => "time" in part.x && "transitions" in part.x);
+}
+
+function header(data) {
   const axes = element("span", { class: "switch", role: "group", "aria-label": "Axis of the curves" },
     ["transitions", "time"].map((axis) => button(`over ${axis}`, "axis of all curves (x)", () => switchAxis(axis), axis === page.axis)));
   axes.id = "axes";
@@ -65,7 +96,7 @@ function header(data) {
     "Drag over a figure: zoom. Double click: show all. Ctrl and wheel: zoom. With a figure focused (Tab): + − zoom, 0 all, " +
     "arrows next point or move, in the timeline u one update, s one chunk step. Anywhere: x axis of the curves, d colours, j and k next and previous section. " +
     "Legend: click shows or hides, with Shift only that one."));
-  return element("header", {}, element("h1", {}, data.title), element("div", { class: "switches" }, both ? axes : null, theme, keys));
+  return element("header", {}, element("h1", {}, data.title), element("div", { class: "switches" }, axes, theme, keys));
 }
 
 function switchAxis(axis) {
@@ -106,7 +137,7 @@ function redrawAll() {
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) return;
   if (event.key === "d") switchTheme();
-  else if (event.key === "x" && document.getElementById("axes")) switchAxis(page.axis === "time" ? "transitions" : "time");
+  else if (event.key === "x" && !document.getElementById("axes").hidden) switchAxis(page.axis === "time" ? "transitions" : "time");
   else if (event.key === "j" || event.key === "k") {
     const tops = [...page.sections.values()].map((section) => section.node).map((node) => [node, node.getBoundingClientRect().top]);
     const next = event.key === "j" ? tops.find(([, top]) => top > 20) : tops.reverse().find(([, top]) => top < -20);

@@ -2,6 +2,9 @@
 // that draws it: (part, box, page) -> {redraw(), destroy()} or nothing. A later script may add kinds.
 "use strict";
 
+/** Column and direction by which tables are sorted, by caption. */
+const sorts = new Map();
+
 const PARTS = {
   text(part, box) {
     box.append(element("p", { class: part.tone }, part.text));
@@ -29,11 +32,16 @@ const PARTS = {
         const down = head.getAttribute("aria-sort") === "ascending";
         for (const other of heads) other.setAttribute("aria-sort", "none");
         head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        show([...part.rows].sort((a, b) => (down ? -1 : 1) * compareCells(a[place], b[place])));
+        sorts.set(part.caption, { place, down });
+        show(sortedRows(part.rows, place, down));
       }));
       return head;
     });
-    show(part.rows);
+    const sort = sorts.get(part.caption); // of before the table was drawn anew
+    if (sort && sort.place < heads.length) {
+      heads[sort.place].setAttribute("aria-sort", sort.down ? "descending" : "ascending");
+      show(sortedRows(part.rows, sort.place, sort.down));
+    } else show(part.rows);
     box.append(element("p", { class: "soft" }, part.caption), element("div", { class: "scroll", tabindex: 0 },
       element("table", { "aria-label": part.caption }, element("thead", {}, element("tr", {}, heads)), body)));
   },
@@ -72,11 +80,15 @@ const PARTS = {
   },
 };
 
-/** Numbers by value, at the end what is none; other texts by the alphabet. */
-function compareCells(a, b) {
-  const [x, y] = [a, b].map((text) => parseFloat(String(text).replace(/[,\u00a0]/g, "")));
-  if (Number.isNaN(x) && Number.isNaN(y)) return String(a).localeCompare(String(b));
-  return (Number.isNaN(x) ? Infinity : x) - (Number.isNaN(y) ? Infinity : y) || 0;
+/** Rows by a column: numbers by value, then, either way, what is none, by the alphabet. */
+function sortedRows(rows, place, down) {
+  const sign = down ? -1 : 1;
+  const number = (row) => parseFloat(String(row[place]).replace(/[,\u00a0]/g, ""));
+  return [...rows].sort((a, b) => {
+    const [x, y] = [number(a), number(b)];
+    if (Number.isNaN(x) && Number.isNaN(y)) return sign * String(a[place]).localeCompare(String(b[place]));
+    return Number.isNaN(x) - Number.isNaN(y) || sign * (x === y ? 0 : x - y);
+  });
 }
 
 /** Switches of a figure's series. hidden: set of the places that are off, which a click changes before `changed`. */
