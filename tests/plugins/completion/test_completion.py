@@ -43,10 +43,10 @@ def test_a_word_that_was_begun_is_completed(words: list[str], some: list[str]) -
 
 
 def test_each_command_and_recipe_is_offered() -> None:
-    assert set(commands()) <= set(candidates([""]))
+    assert {name for name in commands() if " " not in name} <= set(candidates([""]))
     assert set(recipe_names()) <= set(candidates(["train", ""]))
     for command in commands():
-        assert "--help" in candidates([command, "-"])
+        assert "--help" in candidates([*command.split(), "-"])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def candidates(words: Sequence[str]) -> list[str]:
 def _possible(before: Sequence[str], last: str) -> Sequence[str]:
     known = commands()
     if not before:
-        return [*known, "--help", "--version"]
+        return [*(name for name in known if " " not in name), "--help", "--version"]
     command, words = before[0], before[1:]
     if command not in known:
         return []

@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from polyrhythm.plugins.completion.candidates import candidates
-
 # Files are left to the shell: it completes them where nothing here fits. bash breaks words at = and :, so the words
 # are cut from the line, and what stands before the last of these two is cut from the answers.
 _BASH = r"""_polyrhythm() {
@@ -60,5 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.shell in SCRIPTS:
         print(SCRIPTS[arguments.shell], end="")
     else:
+        from polyrhythm.plugins.completion.candidates import candidates
+
         print(*candidates(sys.stdin.read().removesuffix("\n").split("\n")), sep="\n")
     return 0
