@@ -31,7 +31,11 @@ HERE = Path(__file__).resolve().parents[2]
 #: Recipe and settings of each run.
 RUNS: dict[str, tuple[str, ...]] = {
     "cartpole": ("cartpole", "training.versions=12"),
-    "quickstart": ("quickstart", "training.versions=3", "training.critic_warmup_updates=1", "evaluation.episodes=8"),
+    "quickstart": (  # as the recipe was at `before-38`
+        *("quickstart", "training.versions=3", "training.critic_warmup_updates=1", "evaluation.episodes=8"),
+        *("rollout.simulators=1", "rollout.rows=32", "rollout.sharding=even:4", "supervised.steps=45"),
+        *("training.optimizer.lr_final_fraction=0.4", "demonstrations.episodes_per_task=8"),
+    ),
     "pi0": ("quickstart_pi0", "training.versions=2", "training.critic_warmup_updates=0", "evaluation.episodes=4"),
     "chains": (
         *("quickstart_lm", "env.terms=[2,3]", "training.versions=2", "evaluation.episodes=16", "rollout.rows=64"),

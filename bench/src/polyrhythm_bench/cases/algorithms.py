@@ -83,9 +83,13 @@ TASKS = {
     "spot": TrainingTask(
         "quickstart",
         (
-            *("rollout.rows=144", "rollout.sharding=even:9", "rollout.action_repeat=1", "rollout.segment_steps=0"),
-            *("training.versions=160", "training.mini_batch_samples=16"),
-            *("training.optimizer={lr: 2.0e-4, value_lr: 2.0e-3}", "algorithm.gamma=0.9", "algorithm.bootstrap=never"),
+            *("rollout.simulators=1", "rollout.rows=144", "rollout.sharding=even:9", "rollout.action_repeat=1"),
+            *("rollout.segment_steps=0", "training.versions=160", "training.mini_batch_samples=16"),
+            *(
+                "training.optimizer={lr: 2.0e-4, lr_final_fraction: 0.4, value_lr: 2.0e-3}",
+                "algorithm.gamma=0.9",
+                "algorithm.bootstrap=never",
+            ),
             "env={type: polyrhythm_bench.workloads.spot_env:SpotSettings, reward: progress}",
             *("policy.width=32", "policy.layers=1", "evaluation.swapped=false"),
             *("demonstrations.episodes_per_task=64", "supervised.steps=40"),
