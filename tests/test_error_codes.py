@@ -64,6 +64,8 @@ def test_each_class_has_a_code_for_any_sentence() -> None:
     [
         (ConfigError("env.tasks = a: no such key; did you mean b?"), "PR101"),
         (ConfigError("rollout.rows = 0: it must be at least 1", origin="cartpole"), "PR104"),
+        (ConfigError("tracking.0.type = 'wandbb': did you mean wandb? known types are wandb"), "PR104"),
+        (ConfigError("training.optimizer.lr: a range has no list of values; add --random N or --optuna N"), "PR110"),
         (ConfigError("env.reward = dense: push has no such reward", origin="cartpole"), "PR111"),
         (ConfigError("cartpole.env.reward = dense: odd"), "PR100"),
         (MissingError("env.type = a: the package b is not installed; run: pip"), "PR201"),

@@ -64,6 +64,18 @@ def test_runs_are_compared_over_their_seeds(
     assert found["settings"] == {"training.lr": ["0.1", "0.11"]}
 
 
+def test_runs_of_different_environments_are_noted(
+    make: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, env in (("a", "cartpole"), ("b", "push")):
+        with (make(name, 0, 0.1) / "config.yaml").open("a") as file:
+            file.write(f"env:\n  type: {env}\n")
+    words = "Different environments (env.type cartpole, push): their results cannot be compared."
+    assert main(["compare", str(tmp_path / "runs")]) == 0
+    assert words in capsys.readouterr().out
+    assert words in (tmp_path / "runs" / "comparison.html").read_text()
+
+
 def test_a_page_is_written_where_it_is_named(make: Callable[..., Path], tmp_path: Path) -> None:
     folders = [str(make("a", 0, 0.1)), str(make("b", 1, 0.1))]
     assert main(["compare", *folders, "--json", "--out", str(tmp_path / "x.html")]) == 0

@@ -238,6 +238,11 @@ def load_init_weights(config: RunConfig, policy: Policy) -> None:
     unchanged: there are no weights, or they belong to other settings.
     """
     path = Path(config.init_from)
+    if "://" in config.init_from:
+        raise RunFolderError(
+            f"init_from = {config.init_from}: it takes a run or a file of this machine; names such as hf://owner/name "
+            "are taken by policy.checkpoint"
+        )
     if not path.exists():
         raise RunFolderError(f"init_from = {path}: it does not exist; name the folder of a run or its policy.pt")
     path = find_run(path)

@@ -46,8 +46,11 @@ def settings_table(found: Mapping[str, Any]) -> Table:
 
 
 def notes(found: Mapping[str, Any]) -> list[str]:
-    """Sentences on what the intervals cannot say."""
+    """Sentences on what the table cannot say: of other environments, seeds that are there twice, unfinished runs."""
     sentences = []
+    if envs := found["settings"].get("env.type"):
+        names = ", ".join(dict.fromkeys(envs))
+        sentences.append(f"Different environments (env.type {names}): their results cannot be compared.")
     for group in found["groups"]:
         twice = [seed for seed, count in Counter(group["seeds"]).items() if count > 1]
         if twice:

@@ -214,7 +214,7 @@ def tiles(run: Run) -> list[Part]:
         found.append(("lag", f"{summary['lag']['mean']:.2f}", f"largest {summary['lag']['max']}"))
     if "faults" in summary:
         found.append(("faults", str(len(run.faults)), "stations replaced"))
-    if wall := summary.get("wall_s"):
+    if run.finished and (wall := summary.get("wall_s")):  # before, that of the phases that have ended
         total = wall.get("total", sum(wall.values()))
         found.append(("wall time", f"{total / 60:.1f}", "minutes"))
     return [parts.tiles(found)] if found else []
