@@ -58,7 +58,7 @@ DRAWER = TrainingTask(
 )
 #: The unchanged recipe. The policy improves through all 60 versions, so lag costs more of the area.
 REACH = TrainingTask("reach", ("rollout.rows=48", "rollout.sharding=even:3"), window=32)
-#: The quickstart from pixels, with half of the recipe's episodes and one simulator. Its warm start is longer and its steps are smaller:
+#: The quickstart from pixels, with half of the recipe's episodes and one simulator. Its steps are smaller:
 #: with the recipe's own, curves of one mode differ by half, and three seeds cannot tell what lag costs.
 QUICKSTART = TrainingTask(
     "quickstart",
