@@ -1,8 +1,9 @@
 """Every command and every Python block of README and docs/ is accepted.
 
 All commands go through the parser; settings of shipped recipes are loaded; only those that start nothing and take a
-moment run. All Python is compiled, and what it imports from polyrhythm exists. Whole pages run in test_api.py (python-api.md),
-test_own_environments.py (that page, first-environment.md), test_extending.py and plugins/workflow/test_page.py.
+moment run. All Python is compiled, and what it imports from polyrhythm exists. Whole pages run in test_api.py
+(python-api.md), test_own_environments.py (that page, first-environment.md), test_extending.py and
+plugins/workflow/test_page.py.
 """
 
 from __future__ import annotations
