@@ -82,7 +82,7 @@ def test_a_run_on_two_hosts_says_by_host_what_was_where(tmp_path: Path) -> None:
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert (last["hosts/faults/host-1"], last["hosts/faults/host-2"]) == (0, 1)
     assert {"hosts/utilisation/host-1", "hosts/utilisation/host-2"} <= last.keys()
-    assert "<h2>Hosts</h2>" in (folder / "report.html").read_text()
+    assert '"heading":"Hosts"' in (folder / "report.html").read_text()
     check_timeline(folder / "trace.json", took_s, AHEAD_S if clock else 0)
 
 
