@@ -81,7 +81,7 @@ def test_a_run_keeps_the_first_conversations_of_each_evaluation(
     page = (tmp_path / "report.html").read_text()
     said = page[page.index('"heading":"Prompts and answers"') :]
     message = next(turn["message"] for entry in after for turn in entry["turns"] if turn["message"].startswith("<"))
-    assert message.replace("<", "\\u003c") in said
+    assert message.replace("<", "\\u003c").replace(">", "\\u003e") in said
     assert message not in said
 
     file = tmp_path / "said" / "own.jsonl"
