@@ -130,7 +130,7 @@ def test_a_mode_is_the_quickstart_but_for_what_makes_it(name, choice):
     theirs, own = recipe.training, config.training
     unlike = {"optimizer", "critic_warmup_updates"}
     assert own.model_dump(exclude=unlike) == theirs.model_dump(exclude=unlike)
-    assert config.rollout.rows * config.rollout.simulators == recipe.rollout.rows
+    assert config.rollout.rows * config.rollout.simulators == recipe.rollout.rows * recipe.rollout.simulators
     waits = name in ("lockstep", "rollout_async")
     assert (config.freshness.max_lag, config.freshness.on_update) == ((0, "drain") if waits else (1, "continue"))
     assert config.batching.type == ("lockstep" if name in ("lockstep", "train_async") else "dynamic")

@@ -54,7 +54,7 @@ def test_a_vector_environment_learns_and_its_metrics_are_everywhere(
         measured = [line[key] for line in run["lines"] if key in line]
         assert measured == [run["before"]["metrics"][name], run["after"]["metrics"][name]]
     assert run["after"]["metrics"]["distance"] < run["before"]["metrics"]["distance"]
-    assert "The environment&#x27;s own metrics" in (folder / "report.html").read_text()
+    assert "The environment's own metrics" in (folder / "report.html").read_text()
 
 
 def test_a_text_environment_is_one_file_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

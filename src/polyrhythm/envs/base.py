@@ -287,8 +287,11 @@ def traits_of(settings: object) -> EnvTraits:
 def batch_traits(batch: object) -> EnvTraits:
     """Traits of an env batch: its own `traits`, else those of its methods."""
     declared = getattr(batch, "traits", None)
-    if isinstance(declared, EnvTraits):
-        return declared
+    return declared if isinstance(declared, EnvTraits) else method_traits(batch)
+
+
+def method_traits(batch: object) -> EnvTraits:
+    """Traits of an env batch by its methods alone."""
     return EnvTraits(**{name: _has(batch, methods) for name, methods in BATCH_METHODS.items()})
 
 

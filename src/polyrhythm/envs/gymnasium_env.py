@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from polyrhythm.conformance import raised
-from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult, Variant
+from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult, Variant, method_traits
 from polyrhythm.envs.gymnasium_spaces import Observations, action_converter, action_entries, action_spec
 from polyrhythm.envs.info import InfoReader, as_aggregates
 from polyrhythm.envs.mujoco import instabilities, mujoco_data, refuse_unstable
@@ -108,7 +108,9 @@ class GymnasiumSettings(GymnasiumFields):
     Discrete, MultiDiscrete or MultiBinary. A state that MuJoCo finds unstable fails its row.
     """
 
-    traits: ClassVar = EnvTraits(resets_ahead=True, wraps=True, rendering=True, draws_rows=True, discards_rows=True)
+    traits: ClassVar = EnvTraits(
+        resets_ahead=True, wraps=True, rendering=True, draws_rows=True, discards_rows=True, variants=True
+    )
 
     type: Literal["gymnasium"] = "gymnasium"
     id: str = ""
@@ -247,7 +249,7 @@ class GymnasiumBatch:
         self.made = {(0, task): env for task, env in enumerate(firsts)}
         self.envs = [self._env(row, 0) for row in range(rows)]
         self._to_env = action_converter(firsts[0].action_space)
-        self.traits = replace(settings.traits, expert=bool(settings.expert))
+        self.traits = replace(method_traits(self), expert=bool(settings.expert))
         self._expert = settings.load_expert()
         self._where = [settings.where(task) for task in range(len(firsts))]
         self._seen = settings.observations(firsts[0].observation_space, self._where[0], rows)
