@@ -3,7 +3,8 @@
 It keeps its settings. Some may be changed, which is recorded in the folder and marked in the report:
 
 training.versions, training.optimizer.lr, training.optimizer.lr_final_fraction, training.optimizer.value_lr,
-training.optimizer.warmup_updates, training.optimizer.warmup_steps; evaluation, checkpoint, prometheus;
+training.optimizer.warmup_updates, training.optimizer.warmup_steps; evaluation, checkpoint, prometheus,
+tracking;
 
 where and how it runs: launcher, ray, placement, data_plane, supervision, shutdown_s, policy.engine,
 rollout.reset_ahead, scoring.processes, scoring.at_a_time, scoring.try_first, join.address, join.port,

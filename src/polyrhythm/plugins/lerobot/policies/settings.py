@@ -86,7 +86,7 @@ class LerobotSettings(Section):
 
     type: Literal["lerobot"] = "lerobot"
     """The policy's name."""
-    checkpoint: str
+    checkpoint: str = ""
     """Folder of save_pretrained with its pre- and post-processor, or hf://owner/name@revision."""
     python: str = ""
     """Python that has lerobot: a name made by `polyrhythm envs setup`, or the path of an interpreter; empty: this."""
