@@ -72,6 +72,12 @@ def find_run(folder: Path) -> Path:
     return folder
 
 
+def run_of(path: Path, above: int = 2) -> Path | None:
+    """The folder of the run that is, or has, this path; None outside a run. above: folders above it that are looked
+    at."""
+    return next((one for one in (path, *path.resolve().parents[:above]) if (one / CONFIG_FILE).is_file()), None)
+
+
 def refuse_no_run(folder: Path) -> None:
     """Raise RunFolderError unless this is the folder of a run."""
     if not folder.exists():

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
-from polyrhythm.cli.main import command_parser, commands
+from polyrhythm.cli.main import command_parser, commands, split_command
 from polyrhythm.config.recipes import recipe_names
 from polyrhythm.config.registry import known_types
 from polyrhythm.plugin import table
@@ -27,13 +27,11 @@ def _possible(before: Sequence[str], last: str) -> Sequence[str]:
     known = commands()
     if not before:
         return [*(name for name in known if " " not in name), "--help", "--version"]
-    command, words = before[0], before[1:]
+    command, words = split_command(before)
     if command not in known:
         return []
-    # `envs setup` is part of `envs`; `eval compare` is a command that its first word does not parse.
+    # `envs setup` is part of `envs`; `eval compare` is a command of its own.
     inner = [name.partition(" ")[2] for name in table("command") if name.startswith(f"{command} ") and "-" not in name]
-    if command == "eval" and words and words[0] in inner:
-        command, words, inner = f"{command} {words[0]}", words[1:], []
     _, parser = command_parser(command)
     options, places = _options(parser), _places(parser)
     positional, waiting = _read(words, options)

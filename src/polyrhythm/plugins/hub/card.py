@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from polyrhythm.files import parse_json
-from polyrhythm.observe.run_folder import CONFIG_FILE
+from polyrhythm.observe.run_folder import CONFIG_FILE, run_of
 from polyrhythm.plugins.hub.cleaning import clean_config, without_paths
 from polyrhythm.plugins.report.read import Measured, Run, read_run, training_points
 
@@ -33,7 +33,7 @@ def is_card(text: str) -> bool:
 def write_model_card(folder: Path, run: Path, name: str, *, whole: bool = False) -> None:
     """Write the card of an exported policy into `folder`, with config.yaml and the curve of its run, if that is there.
     run: the run's folder or a file or checkpoint in it; name: of the repository; whole: the export has policy.json."""
-    home = next((one for one in (run, *run.resolve().parents[:3]) if (one / CONFIG_FILE).is_file()), None)
+    home = run_of(run, above=3)
     head = {"library_name": "polyrhythm", "tags": ["reinforcement-learning", "robotics"], "pipeline_tag": "robotics"}
     parts = [f"# {name.rpartition('/')[2]}", _POLICY_LINE]
     if home is not None:

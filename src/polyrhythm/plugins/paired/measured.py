@@ -27,7 +27,7 @@ import torch
 import polyrhythm
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.files import trouble, write_json
-from polyrhythm.observe.run_folder import CONFIG_FILE, find_run
+from polyrhythm.observe.run_folder import find_run, run_of
 from polyrhythm.pipeline.persistence.checkpoints import SavedPolicy
 from polyrhythm.runtime.memory.tensors import count_devices
 from polyrhythm.specs import EnvSpec
@@ -95,11 +95,8 @@ def measured(
 
 def _folder(path: Path) -> Path | None:
     """Folder of kept results: in that of the run; None for a file outside a run."""
-    path = find_run(path).resolve()
-    return next(
-        (folder / FOLDER for folder in (path, *path.parents[:2]) if (folder / CONFIG_FILE).is_file()),
-        None,
-    )
+    run = run_of(find_run(path).resolve())
+    return None if run is None else run / FOLDER
 
 
 def _is_self_contained(config: RunConfig) -> bool:

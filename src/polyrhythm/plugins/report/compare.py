@@ -31,10 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.plugins.report.seeds import comparison
 
     runs = [read_run(folder) for folder in run_folders(arguments.runs)]
-    found = comparison(runs)
+    found = comparison(runs, curves=False)
     if arguments.json:
-        groups = [{name: own for name, own in group.items() if name != "curves"} for group in found["groups"]]
-        print(json.dumps({**found, "groups": groups}, indent=2))
+        print(json.dumps(found, indent=2))
     else:
         print(as_text(found))
     if arguments.out or not arguments.json:

@@ -91,7 +91,7 @@ def draw_groups(runs: Sequence[Run]) -> list[Part]:
     """Results by group of seeds, of several runs."""
     if len(runs) < 2:
         return []
-    found = comparison(runs)
+    found = comparison(runs, curves=False)
     caption = (
         "Success on held-out seeds (the return where success is not reported), speed and time: the mean over seeds "
         "with Student's 95% interval over them; that of success is never narrower than Wilson's of all episodes. A "
@@ -102,7 +102,7 @@ def draw_groups(runs: Sequence[Run]) -> list[Part]:
 
 def draw_settings(runs: Sequence[Run]) -> list[Part]:
     """Settings that differ between groups."""
-    head, rows = settings_table(comparison(runs)) if len(runs) > 1 else ([], [])
+    head, rows = settings_table(comparison(runs, curves=False)) if len(runs) > 1 else ([], [])
     return [table(head, rows, "The runs are the same in all other settings but the seed.")] if rows else []
 
 

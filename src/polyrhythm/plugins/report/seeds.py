@@ -17,6 +17,7 @@ import numpy as np
 
 from polyrhythm.observe.intervals import student, wilson
 from polyrhythm.plugins.report.read import POINTS, Measured, Point, Run, curve, training_points
+from polyrhythm.plugins.report.tables import RESULTS
 
 #: Settings in which runs of one group may differ: seeds, and where the run is. Not that of the evaluation: its states.
 _FREE = ("seed", "demonstrations.seed", "name", "out_dir", "resume")
@@ -24,8 +25,6 @@ _FREE = ("seed", "demonstrations.seed", "name", "out_dir", "resume")
 _COLUMNS, _NAMED = 80, 3
 #: Axes of curves: name → attribute of a point.
 AXES = {"transitions": "transitions", "time": "time_s"}
-#: Results of summary.json that are compared.
-_RESULTS = ("before", "after", "before_sampled", "after_sampled", "swapped")
 #: Range of a quantity, to which its interval is cut.
 Range = tuple[float, float]
 _RATE: Range = (0.0, 1.0)
@@ -55,8 +54,8 @@ METRICS = {
 Curve = Sequence[tuple[float, float]]
 
 
-def comparison(runs: Sequence[Run]) -> dict[str, Any]:
-    """The comparison of these runs as plain data."""
+def comparison(runs: Sequence[Run], *, curves: bool = True) -> dict[str, Any]:
+    """The comparison of these runs as plain data. curves: False leaves them out, which take most of the time."""
     groups = seed_groups(runs)
     differing = differing_settings([group[0] for group in groups])
     return {
@@ -69,7 +68,7 @@ def comparison(runs: Sequence[Run]) -> dict[str, Any]:
                 "unfinished": [str(run.folder) for run in group if not run.finished],
                 "results": _results(group),
                 "numbers": _numbers(group),
-                "curves": {axis: _curves(group, axis) for axis in AXES},
+                **({"curves": {axis: _curves(group, axis) for axis in AXES}} if curves else {}),
             }
             for place, group in enumerate(groups)
         ],
@@ -112,7 +111,7 @@ def spread(values: Sequence[float], limits: Range = _ANY) -> dict[str, Any]:
 def _results(group: Sequence[Run]) -> dict[str, Any]:
     """Each result that a run of the group has: success, if reported, and return, over the seeds that have it."""
     found: dict[str, Any] = {}
-    for name in _RESULTS:
+    for name in RESULTS:
         own = [result for run in group if (result := run.summary.get(name))]
         if own:
             found[name] = {"return": spread([float(result["mean_return"]) for result in own])}

@@ -26,7 +26,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import atomic_write
 from polyrhythm.observe.log_file import LogFile
-from polyrhythm.observe.run_folder import CONFIG_FILE, find_run
+from polyrhythm.observe.run_folder import find_run, run_of
 from polyrhythm.pipeline.evaluation.standalone import Gallery
 from polyrhythm.plugins.video.film import enlarged, frame_rate, play_episodes, write_mp4
 from polyrhythm.plugins.video.playback import PlayedEpisode
@@ -50,9 +50,8 @@ def check(gallery: Gallery) -> None:
 
 def _folder(path: Path) -> Path:
     path = find_run(path)
-    for folder in (path, *path.resolve().parents[:2]):
-        if (folder / CONFIG_FILE).is_file():
-            return folder / FOLDER
+    if (run := run_of(path)) is not None:
+        return run / FOLDER
     raise ConfigError(
         f"--gallery: {path} is not in the folder of a run, which keeps the episodes; name a run, or write a video with "
         "--video FILE"
