@@ -36,6 +36,8 @@ SUMMARY_FILE, REPORT_FILE = "summary.json", "report.html"
 METRICS_FILE, PROGRESS_FILE = "metrics.jsonl", "progress.json"
 #: Every evaluation during training, and the one after it; counts of samples.
 EVALUATIONS_FILE, LEDGER_FILE = "evaluations.json", "ledger.json"
+#: Folder with the episodes that an evaluation keeps and their videos, and the file there with a line for each.
+GALLERY_FOLDER, EPISODES_FILE = "gallery", "episodes.jsonl"
 
 
 def new_run_folder(root: Path, name: str, now: datetime) -> Path:

@@ -20,11 +20,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.observe.run_folder import EPISODES_FILE, GALLERY_FOLDER
 from polyrhythm.plugins.report.parts import Part, text
 from polyrhythm.plugins.report.read import ReportSection, Run
 from polyrhythm.readable import counted
 
-GALLERY_FOLDER, EPISODES_FILE = "gallery", "episodes.jsonl"
 #: Suffixes of videos and their types; the page shows video/ in a player and image/ as an animation.
 MEDIA_TYPES = {
     ".mp4": "video/mp4",

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.files import trouble
-from polyrhythm.observe.run_folder import find_run
+from polyrhythm.observe.run_folder import GALLERY_FOLDER, find_run
 from polyrhythm.plugins.report.data import page_data
-from polyrhythm.plugins.report.gallery import GALLERY_FOLDER
 from polyrhythm.plugins.report.increments import changes
 from polyrhythm.plugins.report.parts import Part
 from polyrhythm.plugins.report.read import ReportSection, read_run

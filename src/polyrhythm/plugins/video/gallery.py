@@ -26,7 +26,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import atomic_write
 from polyrhythm.observe.log_file import LogFile
-from polyrhythm.observe.run_folder import find_run, run_of
+from polyrhythm.observe.run_folder import EPISODES_FILE, GALLERY_FOLDER, find_run, run_of
 from polyrhythm.pipeline.evaluation.standalone import Gallery
 from polyrhythm.plugins.video.film import enlarged, frame_rate, play_episodes, write_mp4
 from polyrhythm.plugins.video.playback import PlayedEpisode
@@ -36,7 +36,6 @@ from polyrhythm.scheduler.records import Episode
 from polyrhythm.scheduler.rollout.evaluation import noise_stream
 from polyrhythm.specs import EnvSpec
 
-FOLDER, LINES = "gallery", "episodes.jsonl"
 #: Of WebP, 0 to 100.
 _QUALITY = 70
 
@@ -45,13 +44,13 @@ def check(gallery: Gallery) -> None:
     """Make the folder. ConfigError: the path is not a run, nor in one; OSError: its folder cannot be written."""
     folder = _folder(gallery.path)
     folder.mkdir(exist_ok=True)
-    LogFile(folder / LINES).close()
+    LogFile(folder / EPISODES_FILE).close()
 
 
 def _folder(path: Path) -> Path:
     path = find_run(path)
     if (run := run_of(path)) is not None:
-        return run / FOLDER
+        return run / GALLERY_FOLDER
     raise ConfigError(
         f"--gallery: {path} is not in the folder of a run, which keeps the episodes; name a run, or write a video with "
         "--video FILE"
@@ -78,7 +77,7 @@ def film(
 
     def write(result: Mapping[str, Any]) -> dict[str, Any]:
         found = {(one["index"], one["sample"]): one for one in result["per_episode"]}
-        file = LogFile(folder / LINES, buffered=True)
+        file = LogFile(folder / EPISODES_FILE, buffered=True)
         ended = 0
         for stream, line in lines.items():
             if (one := found.get((line["index"], line["sample"]))) is None:
