@@ -1,9 +1,10 @@
 """Tokens per second and memory of an update of `causal_lm`, packed and padded.
 
-    python bench/scripts/language_update.py [--rows 64] [--median 60] [--longest 1024] [--width 256] [--layers 4]
-        [--vocabulary 4096] [--micro-batch-steps N] [--micro-batch-tokens N] [--repeats 3] [--device cpu]
+    python -m polyrhythm_bench.cases.language_update [--rows 64] [--median 60] [--sigma 1] [--longest 1024]
+        [--width 256] [--layers 4] [--hidden 1024] [--vocabulary 4096] [--micro-batch-steps N] [--micro-batch-tokens N]
+        [--train all] [--repeats 3] [--device cpu] [--way packed]
 
-Prompts and messages have lognormal lengths (sigma 1), cut at half of `longest` each. packed: as the policy trains.
+Prompts and messages have lognormal lengths, cut at half of `longest` each. packed: as the policy trains.
 padded: each micro-batch in one batch, padded to its longest row, as without packing; logits of the messages' tokens in
 both. Each way runs in a process of its own. Tokens are those of prompts and messages, CPU time that of the process.
 memory: by how much the process grew at most in an update, of a GPU what torch allocated.
@@ -64,7 +65,7 @@ def spec_of(options: argparse.Namespace) -> EnvSpec:
 def samples(options: argparse.Namespace) -> list[Trajectory]:
     """One chunk step each, in groups of 8."""
     rng, half = np.random.default_rng(0), options.longest // 2
-    lengths = np.clip(rng.lognormal(np.log(options.median), 1.0, (options.rows, 2)), 2, half).astype(int)
+    lengths = np.clip(rng.lognormal(np.log(options.median), options.sigma, (options.rows, 2)), 2, half).astype(int)
     found = []
     for i, (prompt, count) in enumerate(lengths):
         tokens = np.zeros((2, half), np.int32)
@@ -105,7 +106,12 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     """One way, in this process."""
     spec = spec_of(options)
     section = CausalLmSettings(
-        layers=options.layers, width=options.width, heads=options.width // 32, hidden=4 * options.width
+        layers=options.layers,
+        width=options.width,
+        heads=options.width // (32 if options.width < 1024 else 64),
+        hidden=options.hidden or 4 * options.width,
+        train=options.train,
+        gradient_checkpointing=options.train == "lora",
     )
     policy = section.build(spec, seed=0, device="cpu", role="train")
     if options.way == "padded":
@@ -124,6 +130,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     batch = samples(options)
     tokens = sum(int(x.obs["length"][0]) + int(x.valid.sum()) - 1 for x in batch)
     finish(learner.update(batch[:16], 0))
+    if options.device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
     before, times = resident("VmRSS"), []
     for _ in range(options.repeats):
@@ -138,10 +146,21 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    sizes = {"rows": 64, "median": 60, "longest": 1024, "width": 256, "layers": 4, "vocabulary": 4096, "repeats": 3}
+    sizes = {
+        "rows": 64,
+        "median": 60,
+        "longest": 1024,
+        "width": 256,
+        "layers": 4,
+        "vocabulary": 4096,
+        "repeats": 3,
+        "hidden": 0,
+    }
     for name, default in {**sizes, "micro-batch-steps": 0, "micro-batch-tokens": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--sigma", type=float, default=1.0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--train", choices=("all", "lora"), default="all", help="lora recomputes activations, too")
     parser.add_argument("--way", choices=WAYS)
     options = parser.parse_args()
     if options.way:
@@ -149,7 +168,7 @@ def main() -> None:
         return
     freed = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}  # so that the peak is what is held
     for way in WAYS:
-        words = [sys.executable, *sys.argv, "--way", way]
+        words = [sys.executable, "-m", __spec__.name, *sys.argv[1:], "--way", way]
         done = subprocess.run(  # noqa: S603
             words, env={**os.environ, **freed}, capture_output=True, text=True, check=True
         )
