@@ -19,8 +19,8 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +28,8 @@ from torch import Tensor
 
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
-from polyrhythm.plugins.language.causal_lm.engine import Sampling
-from polyrhythm.plugins.language.causal_lm.policy import CausalLm, CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm, CausalLmSettings
+from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, Trajectory
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import finish
@@ -40,18 +40,20 @@ WAYS = ("packed", "padded")
 class Padded(CausalLm):
     """The policy without packing."""
 
-    def _log_probs(self, obs: Any, message: Tensor, sampling: Sampling, *, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        message = forward_inputs[MESSAGE].long()
         lengths, counts = obs["length"].long(), self._counts(message)
         row, column = (torch.arange(message.shape[1], device=message.device) < counts[:, None]).nonzero(as_tuple=True)
         sequence = message.new_zeros(len(message), int((lengths + counts).max()))
         size = min(obs["tokens"].shape[1], sequence.shape[1])
         sequence[:, :size] = obs["tokens"][:, :size]
         sequence[row, lengths[row] + column] = message[row, column]
-        hidden = self.network.model.base_model(input_ids=sequence[:, :-1], use_cache=False).last_hidden_state
+        hidden = self.network.model.base_model(input_ids=sequence[:, :-1], use_cache=False).last_hidden_state  # type: ignore[operator]
         features = hidden[row, lengths[row] + column - 1]
-        logprob, entropy = self._scores(features, message[row, column], sampling, with_entropy)
+        scores = self._scores(features, message[row, column], self.sampling, with_entropy=True)
         zeros, place = torch.zeros(message.shape, device=message.device), (row, column)
-        return zeros.index_put(place, logprob), zeros.index_put(place, entropy)
+        logprob, entropy = (zeros.index_put(place, flat).unsqueeze(-1) for flat in scores)
+        return Evaluation(logprob, zeros[:, 0], entropy)
 
 
 def spec_of(options: argparse.Namespace) -> EnvSpec:
@@ -144,7 +146,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     return {"tokens": tokens, "tokens_s": tokens / sorted(times)[len(times) // 2], "memory_mb": held / 1e6}
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     sizes = {
         "rows": 64,
@@ -162,7 +164,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--train", choices=("all", "lora"), default="all", help="lora recomputes activations, too")
     parser.add_argument("--way", choices=WAYS)
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = arguments().parse_args()
     if options.way:
         sys.stdout.write(json.dumps(measure(options)) + "\n")
         return
