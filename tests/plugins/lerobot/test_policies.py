@@ -31,11 +31,12 @@ _STAND_IN = {
 import json, pathlib
 class PreTrainedConfig:
     @classmethod
+    def get_known_choices(cls):
+        return {"act", "diffusion"}
+    @classmethod
     def from_pretrained(cls, folder, local_files_only):
         config = cls()
         vars(config).update(json.loads((pathlib.Path(folder) / "config.json").read_text()))
-        if config.type == "unknown":
-            raise ValueError("no policy of type unknown\\nis registered")
         return config
 """,
     "policies/__init__.py": "",
@@ -163,7 +164,9 @@ def test_a_rows_noise_is_its_own(tmp_path: Path, python: str) -> None:
 
 def test_a_process_that_fails_is_one_sentence(tmp_path: Path, python: str) -> None:
     unknown = LerobotSettings(checkpoint=str(write_policy(tmp_path / "unknown", "unknown")), python=python)
-    with pytest.raises(ConfigError, match="LeRobot refuses: ValueError: no policy of type unknown is registered"):
+    with pytest.raises(
+        ConfigError, match="LeRobot refuses: ValueError: no policy of type 'unknown' is registered; install"
+    ):
         LerobotProcess(unknown, "cpu")
     settings = LerobotSettings(checkpoint=str(write_policy(tmp_path / "policy")), python=python)
     policy = settings.build(spec(), seed=0, device="cpu", role="act")
@@ -211,11 +214,18 @@ def test_a_folder_without_its_processors_is_refused(tmp_path: Path, name: str) -
     folder = write_policy(tmp_path / "policy")
     (folder / name).unlink()
     with pytest.raises(ConfigError, match=f"it has no {name}"):
-        LerobotSettings(checkpoint=str(folder)).description()
+        LerobotSettings(checkpoint=str(folder)).form(spec())
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [("act", "no likelihood"), ("smolvla", "its flow head"), ("pi0", "policy.type=pi0")]
+    ("kind", "why"),
+    [
+        ("act", "no likelihood; train it with lerobot-train"),
+        ("diffusion", r"\(DPPO\) is not built here"),
+        ("smolvla", "policy.type=lerobot_flow, or"),
+        ("pi0", "policy.type=pi0"),
+        ("of_a_package", "if its class has flow_prefix"),
+    ],
 )
 def test_training_is_refused(tmp_path: Path, kind: str, why: str) -> None:
     folder = write_policy(tmp_path / "policy", kind)
