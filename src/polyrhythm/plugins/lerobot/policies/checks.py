@@ -9,7 +9,7 @@ def check_use(context: CheckContext) -> str | tuple[()]:
     policy = context.config.policy
     if context.config.policy_type not in ("lerobot", "lerobot_flow"):
         return ()
-    from polyrhythm.plugins.lerobot.policies.folder import Description, not_trained
+    from polyrhythm.plugins.lerobot.policies.folder import Description, has_no_flow, no_flow_head, not_trained
     from polyrhythm.plugins.lerobot.policies.settings import LerobotSettings, find_python
     from polyrhythm.policies.traits import released_folder
     from polyrhythm.sources import local_folder
@@ -17,7 +17,9 @@ def check_use(context: CheckContext) -> str | tuple[()]:
     checkpoint = released_folder(policy)
     kind = Description.of(local_folder(checkpoint, what="policy.checkpoint")).kind
     if not isinstance(policy, LerobotSettings):
-        return f"{kind} in {find_python('')}"
+        if has_no_flow(kind):
+            raise ConfigError(no_flow_head(checkpoint, kind))
+        return f"{kind} in this Python"
     if context.config.training.versions or context.config.supervised is not None:
         raise ConfigError(not_trained(checkpoint, kind))
     return f"{kind} in {find_python(policy.python)}"

@@ -14,7 +14,9 @@ What is trained follows from the `requires_grad` that LeRobot's class sets by co
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -28,6 +30,8 @@ from polyrhythm.config.base import Section
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.lerobot.policies.folder import STATE, Layout, no_flow_head
 from polyrhythm.plugins.lerobot.policies.serve import open_config, open_processors
+from polyrhythm.plugins.pretrained.building import load_ours
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.decoder import KeysValues
 from polyrhythm.plugins.vla.flow_policy import FLOW_TRAITS, FlowNetwork, FlowPolicy, Prefix
@@ -40,14 +44,14 @@ from polyrhythm.policies.traits import SettingsTraits, has_methods
 from polyrhythm.sources import local_folder
 from polyrhythm.specs import INSTRUCTION, EnvSpec
 
-_SMOLVLA, _WEIGHTS = "smolvla", "model.safetensors"
+_FOLDERS, _SMOLVLA = "polyrhythm.plugins.lerobot.policies.folder:LerobotFolders", "smolvla"
 _LANGUAGE = ("observation.language.tokens", "observation.language.attention_mask")
 
 
 class LerobotFlowSettings(Section):
     """A policy of LeRobot with a flow head (SmolVLA, or of a package), in this Python, which has lerobot."""
 
-    traits: ClassVar = SettingsTraits(policy=FLOW_TRAITS)
+    traits: ClassVar = SettingsTraits(policy=FLOW_TRAITS, folders=_FOLDERS)
     needs: ClassVar = ("torch", "lerobot", "safetensors")
 
     type: Literal["lerobot_flow"] = "lerobot_flow"
@@ -83,18 +87,20 @@ class LerobotFlowSettings(Section):
     def form(self, env_spec: EnvSpec) -> PolicyForm:
         layout, folder = Layout.of(self, env_spec), self._folder()
         config, network_class = _opened(folder, "cpu")
-        with weights_on_meta():
+        with weights_on_meta(), redirect_stdout(sys.stderr):
             policy = self._around(network_class(config), layout, None).to("meta")
         answers = self.method.answers(self.steps, policy.shape)
         return describe(lambda _: policy, answers, self.value_level)
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> FlowPolicy:  # noqa: ARG002
-        layout, folder = Layout.of(self, env_spec), self._folder()
+        layout, folder, checkpoint = Layout.of(self, env_spec), self._folder(), Checkpoint.open(self.checkpoint)
         config, network_class = _opened(folder, device)
-        network = network_class.from_pretrained(folder, config=config, local_files_only=True).float()
-        _check_whole(folder, network)
-        with seeded(seed):
-            return self._around(network, layout, open_processors(config, str(folder))).to(device)
+        with seeded(seed), redirect_stdout(sys.stderr):  # LeRobot prints
+            network = network_class.from_pretrained(folder, config=config, local_files_only=True).float()
+            _check_whole(checkpoint, network)
+            policy = self._around(network, layout, open_processors(config, str(folder))).to(device)
+        load_ours(policy, checkpoint)
+        return policy
 
     def _folder(self) -> Path:
         return local_folder(self.checkpoint, what="policy.checkpoint")
@@ -118,19 +124,16 @@ def _opened(folder: Path, device: str) -> tuple[Any, Any]:
     return config, found
 
 
-def _check_whole(folder: Path, network: nn.Module) -> None:
+def _check_whole(checkpoint: Checkpoint, network: nn.Module) -> None:
     """ConfigError: the folder lacks a tensor of the network, which LeRobot would leave random."""
-    from safetensors import safe_open
-
-    with safe_open(folder / _WEIGHTS, "pt") as file:
-        stored = set(file.keys())
+    stored = {checkpoint.prefix + name for name in checkpoint.tensors}
     names: dict[int, list[str]] = {}
     for name, tensor in network.named_parameters(remove_duplicate=False):
         names.setdefault(id(tensor), []).append(name)
     if lacking := [tied[0] for tied in names.values() if stored.isdisjoint(tied)]:
         raise ConfigError(
-            f"policy.checkpoint = {folder}: {_WEIGHTS} lacks {lacking[0]} (and {len(lacking) - 1} more); save the "
-            "whole policy again, merged if it has adapters"
+            f"policy.checkpoint = {checkpoint.folder}: it has no tensor {lacking[0]} (and {len(lacking) - 1} more); "
+            "save the whole policy again, merged if it has adapters"
         )
 
 
@@ -209,6 +212,9 @@ class LerobotNetwork(FlowNetwork):
 
     def __init__(self, policy: nn.Module, head: FlowHead) -> None:
         super().__init__()
+        for module in policy.modules():  # tensors that LeRobot moves itself, at each use
+            for name in [name for name, x in vars(module).items() if isinstance(x, Tensor)]:
+                module.register_buffer(name, vars(module).pop(name), persistent=False)
         self.policy, self.head = policy, head
         self.horizon, self.action_dim, self.feature_width = head.shape
         self.action_width = self.action_dim

@@ -1,4 +1,4 @@
-"""Folders of LeRobot's save_pretrained: their config.json, its match with an environment, and what trains a policy."""
+"""Folders of LeRobot's save_pretrained: config.json, its match with an environment, export, what trains them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.pretrained.building import save_changed, split_state
+from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
 from polyrhythm.plugins.pretrained.folder_files import check_is_folder, read_json
+from polyrhythm.policies.base import FolderReport
 from polyrhythm.sources import local_folder
 from polyrhythm.specs import EnvSpec
 
@@ -152,38 +155,77 @@ def _lerobot_array(array: Tensor) -> Tensor:
     return (array.movedim(-1, -3).float() / 255.0).contiguous()
 
 
-#: Type of a policy of LeRobot → why it is not trained by policy.type=lerobot, and how else. Others: `_OTHER`.
+#: Prefix of LeRobot's names within a policy's network.
+_LEROBOTS = "policy."
+
+
+class LerobotFolders:
+    """Export into the folder's own layout, which LeRobot reads (`policies.base.FolderFormat`)."""
+
+    def export(
+        self,
+        settings: Any,  # noqa: ARG002 - the contract's
+        weights: Mapping[str, Tensor],
+        out: Path,
+        *,
+        base: str,
+        source: Path,  # noqa: ARG002
+        env: Any,  # noqa: ARG002
+    ) -> str:
+        """The folder `base` with the trained tensors, and the critic beside them in polyrhythm.safetensors."""
+        opened, (network, ours) = Checkpoint.open(base), split_state(weights)
+        trained = {name.removeprefix(_LEROBOTS).removeprefix(opened.prefix): x for name, x in network.items()}
+        for name, tensor in trained.items():
+            if name not in opened.tensors or tensor.shape != opened.tensors[name].shape:
+                raise ConfigError(f"{base} has no tensor {name} {list(tensor.shape)}; name the folder that was trained")
+        save_changed(opened, trained.get, out, ours)
+        return "network"
+
+    def recognises(self, folder: Path) -> bool:  # noqa: ARG002 - `policies inspect` describes folders of networks here
+        return False
+
+    def inspect(self, folder: Path) -> FolderReport:
+        raise NotImplementedError
+
+    def merge(self, adapters: Path, base: Path, out: Path) -> None:
+        raise NotImplementedError
+
+
+_SENDS_NONE = "its process sends no gradients"
+#: Type of a policy of LeRobot → why policy.type=lerobot does not train it, and what does; of others: "".
 _REASONS = {
     "act": ("it regresses actions, so it has no likelihood", "train it with lerobot-train"),
     "diffusion": ("the likelihood of its denoising steps (DPPO) is not built here", "train it with lerobot-train"),
-    "smolvla": ("its process sends no gradients", "train it with policy.type=lerobot_flow"),
-    "pi0": ("its process sends no gradients", "train the same folder with policy.type=pi0"),
-    "pi05": ("its process sends no gradients", "train the same folder with policy.type=pi05"),
+    "smolvla": (_SENDS_NONE, "train it with policy.type=lerobot_flow"),
+    "pi0": (_SENDS_NONE, "train the same folder with policy.type=pi0"),
+    "pi05": (_SENDS_NONE, "train the same folder with policy.type=pi05"),
+    "": (_SENDS_NONE, "use policy.type=lerobot_flow if its class has flow_prefix, else lerobot-train"),
 }
-_OTHER = (
-    "its process sends no gradients",
-    "use policy.type=lerobot_flow if its class has flow_prefix and flow_velocity, else lerobot-train",
-)
+#: Types that policy.type=lerobot_flow refuses without looking at their class → why, and what to use.
+_NO_FLOW = {kind: _REASONS[kind] for kind in ("act", "diffusion")} | {
+    kind: ("its network is built here", f"use policy.type={kind}") for kind in ("pi0", "pi05")
+}
+_NO_HEAD = "its class has no flow_prefix, flow_velocity and flow_shape", "add these to it"
 
 
 def not_trained(checkpoint: str, kind: str) -> str:
     """Why policy.type=lerobot does not train a policy of this kind, and what does."""
-    why, remedy = _REASONS.get(kind, _OTHER)
+    why, remedy = _REASONS.get(kind, _REASONS[""])
     return (
         f"policy.checkpoint = {checkpoint}: policy.type = lerobot evaluates a {kind!r} and does not train it: {why}; "
         f"{remedy}, or set training.versions=0 without demonstrations and supervised"
     )
 
 
+def has_no_flow(kind: str) -> bool:
+    """Whether this is a type of LeRobot's own that policy.type=lerobot_flow refuses."""
+    return kind in _NO_FLOW
+
+
 def no_flow_head(checkpoint: str, kind: str) -> str:
     """Why policy.type=lerobot_flow cannot use a policy of this kind, and what can."""
-    why, remedy = _REASONS.get(kind, ("", ""))
-    if not why or kind == "smolvla":
-        why = "its class has no flow_prefix, flow_velocity and flow_shape (docs/policies/lerobot.md)"
-        remedy = "add them to the package of the policy"
-    elif kind in ("pi0", "pi05"):
-        why = "its network is built here"
+    why, remedy = _NO_FLOW.get(kind, _NO_HEAD)
     return (
         f"policy.checkpoint = {checkpoint}: policy.type = lerobot_flow cannot use a {kind!r}: {why}; {remedy}, or "
-        "evaluate it with policy.type=lerobot"
+        "evaluate it with policy.type=lerobot and training.versions=0"
     )
