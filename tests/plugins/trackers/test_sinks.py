@@ -81,7 +81,8 @@ def deliver(settings: TrackerSettings, run: TrackedRun, opened: list[str]) -> De
     if settings.in_run:
         return DirectDelivery(settings, run)
     process = SinkProcess(settings, run.folder / "logs" / "tracker.log")
-    return QueuedDelivery(settings, run, process, opened.append, Patience(retry_s=(0.1, 0.1), reply_s=120.0))
+    patience = Patience(retry_s=(0.1, 0.1), reply_s=120.0, close_s=300.0)  # on a busy machine a store is slow
+    return QueuedDelivery(settings, run, process, opened.append, patience)
 
 
 def small_videos(folder: Path) -> list[Path]:
