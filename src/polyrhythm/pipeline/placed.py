@@ -255,7 +255,8 @@ def find_ends(
     local = {seat.device: seat.local for seat in (own, *there) if seat.local}
     # Neither end of a pair frees its process group when it leaves the device.
     pairs = not any(seats[name].leases for name in [*ranks[:1], *stations["generators"]])
-    return Ends(own.device, tuple(seat.device for seat in there), why, local, pairs)
+    together = bool(own.process) and all(seat.process == own.process for seat in there)
+    return Ends(own.device, tuple(seat.device for seat in there), why, local, pairs, together)
 
 
 def find_drawing_device(config: RunConfig, environment: Mapping[str, str], devices: Devices | int | None = None) -> str:

@@ -174,7 +174,7 @@ def test_what_cannot_be_is_said_before_the_start(
     monkeypatch.undo()
     program(fails=True)
     assert check.run(CheckContext(config(**ON_ONE)))
-    with pytest.raises(ConfigError, match="mps: with launcher = ray the run cannot start the control daemon where"):
+    with pytest.raises(ConfigError, match="mps: with launcher = ray the run does not start its stations"):
         check.run(CheckContext(config(**ON_ONE, launcher="ray")))
     with (
         pytest.raises(StartError, match=f"mps: {PROGRAM} cannot be started .status 3.; its log: "),

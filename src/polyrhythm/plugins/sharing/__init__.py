@@ -14,23 +14,31 @@ if TYPE_CHECKING:
 
 def _check(context: CheckContext) -> str | None:
     config = context.config
-    if config.placement.sharing != "mps":
+    sharing, what = config.placement.sharing, f"placement.sharing = {config.placement.sharing}"
+    if sharing not in ("mps", "process"):
         return None
     if config.launcher != "local":
         raise ConfigError(
-            f"placement.sharing = mps: with launcher = {config.launcher} the run cannot start the control daemon where "
-            "its stations are; set launcher to local, or start the daemon yourself and set sharing to share"
+            f"{what}: with launcher = {config.launcher} the run does not start its stations' processes here; set "
+            "launcher to local, or sharing to share"
         )
+    if sharing == "process":
+        if config.batching.type == "streams":
+            raise ConfigError(f"{what}: a generator of streams keeps its process busy; set sharing to share or mps")
+        return None
     from polyrhythm.plugins.sharing.mps import find_program
 
     return find_program()
 
 
-CHECKS = (Check("NVIDIA MPS", "machine", "machine", _check, after="devices"),)
+CHECKS = (Check("shared devices", "recipe", "machine", _check, after="devices"),)
 PLUGIN = Plugin(
     "sharing",
     adds={
-        "placement": {"mps": "polyrhythm.plugins.sharing.mps:share_seats"},
-        "check": {"NVIDIA MPS": "polyrhythm.plugins.sharing:CHECKS"},
+        "placement": {
+            "mps": "polyrhythm.plugins.sharing.mps:share_seats",
+            "process": "polyrhythm.plugins.sharing.streams:share_seats",
+        },
+        "check": {"shared devices": "polyrhythm.plugins.sharing:CHECKS"},
     },
 )
