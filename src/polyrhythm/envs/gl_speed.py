@@ -3,8 +3,8 @@
 A GPU may draw the frames of several processes one after another, and takes turns between frames and computations. A
 broken driver may hang or crash a process. So each drawer, and the load, is a process of its own:
 
-    MUJOCO_GL=egl python -m polyrhythm.envs.gl_speed draw
-    python -m polyrhythm.envs.gl_speed compute cuda:0
+    MUJOCO_GL=egl python -m polyrhythm.envs.gl_speed
+    python -m polyrhythm.runtime.memory.device_load cuda:0
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import select
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, NamedTuple
@@ -26,9 +25,8 @@ from polyrhythm.imports import same_imports
 _LIMIT_S, _DRAW_S = 60.0, 1.0
 #: Shapes in the probe's scene, edge of its picture in pixels.
 _SHAPES, _SIZE = 150, 128
-#: Edge of the load's matrices: one product takes a GPU about as long as a layer of a pass.
-_EDGE, _EDGE_ON_CPU = 4096, 128
 _READY = b"ready\n"
+_LOAD = "polyrhythm.runtime.memory.device_load"
 
 
 class Drawn(NamedTuple):
@@ -46,7 +44,7 @@ def draw(backend: str, processes: int, limit_s: float = _LIMIT_S) -> Drawn:
     drawers: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(processes):  # if one cannot start, the earlier ones are ended below
-            drawer = _start("draw", MUJOCO_GL=backend)
+            drawer = _start("polyrhythm.envs.gl_speed", MUJOCO_GL=backend)
             drawers.append(drawer)
         if not all(_line(drawer, until) == _READY for drawer in drawers):
             return Drawn()
@@ -88,7 +86,7 @@ def start_load(device: str, limit_s: float = _LIMIT_S) -> Iterator[DeviceLoad | 
     started: list[subprocess.Popen[bytes]] = []
     try:
         with suppress(OSError):
-            started.append(_start("compute", device))
+            started.append(_start(_LOAD, device))
         works = bool(started) and _line(started[0], time.monotonic() + limit_s) == _READY
         yield DeviceLoad(started[0]) if works else None
     finally:
@@ -97,7 +95,7 @@ def start_load(device: str, limit_s: float = _LIMIT_S) -> Iterator[DeviceLoad | 
 
 def _start(*words: str, **variables: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "polyrhythm.envs.gl_speed", *words],
+        [sys.executable, "-m", *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -128,7 +126,7 @@ def _pipe(end: IO[bytes] | None) -> IO[bytes]:
     return end
 
 
-# ------------------------------------------------------------ in the processes
+# ------------------------------------------------------------ in a drawer
 
 
 def _draw(line: IO[bytes]) -> None:
@@ -161,37 +159,7 @@ def _draw(line: IO[bytes]) -> None:
     renderer.close()
 
 
-def _compute(line: IO[bytes], device: str) -> None:
-    """Report the first product, multiply on, and answer each `[began, ended]` with the products per second in it."""
-    import torch
-
-    on_device = torch.device(device).type != "cpu"
-    edge, dtype = (_EDGE, torch.bfloat16) if on_device else (_EDGE_ON_CPU, torch.float32)
-    factor = torch.full((edge, edge), 1.0 / edge, device=device, dtype=dtype)
-    ends: deque[float] = deque(maxlen=1_000_000)
-    asked: tuple[float, float] | None = None
-    while True:
-        product = factor @ factor
-        if on_device:
-            torch.cuda.synchronize(product.device)
-        if not ends:
-            line.write(_READY)
-        ends.append(time.monotonic())
-        if asked is None and select.select([sys.stdin.buffer], [], [], 0)[0]:
-            if not (content := sys.stdin.buffer.readline()):
-                return  # the measuring process is gone
-            asked = json.loads(content)
-        if asked is not None and ends[-1] >= asked[1]:
-            began, ended = asked
-            count = sum(began <= end < ended for end in ends)
-            line.write(json.dumps(count / max(ended - began, 1e-9)).encode() + b"\n")
-            asked = None
-
-
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # for what a driver may print
-    if sys.argv[1] == "draw":
-        _draw(answers)
-    else:
-        _compute(answers, sys.argv[2])
+    _draw(answers)

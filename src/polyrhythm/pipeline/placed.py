@@ -10,7 +10,8 @@ devices differ by at most one process.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -35,14 +36,20 @@ JOINED = "simulator-joined-"
 EVALUATION_SIMULATOR, EVALUATION_GENERATOR = f"simulator{EVALUATION}", f"generator{EVALUATION}"
 
 
+#: Runs from before the stations start until they have ended; takes their seats and the folder of their logs, and gives
+#: the seats with what they need to find it.
+SharingService = Callable[[Mapping[str, Resources], Path | None], AbstractContextManager[Mapping[str, Resources]]]
+
+
 @dataclass(frozen=True, slots=True)
 class SharedSeats:
     """Result of a plugin of kind `placement`, which is named by `placement.sharing`: changed seats, the lease of shared
-    devices, and a sentence for each setting that wastes devices."""
+    devices, a sentence for each setting that wastes devices, and what runs beside the stations, if anything does."""
 
     seats: Mapping[str, Resources]
     lease: LeaseSettings | None = None
     warnings: Sequence[str] = ()
+    service: SharingService | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class Placed:
 
     names: by kind, those for background evaluation last; of the trainer, its ranks. seats: resources of each. ends:
     devices where weights are published and used. lease: stations that share devices in turns, or None. warnings: a
-    sentence for each setting that wastes devices or cores.
+    sentence for each setting that wastes devices or cores. service: what runs beside the stations, or None.
     """
 
     names: dict[Kind, list[str]]
@@ -59,6 +66,7 @@ class Placed:
     ends: Ends
     lease: LeaseSettings | None
     warnings: tuple[str, ...]
+    service: SharingService | None = None
 
     @property
     def serves_on_device(self) -> bool:
@@ -94,7 +102,7 @@ def place(
     ends = find_ends(placement, names, seats)
     seats |= {name: replace(seats[name], ends=ends) for name in [*names["generators"], *names["trainer"]]}
     warnings = [*list_seat_warnings(config, names=names, devices=found), *shared.warnings]
-    return Placed(names, seats, ends, shared.lease, tuple(warnings))
+    return Placed(names, seats, ends, shared.lease, tuple(warnings), shared.service)
 
 
 def list_seat_warnings(
@@ -247,7 +255,8 @@ def find_ends(
     local = {seat.device: seat.local for seat in (own, *there) if seat.local}
     # Neither end of a pair frees its process group when it leaves the device.
     pairs = not any(seats[name].leases for name in [*ranks[:1], *stations["generators"]])
-    return Ends(own.device, tuple(seat.device for seat in there), why, local, pairs)
+    together = bool(own.process) and all(seat.process == own.process for seat in there)
+    return Ends(own.device, tuple(seat.device for seat in there), why, local, pairs, together)
 
 
 def find_drawing_device(config: RunConfig, environment: Mapping[str, str], devices: Devices | int | None = None) -> str:
