@@ -39,7 +39,7 @@ def test_without_a_device_one_sentence_says_what_to_do(capsys):
     assert main(["bench", "gpu-colocated"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(
-        "polyrhythm: error: PR100: bench gpu-colocated: torch sees no CUDA device here; run it where"
+        "polyrhythm: error: PR203: bench gpu-colocated: torch sees no CUDA device here; run it where"
     )
     assert "--tiny" in said
     assert said.count("\n") == 1

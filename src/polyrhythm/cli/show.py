@@ -218,14 +218,17 @@ _INDENT = 34
 
 
 def finding_line(finding: Finding, *, color: bool = False, encoding: str | None = "utf-8") -> str:
-    """`  ✓ act                          actions [2, 1, 4] …`, and below it the fix, if any."""
+    """`  ✗ act                          PR106: actions [2, 1, 4] …`, and below it the fix, if any."""
     try:
         "".join(_MARKS.values()).encode(encoding or "ascii")
         mark = _MARKS[finding.state]
     except (UnicodeEncodeError, LookupError):
         mark = _PLAIN_MARKS[finding.state]
     head = f"  {_COLORS[finding.state]}{mark}\033[0m" if color else f"  {mark}"
-    text = [visible(finding.detail)] * bool(finding.detail) + [visible(f"fix: {finding.fix}")] * bool(finding.fix)
+    code = f"{finding.code}: " if finding.code else ""
+    text = [visible(code + finding.detail)] * bool(finding.detail) + [visible(f"fix: {finding.fix}")] * bool(
+        finding.fix
+    )
     lines = [part for one in text for part in textwrap.wrap(one, columns(_WIDTH) - _INDENT, break_long_words=False)]
     return (
         f"{head} {finding.name:{_INDENT - 5}} " + f"\n{'':{_INDENT}}".join(lines) if lines else f"{head} {finding.name}"

@@ -22,7 +22,7 @@ from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.plugin import load, table
 from polyrhythm.readable import counted
-from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices, bind_environment, devices_here
+from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices, bind_environment, devices_here, number_of
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import Ends
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices
@@ -248,6 +248,31 @@ def find_ends(
     # Neither end of a pair frees its process group when it leaves the device.
     pairs = not any(seats[name].leases for name in [*ranks[:1], *stations["generators"]])
     return Ends(own.device, tuple(seat.device for seat in there), why, local, pairs)
+
+
+def find_drawing_device(config: RunConfig, environment: Mapping[str, str], devices: Devices | int | None = None) -> str:
+    """The device, as torch names it, on which simulators of this machine that draw by EGL would draw while a generator
+    or the trainer computes there; "" if there is none.
+
+    None computes meanwhile in one thread, or if all env batches wait for each other and for the update. Simulators
+    without a device draw on EGL's first one. environment: variables of this process.
+    """
+    alone = config.batching.type == "lockstep" and config.freshness.max_lag == 0
+    if config.launcher != "local" or alone or config.placement.simulated_devices:
+        return ""
+    names = station_names(config, devices=devices)
+    try:
+        seats = assign_seats(config.placement, names, _devices_of(config, devices), environment)
+    except ConfigError:
+        return ""  # the check of devices reports it
+    variables = [seats[name].environment for name in names["simulators"]] or [{}]
+    chosen = environment.get("MUJOCO_EGL_DEVICE_ID", "0")
+    draws = {own.get("MUJOCO_EGL_DEVICE_ID", chosen) for own in variables}
+    for name in (*names["generators"], *names["trainer"]):
+        device = seats[name].torch_device
+        if device != CPU and bind_environment(number_of(device), environment)["CUDA_VISIBLE_DEVICES"] in draws:
+            return device
+    return ""
 
 
 def count_ranks(placement: PlacementSettings, devices: Devices) -> int:

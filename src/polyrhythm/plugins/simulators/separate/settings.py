@@ -38,7 +38,7 @@ from polyrhythm.envs.base import (
     traits_of,
     wrapped_traits,
 )
-from polyrhythm.envs.mujoco import simulator_count
+from polyrhythm.envs.mujoco import drawing
 from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError, nearest
 from polyrhythm.imports import SOURCE
 from polyrhythm.plugins.simulators.separate import protocol as p
@@ -136,7 +136,8 @@ class EnvProcess:
             theirs.close()
         self._line = p.EnvLink(ours, p.Reply)
         try:
-            opened = self.request(p.Open(dict(env), simulators=simulator_count()), p.EnvOpened)
+            simulators, device = drawing()
+            opened = self.request(p.Open(dict(env), simulators=simulators, computing=device), p.EnvOpened)
         except BaseException as error:
             self.close()
             if isinstance(error, EnvLost):
