@@ -88,7 +88,9 @@ def run(
             continue
         log.info("envs: %s", name)
         try:
-            modes[name], parts[name] = _measure(case, steps, repeats, find_python(python, "--pythons") if python else None)
+            modes[name], parts[name] = _measure(
+                case, steps, repeats, find_python(python, "--pythons") if python else None
+            )
         except PolyrhythmError as error:
             left_out.append(f"{name}: {error}")
     return {
