@@ -6,9 +6,9 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -198,15 +198,16 @@ def build_pipeline(context: RunContext, *, start: bool = True, record: bool = Fa
     buckets = bucket_sizes(config, infos, on_device=placed.serves_on_device)
     if folder is not None:
         (folder / TOKEN_FILE).unlink(missing_ok=True)  # of an earlier part of the run that was killed
-    step = step_settings(config, form.chunk, whole=bool(spec.chunk))
+    station_plan = StationPlan(context, spec, infos, step_settings(config, form.chunk, whole=bool(spec.chunk)))
     with ExitStack() as undo:
-        station_plan = StationPlan(context, spec, infos, step)
+        logs = folder / LOGS if folder is not None else None
+        placed = undo.enter_context(_served(placed, logs))
         added = _added_stations(station_plan)
         for one in added:
             undo.push(one.undo)
         own = _own_factories(station_plan, buckets, states, placed)
         factories = [*own, *(factory for one in added for factory in one.factories)]
-        stations, logs = _in_order(factories, placed), folder / LOGS if folder is not None else None
+        stations = _in_order(factories, placed)
         layout, published = arena_layout(config, spec, infos, form, trainer=context.trainer), form.published
         joining = next((one.joining for one in added if one.joining.stations), NOBODY_JOINS)
         plan = LaunchPlan(config, stations, layout, WeightsLayout.of(published), logs, joining)
@@ -229,6 +230,16 @@ def build_pipeline(context: RunContext, *, start: bool = True, record: bool = Fa
             loop.start()
         kept = undo.pop_all()
     return Pipeline(loop, launcher, states, failures, context, spec, placed, hosts, kept)
+
+
+@contextmanager
+def _served(placed: Placed, logs: Path | None) -> Iterator[Placed]:
+    """Within the block runs what stations that share devices need; the seats with what they need to find it."""
+    if placed.service is None:
+        yield placed
+        return
+    with placed.service(placed.seats, logs) as seats:
+        yield replace(placed, seats=dict(seats))
 
 
 def _conductor(context: RunContext, settings: SchedulerSettings, launcher: Launcher, spec: EnvSpec) -> AnyConductor:

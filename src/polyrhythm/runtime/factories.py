@@ -35,7 +35,8 @@ class Resources:
     node: where it has to be, "" for anywhere; local: what the device is called there, "" if it has the same name.
     ends: where published weights come from and go to, if it is one of them. wrapper: the function, `module:name`, that
     makes the station's parts in place of its factory (`make_parts`), "" for none. leases: numbers of the devices that
-    it is on in turn with others; offload: folder for what it keeps there meanwhile, on the CPU.
+    it is on in turn with others; offload: folder for what it keeps there meanwhile, on the CPU. process: a station in
+    whose process it works beside others of this name, "" for a process of its own.
     """
 
     device: str = "cpu"
@@ -47,6 +48,7 @@ class Resources:
     wrapper: str = ""
     leases: tuple[int, ...] = ()
     offload: str = ""
+    process: str = ""
 
     @property
     def torch_device(self) -> str:
