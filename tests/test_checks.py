@@ -106,7 +106,7 @@ def test_a_failure_stops_those_alone_that_need_its_result(depth: checks.Cost, st
         Check("fifth", "recipe", "settings", lambda _: ()),
         Check("sixth", "recipe", "settings", lambda _: "all of it"),
     )
-    found = [(part, *finding) for part, finding in examine_all(rows, CheckContext(config(), depth))]
+    found = [(part, *finding[:4]) for part, finding in examine_all(rows, CheckContext(config(), depth))]
     assert found == [
         ("recipe", "first", "failed", "a = 1: is wrong", "set 2"),
         ("recipe", "first", "failed", "b = 1: is wrong", "set 3"),

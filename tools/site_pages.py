@@ -15,6 +15,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from polyrhythm.cli.main import command_parser, commands
 from polyrhythm.config.base import models_in
 from polyrhythm.config.catalog import Setting, adapters, settings_of, type_of
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.error_codes import GROUPS, codes
 from polyrhythm.observe.metrics import documented
 from polyrhythm.plugin import plugins
+from polyrhythm.plugins.listing.papers import sentences
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Modules whose public names the reference lists, with their purpose.
@@ -81,7 +84,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - the hook's form
-    """Replace links to files outside docs/; a missing file is a warning, an error with --strict."""
+    """Fill in what is generated within a page, and replace links to files outside docs/; a missing file is a warning,
+    an error with --strict."""
+    for mark, generate in PARTS.items():
+        markdown = markdown.replace(mark, generate() if mark in markdown else "")
     folder = (Path(config.docs_dir) / page.file.src_uri).parent
 
     def replaced(found: re.Match[str]) -> str:
@@ -99,6 +105,62 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     parts = _CODE.split(markdown)
     return "".join(part if k % 2 else _LINK.sub(replaced, part) for k, part in enumerate(parts))
+
+
+def error_entries() -> str:
+    """A heading for each code of an error, with an example, cause and remedy."""
+    lines = []
+    for first, title in GROUPS.items():
+        own = [one for one in codes() if one.code.startswith(first)]
+        lines.append(f"## {title}")
+        # The rest of a class comes last.
+        for one in sorted(own, key=lambda one: (one.code.endswith("00"), one.code)):
+            example = [] if one.message == "anything else" else [f"```text\n{one.code}: {one.message}\n```"]
+            lines += [
+                f"### {one.code}",
+                f"**{one.what}.**",
+                *example,
+                f"*Cause.* {one.cause}",
+                f"*Remedy.* {one.remedy}",
+            ]
+    return "\n\n".join(lines)
+
+
+def sentences_by_paper() -> str:
+    """A table of each paper: section, sentence, and what realises it."""
+    lines: list[str] = []
+    paper = ""
+    for one in sentences():
+        if one.paper != paper:
+            paper = one.paper
+            lines.append(f"\n## {paper}\n\n| where | sentence | setting |\n|---|---|---|")
+        what = ", ".join([*map(_setting_link, one.settings), *[one.also] * bool(one.also)])
+        lines.append(f"| {one.at} | {_plain(one.text)} | {what} |")
+    return "\n".join(lines)
+
+
+def sentences_by_setting() -> str:
+    """A table of the settings: the sentences that each realises."""
+    found: dict[str, list[str]] = {}
+    for one in sentences():
+        for setting in one.settings:
+            found.setdefault(setting, []).append(f"{one.paper.partition(' (')[0]} {one.at}: {_plain(one.text)}")
+    rows = [f"| {_setting_link(setting)} | {'<br>'.join(own)} |" for setting, own in sorted(found.items())]
+    return "\n".join(["| setting | sentences |", "|---|---|", *rows])
+
+
+def _setting_link(setting: str) -> str:
+    """A setting as code, which leads to the reference where that has it under this name."""
+    path = setting.partition("=")[0]
+    found = _anchors().get(path.removesuffix(".type"))
+    return f"[`{setting}`](reference/settings.md#{found})" if found else f"`{setting}`"
+
+
+@cache
+def _anchors() -> dict[str, str]:
+    """Setting, without the types in its name, → its first anchor on the page of settings."""
+    found = re.findall(r"^#+ `(\S+)` {#(\S+)}$", settings(), re.MULTILINE)
+    return {re.sub(r"\[[^]]*\]", "", name): place for name, place in reversed(found)}
 
 
 def anchor(path: str) -> str:
@@ -291,6 +353,12 @@ def plugins_page() -> str:
     return "\n\n".join(lines)
 
 
+#: Comment in a page → generator of what stands there on the site.
+PARTS: dict[str, Callable[[], str]] = {
+    "<!-- entries of src/polyrhythm/error_codes.yaml -->": error_entries,
+    "<!-- sentences by paper -->": sentences_by_paper,
+    "<!-- sentences by setting -->": sentences_by_setting,
+}
 #: Path below docs/ → its generator.
 PAGES: dict[str, Callable[[], str]] = {
     "reference/commands.md": commands_page,

@@ -3,7 +3,7 @@
 # `polyrhythm envs setup` makes each Python once, in .envs; then its test files run there, and the paper's small rows
 # train with them from the project's own Python. Arguments: the names to run (default: all). Ends with a line for each.
 set -u
-all="maniskill libero robosuite rows reasoning-gym verifiers gem vllm trackers"
+all="maniskill libero robosuite rows reasoning-gym verifiers gem vllm trackers lerobot"
 cd "$(dirname "$0")/.." || exit 1
 bin="$PWD/.venv/bin"
 mkdir -p .envs
@@ -62,6 +62,14 @@ make_trackers() {
             pytest pytest-timeout hypothesis
 }
 
+# make_lerobot: a development environment with LeRobot, which needs Python 3.12 (PYTHON312) and an older torch.
+make_lerobot() {
+    python="$POLYRHYTHM_ENVS/lerobot/bin/python"
+    "$python" -c "import gym_pusht, lerobot, polyrhythm, transformers" 2>/dev/null && return
+    "${PYTHON312:-python3.12}" -m venv --clear "$POLYRHYTHM_ENVS/lerobot" &&
+        "$python" -m pip install -q 'lerobot[smolvla]==0.6.1' gym-pusht -e . pytest pytest-timeout hypothesis
+}
+
 # offline COMMAND...: without a network, where that is allowed.
 offline() {
     if unshare -n true 2>/dev/null; then
@@ -93,6 +101,7 @@ run_one() {
         verifiers) make_python verifiers && tests_of verifiers tests/plugins/language/test_verifiers.py ;;
         reasoning-gym) make_python reasoning-gym --with tokenizers && tests_of reasoning-gym tests/plugins/language/test_text.py -k reasoning ;;
         vllm) make_vllm && tests_of vllm tests/plugins/language/test_vllm_engine.py tests/plugins/language/test_engines.py ;;
+        lerobot) make_lerobot && tests_of lerobot tests/plugins/lerobot/test_policies.py tests/plugins/lerobot/test_flow.py ;;
         trackers) make_trackers && tested trackers offline "$POLYRHYTHM_ENVS/trackers/bin/python" -m pytest -rs tests/plugins/trackers ;;
         rows) tested rows "$bin/pytest" -rs tests/plugins/simulators/process/test_paper_rows.py ;;
         *) echo "$1: one of $all" >&2 && false ;;

@@ -6,7 +6,8 @@ It prints nothing: runs write to `logging` and to their folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,20 @@ class TrainResult:
     finished: bool
 
 
+@contextmanager
+def _coded() -> Iterator[None]:
+    """Add a note to an error of a user, which tracebacks print: its codes, and the command that explains them."""
+    try:
+        yield
+    except PolyrhythmError as error:
+        codes = tuple(dict.fromkeys(error.codes))
+        note = f"{', '.join(codes)}: cause and remedy are printed by: polyrhythm explain {codes[0]}"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        raise
+
+
+@_coded()
 def load_recipe(recipe: Recipe, *overrides: str | Mapping[str, Any]) -> RunConfig:
     """Load and validate a recipe with overrides, applied in order.
 
@@ -77,6 +92,7 @@ def load_recipe(recipe: Recipe, *overrides: str | Mapping[str, Any]) -> RunConfi
     return load_config(recipe.model_dump(mode="json") if isinstance(recipe, RunConfig) else recipe, overrides)
 
 
+@_coded()
 def check(recipe: Recipe) -> ValidatedRun:
     """Check whether the recipe can be run here; return its settings, the environment's spec and the untrained policy.
 
@@ -85,6 +101,7 @@ def check(recipe: Recipe) -> ValidatedRun:
     return checking.validate_run(_config(recipe))
 
 
+@_coded()
 def train(recipe: Recipe, *, out: str | Path | None = None, callbacks: object = ()) -> TrainResult:
     """Run a recipe to its end.
 
@@ -109,6 +126,7 @@ def _train_in(folder: Path, checked: ValidatedRun, callbacks: Callbacks) -> Trai
         return TrainResult(folder, {}, finished=False)
 
 
+@_coded()
 def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     run: str | Path | TrainResult,
     *,
@@ -149,6 +167,7 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     return EvaluationResult.of("evaluation", found)
 
 
+@_coded()
 def resume(run: str | Path | TrainResult, *overrides: str | Mapping[str, Any], callbacks: object = ()) -> TrainResult:
     """Resume a run in its own folder: an interrupted one, or a finished one with more `training.versions`.
 
@@ -165,6 +184,7 @@ def resume(run: str | Path | TrainResult, *overrides: str | Mapping[str, Any], c
     return _train_in(folder, checked, Callbacks(callbacks))
 
 
+@_coded()
 def report(*runs: str | Path | TrainResult, out: str | Path | None = None) -> Path:
     """Write the HTML report of a run, or the comparison of several; return the file.
 
@@ -178,6 +198,7 @@ def report(*runs: str | Path | TrainResult, out: str | Path | None = None) -> Pa
     return written
 
 
+@_coded()
 def export(run: str | Path | TrainResult, out: str | Path, *, base: str | Path | None = None) -> Path:
     """Write the policy of a run, a checkpoint or a policy file into the new folder `out`; return that folder.
 
@@ -197,6 +218,7 @@ def _words(overrides: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]
     return tuple(word for one in overrides for word in _words(one))
 
 
+@_coded()
 def load_policy(run: str | Path | TrainResult, *, device: str = "cpu") -> StandalonePolicy:
     """Load a run's newest policy, or that of a checkpoint or a policy file, without a simulator."""
     return load_standalone(_path(run), device)

@@ -191,7 +191,7 @@ def failed_finding(name: str, error: PolyrhythmError, depth: Cost = "trial") -> 
     """Finding of an error of the form `setting = value: problem; fix`."""
     problem, _, fix = " ".join(str(error).split()).rpartition("; ")
     missing = depth in ("settings", "machine") and isinstance(error, MissingError | StartError)
-    return Finding(name, "missing" if missing else "failed", problem or fix, fix if problem else "")
+    return Finding(name, "missing" if missing else "failed", problem or fix, fix if problem else "", error.codes[0])
 
 
 def require_added(context: CheckContext, after: str) -> None:

@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from polyrhythm.error_codes import CONTRACT
 from polyrhythm.errors import ConfigError
 
 #: Folders of foreign code: this package, the standard library, installed packages.
@@ -48,12 +49,13 @@ class Note(str):
 
 class Finding(NamedTuple):
     """Result of one check. note: training works; missing: it works once this machine has a missing resource; failed: it
-    does not work. fix: remedy, or ""."""
+    does not work. fix: remedy, or "". code: of what is missing or failed (`error_codes`)."""
 
     name: str
     state: Literal["ok", "note", "missing", "failed"]
     detail: str
     fix: str = ""
+    code: str = ""
 
 
 #: A check raises ContractViolation, or returns a detail, "" or None.
@@ -69,7 +71,7 @@ def run_checks(checks: Mapping[str, ContractCheck]) -> Iterator[Finding]:
         except ContractViolation as violation:
             first = failed.setdefault(_fault(violation), name)
             if first == name:
-                yield Finding(name, "failed", violation.problem, violation.fix)
+                yield Finding(name, "failed", violation.problem, violation.fix, CONTRACT)
             else:
                 yield Finding(name, "note", f"fails as {first!r} does")
         else:

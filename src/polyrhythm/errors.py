@@ -31,6 +31,13 @@ _OWN_PINS = ("gem", "swanlab", "trackio", "vllm")
 class PolyrhythmError(Exception):
     """Base of all errors that a user can fix."""
 
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Codes of its problems, such as PR104, in their order: `polyrhythm explain PR104` has cause and remedy."""
+        from polyrhythm.error_codes import code_of  # only errors need it
+
+        return tuple(code_of(self, problem) for problem in getattr(self, "problems", (str(self),)))
+
 
 class ConfigError(PolyrhythmError, ValueError):
     """Invalid settings. The message has the only one of `problems`, or a line for each of the first eight."""

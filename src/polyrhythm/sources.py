@@ -7,7 +7,9 @@ commands call before anything is started.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -21,6 +23,8 @@ Contents = Literal["model", "dataset"]
 #: Settings that name folders of released files, by section.
 _POLICY = ("checkpoint", "tokenizer")
 _SEPARATOR = "://"
+#: Revisions that a block of `pinning_once` has read, by the written name; None outside of one.
+_READ: ContextVar[dict[tuple[str, Contents], str] | None] = ContextVar("read revisions", default=None)
 
 
 class FolderSource(Protocol):
@@ -74,6 +78,21 @@ def fetched_folder(text: str | Path, contents: Contents = "model", what: str = "
     return Path(text).expanduser()
 
 
+@contextmanager
+def pinning_once() -> Iterator[None]:
+    """In this block each name's revision is read once, so that all configurations that it loads name the same."""
+    before = _READ.set({})
+    try:
+        yield
+    finally:
+        _READ.reset(before)
+
+
+def names(config: BaseModel) -> dict[str, str]:
+    """The names that a configuration has, by setting."""
+    return {path: name for path, (name, _) in _names(config).items()}
+
+
 def pinned(tree: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe's data with the current revision in each name of a source."""
     found = dict(tree)
@@ -87,28 +106,34 @@ def pinned(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pinned(section: Mapping[str, Any], keys: tuple[str, ...], contents: Contents, path: str) -> dict[str, Any]:
-    names = {key: section[key] for key in keys if is_name(section.get(key))}
-    told = {key: f"{path}.{key}" for key in names}
-    return {**section, **{key: source(name, told[key]).pin(name, contents, told[key]) for key, name in names.items()}}
+    found = {key: section[key] for key in keys if is_name(section.get(key))}
+    return {**section, **{key: _pin(name, contents, f"{path}.{key}") for key, name in found.items()}}
+
+
+def _pin(name: str, contents: Contents, what: str) -> str:
+    read = _READ.get()
+    if read is None:
+        return source(name, what).pin(name, contents, what)
+    if (name, contents) not in read:
+        read[name, contents] = source(name, what).pin(name, contents, what)
+    return read[name, contents]
 
 
 def fetch(config: BaseModel) -> None:
     """Download what a run's configuration names and the cache lacks. ConfigError, MissingError: that fails, or a name's
     revision is not fixed though it could be by now."""
+    for what, (name, contents) in _names(config).items():
+        fetched_folder(name, contents, what)
+        if (fixed := _pin(name, contents, what)) != name:
+            raise ConfigError(
+                f"{what} = {name}: its revision was not known when the settings were read, and is now; start again, or "
+                f"set {what}={fixed}"
+            )
+
+
+def _names(config: BaseModel) -> dict[str, tuple[str, Contents]]:
     policy: Any = getattr(config, "policy", None)
-    for key in _POLICY:
-        _fetch_fixed(getattr(policy, key, ""), "model", f"policy.{key}")
-    dataset = getattr(getattr(config, "demonstrations", None), "dataset", None)
-    if dataset is not None:
-        _fetch_fixed(dataset.folder, "dataset", "demonstrations.dataset.folder")
-
-
-def _fetch_fixed(name: str, contents: Contents, what: str) -> None:
-    if not is_name(name):
-        return
-    fetched_folder(name, contents, what)
-    if (fixed := source(name, what).pin(name, contents, what)) != name:
-        raise ConfigError(
-            f"{what} = {name}: its revision was not known when the settings were read, and is now; start again, or "
-            f"set {what}={fixed}"
-        )
+    found: dict[str, tuple[str, Contents]] = {f"policy.{key}": (getattr(policy, key, ""), "model") for key in _POLICY}
+    if (dataset := getattr(getattr(config, "demonstrations", None), "dataset", None)) is not None:
+        found["demonstrations.dataset.folder"] = (dataset.folder, "dataset")
+    return {path: one for path, one in found.items() if is_name(one[0])}

@@ -253,7 +253,7 @@ def test_without_polyrhythm_bench_its_commands_say_in_one_line_how_to_get_it(wor
     assert ended.stdout == ""
     assert ended.stderr.count("\n") == 1
     assert ended.stderr.startswith(
-        f"polyrhythm: error: PR100: polyrhythm {words[0]}: the distribution polyrhythm-bench "
+        f"polyrhythm: error: PR201: polyrhythm {words[0]}: the distribution polyrhythm-bench "
     )
     assert "pip install -e bench" in ended.stderr
 

@@ -353,7 +353,7 @@ def test_a_folder_that_is_no_run_and_out_with_resume_are_refused(
     assert f"out = elsewhere: the run in {run} goes on where it is; leave out out" in capsys.readouterr().err
     for given, name in ((["--out", "elsewhere"], "--out"), (["out_dir=x"], "out_dir"), (["resume=never"], "resume")):
         assert main(["resume", str(run), *given, "training.versions=4"]) == 2
-        told = f"error: PR300: {' '.join(given)}: the run in {run} goes on where it is; leave out {name}\n"
+        told = f"error: PR301: {' '.join(given)}: the run in {run} goes on where it is; leave out {name}\n"
         assert capsys.readouterr().err.endswith(told)
 
 

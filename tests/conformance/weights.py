@@ -19,7 +19,7 @@ from polyrhythm.plugins.cluster.hosts.pair_weights import PairWeights
 from polyrhythm.plugins.cluster.hosts.pairs import PairSender
 from polyrhythm.plugins.cluster.hosts.relay import MIRROR, Relay, mirror_locks
 from polyrhythm.plugins.cluster.hosts.weights import HostWeights, Mirror
-from polyrhythm.runtime.memory.device_weights import DeviceWeights, SimulatedHandles
+from polyrhythm.runtime.memory.device_weights import DeviceWeights, OwnHandles, SimulatedHandles
 from polyrhythm.runtime.memory.published import PublishedMemory, Way, shared_nbytes
 from polyrhythm.runtime.memory.shared_folder import open_segment
 from polyrhythm.runtime.memory.tensors import State, Stream, fitting, tensors_over
@@ -151,6 +151,13 @@ def peer(layout: WeightsLayout, folder: Path) -> Ends:
     return device(layout, folder, "peer")
 
 
+def one_process(layout: WeightsLayout, folder: Path) -> Ends:
+    """The trainer and a generator on one device, in one process."""
+    memory = bytearray(shared_nbytes(layout))
+    ends = (SharedWeights(layout, memory, folder), SharedWeights(layout, memoryview(memory), folder))
+    return Ends(*(DeviceWeights(end, folder, OwnHandles("cpu", "sim:0"), "reference") for end in ends))
+
+
 def tcp(layout: WeightsLayout, folder: Path) -> Ends:
     """The trainer and a generator on two hosts, which share nothing but a connection."""
     return over_hosts(layout, folder)[0]
@@ -204,6 +211,7 @@ IMPLEMENTATIONS: dict[str, Callable[[WeightsLayout, Path], Ends]] = {
     "shards": shards,
     "device": device,
     "peer": peer,
+    "one process": one_process,
     "tcp": tcp,
     "pair": pair,
 }

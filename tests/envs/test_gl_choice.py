@@ -8,22 +8,30 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.pipeline.runs import config
 
 from polyrhythm.config.registry import resolve
+from polyrhythm.envs.gl_speed import Drawn, draw, start_load
 from polyrhythm.envs.mujoco import (
+    GL,
     RUN_FOLDER,
+    Drawing,
+    RenderingUnavailable,
+    better_backend,
+    choose_gl_backend,
+    drawing,
     fastest,
-    frames_per_s,
+    offer_gl_backend,
     processes_at_once,
-    set_simulator_count,
-    simulator_count,
+    set_drawing,
 )
 from polyrhythm.errors import ConfigError
 from polyrhythm.imports import same_imports
 from polyrhythm.pipeline.array_specs import env_batch_infos, step_settings
+from polyrhythm.pipeline.placed import find_drawing_device
 from polyrhythm.pipeline.validation.check import check_env_installed
 from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
 from polyrhythm.runtime.factories import StationContext
@@ -100,7 +108,7 @@ def test_what_draws_one_after_another_is_chosen_for_one_simulator_and_not_for_se
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
     with caplog.at_level("INFO"):
-        with set_simulator_count(1):
+        with set_drawing(Drawing(1)):
             assert fastest(("parallel", "serial")) == "serial"
         assert (waiting / "started").read_text().split() == ["parallel", "serial"]
         assert fastest(("serial", "parallel")) == "parallel"
@@ -118,10 +126,10 @@ def test_a_backend_with_which_a_process_fails_draws_nothing(
     kind: str, waiting: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     began = time.monotonic()
-    assert frames_per_s(kind, 2, limit_s=3.0) == 0
+    assert draw(kind, 2, limit_s=3.0).frames_per_s == 0
     assert time.monotonic() - began < 20
     if kind == "refuses":
-        with caplog.at_level("INFO"), set_simulator_count(1):
+        with caplog.at_level("INFO"), set_drawing(Drawing(1)):
             assert fastest((kind, "parallel")) == "parallel"
             assert fastest((kind, "blank")) == kind
         assert "rendering by parallel: refuses draws nothing, parallel " in caplog.text
@@ -131,9 +139,9 @@ def test_a_backend_with_which_a_process_fails_draws_nothing(
 def test_where_the_next_process_cannot_start_the_others_are_ended() -> None:
     code = (
         "import os, resource\n"
-        "from polyrhythm.envs.mujoco import frames_per_s\n"
+        "from polyrhythm.envs.gl_speed import draw\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
-        "print(frames_per_s('parallel', 16))\n"
+        "print(draw('parallel', 16).frames_per_s)\n"
         "try: print(os.waitpid(-1, os.WNOHANG))\n"
         "except ChildProcessError: print('none left')"
     )
@@ -147,16 +155,107 @@ def test_where_the_next_process_cannot_start_the_others_are_ended() -> None:
 @pytest.mark.sim
 @pytest.mark.usefixtures("simulator")
 def test_three_processes_draw_with_the_backend_of_this_machine() -> None:
-    assert frames_per_s(os.environ["MUJOCO_GL"], 3) > 0
-    assert frames_per_s("nonsense", 2) == 0
+    assert draw(os.environ["MUJOCO_GL"], 3).frames_per_s > 0
+    assert draw("nonsense", 2).frames_per_s == 0
 
 
 def test_as_many_processes_draw_as_there_are_cores_and_simulators(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, simulators, processes in ((4, 0, 4), (4, 3, 3), (4, 9, 4), (64, 0, 16), (64, 40, 16), (1, 3, 1)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
-        with set_simulator_count(simulators):
+        with set_drawing(Drawing(simulators)):
             assert processes_at_once() == processes
-    assert simulator_count() == 0
+    assert drawing() == Drawing()
+
+
+# ------------------------------------------------------------ beside a device that computes
+
+
+@pytest.mark.parametrize(
+    ("rates", "kept", "better"),
+    [
+        ({"osmesa": 100, "egl": 900}, None, "egl"),
+        ({"osmesa": 900, "egl": 100}, None, "osmesa"),
+        ({"osmesa": 100, "egl": 900}, 0.95, "egl"),
+        ({"osmesa": 100, "egl": 900}, 0.9, "egl"),
+        ({"osmesa": 100, "egl": 900}, 0.89, "osmesa"),
+        ({"osmesa": 100, "egl": 900}, 0.0, "osmesa"),
+        ({"osmesa": 900, "egl": 100}, 1.0, "osmesa"),
+        ({"osmesa": 0, "egl": 100}, 0.1, "egl"),
+        ({"osmesa": 100, "egl": 0}, 1.0, "osmesa"),
+        ({"osmesa": 0, "egl": 0}, 0.5, "osmesa"),
+        ({"egl": 0, "osmesa": 0}, None, "egl"),
+    ],
+)
+def test_beside_a_device_that_computes_the_cores_draw_unless_egl_is_faster_and_spares_it(
+    rates: dict[str, float], kept: float | None, better: str
+) -> None:
+    assert better_backend(rates, kept) == better
+
+
+def test_a_load_counts_its_products_in_a_window() -> None:
+    with start_load("cpu") as load:
+        assert load is not None
+        now = time.monotonic()
+        assert load.products_per_s(now, now + 0.2) > 0
+        assert load.products_per_s(now - 20, now - 19) == 0, "before it began"
+        assert 0 < load.share_kept(Drawn(1.0, now, now + 0.2)) <= 1
+    assert load.products_per_s(now, now + 0.2) == 0, "it has ended"
+
+
+@pytest.mark.usefixtures("waiting")
+def test_without_a_load_to_try_the_cores_draw(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"), set_drawing(Drawing(1, "cuda:99")):
+        assert fastest(("parallel", "egl")) == "parallel"
+    assert "cuda:99 computes for the run, and no load could be tried there" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables", "found"),
+    [
+        ({}, {}, "cuda:0"),
+        ({"launcher": "inline"}, {}, ""),
+        ({"batching": {"type": "lockstep"}, "freshness": {"max_lag": 0, "on_update": "drain"}}, {}, ""),
+        ({"batching": {"type": "lockstep"}}, {}, "cuda:0"),
+        ({"placement": {"generators": {"devices": "1"}}}, {}, ""),
+        ({"placement": {"generators": {"devices": "1"}}}, {"MUJOCO_EGL_DEVICE_ID": "1"}, "cuda:1"),
+        ({"placement": {"generators": {"devices": "0"}}}, {"CUDA_VISIBLE_DEVICES": "2,0"}, ""),
+        ({"placement": {"generators": {"devices": "1"}}}, {"CUDA_VISIBLE_DEVICES": "2,0"}, "cuda:1"),
+        ({"placement": {"generators": {"devices": "0"}, "simulators": {"devices": "1"}}}, {}, ""),
+        ({"placement": {"trainer": {"devices": "1"}, "simulators": {"devices": "0-1"}}}, {}, "cuda:1"),
+        ({"placement": {"trainer": {"devices": "7"}}}, {}, ""),
+        ({"placement": {}}, {}, ""),
+    ],
+)
+def test_a_device_is_shared_by_what_draws_and_computes_at_once(
+    changes: dict[str, Any], variables: dict[str, str], found: str
+) -> None:
+    usual: dict[str, Any] = {"placement": {"generators": {"devices": "0"}, "trainer": {"devices": "0"}}}
+    usual |= {"launcher": "local", "rollout": {"simulators": 2}, "batching": {"type": "dynamic"}}
+    usual["freshness"] = {"max_lag": 1, "on_update": "continue"}
+    run = config(**(usual | changes))
+    assert find_drawing_device(run, variables, devices=2) == found
+
+
+@pytest.mark.parametrize(("gl", "other"), [("osmesa", "egl"), ("egl", "osmesa")])
+def test_a_named_backend_is_taken_and_the_variable_overrides_it(
+    gl: GL, other: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("polyrhythm.envs.mujoco.is_loadable", lambda backend: backend != "egl")
+    monkeypatch.delitem(sys.modules, "mujoco", raising=False)
+    monkeypatch.setenv("MUJOCO_GL", "")
+    for choose in (choose_gl_backend, offer_gl_backend):
+        monkeypatch.delenv("MUJOCO_GL", raising=False)
+        if gl == "egl":
+            with pytest.raises(RenderingUnavailable, match=r"env\.gl = egl, but its library is missing; run: apt-get"):
+                choose(gl)
+        else:
+            choose(gl)
+            assert os.environ["MUJOCO_GL"] == gl
+    monkeypatch.setattr("polyrhythm.envs.mujoco.is_loadable", lambda _: True)
+    monkeypatch.setenv("MUJOCO_GL", other)
+    choose_gl_backend(gl)
+    assert os.environ["MUJOCO_GL"] == other
+    assert f"MUJOCO_GL={other} is set, so env.gl = {gl} has no effect" in caplog.text
 
 
 # ------------------------------------------------------------ once per run
@@ -166,7 +265,7 @@ def test_simulators_of_a_host_share_one_measurement(waiting: Path, tmp_path: Pat
     code = (
         "import logging; logging.basicConfig(level=20);"
         "from polyrhythm.envs.mujoco import *\n"
-        "with set_simulator_count(1): print(fastest(('serial', 'parallel')))"
+        "with set_drawing(Drawing(1)): print(fastest(('serial', 'parallel')))"
     )
     variables = os.environ | same_imports() | {RUN_FOLDER: str(tmp_path)}
     simulators = [
@@ -185,7 +284,7 @@ def test_a_simulator_whose_run_folder_is_gone_measures_for_itself(
     waiting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "gone"))
-    with set_simulator_count(1):
+    with set_drawing(Drawing(1)):
         assert fastest(("refuses", "serial")) == "serial"
 
 
@@ -197,7 +296,7 @@ def test_what_an_environment_in_another_python_chooses_is_chosen_for_the_run(mon
     monkeypatch.setenv("MUJOCO_GL", "")
     monkeypatch.delenv("MUJOCO_GL")
     section = MetaWorldSettings(tasks=("reach-v3",)).model_dump(mode="json") | {"python": sys.executable}
-    with set_simulator_count(1):
+    with set_drawing(Drawing(1)):
         resolve("env", section).check()
     assert os.environ.get("MUJOCO_GL") in ("osmesa", "egl")
 

@@ -262,3 +262,58 @@ def test_the_call_that_takes_longest_is_the_stations() -> None:
     one.rank(0).on_heartbeat(10.0, "publish", 1.0)
     one.rank(1).on_heartbeat(10.0, "update", 6.0)
     assert one.current_call(10.0) == "in one update for 6.0 s"
+
+
+# ------------------------------------------------------------ stations of one process
+
+
+def complain(one: Incarnation) -> None:
+    fail(one, 0, "KeyError: 'x'")
+
+
+def pair() -> tuple[Incarnation, Incarnation]:
+    """Two ready stations of one process; the first is looked at first."""
+    first, second = ready(), ready()
+    first.station, second.station = "generator", "trainer"
+    first.beside, second.beside = [second], [first]
+    return first, second
+
+
+@pytest.mark.parametrize(
+    ("first_does", "second_does", "follower"),
+    [
+        (None, complain, 0),
+        (complain, None, 1),
+        (None, None, 1),  # a signal: the first that is looked at
+        (complain, complain, None),
+        (refuse, None, 1),
+        (None, refuse, 0),
+    ],
+)
+def test_a_process_of_two_stations_has_one_cause(
+    first_does: Act | None, second_does: Act | None, follower: int | None
+) -> None:
+    both = pair()
+    for one, act in zip(both, (first_does, second_does), strict=True):
+        end(one)
+        if act is not None:
+            act(one)
+    for one in both:
+        assert looks(one, 1.0, 2.0) == "kill"
+    follows = [one.follows for one in both]
+    expected = ["", ""]
+    if follower is not None:
+        expected[follower] = both[1 - follower].station
+        assert both[follower].reason == f"works in one process with {expected[follower]}, which failed"
+        assert not both[follower].fatal
+    assert follows == expected
+
+
+def test_a_station_follows_one_of_its_process_that_hung() -> None:
+    first, second = pair()
+    hang(second)
+    assert look(first, 1.0) == ""
+    assert look(second, 1.0) == "kill"
+    end(first, -signal.SIGKILL)
+    assert looks(first, 1.1, 2.0) == "kill"
+    assert (first.follows, second.follows) == ("trainer", "")

@@ -51,6 +51,13 @@ def test_the_way_follows_from_where_the_ends_live(trainer, generator, reaches, e
     assert choose_way(Ends(trainer, (generator,)), generator, reaches) == expected
 
 
+def test_within_one_process_the_publication_itself_is_read():
+    ends = Ends("cuda:0", ("cuda:0",), one_process=True)
+    assert choose_way(ends, "cuda:0", pairs()).way == "reference"
+    assert keeps_copy(ends, pairs())
+    assert choose_way(Ends("cpu", ("cpu",), one_process=True), "cpu", pairs()).way == "host"
+
+
 def test_ends_that_may_have_nothing_whole_on_a_device_use_the_host():
     ends = Ends("cuda:0", ("cuda:0", "cuda:1", "cpu"), SHARDED)
     assert choose_way(ends, "cuda:0", ALL) == choose_way(ends, "cuda:1", ALL) == ("host", SHARDED)

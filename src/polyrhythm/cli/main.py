@@ -96,7 +96,7 @@ def _message(error: PolyrhythmError | EnvLost) -> str:
     """The error with its code in one line; several problems of the settings have a line and a code each."""
     if isinstance(error, ConfigError) and len(error.problems) > 1:
         head, *lines = str(error).split("\n  ")
-        coded = [f"{code_of(error, line)}: {line}" for line in lines[:LISTED]]
+        coded = [f"{code}: {line}" for code, line in zip(error.codes, lines[:LISTED], strict=False)]
         return "\n  ".join([f"error: {head}", *coded, *lines[LISTED:]])
     lost = "; with launcher=local its simulator would be replaced" if isinstance(error, EnvLost) else ""
     return f"error: {code_of(error)}: {' '.join(str(error).split())}{lost}"
@@ -197,7 +197,7 @@ def _top_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="polyrhythm",
         description="Asynchronous RL post-training of robot policies.",
-        epilog="Errors have a code, such as PR101: docs/troubleshooting.md has its cause and what to do.",
+        epilog="Errors have a code, such as PR101: `polyrhythm explain PR101` prints its cause and what to do.",
     )
     parser.add_argument("--version", action="version", version=f"polyrhythm {__version__}")
     added = parser.add_subparsers(metavar="command", required=True)

@@ -19,19 +19,20 @@ _RATE = {"rate", "low", "high", "successes", "episodes"}
 
 def result(found: Mapping[str, Any]) -> str:
     """A success rate with its interval: `73% [66, 79], 117 of 160 episodes, mean return 0.7`; without reported success
-    the mean return alone."""
+    the mean return alone. Episodes that failed are counted behind it."""
     mean, episodes = found.get("mean_return"), counted(found["episodes"], "episode")
+    failed = f"; {counted(found['dropped'], 'more episode')} failed" if found.get("dropped") else ""
     if found["rate"] is None:
         earned = "" if mean is None else f"mean return {mean:.4g}, "
-        return f"{earned}{episodes}; the environment does not report success"
+        return f"{earned}{episodes}{failed}; the environment does not report success"
     earned = "" if mean is None else f", mean return {mean:.4g}"
-    return f"{rate_in_words(found)}, {found['successes']} of {episodes}{at_in_words(found)}{earned}"
+    return f"{rate_in_words(found)}, {found['successes']} of {episodes}{at_in_words(found)}{earned}{failed}"
 
 
 def lines(found: Mapping[str, Any]) -> str:
     """One `name: value` line per entry, success rates last. A result that is itself a success rate is printed first."""
     first = [result(found)] if _is_rate(found) else []
-    printed = _RATE | {"mean_return", "at"} if first else set()
+    printed = _RATE | {"mean_return", "at", "dropped"} if first else set()
     rest = [
         f"{name}: {_value(value)}"
         for name, value in sorted(found.items(), key=lambda item: _is_rate(item[1]))
@@ -187,7 +188,7 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "leases", ", ".join(told)
         yield "samples", samples(summary["ledger"])
         stations = ", ".join(dict.fromkeys(fault["station"] for fault in summary["faults"]))
-        yield "faults", f"{len(summary['faults'])}, survived ({stations})" if stations else "none"
+        yield "stations", f"{len(summary['faults'])} lost and replaced ({stations})" if stations else "none lost"
         if failed := summary.get("failed_samples"):
             yield "failed samples", ", ".join(f"{count} by {kind}" for kind, count in failed.items())
         if set_aside := summary.get("set_aside"):
@@ -218,14 +219,17 @@ _INDENT = 34
 
 
 def finding_line(finding: Finding, *, color: bool = False, encoding: str | None = "utf-8") -> str:
-    """`  ✓ act                          actions [2, 1, 4] …`, and below it the fix, if any."""
+    """`  ✗ act                          PR106: actions [2, 1, 4] …`, and below it the fix, if any."""
     try:
         "".join(_MARKS.values()).encode(encoding or "ascii")
         mark = _MARKS[finding.state]
     except (UnicodeEncodeError, LookupError):
         mark = _PLAIN_MARKS[finding.state]
     head = f"  {_COLORS[finding.state]}{mark}\033[0m" if color else f"  {mark}"
-    text = [visible(finding.detail)] * bool(finding.detail) + [visible(f"fix: {finding.fix}")] * bool(finding.fix)
+    code = f"{finding.code}: " if finding.code else ""
+    text = [visible(code + finding.detail)] * bool(finding.detail) + [visible(f"fix: {finding.fix}")] * bool(
+        finding.fix
+    )
     lines = [part for one in text for part in textwrap.wrap(one, columns(_WIDTH) - _INDENT, break_long_words=False)]
     return (
         f"{head} {finding.name:{_INDENT - 5}} " + f"\n{'':{_INDENT}}".join(lines) if lines else f"{head} {finding.name}"

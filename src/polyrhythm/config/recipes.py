@@ -154,7 +154,7 @@ def parse(text: str, origin: str) -> Any:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of the safe loader
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an invalid date or number
         mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else "not YAML: "
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         if mark and _NO_SPACE.search("".join(text.splitlines()[mark.line : mark.line + 1])):
             problem += "; put a space after each ':' that follows a key"

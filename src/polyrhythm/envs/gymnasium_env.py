@@ -19,7 +19,7 @@ from polyrhythm.conformance import raised
 from polyrhythm.envs.base import EnvTraits, RowNumbers, RowsFailed, StepResult, Variant, method_traits
 from polyrhythm.envs.gymnasium_spaces import Observations, action_converter, action_entries, action_spec
 from polyrhythm.envs.info import InfoReader, as_aggregates
-from polyrhythm.envs.mujoco import instabilities, mujoco_data, refuse_unstable
+from polyrhythm.envs.mujoco import GL, instabilities, mujoco_data, offer_gl_backend, refuse_unstable
 from polyrhythm.errors import ConfigError, pip_install
 from polyrhythm.specs import Aggregate, EnvSpec, Task
 from polyrhythm.specs.hashing import library_seed
@@ -88,12 +88,18 @@ class GymnasiumFields(_Section):
     """Key of `info` that says whether the task is solved, `a.b` if nested; empty: success, is_success or succeed."""
     metrics: Annotated[Mapping[str, Aggregate], BeforeValidator(as_aggregates)] = Field(default_factory=dict)
     """Numbers of `info` to report as env/metrics/NAME: {key: last | sum | mean | max} over an episode; a list: last."""
+    gl: GL = "auto"
+    """How MuJoCo draws: osmesa on the cores, egl on a GPU, auto by what else uses it; MUJOCO_GL overrides it."""
 
     @field_validator("metrics")
     @classmethod
     def _metrics_have_names(cls, metrics: Mapping[str, Aggregate]) -> Mapping[str, Aggregate]:
         check_metrics(metrics)
         return metrics
+
+    def check(self) -> None:
+        """Set the GL backend before a module imports MuJoCo."""
+        offer_gl_backend(self.gl)
 
     def observations(self, space: gymnasium.Space[Any], where: str, rows: int = 0) -> Observations:
         """The last observations of `rows` rows. where: begins errors."""
@@ -189,6 +195,7 @@ class GymnasiumSettings(GymnasiumFields):
         """Make one wrapped environment, without Gymnasium's checks. ConfigError: it fails."""
         from polyrhythm.envs.gymnasium_make import CheckedForms, apply_wrapper, make_registered
 
+        self.check()
         given, where = self.task_list[task], self.where(task)
         env = make_registered(given.id, {**self.kwargs, **given.kwargs}, self.max_steps, where)
         for place, wrapper in enumerate(self.wrappers):

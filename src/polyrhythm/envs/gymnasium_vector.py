@@ -87,6 +87,7 @@ class GymnasiumVectorSettings(GymnasiumFields):
         """Make the vector environment. ConfigError: that fails."""
         import gymnasium
 
+        self.check()
         try:
             if self.make:
                 module, _, name = self.make.partition(":")

@@ -1,11 +1,11 @@
 """Shared parts of MuJoCo environments: the choice of the GL backend, and the detection of unstable states.
 
-MuJoCo binds its backend (MUJOCO_GL) at import, so `choose_gl_backend` or `offer_gl_backend` must run first. Speed is
-measured with as many concurrent processes as the run has simulators, each `MUJOCO_GL=egl python -m` this module: a GPU
-may draw the frames of several one after another, and a broken driver may hang or crash a process. Main chooses before
-it starts processes, which inherit MUJOCO_GL. Beyond main's reach, as on cluster nodes, the simulators of a host share
-one choice by a file in the run's folder there. Each host of a run thus measures once, except that main's own host is
-measured twice if it is a node of a cluster started by `ray start`, and that joining simulators measure for themselves.
+MuJoCo binds its backend (MUJOCO_GL) at import, so `choose_gl_backend` or `offer_gl_backend` must run first. MUJOCO_GL
+overrides `env.gl`. Where EGL would draw on a device that generators or a trainer use, speed is measured beside a load
+there (`envs.gl_speed`). Main chooses before it starts processes, which inherit MUJOCO_GL. Beyond main's reach, as on
+cluster nodes, the simulators of a host share one choice by a file in the run's folder there, and measure alone. Each
+host of a run thus measures once, except that main's own host is measured twice if it is a node of a cluster started by
+`ray start`, and that joining simulators measure for themselves.
 """
 
 from __future__ import annotations
@@ -13,22 +13,19 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import importlib.util
-import json
 import logging
 import os
-import select
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from polyrhythm.env_warnings import warn_once
+from polyrhythm.envs.gl_speed import draw, start_load
 from polyrhythm.errors import StartError
-from polyrhythm.imports import same_imports
 
 if TYPE_CHECKING:
     import mujoco
@@ -41,7 +38,22 @@ RUN_FOLDER = "POLYRHYTHM_RUN_FOLDER"
 _MOST = 16
 _SHARED = "gl_backend"
 
-_simulators: ContextVar[int] = ContextVar("simulators", default=0)
+#: Values of `env.gl`.
+GL = Literal["auto", "egl", "osmesa"]
+#: Share of its speed that a load has to keep while EGL draws on its device, for EGL to be chosen.
+_KEPT = 0.9
+
+
+class Drawing(NamedTuple):
+    """simulators: number of simulator processes of this machine, 0 if unknown. device: a device, as torch names it, on
+    which EGL would draw while a generator or the trainer computes there; "" if there is none."""
+
+    simulators: int = 0
+    device: str = ""
+
+
+_UNKNOWN = Drawing()
+_drawing: ContextVar[Drawing] = ContextVar("drawing", default=_UNKNOWN)
 
 _VARIABLE = "MUJOCO_GL"
 _LIBRARIES = {"osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"), "egl": ("libEGL.so.1", "libEGL.so")}
@@ -56,12 +68,12 @@ class RenderingUnavailable(StartError):
     """This machine cannot render; the message has the command that fixes it."""
 
 
-def choose_gl_backend() -> None:
-    """Set `MUJOCO_GL` if it is not set (Linux).
+def choose_gl_backend(gl: GL = "auto") -> None:
+    """Set `MUJOCO_GL` if it is not set (Linux), to `gl` unless that is auto.
 
-    osmesa, else egl, by which library loads; with an NVIDIA GPU and both libraries, the measured faster one. The window
-    backend is never chosen, even with a display, since it does not allow rendering from other threads.
-    RenderingUnavailable: a library is missing; names the command that installs it.
+    auto: osmesa, else egl, by which library loads; with an NVIDIA GPU and both libraries, the better one by
+    measurement. The window backend is never chosen, even with a display, since it does not allow rendering from other
+    threads. RenderingUnavailable: a library is missing; names the command that installs it.
     """
     logging.getLogger("OpenGL.acceleratesupport").setLevel(logging.WARNING)  # logs an optional package at INFO
     chosen = os.environ.get(_VARIABLE, "").lower().strip()
@@ -69,11 +81,15 @@ def choose_gl_backend() -> None:
         raise RenderingUnavailable(f"{_VARIABLE}={chosen}: MuJoCo draws nothing with it; set it to osmesa or egl")
     if not sys.platform.startswith("linux") or (chosen and chosen not in _LIBRARIES):
         return
+    if chosen and gl not in ("auto", chosen):
+        warn_once(f"{_VARIABLE}={chosen} is set, so env.gl = {gl} has no effect")
+    named = chosen or (gl if gl != "auto" else "")
+    if named and not is_loadable(named):
+        what = f"{_VARIABLE}={chosen}" if chosen else f"env.gl = {gl}"
+        raise RenderingUnavailable(f"{what}, but its library is missing; run: {_INSTALL[named]}")
     if chosen:
-        if not is_loadable(chosen):
-            raise RenderingUnavailable(f"{_VARIABLE}={chosen}, but its library is missing; run: {_INSTALL[chosen]}")
         return
-    able = tuple(backend for backend in _LIBRARIES if is_loadable(backend))
+    able = (named,) if named else tuple(backend for backend in _LIBRARIES if is_loadable(backend))
     if not able:
         raise RenderingUnavailable(f"no GL library to render with (tried osmesa and egl); run: {_INSTALL['osmesa']}")
     found = preferred(able)
@@ -84,23 +100,28 @@ def choose_gl_backend() -> None:
     os.environ[_VARIABLE] = found
 
 
-def offer_gl_backend() -> None:
-    """Set `MUJOCO_GL` for environments that may use MuJoCo and render, without measuring and without an error.
+def offer_gl_backend(gl: GL = "auto") -> None:
+    """Set `MUJOCO_GL` for environments that may use MuJoCo and render, without measuring.
 
-    egl with an NVIDIA GPU, else osmesa, by which library loads (Linux). It stays unchanged if it is set, or if MuJoCo
-    is missing or already imported.
+    auto: egl with an NVIDIA GPU that nothing else of the run uses, else osmesa, by which library loads (Linux). It
+    stays unchanged if it is set, or if MuJoCo is missing or already imported. RenderingUnavailable: the library of
+    `gl` is missing.
     """
     if _VARIABLE in os.environ or "mujoco" in sys.modules or not sys.platform.startswith("linux"):
         return
     if importlib.util.find_spec("mujoco") is None:
         return
+    if gl != "auto":
+        choose_gl_backend(gl)
+        return
     able = [backend for backend in BACKENDS if is_loadable(backend)]
     if able:
-        os.environ[_VARIABLE] = "egl" if "egl" in able and count_gpus() > 0 else able[0]
+        on_device = "egl" in able and count_gpus() > 0 and not drawing().device
+        os.environ[_VARIABLE] = "egl" if on_device else able[0]
 
 
 def preferred(able: tuple[str, ...]) -> str:
-    """The first of these backends; with an NVIDIA GPU the measured faster one."""
+    """The first of these backends; with an NVIDIA GPU the better one by measurement."""
     measured = len(able) > 1 and count_gpus() > 0 and "mujoco" not in sys.modules
     return fastest(able) if measured else able[0]
 
@@ -125,30 +146,29 @@ def count_gpus() -> int:
 
 
 @contextmanager
-def set_simulator_count(count: int) -> Iterator[None]:
-    """Set, within this block, the number of simulator processes of this machine for which a backend is chosen; 0:
-    unknown."""
-    token = _simulators.set(count)
+def set_drawing(drawing: Drawing) -> Iterator[None]:
+    """Set, within this block, where simulators would draw for which a backend is chosen."""
+    token = _drawing.set(drawing)
     try:
         yield
     finally:
-        _simulators.reset(token)
+        _drawing.reset(token)
 
 
-def simulator_count() -> int:
-    """Number set by `set_simulator_count`; 0 without one."""
-    return _simulators.get()
+def drawing() -> Drawing:
+    """What `set_drawing` has set."""
+    return _drawing.get()
 
 
 def processes_at_once() -> int:
     """Number of processes of a measurement: the usable cores, at most 16, and at most the number of simulators if
     known."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, _MOST, simulator_count() or _MOST)
+    return min(cores, _MOST, drawing().simulators or _MOST)
 
 
 def fastest(backends: tuple[str, ...]) -> str:
-    """The backend that draws the most frames per second; the first one if none draws.
+    """The backend that is better by measurement (`better_backend`).
 
     A run's simulator uses the result of another simulator on its host, if there is one.
     """
@@ -165,12 +185,34 @@ def fastest(backends: tuple[str, ...]) -> str:
         return chosen
 
 
+def better_backend(rates: Mapping[str, float], kept: float | None = None) -> str:
+    """The backend of the most frames per second; the first one if none draws.
+
+    kept: share of its speed that a device keeps which computes while EGL draws on it; None: none does. Below 0.9 EGL is
+    taken only if no other backend draws.
+    """
+    spares = kept is None or kept >= _KEPT
+    free = {name: rate for name, rate in rates.items() if rate > 0 and (spares or name != "egl")}
+    known = free or rates
+    return max(known, key=lambda backend: known[backend])
+
+
 def _measure(backends: tuple[str, ...]) -> str:
-    processes = processes_at_once()
-    rates = {backend: frames_per_s(backend, processes) for backend in backends}
-    chosen = max(rates, key=lambda backend: rates[backend])
+    processes, device = processes_at_once(), drawing().device
+    drawn = {name: draw(name, processes) for name in backends if name != "egl" or not device}
+    kept: float | None = None
+    beside = ""
+    if device and "egl" in backends:
+        with start_load(device) as load:
+            drawn["egl"] = draw("egl", processes)
+            # Alone: the second after it. Without a load nothing is known, and the cores are preferred.
+            kept = load.share_kept(drawn["egl"]) if load is not None else 0.0
+        beside = f"; {device}, which computes for the run, kept {kept:.2f} of its speed while EGL drew"
+        beside = beside if load is not None else f"; {device} computes for the run, and no load could be tried there"
+    rates = {name: drawn[name].frames_per_s for name in backends}
+    chosen = better_backend(rates, kept)
     told = ", ".join(f"{name} {f'{rate:.0f} frames/s' if rate else 'draws nothing'}" for name, rate in rates.items())
-    log.info("rendering by %s: %s (processes that drew at once: %d)", chosen, told, processes)
+    log.info("rendering by %s: %s (processes that drew at once: %d%s)", chosen, told, processes, beside)
     return chosen
 
 
@@ -202,95 +244,3 @@ def _kinds() -> list[int]:
 
     kinds = mujoco.mjtWarning
     return [int(kind) for kind in (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)]
-
-
-#: Time limit of one backend's measurement including process start, and drawing time, in seconds.
-_LIMIT_S, _DRAW_S = 60.0, 1.0
-#: Shapes in the probe's scene, edge of its picture in pixels.
-_SHAPES, _SIZE = 150, 128
-_READY = b"ready\n"
-
-
-def frames_per_s(backend: str, processes: int, limit_s: float = _LIMIT_S) -> float:
-    """Total frames per second of concurrent processes, from the first one's start to the last one's end.
-
-    0 if one of them cannot start or draw, crashes, or takes longer than `limit_s`.
-    """
-    until = time.monotonic() + limit_s
-    drawers: list[subprocess.Popen[bytes]] = []
-    try:
-        for _ in range(processes):  # if one cannot start, the earlier ones are ended below
-            drawer = subprocess.Popen(
-                [sys.executable, "-m", "polyrhythm.envs.mujoco"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                env={**os.environ, **same_imports(), _VARIABLE: backend},
-            )
-            drawers.append(drawer)
-        if not all(_line(drawer, until) == _READY for drawer in drawers):
-            return 0.0
-        for drawer in drawers:
-            _pipe(drawer.stdin).write(b"\n")
-        drawn = [json.loads(_line(drawer, until)) for drawer in drawers]
-        began, ended = min(one["began"] for one in drawn), max(one["ended"] for one in drawn)
-        return float(sum(one["frames"] for one in drawn) / (ended - began))
-    except (ValueError, OSError):  # no JSON after a crash; no reader; no start
-        return 0.0
-    finally:
-        for drawer in drawers:
-            drawer.kill()
-        for drawer in drawers:
-            drawer.wait()
-            with suppress(OSError):
-                _pipe(drawer.stdin).close()
-            _pipe(drawer.stdout).close()
-
-
-def _line(drawer: subprocess.Popen[bytes], until: float) -> bytes:
-    """The next line; b"" if the process ends or the time limit passes first."""
-    pipe = _pipe(drawer.stdout)
-    ready, _, _ = select.select([pipe], [], [], max(0.0, until - time.monotonic()))
-    return pipe.readline() if ready else b""
-
-
-def _pipe(end: IO[bytes] | None) -> IO[bytes]:
-    assert end is not None, "it was asked for"
-    return end
-
-
-def _draw() -> None:
-    """Report the first frame, wait for a line, draw, and report the frame count with its times."""
-    line = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # for what a driver may print
-    import mujoco
-
-    shapes = "".join(
-        f'<geom type="ellipsoid" size=".04 .03 .05" pos="{i % 15 / 10:.2f} {i // 15 / 10:.2f} .1"/>'
-        for i in range(_SHAPES)
-    )
-    xml = f"<mujoco><worldbody><light pos='0 0 3'/><geom type='plane' size='2 2 .1'/>{shapes}</worldbody></mujoco>"
-    model = mujoco.MjModel.from_xml_string(xml)
-    model.vis.quality.offsamples = 0
-    data = mujoco.MjData(model)
-    mujoco.mj_forward(model, data)
-    renderer = mujoco.Renderer(model, _SIZE, _SIZE)
-    renderer.update_scene(data)
-    picture = renderer.render()
-    if picture.min() == picture.max():
-        raise RuntimeError("a frame is blank")
-    line.write(_READY)
-    if not sys.stdin.buffer.readline():
-        return  # the measuring process is gone
-    frames, began = 0, time.monotonic()
-    while (now := time.monotonic()) < began + _DRAW_S or not frames:
-        renderer.update_scene(data)
-        renderer.render()
-        frames += 1
-    line.write(json.dumps({"frames": frames, "began": began, "ended": now}).encode() + b"\n")
-    renderer.close()
-
-
-if __name__ == "__main__":
-    _draw()

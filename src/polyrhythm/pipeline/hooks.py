@@ -96,8 +96,9 @@ class RunHooks:
     def on_evaluation(self, folder: Path, name: str, result: Mapping[str, Any]) -> None:
         """Called after each evaluation. result: its tally, with `version` and `conversations`."""
 
-    def on_video(self, config: RunConfig, folder: Path, name: str, version: int, file: Path) -> None:
-        """Called after an evaluation of a run's policy by itself has written a video. folder: the run's."""
+    def on_videos(self, config: RunConfig, folder: Path, version: int, files: Mapping[str, Path]) -> None:
+        """Called after an evaluation of a run's policy by itself has written videos (.gif, .mp4 or .webp), by their
+        names. folder: the run's."""
 
     def rewind(self, folder: Path, version: int) -> None:
         """Called when the run resumes from this version: results of later versions will be recomputed."""

@@ -10,7 +10,8 @@ devices differ by at most one process.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -22,7 +23,7 @@ from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.pipeline.observers.totals import EVALUATION
 from polyrhythm.plugin import load, table
 from polyrhythm.readable import counted
-from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices, bind_environment, devices_here
+from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices, bind_environment, devices_here, number_of
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import Ends
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices
@@ -35,14 +36,20 @@ JOINED = "simulator-joined-"
 EVALUATION_SIMULATOR, EVALUATION_GENERATOR = f"simulator{EVALUATION}", f"generator{EVALUATION}"
 
 
+#: Runs from before the stations start until they have ended; takes their seats and the folder of their logs, and gives
+#: the seats with what they need to find it.
+SharingService = Callable[[Mapping[str, Resources], Path | None], AbstractContextManager[Mapping[str, Resources]]]
+
+
 @dataclass(frozen=True, slots=True)
 class SharedSeats:
     """Result of a plugin of kind `placement`, which is named by `placement.sharing`: changed seats, the lease of shared
-    devices, and a sentence for each setting that wastes devices."""
+    devices, a sentence for each setting that wastes devices, and what runs beside the stations, if anything does."""
 
     seats: Mapping[str, Resources]
     lease: LeaseSettings | None = None
     warnings: Sequence[str] = ()
+    service: SharingService | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class Placed:
 
     names: by kind, those for background evaluation last; of the trainer, its ranks. seats: resources of each. ends:
     devices where weights are published and used. lease: stations that share devices in turns, or None. warnings: a
-    sentence for each setting that wastes devices or cores.
+    sentence for each setting that wastes devices or cores. service: what runs beside the stations, or None.
     """
 
     names: dict[Kind, list[str]]
@@ -59,11 +66,17 @@ class Placed:
     ends: Ends
     lease: LeaseSettings | None
     warnings: tuple[str, ...]
+    service: SharingService | None = None
 
     @property
     def serves_on_device(self) -> bool:
         """Whether generators are on devices."""
         return any(self.seats[name].device != CPU for name in self.names["generators"])
+
+    def lends_prefixes(self, generator: str) -> bool:
+        """Whether a rank of the trainer is on the generator's device, and neither leases it."""
+        own, ranks = self.seats[generator], [self.seats[name] for name in self.names["trainer"]]
+        return not own.leases and any(not rank.leases and rank.device == own.device for rank in ranks)
 
     def seats_of(self, station: str) -> list[Resources]:
         """Seats of the station's processes: the trainer has one per rank; stations of plugins get a default."""
@@ -94,7 +107,7 @@ def place(
     ends = find_ends(placement, names, seats)
     seats |= {name: replace(seats[name], ends=ends) for name in [*names["generators"], *names["trainer"]]}
     warnings = [*list_seat_warnings(config, names=names, devices=found), *shared.warnings]
-    return Placed(names, seats, ends, shared.lease, tuple(warnings))
+    return Placed(names, seats, ends, shared.lease, tuple(warnings), shared.service)
 
 
 def list_seat_warnings(
@@ -247,7 +260,33 @@ def find_ends(
     local = {seat.device: seat.local for seat in (own, *there) if seat.local}
     # Neither end of a pair frees its process group when it leaves the device.
     pairs = not any(seats[name].leases for name in [*ranks[:1], *stations["generators"]])
-    return Ends(own.device, tuple(seat.device for seat in there), why, local, pairs)
+    together = bool(own.process) and all(seat.process == own.process for seat in there)
+    return Ends(own.device, tuple(seat.device for seat in there), why, local, pairs, together)
+
+
+def find_drawing_device(config: RunConfig, environment: Mapping[str, str], devices: Devices | int | None = None) -> str:
+    """The device, as torch names it, on which simulators of this machine that draw by EGL would draw while a generator
+    or the trainer computes there; "" if there is none.
+
+    None computes meanwhile in one thread, or if all env batches wait for each other and for the update. Simulators
+    without a device draw on EGL's first one. environment: variables of this process.
+    """
+    alone = config.batching.type == "lockstep" and config.freshness.max_lag == 0
+    if config.launcher != "local" or alone or config.placement.simulated_devices:
+        return ""
+    names = station_names(config, devices=devices)
+    try:
+        seats = assign_seats(config.placement, names, _devices_of(config, devices), environment)
+    except ConfigError:
+        return ""  # the check of devices reports it
+    variables = [seats[name].environment for name in names["simulators"]] or [{}]
+    chosen = environment.get("MUJOCO_EGL_DEVICE_ID", "0")
+    draws = {own.get("MUJOCO_EGL_DEVICE_ID", chosen) for own in variables}
+    for name in (*names["generators"], *names["trainer"]):
+        device = seats[name].torch_device
+        if device != CPU and bind_environment(number_of(device), environment)["CUDA_VISIBLE_DEVICES"] in draws:
+            return device
+    return ""
 
 
 def count_ranks(placement: PlacementSettings, devices: Devices) -> int:

@@ -22,6 +22,7 @@ from polyrhythm.runtime.messages import Channels, Joined, Station
 
 if TYPE_CHECKING:
     from polyrhythm.runtime.memory.observed import DeviceSeat
+    from polyrhythm.runtime.memory.prefixes import PrefixSeat
     from polyrhythm.runtime.memory.process_memory import ProcessMemory
     from polyrhythm.runtime.memory.weights import Weights
 
@@ -34,7 +35,8 @@ class Resources:
     node: where it has to be, "" for anywhere; local: what the device is called there, "" if it has the same name.
     ends: where published weights come from and go to, if it is one of them. wrapper: the function, `module:name`, that
     makes the station's parts in place of its factory (`make_parts`), "" for none. leases: numbers of the devices that
-    it is on in turn with others; offload: folder for what it keeps there meanwhile, on the CPU.
+    it is on in turn with others; offload: folder for what it keeps there meanwhile, on the CPU. process: a station in
+    whose process it works beside others of this name, "" for a process of its own.
     """
 
     device: str = "cpu"
@@ -46,6 +48,7 @@ class Resources:
     wrapper: str = ""
     leases: tuple[int, ...] = ()
     offload: str = ""
+    process: str = ""
 
     @property
     def torch_device(self) -> str:
@@ -83,6 +86,15 @@ class StationContext:
         from polyrhythm.runtime.memory.observed import DeviceSeat  # torch
 
         return DeviceSeat(self.memory.folder, self.seat, self.device)
+
+    @property
+    def prefix_seat(self) -> PrefixSeat:
+        """Where generators lend prefixes to a trainer on the same device."""
+        from polyrhythm.runtime.memory.prefixes import PrefixSeat  # torch
+
+        if self.memory is None:  # all stations have one arena
+            return PrefixSeat(f"process {id(self.arena)}", shared=False, device=self.device, local=self.device)
+        return PrefixSeat(str(self.memory.folder), shared=True, device=self.seat, local=self.device)
 
 
 @dataclass(frozen=True, slots=True)

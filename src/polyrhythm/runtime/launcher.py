@@ -31,6 +31,7 @@ from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.messages import WorkerJoined
 from polyrhythm.runtime.processes.incarnation import SupervisionLimits
 from polyrhythm.runtime.processes.template import Template
+from polyrhythm.runtime.processes.together import SharingSpawn
 from polyrhythm.runtime.transport.sockets import Transport
 from polyrhythm.scheduler import records
 from polyrhythm.specs import Trajectory, WeightsLayout
@@ -203,7 +204,7 @@ def build_local_launcher(
             limits,
             logs,
             network=RunSockets(transport),
-            spawn=template.spawn,
+            spawn=SharingSpawn(stations, template.spawn),
             joining=joining,
         )
         undo.pop_all()

@@ -136,7 +136,7 @@ def test_an_environment_has_its_own_checks(capsys: pytest.CaptureFixture[str]) -
     assert main(["doctor", f"{__name__}:CrystalSettings"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("ok       packages          pydantic 2")
-    assert lines[1:3] == ["ok       ball              clear", "missing  driver            cracked"]
+    assert lines[1:3] == ["ok       ball              clear", "missing  driver            PR204: cracked"]
     assert lines[3:] == [f"{'':27}run: apt-get install driver", "missing: driver"]
 
 

@@ -13,9 +13,10 @@ import yaml
 from tests.plugins.hub.local_hub import TOKEN, LocalHub
 from tests.plugins.hub.test_card import write_run
 
+from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.hub import files as hub_files
-from polyrhythm.sources import fetch, fetched_folder, local_folder, pinned
+from polyrhythm.sources import fetch, fetched_folder, local_folder, names, pinned, pinning_once
 
 pytest.importorskip("huggingface_hub", reason="needs the extra hub")
 
@@ -62,6 +63,17 @@ def test_a_branch_becomes_its_commit(hub: LocalHub) -> None:
     assert pinned(recipe(found))["policy"]["checkpoint"] == found
     assert len(hub.requests) == asked, "a commit needs no question"
     assert (fetched_folder(found) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_a_block_reads_each_revision_once(hub: LocalHub) -> None:
+    first = hub.branches[REPO]["main"]
+    with pinning_once():
+        for words in ([], ["policy.chunk=2"]):
+            config = load_config("metaworld_pi0", ["policy.checkpoint=hf://acme/arm", *words])
+            assert names(config) == {"policy.checkpoint": f"hf://acme/arm@{first}"}
+            hub.commit(REPO, {"model.safetensors": f"newer {words}".encode()})
+        assert len(hub.requests) == 1
+    assert pinned(recipe("hf://acme/arm"))["policy"]["checkpoint"] != f"hf://acme/arm@{first}"
 
 
 @pytest.mark.parametrize("section", [{"policy": {"checkpoint": "here"}}, {"policy": "gaussian"}, {}])

@@ -1,8 +1,6 @@
-"""A policy of LeRobot in a process of its own: with a stand-in for the package lerobot behind the real boundary, and
-with LeRobot itself where a Python that has it is named."""
+"""A policy of LeRobot in a process of its own, with a stand-in for the package lerobot behind the real boundary."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -20,9 +18,6 @@ from polyrhythm.plugins.lerobot.policies.checks import check_use
 from polyrhythm.plugins.lerobot.policies.settings import LerobotProcess, LerobotSettings
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
-#: Interpreter of a Python that has lerobot, for the test that runs it.
-_REAL = os.environ.get("POLYRHYTHM_LEROBOT_PYTHON", "")
-
 #: A package with the functions of lerobot that the process calls; its policy returns what it was given.
 _STAND_IN = {
     "__init__.py": "__version__ = '0'",
@@ -31,11 +26,12 @@ _STAND_IN = {
 import json, pathlib
 class PreTrainedConfig:
     @classmethod
+    def get_known_choices(cls):
+        return {"act", "diffusion"}
+    @classmethod
     def from_pretrained(cls, folder, local_files_only):
         config = cls()
         vars(config).update(json.loads((pathlib.Path(folder) / "config.json").read_text()))
-        if config.type == "unknown":
-            raise ValueError("no policy of type unknown\\nis registered")
         return config
 """,
     "policies/__init__.py": "",
@@ -163,7 +159,9 @@ def test_a_rows_noise_is_its_own(tmp_path: Path, python: str) -> None:
 
 def test_a_process_that_fails_is_one_sentence(tmp_path: Path, python: str) -> None:
     unknown = LerobotSettings(checkpoint=str(write_policy(tmp_path / "unknown", "unknown")), python=python)
-    with pytest.raises(ConfigError, match="LeRobot refuses: ValueError: no policy of type unknown is registered"):
+    with pytest.raises(
+        ConfigError, match="LeRobot refuses: ValueError: no policy of type 'unknown' is registered; install"
+    ):
         LerobotProcess(unknown, "cpu")
     settings = LerobotSettings(checkpoint=str(write_policy(tmp_path / "policy")), python=python)
     policy = settings.build(spec(), seed=0, device="cpu", role="act")
@@ -211,11 +209,18 @@ def test_a_folder_without_its_processors_is_refused(tmp_path: Path, name: str) -
     folder = write_policy(tmp_path / "policy")
     (folder / name).unlink()
     with pytest.raises(ConfigError, match=f"it has no {name}"):
-        LerobotSettings(checkpoint=str(folder)).description()
+        LerobotSettings(checkpoint=str(folder)).form(spec())
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [("act", "no likelihood"), ("smolvla", "its flow head"), ("pi0", "policy.type=pi0")]
+    ("kind", "why"),
+    [
+        ("act", "no likelihood; train it with lerobot-train"),
+        ("diffusion", r"\(DPPO\) is not built here"),
+        ("smolvla", "policy.type=lerobot_flow, or"),
+        ("pi0", "policy.type=pi0"),
+        ("of_a_package", "if its class has flow_prefix"),
+    ],
 )
 def test_training_is_refused(tmp_path: Path, kind: str, why: str) -> None:
     folder = write_policy(tmp_path / "policy", kind)
@@ -228,28 +233,16 @@ def test_training_is_refused(tmp_path: Path, kind: str, why: str) -> None:
         check_use(CheckContext(config))
 
 
-@pytest.mark.skipif(not _REAL, reason="needs a Python with lerobot: set POLYRHYTHM_LEROBOT_PYTHON to its path")
-def test_act_of_lerobot_itself(tmp_path: Path) -> None:
-    folder = tmp_path / "act"
-    lines = f"""
-import torch
-from lerobot.configs.types import FeatureType, PolicyFeature
-from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
-inputs = {{"observation.image": PolicyFeature(FeatureType.VISUAL, (3, 64, 64)),
-          "observation.state": PolicyFeature(FeatureType.STATE, (2,))}}
-config = make_policy_config("act", device="cpu", input_features=inputs, pretrained_backbone_weights=None,
-    output_features={{"action": PolicyFeature(FeatureType.ACTION, (2,))}}, dim_model=32, n_heads=2,
-    dim_feedforward=32, n_encoder_layers=1, n_vae_encoder_layers=1, latent_dim=4, chunk_size=4, n_action_steps=3)
-one = lambda size: {{"mean": torch.zeros(size), "std": torch.ones(size)}}
-stats = {{"observation.image": one((3, 1, 1)), "observation.state": one((2,)), "action": one((2,))}}
-pre, post = make_pre_post_processors(config, dataset_stats=stats)
-for part in (get_policy_class("act")(config), pre, post):
-    part.save_pretrained({str(folder)!r})
-"""
-    subprocess.run([_REAL, "-I", "-c", lines], check=True, timeout=500)
-    pictures = {"pixels": ArraySpec((64, 64, 3), "uint8"), "agent_pos": ArraySpec((2,), "float32")}
-    found = spec(observation=pictures)
-    policy = LerobotSettings(checkpoint=str(folder), python=_REAL).build(found, seed=0, device="cpu", role="act")
-    actions = act(policy, rows(found, [0, 0]))
-    assert actions.shape == (2, 3, 2)
-    assert actions.isfinite().all()
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("act", "it regresses actions, so it has no likelihood; train it with lerobot-train, or evaluate it"),
+        ("diffusion", r"\(DPPO\) is not built here; train it with lerobot-train"),
+        ("pi05", "its network is built here; use policy.type=pi05"),
+    ],
+)
+def test_a_policy_without_a_flow_head_is_not_trained(tmp_path: Path, kind: str, why: str) -> None:
+    policy = {"type": "lerobot_flow", "checkpoint": str(write_policy(tmp_path / "policy", kind))}
+    recipe = {"env": "gymnasium:CartPole-v1", "policy": policy, "evaluation": {"episodes": 8}}
+    with pytest.raises(ConfigError, match=f"policy.type = lerobot_flow cannot use a '{kind}': .*{why}"):
+        check_use(CheckContext(load_config({**recipe, "training": {"versions": 1, "mini_batch_samples": 8}})))

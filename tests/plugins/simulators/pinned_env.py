@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from polyrhythm.envs.base import EnvBatch, EpisodeRefused, RowNumbers, RowsFailed, StepResult
-from polyrhythm.envs.mujoco import simulator_count
+from polyrhythm.envs.mujoco import drawing
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
@@ -27,7 +27,7 @@ class PinnedSettings(BaseModel):
 
     def check(self) -> None:
         if self.defect == "check tells":
-            raise ConfigError(f"told {simulator_count()}")
+            raise ConfigError(f"told {drawing().simulators}")
 
     def spec(self) -> EnvSpec:
         if self.defect == "spec asks":

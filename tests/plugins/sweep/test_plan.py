@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.plugins.sweep.plan import Every, Halving, JobResult, Proposed, SweepJob, SweepPlan, rank, rounds, scores
+from polyrhythm.plugins.sweep.plan import (
+    Every,
+    Halving,
+    JobResult,
+    Proposed,
+    SweepJob,
+    SweepPlan,
+    differ,
+    rank,
+    rounds,
+    scores,
+)
 
 
 def _success(successes: int, episodes: int = 100) -> JobResult:
@@ -90,3 +101,21 @@ def test_an_optimizer_gets_a_score_when_all_seeds_have_ended() -> None:
     assert sorted(number for number, _ in told) == [0, 1, 2]
     assert dict(told)[1] is None
     assert 0.3 < dict(told)[0] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        ([_success(95)], [_success(60)], True),
+        ([_success(95)], [_success(95)], False),
+        ([_success(95)], [_success(90)], False),
+        ([_return(500.0)] * 2, [_return(20.0)] * 2, False),
+        ([_return(500.0), _return(498.0)], [_return(20.0), _return(22.0)], True),
+        ([_return(500.0)], [_return(20.0)], False),
+    ],
+)
+def test_a_difference_is_shown_by_intervals_apart(first: Any, second: Any, shown: bool) -> None:
+    a, b = scores({0: first, 1: second}).values()
+    assert a is not None
+    assert b is not None
+    assert differ(a, b) is differ(b, a) is shown

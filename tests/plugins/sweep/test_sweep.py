@@ -21,6 +21,7 @@ from polyrhythm.cli.main import main
 from polyrhythm.errors import RunFolderError
 from polyrhythm.observe.run_folder import lock_run_folder
 from polyrhythm.plugins.sweep.child import take_run
+from polyrhythm.plugins.sweep.command import conclusion
 from polyrhythm.plugins.sweep.plan import JobResult
 from polyrhythm.plugins.sweep.runs import SweepJournal, take_sweep_folder
 
@@ -39,7 +40,7 @@ def _sweep(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> 
 
 
 def test_a_killed_run_does_not_end_the_sweep_and_is_tried_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe, out = write(tmp_path), str(tmp_path / "out")
     words = [recipe, "env.deadly=true,false", "--out", out]
@@ -48,10 +49,15 @@ def test_a_killed_run_does_not_end_the_sweep_and_is_tried_again(
     assert (best["settings"], best["failures"]) == ({"env.deadly": "false"}, 0)
     assert best["score"]["of"] == "success"
     assert dead["runs"][0]["failure"] == "killed by signal 9"
+    assert (best["worse"], dead["worse"], found["runs"]) == (False, None, {"new": 2})
     assert found["page"] is None, "one run is no comparison"
     written = Path(best["runs"][0]["folder"], "summary.json").stat().st_mtime_ns
+    caplog.set_level("INFO")
     again = _sweep(capsys, *words, status=1)
     assert again["combinations"][0] == best, "a finished run is not run again"
+    assert again["runs"] == {"kept": 1, "again": 1}
+    assert "kept, " in caplog.text
+    assert "again after it had failed: killed by signal 9" in caplog.text
     assert Path(best["runs"][0]["folder"], "summary.json").stat().st_mtime_ns == written
 
 
@@ -64,7 +70,13 @@ def test_a_killed_run_does_not_end_the_sweep_and_is_tried_again(
         (["policy.hidden=8,4..6"], ["hidden"]),
         (["training.optimizer.lr=1e-4..1e-3"], ["a range has no list of values; add --random N"]),
         (["training.optimizer.lr=1e-3"], ["no setting varies"]),
-        (["seed=1,2", "--seeds", "2"], ["seed varies, and --seeds would vary it too"]),
+        (
+            ["seed=1,2", "--seeds", "2"],
+            ["seed varies: a seed is not a setting to choose; give one or none, and --seeds N"],
+        ),
+        (["seed=1,2"], ["seed varies: "]),
+        (["evaluation.seed=1,2", "policy.hidden=8,9"], ["evaluation.seed varies: "]),
+        (["seed=0..3", "--random", "2"], ["seed varies: "]),
         (["training.versions=1,2", "--halving"], ["--halving chooses it"]),
         (["--random", "2", "--seeds", "2"], ["nothing can be drawn"]),
         (["out_dir=a,b"], ["the sweep chooses it for each run"]),
@@ -90,6 +102,42 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "sweep.json").write_text("[1]")
     assert main(["sweep", recipe, "policy.hidden=8,9", "--out", str(tmp_path)]) == 2
     assert "sweep.json is damaged" in capsys.readouterr().err
+
+
+def _ranked(
+    *intervals: tuple[float, float] | None, worse: Any = (), versions: int | None = None
+) -> list[dict[str, Any]]:
+    scores = [None if own is None else {"low": own[0], "high": own[1]} for own in intervals]
+    return [
+        {"settings": {"lr": str(place)}, "score": score, "worse": own, "versions": versions}
+        for place, (score, own) in enumerate(zip(scores, worse, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranked", "said"),
+    [
+        (_ranked((0.8, 0.9), (0.5, 0.6), worse=(False, True)), "best: lr=0; chosen by this result"),
+        (_ranked((0.8, 1.0), (0.8, 1.0), worse=(False, False)), "shown between 1 and 2"),
+        (
+            _ranked((0.8, 1.0), (0.7, 0.9), (0.1, 0.2), worse=(False, False, True)),
+            "shown between 1 and 2",
+        ),
+        (
+            _ranked((0.8, 1.0), (0.5, 0.6), (0.4, 0.9), worse=(False, True, False)),
+            "shown between 1 and 3",
+        ),
+        (_ranked((500.0, 500.0), (9.0, 9.0), worse=(False, False)), "have no interval; add --seeds 3"),
+        (_ranked((0.8, 1.0), None, worse=(False, None)), "no other combination has a result"),
+        (_ranked((0.8, 1.0), (0.1, 0.2), worse=(False, None), versions=8), "left by --halving: lr=0"),
+        (_ranked((0.8, 1.0), worse=(False,)), ""),
+        (_ranked(None, None, worse=(None, None)), ""),
+    ],
+)
+def test_a_best_is_named_where_the_intervals_show_it(ranked: list[dict[str, Any]], said: str) -> None:
+    found = " ".join(conclusion(ranked))
+    assert said in found
+    assert bool(said) == bool(found)
 
 
 @long(20, "three runs")

@@ -65,7 +65,7 @@ class FaultySettings(LinesSettings):
 
 
 class FaultySink(LinesSink):
-    """Fails by words: raise, hang, die, ask, print, full, exit."""
+    """Fails by words: raise, hang, slow, die, ask, print, full, exit."""
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         fail(self.file, at="metrics")
@@ -88,8 +88,8 @@ def fail(file: Path, at: str) -> None:
     match word.rstrip("!"):
         case "raise":
             raise ConnectionError("the service is gone")
-        case "hang":
-            time.sleep(600)
+        case "hang" | "slow" as how:
+            time.sleep(600 if how == "hang" else 1.5)
         case "die":
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":

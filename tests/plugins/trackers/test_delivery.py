@@ -108,10 +108,16 @@ def test_the_end_of_a_run_waits_for_a_bounded_time(tmp_path: Path, warnings: pyt
     assert "did not close within 3 s" in warnings.messages[0]
 
 
+def test_a_slow_opening_is_not_cut_short(tmp_path: Path, warnings: pytest.LogCaptureFixture) -> None:
+    recorded = record(tmp_path, "open:slow", Patience(close_s=1.0))
+    assert recorded[-1] == ["close", True]
+    assert warnings.messages == []
+
+
 def test_a_full_queue_drops_records_and_holds_up_nobody(tmp_path: Path, warnings: pytest.LogCaptureFixture) -> None:
     settings = FaultySettings(file=str(tmp_path / "lines"))
     (tmp_path / "lines.fault").write_text("open:hang!")
-    patience = Patience(queue=10, close_s=0.5)
+    patience = Patience(start_s=2.0, queue=10, failing_close_s=0.5)
     process = SinkProcess(settings, tmp_path / "tracker.log")
     delivery = QueuedDelivery(settings, TrackedRun("run", tmp_path, {}), process, lambda _: None, patience)
     for step in range(1000):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from tests.pipeline.pictures import LampSettings
 from tests.pipeline.runs import config
 from tests.plugins.trackers.own_sinks import MODULE, FaultySettings, LinesSettings
@@ -18,10 +19,11 @@ from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining
-from polyrhythm.pipeline.evaluation.standalone import Video, evaluate
+from polyrhythm.pipeline.evaluation.standalone import Gallery, Video, evaluate
 from polyrhythm.pipeline.persistence.resume_rules import config_to_resume
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.trackers.videos import with_common_format
 
 SMALL = ["launcher=inline", "training.versions=1", "evaluation.episodes=2"]
 
@@ -94,6 +96,22 @@ def test_a_video_of_the_trained_policy_is_added_to_the_run_of_the_tracker(tmp_pa
     assert recorded(lines)[1][1:3] == ["video/evaluation", 1]
     assert recorded(lines)[2] == ["close", True]
     assert read_tensorboard(folder).videos == 1
+    lines.unlink()
+    evaluate(folder, 2, 5, video=Gallery(folder))
+    assert [content[:3] for content in recorded(lines)[1:-1]] == [
+        ["video", f"video/eval/greedy/000{index}-0", 1] for index in range(2)
+    ]
+    assert read_tensorboard(folder).videos == 3
+
+
+def test_a_video_that_trackers_do_not_show_is_sent_as_a_gif(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "green", "blue")]
+    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], duration=100)
+    (tmp_path / "sent").mkdir()
+    sent = with_common_format(tmp_path / "a.webp", tmp_path / "sent")
+    with Image.open(sent) as shown:
+        assert (shown.format, getattr(shown, "n_frames", 1), shown.size) == ("GIF", 3, (16, 16))
+    assert with_common_format(tmp_path / "b.mp4", tmp_path / "sent") == tmp_path / "b.mp4"
 
 
 def test_an_interrupted_run_is_closed_as_unfinished_and_continued(tmp_path: Path) -> None:

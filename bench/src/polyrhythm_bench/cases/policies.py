@@ -20,7 +20,9 @@ from __future__ import annotations
 import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import psutil
 import torch
@@ -32,6 +34,7 @@ from polyrhythm.policies.base import Observations, Policy, as_module
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
 from polyrhythm_bench.cases.policy_weights import measure_weights
 from polyrhythm_bench.harness import resources
+from polyrhythm_bench.harness.kept import KeptResults
 from polyrhythm_bench.harness.roofline import PassCount, Peaks, count, measure_peaks, seconds
 from polyrhythm_bench.references import reference_of
 from polyrhythm_bench.references.base import Inputs, Reference
@@ -45,6 +48,8 @@ ROWS = (1, 8, 32, 64)
 TRAIN_ROWS, CAMERAS, CHUNK, STEPS = 8, 2, 5, 4
 _STATE, _ACTIONS = 8, 7
 _GIB = 2**30
+NOT_KEPT = KeptResults(None, {})
+T = TypeVar("T")
 
 
 class _Pair(NamedTuple):
@@ -62,8 +67,10 @@ def run(
     rows: Sequence[int] = ROWS,
     repeats: int = 7,
     device: str = "",
+    out: Path | None = None,
 ) -> dict[str, Any]:
-    """Every type in every size. device: cpu or cuda; empty: cuda where there is one.
+    """Every type in every size. device: cpu or cuda; empty: cuda where there is one. out: folder in which each pass is
+    kept when it is measured, and not measured again.
 
     Returns the device, how it was measured, `left_out` with a sentence for each size that cannot be run here, and
     `parts`: for each type and size what `measure` returns. ConfigError: no such device.
@@ -77,14 +84,12 @@ def run(
         left_out += [why for why in refusals.values() if why]
         for kind in (kind for kind, why in refusals.items() if not why):
             log.info("%s, %s", kind, size)
-            found[f"{kind}, {size}"] = measure(kind, size, where, rows, repeats)
+            kept = KeptResults(out, identity(where))
+            found[f"{kind}, {size}"] = measure(kind, size, where, rows, repeats, kept)
             if where.type == "cuda":
                 torch.cuda.empty_cache()
     return {
-        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "a CPU",
-        "cores": psutil.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        **identity(where),
         "others_cores": resources.others_cores(began, resources.read_cpu()),
         "repeats": repeats,
         "cameras": CAMERAS,
@@ -92,6 +97,16 @@ def run(
         "steps": STEPS,
         "left_out": left_out,
         "parts": found,
+    }
+
+
+def identity(device: torch.device) -> dict[str, Any]:
+    """What measured."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU",
+        "cores": psutil.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
     }
 
 
@@ -141,9 +156,43 @@ def spec_of(kind: str, size: str) -> EnvSpec:
     return EnvSpec({**images, "proprio": ArraySpec((_STATE,), "float32")}, action, tasks, 100)
 
 
-def measure(kind: str, size: str, device: torch.device, rows: Sequence[int] = ROWS, repeats: int = 7) -> dict[str, Any]:
+def measure(
+    kind: str,
+    size: str,
+    device: torch.device,
+    rows: Sequence[int] = ROWS,
+    repeats: int = 7,
+    kept: KeptResults = NOT_KEPT,
+) -> dict[str, Any]:
     """One type in one size: parameters in millions, the measured peaks, what the reference replaces, `weights`, and in
     `modes` the passes (`_compare`)."""
+    pair = _Lazy(lambda: build_pair(kind, size, device))
+    peaks = _Lazy(lambda: measure_peaks(device, _dtype(size)))
+    # Weights first: a version is applied as it is, and no gradient is there yet.
+    about = kept.get(f"{kind}-{size}", lambda: _about(pair(), peaks(), size, repeats))
+    modes = {
+        f"act {n}": kept.get(f"{kind}-{size}-act-{n}", partial(lambda n: acting(pair(), n, peaks(), repeats), n))
+        for n in rows
+    }
+    train = kept.get(f"{kind}-{size}-train-{TRAIN_ROWS}", lambda: training(pair(), peaks(), repeats))
+    return {**about, "modes": {**modes, f"train {TRAIN_ROWS}": train}}
+
+
+class _Lazy(Generic[T]):
+    """Makes its value when it is asked for the first time."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+
+    def __call__(self) -> T:
+        return self._value
+
+    @cached_property
+    def _value(self) -> T:
+        return self._make()
+
+
+def build_pair(kind: str, size: str, device: torch.device) -> _Pair:
     settings, spec = settings_of(kind, size), spec_of(kind, size)
     with _ZeroDraws():
         policy = settings.build(spec, seed=0, device=str(device), role="train")
@@ -151,23 +200,22 @@ def measure(kind: str, size: str, device: torch.device, rows: Sequence[int] = RO
     with torch.device(device):
         reference = reference_of(kind, policy.network.size, STEPS)
     reference = reference.to(device=device, dtype=_dtype(size)).eval()
-    pair = _Pair(policy, reference, spec, device)
     as_module(policy).eval()
-    # Weights first: a version is applied as it is, and no gradient is there yet.
-    weights, peaks = measure_weights(as_module(policy), repeats), measure_peaks(device, _dtype(size))
-    modes = {f"act {n}": acting(pair, n, peaks, repeats) for n in rows}
-    modes[f"train {TRAIN_ROWS}"] = training(pair, peaks, repeats)
-    modules = as_module(policy), reference
+    return _Pair(policy, reference, spec, device)
+
+
+def _about(pair: _Pair, peaks: Peaks, size: str, repeats: int) -> dict[str, Any]:
+    modules = as_module(pair.policy), pair.reference
     counts = [sum(p.numel() for p in module.parameters()) / 1e6 for module in modules]
+    weights = measure_weights(modules[0], repeats)
     return {
         "parameters_m": counts[0],
         "reference_parameters_m": counts[1],
         "dtype": str(_dtype(size)).removeprefix("torch."),
         "peak_tflops": peaks.flops_per_s / 1e12,
         "peak_gb_per_s": peaks.bytes_per_s / 1e9,
-        "nearest": reference.nearest,
+        "nearest": pair.reference.nearest,
         **{f"weights_{name}": value for name, value in weights.items()},
-        "modes": modes,
     }
 
 

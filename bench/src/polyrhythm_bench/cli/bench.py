@@ -14,6 +14,8 @@ update      one update of the learner beside a plain torch loop
 ranks       one update on several ranks beside plain DDP and FSDP2; memory of each rank (4 minutes)
 policies    the published VLA policies beside plain forward passes with transformers: acting, a training micro-batch,
             weights; on a CPU the small sizes alone (4 minutes; needs the vla extra)
+gpu         the campaign on a rented GPU, each figure kept when it is measured: its tests, the quickstart,
+            gpu-colocated, policies at full size, an update of a language model (--minutes 12; --tiny: any machine)
 gpu-colocated  full-size random pi0 with Meta-World and training on one GPU, lock-step and three kinds of asynchrony
             (8 minutes; --tiny: any machine, 4 minutes; needs the vla and metaworld extras)
 envs        environments that are installed: step, observation, reset, memory per row, throughput by rows, threads and
@@ -106,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_names,
         metavar="NAME,NAME",
         help="peers: these, and the plain loop; algorithms: these objectives; placement: these setups; "
-        "envs: these environments; language: these parts",
+        "envs: these environments; gpu, language: these parts",
     )
     parser.add_argument(
         "--pythons",
@@ -117,9 +119,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--types", type=_names, metavar="NAME,NAME", help="policies: some of the four architectures")
     parser.add_argument("--sizes", type=_names, metavar="NAME,NAME", help="policies: tiny, released (both on a GPU)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="policies: where; cuda where there is one")
-    tiny = "gpu-colocated: a small pi0, on the CPU; language: one small scene, to try it"
+    tiny = "gpu, gpu-colocated: small, on the CPU; language: one small scene, to try it"
     parser.add_argument("--tiny", action="store_true", default=None, help=tiny)
-    parser.add_argument("--minutes", type=positive, metavar="M", help="gpu-colocated: of all modes together (8)")
+    parser.add_argument("--minutes", type=positive, metavar="M", help="gpu, gpu-colocated: of all parts (12, 8)")
     parser.add_argument(
         "--out",
         type=Path,
@@ -269,13 +271,14 @@ def _policies(
     rows: Sequence[int] = (1, 8, 32, 64),
     repeats: int = 7,
     device: str = "",
+    out: Path | None = None,
 ) -> dict[str, Any]:
     check_packages()
     from polyrhythm_bench.cases import policies
 
     _check_names("--types", types, policies.TYPES)
     _check_names("--sizes", sizes, policies.SIZES)
-    return policies.run(types or policies.TYPES, sizes or policies.SIZES, rows, repeats, device)
+    return policies.run(types or policies.TYPES, sizes or policies.SIZES, rows, repeats, device, out)
 
 
 def _gpu_colocated(tiny: bool = False, minutes: float = 8.0, out: Path | None = None) -> dict[str, Any]:
@@ -284,6 +287,16 @@ def _gpu_colocated(tiny: bool = False, minutes: float = 8.0, out: Path | None = 
 
     folder = out or Path("runs", "gpu-colocated-tiny" if tiny else "gpu-colocated")
     return gpu_colocated.run(folder, minutes, tiny=tiny)
+
+
+def _gpu(
+    minutes: float = 12.0, tiny: bool = False, out: Path | None = None, only: Sequence[str] = ()
+) -> dict[str, Any]:
+    from polyrhythm_bench.cases import gpu
+
+    folder = out or Path("runs", "gpu-tiny" if tiny else "gpu")
+    _check_names("--only", only, [part.name for part in gpu.parts(folder, tiny=tiny)])
+    return gpu.run(folder, minutes, tiny=tiny, only=only)
 
 
 def _learning(
@@ -424,6 +437,7 @@ _BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "update": _update,
     "ranks": _ranks,
     "policies": _policies,
+    "gpu": _gpu,
     "gpu-colocated": _gpu_colocated,
     "envs": _envs,
     "metaworld": _metaworld,

@@ -141,8 +141,9 @@ class PlacementSettings(Section):
     """The trainer."""
     scorers: SeatSettings = SeatSettings()
     """The scorers; presets give them the CPU, and they lease no device."""
-    sharing: Literal["share", "lease"] = "share"
-    """share: stations of a device are on it together; lease: in turn, the others in host memory (docs/placement.md)."""
+    sharing: Literal["share", "process", "mps", "lease"] = "share"
+    """share: stations of a device are on it together, by time slices; process: generator and trainer in one process;
+    mps: under NVIDIA's MPS, which the run starts; lease: in turn, the others in host memory (docs/placement.md)."""
     lease: LeaseSection = LeaseSection()
     """How they take turns."""
     simulated_devices: Whole = 0

@@ -22,7 +22,7 @@ from polyrhythm.config.sections.running import JoinSettings
 from polyrhythm.envs.base import FullEnvSettings, Variant, traits_of
 from polyrhythm.errors import ConfigError, RunFolderError, RunHalted, nearest
 from polyrhythm.observe.intervals import wilson
-from polyrhythm.observe.run_folder import CONFIG_FILE, find_run
+from polyrhythm.observe.run_folder import find_run, run_of
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.evaluation.episodes import conversations, held_out, per_episode, tally, tally_all
@@ -49,10 +49,12 @@ EPISODES = 128
 
 
 class Video(NamedTuple):
-    """A video to write. file: a new .gif or .mp4; episodes: number of first episodes to show."""
+    """A video to write. file: a new .gif or .mp4; episodes: number of first episodes to show; name: by which trackers
+    get it."""
 
     file: Path
     episodes: int = 9
+    name: str = "evaluation"
 
     @property
     def part(self) -> str:
@@ -62,7 +64,9 @@ class Video(NamedTuple):
     def of_variant(self, name: str | None, version: int) -> Video:  # noqa: ARG002
         """The video of a variant, whose name is appended to the file's stem; None: the environment without a
         variant."""
-        return self if name is None else self._replace(file=self.file.with_stem(f"{self.file.stem}-{name}"))
+        if name is None:
+            return self
+        return self._replace(file=self.file.with_stem(f"{self.file.stem}-{name}"), name=name)
 
 
 class Gallery(NamedTuple):
@@ -161,10 +165,10 @@ def evaluate(
 
     def measure(changed: RunConfig, name: str | None) -> tuple[dict[str, Any], list[SampleEvaluated]]:
         shown = video.of_variant(name, version) if video else None
-        found = _measure(changed, weights, path, choose, live, shown)
-        if isinstance(shown, Video):
-            _pass_video(config, path, name or "evaluation", version, shown.file)
-        return found
+        found, results = _measure(changed, weights, path, choose, live, shown)
+        if shown:
+            _pass_videos(config, path, version, found[shown.part].pop("files"))
+        return found, results
 
     found, _ = measure(config, None)
     by_kind: dict[str, list[list[SampleEvaluated]]] = {}
@@ -187,12 +191,11 @@ def evaluate(
     return {**found, "seed": seed, "version": version}
 
 
-def _pass_video(config: RunConfig, path: Path, name: str, version: int, file: Path) -> None:
-    """Pass a video to the hooks, if the policy at `path` is that of a run."""
-    folder = path if path.is_dir() else path.parent
-    if (folder / CONFIG_FILE).is_file():
+def _pass_videos(config: RunConfig, path: Path, version: int, files: Mapping[str, Path]) -> None:
+    """Pass videos to the hooks, if the policy at `path` is that of a run."""
+    if files and (folder := run_of(path)) is not None:
         for hooks in run_hooks():
-            hooks.on_video(config, folder, name, version, file)
+            hooks.on_videos(config, folder, version, files)
 
 
 def tally_kind(variants: Sequence[Sequence[SampleEvaluated]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ on the environment's first observations. A failed check raises ConfigError: `set
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -32,13 +33,13 @@ from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.conformance import ContractViolation
 from polyrhythm.env_warnings import forget_warnings
 from polyrhythm.envs.base import EnvSettings, traits_of
-from polyrhythm.envs.mujoco import set_simulator_count
+from polyrhythm.envs.mujoco import Drawing, set_drawing
 from polyrhythm.errors import ConfigError, RunHalted, StartError
 from polyrhythm.observe.run_folder import find_run
 from polyrhythm.pipeline.array_specs import arena_layout, env_batch_infos
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.persistence.resume import load_init_weights
-from polyrhythm.pipeline.placed import group_seats, place, station_names
+from polyrhythm.pipeline.placed import find_drawing_device, group_seats, place, station_names
 from polyrhythm.pipeline.validation.fit import (
     check_learning,
     check_rollout,
@@ -119,9 +120,10 @@ def installed_env(config: RunConfig) -> EnvSettings:
 
 
 def check_env_installed(config: RunConfig) -> None:
-    """`check_installed` of the environment, with the run's number of simulators set for checks of drawing speed."""
+    """`check_installed` of the environment, told where the run's simulators would draw."""
     here = config.rollout.simulators + bool(config.evaluation.reserved_rows)
-    with set_simulator_count({"local": here, "inline": 1}.get(config.launcher, 0)):
+    simulators = {"local": here, "inline": 1}.get(config.launcher, 0)
+    with set_drawing(Drawing(simulators, find_drawing_device(config, os.environ))):
         check_installed("env", config.env)
 
 

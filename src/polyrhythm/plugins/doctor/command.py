@@ -25,6 +25,7 @@ from pathlib import Path
 
 from polyrhythm.checks import Check, added
 from polyrhythm.conformance import Finding, last_line
+from polyrhythm.error_codes import code_of
 from polyrhythm.errors import ConfigError, PolyrhythmError, as_root, install_command
 
 RECIPE, _EXTRA = "quickstart", "metaworld"
@@ -33,6 +34,16 @@ MEMORY_BYTES = 1_500_000_000
 
 _PYTHON = (3, 11)
 _START_S, _MESSAGE_S = 60.0, 5.0
+#: Check → code of what it finds missing; of any other, that of a simulator.
+_CODES = {
+    "python": "PR201",
+    "packages": "PR201",
+    "torch": "PR201",
+    "memory": "PR402",
+    "shared memory": "PR402",
+    "processes": "PR403",
+    "messages": "PR404",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     if bundle is not None:
         take_file(bundle)
     findings = []
-    for finding in examine_env(arguments.env) if arguments.env else examine():
+    for seen in examine_env(arguments.env) if arguments.env else examine():
+        finding = _coded(seen)
         findings.append(finding)
         if not arguments.json:
             print(line(finding), flush=True)
@@ -77,10 +89,17 @@ def plain(finding: Finding) -> dict[str, str]:
     return {**finding._asdict(), "said": finding.detail, "mend": finding.fix}
 
 
+def _coded(finding: Finding) -> Finding:
+    """The finding with a code if something is missing."""
+    code = finding.code or _CODES.get(finding.name, "PR204")
+    return finding._replace(code=code) if finding.state == "missing" else finding
+
+
 def line(finding: Finding) -> str:
     """`ok       python            3.11.7, …`, and below it the command to run, if any."""
     fix = f"\n{'':27}run: {finding.fix}" if finding.fix else ""
-    return f"{finding.state:9}{finding.name:18}{finding.detail}{fix}"
+    code = f"{finding.code}: " if finding.code else ""
+    return f"{finding.state:9}{finding.name:18}{code}{finding.detail}{fix}"
 
 
 def examine() -> Iterator[Finding]:
@@ -96,7 +115,7 @@ def examine() -> Iterator[Finding]:
                 yield Finding(check.name, "missing", f"could not be checked, for the same reason as {first}")
                 continue
             fix = install_command(_EXTRA) if isinstance(error, ImportError) else ""
-            yield Finding(check.name, "missing", f"{type(error).__name__}: {error}", fix)
+            yield Finding(check.name, "missing", f"{type(error).__name__}: {error}", fix, code_of(error))
 
 
 def examine_env(name: str) -> Iterator[Finding]:

@@ -1,10 +1,11 @@
-"""The commands `recipes`, `settings` and `new`; the docstring of each is its help."""
+"""The commands `explain`, `recipes`, `settings` and `new`; the docstring of each is its help."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
+import textwrap
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -48,6 +49,8 @@ def _purpose(text: str) -> str:
 class Settings:
     """List the settings of a recipe with their defaults and meaning: all sections, or one, such as training.optimizer.
 
+    A setting that comes from a paper has its sentence there.
+
     The settings of environments and policies depend on their type: `polyrhythm envs TYPE` and `polyrhythm policies
     TYPE`.
     """
@@ -63,6 +66,7 @@ class Settings:
         from polyrhythm.cli.adapters import setting_lines
         from polyrhythm.config.catalog import settings_of
         from polyrhythm.config.schema import RunConfig
+        from polyrhythm.plugins.listing.papers import realised_by
 
         top = [setting for setting in settings_of(RunConfig) if "." not in setting.name and "[" not in setting.name]
         found = _find(arguments.section) if arguments.section else top
@@ -70,6 +74,9 @@ class Settings:
             print(json.dumps([setting._asdict() for setting in found], indent=2))
         else:
             print("\n".join(setting_lines(found)))
+            for value, sentence in realised_by(arguments.section) if arguments.section else ():
+                which = f"{value}: " if value else ""
+                print(f"  {which}{sentence.paper}, {sentence.at}: {sentence.text}")
             if not arguments.section:
                 print("\nthe settings of a section: polyrhythm settings SECTION")
         return 0
@@ -103,6 +110,36 @@ def _find(path: str) -> Sequence[Setting]:
     inner = [s for model, of in zip(models, types, strict=True) for s in settings_of(model, f"{path}{of}.")]
     own = [setting for model in parents for setting in settings_of(model) if setting.name == path.rpartition(".")[2]]
     return inner or [setting._replace(name=path) for setting in own]
+
+
+class Explain:
+    """Print cause and remedy of an error message's code, such as PR104; without CODE, list all codes.
+
+    A message begins with its code: `polyrhythm: error: PR104: rollout.rows = 0: it must be at least 1`.
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("code", nargs="?", metavar="CODE", help="the code of a message, or its number")
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        from polyrhythm.error_codes import codes
+        from polyrhythm.errors import ConfigError, nearest
+
+        known = {one.code: one for one in codes()}
+        if arguments.code is None:
+            print(aligned((code, one.what) for code, one in sorted(known.items())))
+            return 0
+        found = known.get(f"PR{arguments.code.upper().removeprefix('PR')}")
+        if found is None:
+            near = nearest(arguments.code.upper(), known)
+            raise ConfigError(f"explain {arguments.code}: no such code; {near}polyrhythm explain lists all")
+        print(f"{found.code}: {found.what}")
+        for name, text in (("message", found.message), ("cause", found.cause), ("remedy", found.remedy)):
+            shown = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)  # a link's text; its page may not be here
+            print(textwrap.fill(shown, 100, initial_indent=f"{name:9}", subsequent_indent=" " * 9))
+        return 0
 
 
 class New:

@@ -8,7 +8,7 @@ A setting with commas has several values: all combinations are run, or N random 
 range, of integers if both are, of logarithms with :log. Put a value that has a comma of its own into quotes of its
 own, as in "placement.trainer.devices='0,1'". --halving trains all a little, and of each round the better half twice as
 long, by continuing their runs. Settings are ranked by the lower end of the 95% interval of success over the seeds (of
-return, where no success is reported).
+return, where no success is reported); where the intervals of the first and the others overlap, no difference is shown.
 
 Every combination is checked before the first run starts. The same command again goes on where it was killed, and tries
 failed runs again. Exit status 0: all runs are finished; 1: some failed; 2: something is wrong, and nothing started.
@@ -37,6 +37,7 @@ from polyrhythm.plugin import table
 from polyrhythm.plugins.sweep import plan as planning
 from polyrhythm.plugins.sweep import space
 from polyrhythm.plugins.sweep.runs import Sweep, SweepJournal, take_sweep_folder
+from polyrhythm.sources import names, pinning_once
 
 if TYPE_CHECKING:
     from polyrhythm.config.schema import RunConfig
@@ -65,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the ranking as JSON")
 
 
+@pinning_once()
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.plugins.sweep.room import slots, visible_devices
     from polyrhythm.runtime.memory.tensors import count_cores
@@ -92,12 +94,18 @@ def run(arguments: argparse.Namespace) -> int:
         def name_of(job: planning.SweepJob) -> str:
             return f"{space.key(plan.combinations[job.combination], fixed)}-s{job.seed}"
 
-        def words_of(job: planning.SweepJob) -> list[str]:
-            return [arguments.recipe, *_words(fixed, plan.combinations[job.combination], job.seed, job.versions)]
-
         @functools.cache
+        def settings_of(job: planning.SweepJob) -> tuple[list[str], int]:
+            """Its words, with the revisions that this process has read, and its versions."""
+            words = _words(fixed, plan.combinations[job.combination], job.seed, job.versions)
+            config = _load(arguments.recipe, words)
+            return [*words, *(f"{path}={name}" for path, name in names(config).items())], config.training.versions
+
+        def words_of(job: planning.SweepJob) -> list[str]:
+            return [arguments.recipe, *settings_of(job)[0]]
+
         def versions_of(job: planning.SweepJob) -> int:
-            return job.versions or _load(arguments.recipe, words_of(job)[1:]).training.versions
+            return settings_of(job)[1]
 
         sweep = Sweep(journal, plan, name_of, words_of, versions_of, at_once)
         log.info("sweep in %s: %d runs at once", folder, len(at_once))
@@ -126,8 +134,11 @@ def _refuse_contradictions(arguments: argparse.Namespace, settings: Sequence[spa
         check_installed()
     if arguments.optuna and arguments.halving:
         raise ConfigError("--halving with --optuna: a proposal needs the result of a whole run; leave one of them out")
-    if any(one.path == "seed" for one in settings) and arguments.seeds > 1:
-        raise ConfigError("seed varies, and --seeds would vary it too; leave one of them out")
+    if own := next((one.path for one in settings if one.path.rpartition(".")[2] == "seed"), None):
+        raise ConfigError(
+            f"{own} varies: a seed is not a setting to choose; give one or none, and --seeds N trains each combination "
+            "with N seeds"
+        )
     if own := next((one.path for one in settings if one.path in ("resume", "out_dir", "name")), None):
         raise ConfigError(f"{own}: the sweep chooses it for each run; leave it out")
     if arguments.halving and any(one.path == "training.versions" for one in settings):
@@ -162,7 +173,7 @@ def _candidates(
 
 def _words(fixed: Sequence[str], combination: space.Combination, seed: int | None, versions: int | None) -> list[str]:
     words = [*fixed, *(f"{path}={value}" for path, value in combination.items())]
-    if seed is not None and "seed" not in combination:
+    if seed is not None:
         words = [word for word in words if word.partition("=")[0].strip() != "seed"] + [f"seed={seed}"]
     return words + ([f"training.versions={versions}"] if versions is not None else [])
 
@@ -213,7 +224,7 @@ def _refuse_other_runs(
             run = folder / f"{space.key(combination, fixed)}-s{seed}"
             if not (run / CONFIG_FILE).is_file():
                 continue
-            today = config.model_dump(mode="json") | ({} if "seed" in combination else {"seed": seed})
+            today = config.model_dump(mode="json") | {"seed": seed}
             if other := differences(saved_config(run).model_dump(mode="json"), today, free=free):
                 path, then, now = other[0]
                 problems.append(f"{run}: {path} was {then} and is {now} now; name another --out, or remove that run")
@@ -253,7 +264,8 @@ def _plan(
 
 
 def _ranking(plan: planning.SweepPlan, sweep: Sweep) -> dict[str, Any]:
-    """Combinations, best first: those of a later round of a halving before those of an earlier one."""
+    """Combinations, best first: those of a later round of a halving before those of an earlier one. worse: whether a
+    difference to the first is shown; None if they were not trained as long, or one has no result."""
     latest: dict[int, dict[planning.SweepJob, planning.JobResult]] = {}
     for job, result in sweep.results.items():
         own = latest.setdefault(job.combination, {})
@@ -264,8 +276,14 @@ def _ranking(plan: planning.SweepPlan, sweep: Sweep) -> dict[str, Any]:
     results = {number: list(own.values()) for number, own in latest.items()}
     scores = planning.scores(results)
     ranked = sorted(planning.rank(results), key=lambda number: -trained[number])
-    described = {number: _described(sweep, latest[number], scores[number]) for number in ranked}
-    return {"combinations": [{"settings": dict(plan.combinations[number]), **described[number]} for number in ranked]}
+    first = scores[ranked[0]]
+    combinations = []
+    for number in ranked:
+        score, as_long = scores[number], trained[number] == trained[ranked[0]]
+        worse = planning.differ(first, score) if first and score and as_long else None
+        described = _described(sweep, latest[number], score)
+        combinations.append({"settings": dict(plan.combinations[number]), **described, "worse": worse})
+    return {"combinations": combinations, "runs": dict(sweep.origins)}
 
 
 def _described(
@@ -312,11 +330,27 @@ def _as_text(found: Mapping[str, Any]) -> str:
     texts = [show.records(rows), *_failures(found)]
     if found["page"]:
         texts.append(f"page: {found['page']}")
-    best = found["combinations"][0]
-    if best["score"] is not None:
-        words = shlex.join(f"{path}={value}" for path, value in best["settings"].items())
-        texts.append(f"best: {words or 'the recipe'}; chosen by this result, which is therefore biased upward")
-    return "\n\n".join(texts)
+    texts.append(f"runs: {', '.join(f'{count} {origin}' for origin, count in found['runs'].items())}")
+    return "\n\n".join([*texts, *conclusion(found["combinations"])])
+
+
+def conclusion(ranked: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The best of several combinations, or those between which the intervals show no difference. ranked: `_ranking`."""
+    first, tied = ranked[0], [place for place, one in enumerate(ranked, 1) if one["worse"] is False]
+    words = shlex.join(f"{path}={value}" for path, value in first["settings"].items())
+    if len(ranked) == 1 or first["score"] is None:
+        return
+    if first["score"]["low"] == first["score"]["high"]:
+        yield "no difference shown: a return of one seed, or equal returns, have no interval; add --seeds 3"
+    elif len(tied) > 1:
+        places = f"{', '.join(map(str, tied[:-1]))} and {tied[-1]}"
+        yield f"no difference shown between {places}: their intervals overlap that of 1; more --seeds would narrow them"
+    elif any(one["worse"] for one in ranked):
+        yield f"best: {words}; chosen by this result, which is therefore biased upward"
+    elif first["versions"] is None:
+        yield "no difference shown: no other combination has a result"
+    else:
+        yield f"left by --halving: {words}; its rounds choose by results whose intervals may overlap"
 
 
 def _score_in_words(score: Mapping[str, Any] | None) -> dict[str, str]:

@@ -70,6 +70,11 @@ def _score(tallies: Sequence[Mapping[str, Any]], deviation: float) -> SeedScore:
     return SeedScore(found["rate"], found["low"], found["high"], is_rate=True)
 
 
+def differ(a: SeedScore, b: SeedScore) -> bool:
+    """Whether a difference is shown: both have an interval, and these do not overlap. A point is no interval."""
+    return a.low < a.high and b.low < b.high and (a.high < b.low or b.high < a.low)
+
+
 def rank(results: Mapping[int, Sequence[JobResult]]) -> list[int]:
     """Combinations by the lower end of their interval, then the mean, then their number; those with a failure last."""
     found = scores(results)

@@ -3,8 +3,8 @@
     DIR/sweep.json              what the sweep is, the combinations that an optimizer proposed, and the results so far
     DIR/<settings>-s<seed>/     a run; job/sweep.log has what its process printed
 
-A result is written when its run has ended. If the sweep is killed, its runs save and stop; the next call goes on with
-them (`resume=auto`).
+A result is written when its run has ended, also a failure. If the sweep is killed, its runs save and stop; the next
+call goes on with them (`resume=auto`), keeps the results and tries failed runs again, each with a line that says so.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -64,8 +65,8 @@ class SweepJournal:
         return journal
 
     def forget(self, name: str) -> None:
-        """Drop the results of a run that is not there any more."""
-        kept = {key: result for key, result in self.results.items() if key.rpartition("@")[0] != name}
+        """Drop the results of a run that is not there any more; that it had failed stays known."""
+        kept = {key: result for key, result in self.results.items() if key.rpartition("@")[0] != name or result.failure}
         if len(kept) < len(self.results):
             self.results = kept
             self.write()
@@ -115,6 +116,8 @@ class Sweep:
         self._running: dict[int, RunningJob] = {}
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.results: dict[SweepJob, JobResult] = {}
+        #: How the results came about: kept, resumed, again (it had failed before its first save) or new.
+        self.origins: Counter[str] = Counter()
 
     def run(self) -> None:
         """Run all jobs. KeyboardInterrupt: every run has saved and stopped, or was killed after its deadline."""
@@ -139,12 +142,17 @@ class Sweep:
         if not (folder / CONFIG_FILE).is_file():
             self._journal.forget(self._name_of(job))
         known = self._journal.results.get(self._key(job))
-        if known is None and (summary := _summary(folder, self._versions_of(job))) is not None:
-            known = self._keep(job, _result(summary))
-        if known is not None:
+        done = known is not None and known.tally is not None
+        if not done and (summary := _summary(folder, self._versions_of(job))) is not None:
+            known, done = self._keep(job, _result(summary)), True
+        if known is not None and done:
+            log.info("%s: kept, %s", self._name_of(job), in_words(known.tally or {}))
+            self.origins["kept"] += 1
             self.results[job] = known
             self._plan.end(job, known)
             return
+        origin = "resumed" if (folder / CONFIG_FILE).is_file() else "new" if known is None else "again"
+        self.origins[origin] += 1
         (folder / JOB_FOLDER).mkdir(parents=True, exist_ok=True)
         slot = self._free.pop(0)
         variables = dict(os.environ)
@@ -162,7 +170,8 @@ class Sweep:
             )
         self._running[process.pid] = RunningJob(job, process, slot, time.monotonic())
         threading.Thread(target=self._await, args=(process,), name=f"run {process.pid}", daemon=True).start()
-        log.info("%s: began (%d running)", self._name_of(job), len(self._running))
+        after = f" after it had failed: {known.failure}" if known is not None else ""
+        log.info("%s: %s%s (%d running)", self._name_of(job), origin, after, len(self._running))
 
     def _await(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
@@ -177,7 +186,7 @@ class Sweep:
             result = self._keep(job, _result(summary))
             log.info("%s: %s, in %.0f s", self._name_of(job), in_words(result.tally or {}), took)
         else:
-            result = JobResult(None, _why(status, folder / JOB_FOLDER / LOG_FILE), took)
+            result = self._keep(job, JobResult(None, _why(status, folder / JOB_FOLDER / LOG_FILE), took))
             log.warning("%s: failed: %s", self._name_of(job), result.failure)
         self.results[job] = result
         self._plan.end(job, result)

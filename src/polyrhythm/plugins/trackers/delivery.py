@@ -30,8 +30,8 @@ class Patience:
     """Rule of repetition and deadlines.
 
     retry_s: waits between tries; start_s, reply_s: maximum duration of an opening, of a call; queue: maximum number of
-    waiting calls; close_s: maximum time from `end` to the end of `close`; failing_close_s: the same for a sink whose
-    last call failed.
+    waiting calls; close_s: maximum time from `end`, or from the first opening if that takes longer, to the end of
+    `close`; failing_close_s: the same for a sink whose last call failed.
     """
 
     retry_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
@@ -95,7 +95,7 @@ class QueuedDelivery:
         self._name, self._failures = settings.type, _Failures(settings.type)
         self._changed, self._queue = threading.Condition(), deque[tuple[str, Sequence[Any]]]()
         self._ended = self._abandoned = self._gave_up = False
-        self._until = 0.0
+        self._began, self._until, self._tried = time.monotonic(), 0.0, threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"tracker {settings.type}", daemon=True)
         self._thread.start()
 
@@ -111,12 +111,19 @@ class QueuedDelivery:
 
     def end(self, finished: bool) -> None:
         self.send("close", finished)
-        limit_s = self._patience.failing_close_s if self._failures.failing else self._patience.close_s
         with self._changed:
-            self._ended, self._until = True, time.monotonic() + limit_s
+            self._ended, self._until = True, self._limit()
             self._changed.notify_all()
 
+    def _limit(self) -> float:
+        """Time by which it must have closed if it began to now."""
+        return time.monotonic() + (self._patience.failing_close_s if self._failures.failing else self._patience.close_s)
+
     def close(self) -> None:
+        if not self._tried.is_set():  # ended half-way, it may leave a database that nothing opens any more
+            log.info("tracking: %s is being opened, and is waited for", self._name)
+            self._tried.wait(max(0.0, self._began + self._patience.start_s - time.monotonic()))
+            self._until = self._limit()
         self._thread.join(max(0.0, self._until - time.monotonic()))
         if self._thread.is_alive():
             with self._changed:
@@ -138,9 +145,11 @@ class QueuedDelivery:
         """
         try:
             self._attempt(None)
+            self._tried.set()
             while (call := self._next()) is not None:
                 self._deliver(call)
         finally:
+            self._tried.set()
             self._process.finish(self._patience.failing_close_s)
 
     def _next(self) -> tuple[str, Sequence[Any]] | None:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, cast
 from uuid import uuid4
 
@@ -24,9 +25,12 @@ from polyrhythm.pipeline.hooks import RunHooks, RunPart
 from polyrhythm.plugins.trackers.delivery import Delivery, DirectDelivery, Patience, QueuedDelivery
 from polyrhythm.plugins.trackers.process import SinkProcess
 from polyrhythm.plugins.trackers.sink import Table, TrackedRun, TrackerSettings
+from polyrhythm.readable import counted
 
 log = logging.getLogger(__name__)
 
+#: Seconds that the end of an evaluation waits more for each of its videos.
+_VIDEO_S = 10.0
 TRACKERS_FILE = "trackers.json"
 _KEY = "key"
 _EVALUATION = ("rate", "low", "high", "successes", "episodes", "mean_return")
@@ -74,22 +78,27 @@ class TrackerHooks(RunHooks):
     def begin(self, config: RunConfig) -> RunPart | None:
         return TrackerPart(config) if config.tracking else None
 
-    def on_video(self, config: RunConfig, folder: Path, name: str, version: int, file: Path) -> None:
-        """Add the video to the runs of those trackers that have recorded this run."""
+    def on_videos(self, config: RunConfig, folder: Path, version: int, files: Mapping[str, Path]) -> None:
+        """Add the videos to the runs of those trackers that have recorded this run."""
+        from polyrhythm.plugins.trackers.videos import with_common_format
+
         known = _read_ids(folder)
         had = [one for one in _trackers(config) if one.in_run or one.type in known]
         if not had:
             return
+        patience = Patience(close_s=60.0 + _VIDEO_S * len(files))
         try:
-            with lock_run_folder(folder):
-                deliveries = open_deliveries(config.model_copy(update={"tracking": tuple(had)}), folder, Patience())
+            with lock_run_folder(folder), TemporaryDirectory() as beside:
+                shown = {name: with_common_format(file, Path(beside)).absolute() for name, file in files.items()}
+                deliveries = open_deliveries(config.model_copy(update={"tracking": tuple(had)}), folder, patience)
                 for delivery in deliveries:
-                    delivery.send("video", f"video/{name}", version, str(file.absolute()))
+                    for name, file in shown.items():
+                        delivery.send("video", f"video/{name}", version, str(file))
                     delivery.end((folder / SUMMARY_FILE).is_file())
                 for delivery in deliveries:
                     delivery.close()
         except RunFolderError:
-            log.warning("%s is not sent to the run's trackers: the run is under way", file)
+            log.warning("%s: not sent to the run's trackers, since the run is under way", counted(len(files), "video"))
 
 
 HOOKS = TrackerHooks()

@@ -25,6 +25,7 @@ from polyrhythm.checks import (
 from polyrhythm.config.catalog import check_installed, declared, need
 from polyrhythm.config.presets import describe_objective
 from polyrhythm.conformance import ContractViolation, Finding, run_checks
+from polyrhythm.error_codes import CONTRACT
 from polyrhythm.errors import MissingError, PolyrhythmError
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.persistence.resume import check_init_settings
@@ -268,7 +269,7 @@ def contract_of_policy(context: CheckContext) -> Iterator[Finding]:
             imitates=config.supervised is not None,
         )
     except ContractViolation as violation:
-        yield Finding("build", "failed", violation.problem, violation.fix)
+        yield Finding("build", "failed", violation.problem, violation.fix, CONTRACT)
         return
     failed = False
     for finding in run_checks(checks):

@@ -66,14 +66,15 @@ def film(
 ) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """Play the first episodes, before they are evaluated, so that a drawing failure surfaces early.
 
-    The result takes the evaluation's, writes the file and returns its entry there. Errors: see `playback.play`.
+    The result takes the evaluation's, writes the file and returns its entry there, with the file by its name in
+    `files`. Errors: see `playback.play`.
     """
     file, played = video.file, list(play_episodes(config, policy, episodes[: video.episodes]))
 
     def write(result: Mapping[str, Any]) -> dict[str, Any]:
         measured = result["rate"] is not None
         write_video(file, _clips(played, spec.tasks, measured=measured))
-        found: dict[str, Any] = {"file": str(file), "episodes": len(played)}
+        found: dict[str, Any] = {"file": str(file), "episodes": len(played), "files": {video.name: file}}
         if failed := sum(bool(one.failure) for one in played):
             found["failed"] = failed
         if measured:

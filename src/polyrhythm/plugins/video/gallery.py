@@ -62,8 +62,8 @@ def film(
 ) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """Play the episodes that get a video, before they are evaluated, and write their videos.
 
-    The result takes the evaluation's, appends a line for each episode and returns its entry there. Errors: see
-    `playback.play`.
+    The result takes the evaluation's, appends a line for each episode and returns its entry there, with the videos by
+    names that other versions repeat in `files`. Errors: see `playback.play`.
     """
     folder, lines = _folder(gallery.path), _numbered(episodes, spec, gallery)
     played: dict[int, PlayedEpisode] = {}
@@ -78,14 +78,18 @@ def film(
     def write(result: Mapping[str, Any]) -> dict[str, Any]:
         found = {(one["index"], one["sample"]): one for one in result["per_episode"]}
         file = LogFile(folder / EPISODES_FILE, buffered=True)
-        ended = 0
+        ended, files = 0, dict[str, Path]()
         for stream, line in lines.items():
             if (one := found.get((line["index"], line["sample"]))) is None:
                 continue
             ended += 1
+            if line["video"]:
+                files[f"{line['evaluation']}/{line['mode']}/{line['index']:04d}-{line['sample']}"] = (
+                    folder / line["video"]
+                )
             file.write(json.dumps({**line, **_outcome(one), "failure": _failure(one, played.get(stream))}) + "\n")
         file.close()
-        return {"folder": str(folder), "episodes": ended, "videos": sum(bool(line["video"]) for line in lines.values())}
+        return {"folder": str(folder), "episodes": ended, "videos": len(files), "files": files}
 
     return write
 

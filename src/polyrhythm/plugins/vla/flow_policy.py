@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -25,6 +25,7 @@ from polyrhythm.plugins.vla.settings import VlaSettings
 from polyrhythm.policies import noise
 from polyrhythm.policies.base import Act, Evaluation, Observations, section_or
 from polyrhythm.policies.flow_matching import FlowMethod, FlowNoise, Kept, Network, between, check_steps, start_noise
+from polyrhythm.policies.form import ValueKind
 from polyrhythm.policies.mlp import Mlp
 from polyrhythm.specs import PROGRESS, ArraySpec, EnvSpec
 
@@ -133,7 +134,42 @@ class FlowCritic(nn.Module):
         return value if self._per_action else value.squeeze(1)
 
 
-FLOW_TRAITS = replace(ADAPTED, critic=True, precomputes=True, keeps_prefix=True)
+class FlowInputs(Protocol):
+    """Inputs and outputs of a flow policy; `VlaInputs` documents them."""
+
+    chunk: int
+    action_dim: int
+    state_dim: int
+
+    def __call__(self, obs: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...
+
+    def executed(self, x: Tensor) -> Tensor: ...
+
+    def actions(self, x: Tensor, obs: Mapping[str, Tensor]) -> Tensor: ...
+
+    def normalised_actions(self, actions: Tensor, obs: Mapping[str, Tensor]) -> Tensor: ...
+
+
+class FlowChoices(Protocol):
+    """Settings that a flow policy reads; `FlowVlaSettings` documents them."""
+
+    @property
+    def method(self) -> FlowMethod: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def sft_draws(self) -> int: ...
+
+    @property
+    def value_detach(self) -> bool: ...
+
+    @property
+    def value_level(self) -> ValueKind: ...
+
+
+FLOW_TRAITS = replace(ADAPTED, critic=True, precomputes=True, acts_from_precomputed=True, keeps_prefix=True)
 
 
 class FlowPolicy(AdaptedPolicy):
@@ -148,9 +184,7 @@ class FlowPolicy(AdaptedPolicy):
 
     network: FlowNetwork
 
-    def __init__(
-        self, network: FlowNetwork, inputs: VlaInputs, settings: FlowVlaSettings, precision: Precision
-    ) -> None:
+    def __init__(self, network: FlowNetwork, inputs: FlowInputs, settings: FlowChoices, precision: Precision) -> None:
         super().__init__()
         self.traits = replace(FLOW_TRAITS, dtype=precision.name)
         self.network, self.inputs, self.precision = network, inputs, precision
@@ -188,8 +222,8 @@ class FlowPolicy(AdaptedPolicy):
     @torch.no_grad()
     def precompute(self, obs: Observations) -> dict[str, Tensor]:
         """Arrays computed by frozen parts, which replace the images in the observations: the whole prefix with the
-        inputs read beside it, or the network's `frozen_inputs`; {} if nothing is frozen. `evaluate`, `value` and
-        `sft_loss` use them."""
+        inputs read beside it, or the network's `frozen_inputs`; {} if nothing is frozen. `act`, `evaluate`,
+        `value` and `sft_loss` use them."""
         if any(p.requires_grad for p in self.network.prefix_parameters()):
             seen = self.inputs(obs)
             with self.precision.computing(self._device):

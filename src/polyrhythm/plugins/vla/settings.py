@@ -32,6 +32,14 @@ from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
 from polyrhythm.specs import ArraySpec, EnvSpec
 
 FOLDERS = "polyrhythm.plugins.vla.released:VlaFolders"
+#: Section `training` for released weights: small learning rates (RLinf's for π0 and GR00T).
+RELEASED_TRAINING: Mapping[str, Any] = {
+    "epochs": 2,
+    "minibatch_steps": 1024,
+    "max_kl": None,
+    "micro_batch_steps": 32,
+    "optimizer": {"lr": 5e-6, "value_lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.01},
+}
 
 
 class VlaSettings(InputSettings):
@@ -60,13 +68,10 @@ class VlaSettings(InputSettings):
 
     @property
     def training_defaults(self) -> Mapping[str, Any]:
-        """Small learning rates for released weights (RLinf's for π0 and GR00T), larger ones for a network from a
-        seed."""
+        """`RELEASED_TRAINING`, but larger learning rates for a network from a seed."""
         if not self.checkpoint:
             return {"max_kl": None, "optimizer": {"lr": 3e-4, "value_lr": 1e-3}}
-        optimizer = {"lr": 5e-6, "value_lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.01}
-        passes = {"epochs": 2, "minibatch_steps": 1024, "max_kl": None, "micro_batch_steps": 32}
-        return {**passes, "optimizer": optimizer}
+        return RELEASED_TRAINING
 
     @property
     def traits(self) -> SettingsTraits:

@@ -1,6 +1,7 @@
 """The newest published weights in the trainer's device memory, which generators open by CUDA IPC: one on the same
 device copies from there into its module (way ipc), one on another device from device to device (way peer). Of a
-simulated device the memory is a file in the run's folder; all else is the same.
+simulated device the memory is a file in the run's folder; a generator in the trainer's process has the memory itself
+(way reference). All else is the same.
 
 Every publication goes to the host's shared memory too (`SharedWeights`), which main and stations elsewhere read and
 which says what the newest version is. The trainer keeps one more copy, of the newest version, on its device:
@@ -25,6 +26,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -32,7 +34,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.errors import first_line
-from polyrhythm.runtime.devices import is_simulated
+from polyrhythm.runtime.devices import CPU, is_simulated
 from polyrhythm.runtime.memory.published import Way, hold_lock, is_held, lock_file
 from polyrhythm.runtime.memory.tensors import Copy, Device, State, Stream, copy_into, copy_tensor, fitting, views_of
 from polyrhythm.runtime.memory.weights import NOTHING, Fetched, Publication, SharedWeights
@@ -90,7 +92,11 @@ class SimulatedHandles:
         for left in self.folder.glob("device-*"):  # by a trainer that died: who has mapped it keeps it
             left.unlink()
         with tempfile.NamedTemporaryFile(dir=self.folder, prefix="device-", delete=False) as file:
-            file.truncate(size)
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)  # so that no later write fails
+            except OSError as error:
+                Path(file.name).unlink()
+                raise RuntimeError(f"{size} bytes in {self.folder}: {error.strerror}") from error
         memory = self._map(Path(file.name))
         self._files[memory.data_ptr()] = Path(file.name)
         return memory
@@ -110,11 +116,43 @@ class SimulatedHandles:
             return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
 
 
-Handles = CudaHandles | SimulatedHandles
+class OwnHandles:
+    """The same within one process: the memory itself, which CUDA does not open where it was exported."""
+
+    means = "one process"
+    _exported: ClassVar[dict[bytes, Tensor]] = {}
+
+    def __init__(self, device: str, name: str) -> None:
+        self.device, self.name = torch.device(device), name
+
+    def allocate(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def export(self, memory: Tensor) -> bytes:
+        handle = str(memory.data_ptr()).encode()
+        self._exported[handle] = memory
+        return handle
+
+    def open(self, handle: bytes, *, here: bool = False) -> Tensor:  # noqa: ARG002 - as of `CudaHandles`
+        if handle not in self._exported:
+            raise RuntimeError("it is not this process's")
+        return self._exported[handle]
+
+    def release(self, handle: bytes) -> None: ...
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
 
-def handles_of(device: str, folder: Path, local: str = "") -> Handles:
-    """Of a device of the run. local: its name for torch, where that differs; folder: of the run."""
+Handles = CudaHandles | SimulatedHandles | OwnHandles
+
+
+def handles_of(device: str, folder: Path, local: str = "", *, one_process: bool = False) -> Handles:
+    """Of a device of the run. local: its name for torch, where that differs; folder: of the run; one_process: all that
+    use the memory are in this process."""
+    if one_process:
+        return OwnHandles(CPU if is_simulated(device) else local or device, device)
     return SimulatedHandles(folder, device) if is_simulated(device) else CudaHandles(local or device, device)
 
 
@@ -154,8 +192,8 @@ class DeviceWeights:
     """The `Weights` of a process that shares the trainer's device memory. The trainer's process is the one that
     publishes.
 
-    host: its end of the channel in shared memory; folder: of the run; handles: of the trainer's device; way: ipc or
-    peer, how this process reads; keeps: whether the trainer keeps a copy, because a generator reads it.
+    host: its end of the channel in shared memory; folder: of the run; handles: of the trainer's device; way: ipc, peer
+    or reference, how this process reads; keeps: whether the trainer keeps a copy, because a generator reads it.
     """
 
     fetches, shared = False, None
@@ -218,7 +256,7 @@ class DeviceWeights:
 
     def lies_on(self, device: Device) -> bool:
         """Whether the trainer shares a copy on this device."""
-        return self._way == "ipc" and device == self._handles.device and self._open_copy() is not None
+        return self._way in ("reference", "ipc") and device == self._handles.device and self._open_copy() is not None
 
     def fetch(self, version: int, into: State, present: Publication = NOTHING, copy: Copy = copy_into) -> Fetched:
         wanted = self._host.find(version) or self._host.find(self._host.newest)

@@ -113,5 +113,5 @@ def open_weights(
     log.info("weights at %s: %s, because %s", device, choice.way, choice.why)
     if choice.way == "host":
         return host
-    shared = handles_of(ends.trainer, folder, ends.local.get(ends.trainer, ""))
+    shared = handles_of(ends.trainer, folder, ends.local.get(ends.trainer, ""), one_process=ends.one_process)
     return DeviceWeights(host, folder, shared, choice.way, keeps=keeps_copy(ends, reaches))

@@ -1,6 +1,7 @@
 """Published weights without a tensor library: the way that they take, their memory as bytes, and their counters.
 
-    reference   within one process: the publication itself, which is a copy
+    reference   within one process: the publication itself, which is a copy, in memory of the trainer's device if that
+                has one
     host        through the memory that the host's processes share; for a generator on a device, then through pinned
                 memory
     ipc         from the trainer's device memory, which a generator on the same device has opened (CUDA IPC)
@@ -61,6 +62,7 @@ class Ends:
     trainer: of its first rank, which publishes; cpu where main does. generators: of all that are on its node.
     host_only: why the trainer keeps no whole version on its device, a clause; "" if it may. local: the names that
     these devices have on their node, where they differ. pairs: whether versions may cross between devices of hosts.
+    one_process: the trainer and all generators are in one process, on one device.
     """
 
     trainer: str = CPU
@@ -68,6 +70,7 @@ class Ends:
     host_only: str = ""
     local: Mapping[str, str] = field(default_factory=dict)
     pairs: bool = True
+    one_process: bool = False
 
 
 #: Why versions come by the ways between hosts.
@@ -79,7 +82,7 @@ ONE_PROCESS = Choice("reference", "trainer and generator are in one process")
 
 
 def choose_way(ends: Ends, generator: str, reaches: Reaches) -> Choice:
-    """The way to a generator on this device, in a process of its own on the trainer's host.
+    """The way to a generator on this device, in another process on the trainer's host or in its process.
 
     Example: trainer on cuda:0, generator on cuda:1, which can read cuda:0: peer.
     """
@@ -90,6 +93,8 @@ def choose_way(ends: Ends, generator: str, reaches: Reaches) -> Choice:
         return Choice("host", "weights are published by a process on the CPU")
     if ends.host_only:
         return Choice("host", ends.host_only)
+    if ends.one_process:
+        return ONE_PROCESS
     if generator == trainer:
         return Choice("ipc", f"trainer and generator are on {trainer}")
     if reaches(generator, trainer):
@@ -99,7 +104,7 @@ def choose_way(ends: Ends, generator: str, reaches: Reaches) -> Choice:
 
 def keeps_copy(ends: Ends, reaches: Reaches) -> bool:
     """Whether the trainer keeps the newest version on its device, because a generator takes it from there."""
-    return any(choose_way(ends, device, reaches).way in ("ipc", "peer") for device in ends.generators)
+    return any(choose_way(ends, device, reaches).way in ("reference", "ipc", "peer") for device in ends.generators)
 
 
 _HEADER = 64

@@ -14,10 +14,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import msgspec
 
@@ -28,7 +30,16 @@ from polyrhythm.runtime.factories import Resources, StationContext, make_parts, 
 from polyrhythm.runtime.hosts import HostView
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.process_memory import RANKS, open_memory
-from polyrhythm.runtime.messages import Channels, Departed, Spans, add_counts, merge_joined, process_address, rank_name
+from polyrhythm.runtime.messages import (
+    Channels,
+    Departed,
+    Spans,
+    Station,
+    add_counts,
+    merge_joined,
+    process_address,
+    rank_name,
+)
 from polyrhythm.runtime.processes.station_thread import (
     FrameReader,
     InboxThread,
@@ -59,6 +70,8 @@ _REASON_CHARS = 300
 #: Characters of a warning that main is told.
 _WARNING_CHARS = 2000
 _PR_SET_PDEATHSIG = 1
+#: Seconds after which a thread that computes in Python lets another one in, where stations share a process.
+_SWITCH_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +79,7 @@ class ChildSpec:
     """What a station's process gets at its start. kind, content: the packed factory; main: the endpoint of main's
     inbox; keys: of the run, if its sockets need them; parent: process id of who started it; rank, ranks: which of how
     many processes of this incarnation it is; host: what it knows of the run's hosts, None if there is one; start_s:
-    seconds until it has to be ready."""
+    seconds until it has to be ready; beside: further stations of the process."""
 
     station: str = ""
     incarnation: int = 0
@@ -84,6 +97,7 @@ class ChildSpec:
     ranks: int = 1
     host: HostView | None = None
     start_s: float = math.inf
+    beside: tuple[ChildSpec, ...] = ()
 
 
 class WarningsToMain(logging.Handler):
@@ -99,10 +113,13 @@ class WarningsToMain(logging.Handler):
 
 class StationProcess:
     """A process of one station: its inbox, its parts, and what it says. Events, reports and spans are said by rank 0
-    alone; the other ranks compute the same and keep them to themselves."""
+    alone; the other ranks compute the same and keep them to themselves.
 
-    def __init__(self, spec: ChildSpec) -> None:
-        self._spec, self._began = spec, time.monotonic()
+    building: held while a part is made, where several stations are in one process: what makes a network sets torch's
+    random state and default dtype, which all threads share."""
+
+    def __init__(self, spec: ChildSpec, building: threading.Lock | None = None) -> None:
+        self._spec, self._began, self._building = spec, time.monotonic(), building
         self._drops = DropCounter(rank_name(spec.station, spec.rank))
         self._largest = largest_message(spec.layout)
         address = spec.host.address if spec.host is not None else LOOPBACK
@@ -146,9 +163,13 @@ class StationProcess:
             queues = [PartQueue() for _ in parts]
             inboxes, self._reading = [*queues], InboxThread(reader, queues, self.notify)
         return [
-            StationThread(address, make, inbox, self._drops, spec.layout, self)
+            StationThread(address, partial(self._make, make), inbox, self._drops, spec.layout, self)
             for (address, make), inbox in zip(parts, inboxes, strict=True)
         ]
+
+    def _make(self, make: Callable[[], Station]) -> Station:
+        with self._building or nullcontext():
+            return make()
 
     def connect(self, message: wire.Connect | wire.HostAt) -> None:
         """Know where a simulator's replies go and where its requests lie, or another host. UnfitMessage: that cannot
@@ -272,12 +293,35 @@ def die_with(parent: int) -> None:
         sys.exit(1)
 
 
+def run_stations(specs: Sequence[ChildSpec]) -> int:
+    """Run the stations of this process, each with sockets, memory and heartbeats of its own, until all have ended, or
+    one with an error: then the process ends, and the supervisor replaces all of them. The exit status."""
+    if len(specs) == 1:
+        return StationProcess(specs[0]).run()
+    sys.setswitchinterval(_SWITCH_S)
+    building, ended = threading.Lock(), SimpleQueue[int]()
+
+    def run(spec: ChildSpec) -> None:
+        status = 1
+        try:
+            status = StationProcess(spec, building).run()
+        finally:
+            ended.put(status)
+
+    for spec in specs:
+        threading.Thread(target=run, args=(spec,), name=f"station {spec.station}", daemon=True).start()
+    for _ in specs:
+        if status := ended.get():
+            return status
+    return 0
+
+
 def main() -> None:
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ChildSpec)
     die_with(spec.parent)
     keep_freed_memory()
     set_up_logging(anew=True)  # a module that the template has imported may have set it up
-    status = StationProcess(spec).run()
+    status = run_stations([spec, *spec.beside])
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads that hang in a simulator, and a simulator's own exit handlers, must not keep the process.

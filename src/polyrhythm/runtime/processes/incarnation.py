@@ -18,6 +18,9 @@ The end of a process is seen by its parent at once; the limits find stations tha
 heartbeat; one that hangs in a call names the call in its heartbeats. All times are of listening: time in which main did
 not look at its inbox is nobody's silence (`pause`).
 
+Stations may share a process (`Resources.process`), which ends as one: the failure is that of the station which said
+why, or took too long; the others follow it and do not count as failed.
+
 Invariants: an incarnation dies only after everything that had come by then has been received. It is gone only after its
 processes have been reaped and their last messages have been received.
 """
@@ -272,7 +275,8 @@ class Rank:
 class Incarnation:
     """far: it works on another host than main's. reason, culprit: why it dies, and the rank that failed first, if one
     did; leaves: why it has to, though nothing is wrong with it. suspected, killed, exited: when it was found to be
-    so."""
+    so. beside: incarnations of other stations in its process; follows: the one of them that failed and ended it, ""
+    if none did."""
 
     station: str
     number: int
@@ -285,6 +289,8 @@ class Incarnation:
     suspected: float = math.inf
     killed: float = math.inf
     exited: float = math.inf
+    beside: list[Incarnation] = field(default_factory=list)
+    follows: str = ""
 
     def rank(self, number: int) -> Rank:
         """UnfitMessage: there is no such rank."""
@@ -331,7 +337,10 @@ class Incarnation:
 
     def _kill_or_clear(self, now: float, limits: SupervisionLimits) -> Step:
         wrong = {rank.number: words for rank in self.ranks if (words := rank.failure_reason(now, limits))}
-        if wrong:
+        self.follows = self._cause_beside() if wrong else ""
+        if self.follows:
+            self.reason = f"works in one process with {self.follows}, which failed"
+        elif wrong:
             self.culprit = min((self.ranks[number] for number in wrong), key=Rank.precedence)
             words = wrong[self.culprit.number]
             self.reason = words if len(self.ranks) == 1 else f"rank {self.culprit.number}: {words}"
@@ -344,6 +353,17 @@ class Incarnation:
         for rank in self.ranks:
             rank.killed = rank.status is not None and -rank.status in _FROM_OUTSIDE
         return "kill"
+
+    def _cause_beside(self) -> str:
+        """The station of its process whose failure ended it; "" if that is its own. One says why it fails; else, as
+        after a signal, the first that is looked at counts as the cause."""
+        if any(rank.failure is not None or rank.refusal for rank in self.ranks):
+            return ""
+        for other in self.beside:
+            named = any(rank.failure is not None or rank.refusal for rank in other.ranks)
+            if named or not (other.alive or other.follows):
+                return other.station
+        return ""
 
     def _may_clear_s(self, now: float, limits: SupervisionLimits) -> float:
         """Seconds in which a message may still clear it, or give the reason of its end. A refusal, and a call that

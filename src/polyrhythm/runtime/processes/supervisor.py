@@ -236,6 +236,15 @@ class Supervisor:
         far = self.hosts is not None and any(process.host != MAIN for process in processes)
         station.incarnation = Incarnation(station.name, number, [process.rank for process in processes], far)
         station.joined, station.processes_by_rank, station.without_host = None, processes, False
+        self._link_beside(station)
+
+    def _link_beside(self, station: SupervisedStation) -> None:
+        """Stations of one process, of which the last is started now, know each other."""
+        process = station.seats[0].process
+        for other in self.stations.values() if process else ():
+            if other is not station and other.seats[0].process == process and other.incarnation.state == "starting":
+                other.incarnation.beside.append(station.incarnation)
+                station.incarnation.beside.append(other.incarnation)
 
     def _specs(self, station: SupervisedStation, number: int) -> Iterator[ChildSpec]:
         for rank, resources in enumerate(station.seats):
@@ -375,7 +384,7 @@ class Supervisor:
         reason, departed, leaves = incarnation.reason, incarnation.departed, incarnation.leaves
         outcome = self._restart_or_halt(station, now)
         if incarnation.announced:
-            blame = departed.blame if departed is not None else leaves is None
+            blame = departed.blame if departed is not None else leaves is None and not incarnation.follows
             emit(records.StationLost(name, incarnation.number, reason, blame, incarnation.moves))
         if isinstance(outcome, RunHalted):
             if not incarnation.fatal:  # else the station's own error says it all
@@ -383,7 +392,7 @@ class Supervisor:
             return outcome
         if departed is not None:
             log.warning("the simulator that had joined as %s %s; %s", name, reason, outcome)
-        elif leaves is not None:
+        elif leaves is not None or incarnation.follows:
             log.warning("%s %s; %s", name, reason, outcome)
         else:
             self._log_failure(station, outcome)
@@ -396,6 +405,8 @@ class Supervisor:
             return "its place is open again"
         if incarnation.moves:
             return "nothing is wrong with it"
+        if incarnation.follows:
+            return "both are started again"
         if incarnation.fatal:
             return RunHalted(f"{name}: {reason}", name, reason)
         self._failures.count(incarnation.failure(self.updates), now, self._limits)

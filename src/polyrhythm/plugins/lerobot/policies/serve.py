@@ -9,17 +9,22 @@ A message on the socket is a line of JSON followed by the bytes of its arrays:
     any                                    -> {"error": TEXT}
 """
 
+import importlib
 import json
 import os
 import socket
 import sys
+from importlib import metadata
 from io import BufferedRWPair
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 #: Policies whose actions follow from the observation alone; the others are computed row by row, each from its seed.
 _DETERMINISTIC = ("act",)
+#: Step of a processor that moves tensors.
+_MOVE = "device_processor"
 
 
 def write(line: BufferedRWPair, message: dict[str, Any], arrays: dict[str, Any] | None = None) -> None:
@@ -46,32 +51,70 @@ def read(line: BufferedRWPair) -> tuple[dict[str, Any], dict[str, Any]]:
     return message, arrays
 
 
+def open_config(folder: str, device: str) -> Any:
+    """The policy's configuration, after the packages of policies (lerobot_policy_NAME) that this Python has registered
+    theirs. ValueError: its type is not registered."""
+    import lerobot.policies  # noqa: F401 - registers LeRobot's own
+    from lerobot.configs.policies import PreTrainedConfig
+
+    try:
+        from lerobot.utils.import_utils import register_third_party_plugins
+    except ImportError:  # of versions before plugins
+        pass
+    else:
+        register_third_party_plugins()
+    kind = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))["type"]
+    if kind not in PreTrainedConfig.get_known_choices():
+        raise ValueError(
+            f"no policy of type {kind!r} is registered; install its package, whose name begins with lerobot_policy_, "
+            f"in {sys.executable}{_broken()}"
+        )
+    config = PreTrainedConfig.from_pretrained(folder, local_files_only=True)
+    config.device = device
+    return config
+
+
+def _broken() -> str:
+    """The packages of policies that this Python has and cannot import, with their errors."""
+    found = []
+    for one in metadata.distributions():
+        if (name := one.metadata["Name"] or "").replace("-", "_").startswith("lerobot_policy_"):
+            try:
+                importlib.import_module(name.replace("-", "_"))
+            except Exception as error:  # noqa: BLE001 - it is told
+                found.append(f"; {name} is there and cannot be imported: {type(error).__name__}: {error}")
+    return "".join(found)
+
+
+def open_processors(config: Any, folder: str) -> tuple[Any, Any]:
+    """The pre- and the post-processor, both on the configuration's device."""
+    from lerobot.policies.factory import make_pre_post_processors
+
+    overrides: list[dict[str, Any]] = []
+    for name in ("policy_preprocessor.json", "policy_postprocessor.json"):
+        saved = json.loads(Path(folder, name).read_text(encoding="utf-8"))
+        steps = [step.get("registry_name") for step in saved.get("steps", ())]
+        overrides.append({_MOVE: {"device": config.device}} if _MOVE in steps else {})
+    pre, post = make_pre_post_processors(
+        config, pretrained_path=folder, preprocessor_overrides=overrides[0], postprocessor_overrides=overrides[1]
+    )
+    return pre, post
+
+
 class Served:
     """A policy with its pre- and post-processor, from a folder of `save_pretrained`."""
 
     def __init__(self, folder: str, device: str) -> None:
         import lerobot
         import torch
-        from lerobot.configs.policies import PreTrainedConfig
-        from lerobot.policies.factory import get_policy_class, make_pre_post_processors
-
-        try:
-            from lerobot.utils.import_utils import register_third_party_plugins
-        except ImportError:  # of versions before plugins
-            pass
-        else:
-            register_third_party_plugins()
-        import lerobot.policies
 
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
-        config = PreTrainedConfig.from_pretrained(folder, local_files_only=True)
-        config.device = device
+        config = open_config(folder, device)
+        from lerobot.policies.factory import get_policy_class
+
         self.policy = get_policy_class(config.type).from_pretrained(folder, config=config, local_files_only=True)
         self.policy.to(device).eval()
-        moved = {"device_processor": {"device": device}}
-        self.pre, self.post = make_pre_post_processors(
-            config, pretrained_path=folder, preprocessor_overrides=moved, postprocessor_overrides={}
-        )
+        self.pre, self.post = open_processors(config, folder)
         self.torch, self.config, self.device = torch, config, device
         self.told = {"type": config.type, "inputs": list(config.input_features), "lerobot": lerobot.__version__}
 

@@ -1,4 +1,4 @@
-"""Settings of a policy of LeRobot, its form by config.json, and the policy, whose process begins with its first use."""
+"""A policy of LeRobot in a process of its own, for evaluation: settings, form by config.json, and the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import sys
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from io import BufferedRWPair
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,8 +23,8 @@ from torch import Tensor, nn
 from polyrhythm.config.base import Section
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.lerobot.policies import serve
-from polyrhythm.plugins.pretrained.folder_files import check_is_folder, read_json
-from polyrhythm.plugins.simulators.setup import envs_folder
+from polyrhythm.plugins.lerobot.policies.folder import Layout, not_trained
+from polyrhythm.plugins.simulators import setup
 from polyrhythm.policies import noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.form import PolicyForm, Role, describe
@@ -33,50 +32,10 @@ from polyrhythm.policies.traits import PolicyTraits, SettingsTraits
 from polyrhythm.sources import local_folder
 from polyrhythm.specs import INSTRUCTION, PROGRESS, EnvSpec
 
-_ACTION, _PREFIX = "action", "observation."
 #: Seconds for the process to import lerobot and load the policy, to take or give the next bytes of a call, and to end.
 _START_S, _CALL_S, _CLOSE_S = 600.0, 600.0, 5.0
 _TRAITS = PolicyTraits(value=False)
-#: Names of Gymnasium's environments for arrays that LeRobot calls otherwise.
-_SYNONYMS = {"agent_pos": "observation.state", "pixels": "observation.image", "proprio": "observation.state"}
 _SEED_BITS = 31
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """Content of a policy's config.json. inputs: feature → its type and shape; frames: observations that it reads;
-    steps: actions that it executes of a prediction; entries: of an action."""
-
-    kind: str
-    inputs: Mapping[str, tuple[str, tuple[int, ...]]]
-    frames: int
-    steps: int
-    entries: int
-
-    @classmethod
-    def of(cls, folder: Path) -> Description:
-        """ConfigError: the folder is not one of LeRobot's save_pretrained."""
-        check_is_folder(folder)
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"policy.checkpoint = {folder}: it has no config.json; name a folder of save_pretrained")
-        found = read_json(folder / "config.json")
-        try:
-            inputs = {name: (one["type"], tuple(one["shape"])) for name, one in found["input_features"].items()}
-            (entries,) = found["output_features"][_ACTION]["shape"]
-            steps = found.get("n_action_steps") or found["chunk_size"]
-            described = cls(str(found["type"]), inputs, int(found.get("n_obs_steps", 1)), int(steps), int(entries))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(
-                f"policy.checkpoint = {folder}: config.json is not of a policy of LeRobot ({type(error).__name__}: "
-                f"{error}); name a folder of its save_pretrained"
-            ) from error
-        for name in ("policy_preprocessor.json", "policy_postprocessor.json"):
-            if not (folder / name).is_file():
-                raise ConfigError(
-                    f"policy.checkpoint = {folder}: it has no {name}, which LeRobot saves beside the policy since 0.4; "
-                    "convert it with lerobot.processor.migrate_policy_normalization"
-                )
-        return described
 
 
 class LerobotSettings(Section):
@@ -95,9 +54,6 @@ class LerobotSettings(Section):
     keys: dict[str, str] = Field(default_factory=dict)
     """LeRobot's feature for an array of the environment, where the names differ: {front: observation.images.top}."""
 
-    def description(self) -> Description:
-        return Description.of(local_folder(self.checkpoint, what="policy.checkpoint"))
-
     def form(self, env_spec: EnvSpec) -> PolicyForm:
         return describe(lambda _: self._policy(env_spec, "cpu"), {})
 
@@ -105,38 +61,7 @@ class LerobotSettings(Section):
         return self._policy(env_spec, device).to(device)
 
     def _policy(self, env_spec: EnvSpec, device: str) -> LerobotPolicy:
-        return LerobotPolicy(self, self.description(), env_spec, device)
-
-    def features(self, description: Description, spec: EnvSpec) -> dict[str, str]:
-        """Array of the environment → feature of the policy. ConfigError: they do not fit."""
-        found: dict[str, str] = {}
-        for name in spec.observation:
-            feature = self.keys.get(name, f"{_PREFIX}{name}")
-            if feature not in description.inputs and name not in self.keys:
-                feature = _SYNONYMS.get(name, feature)
-            if feature in description.inputs:
-                found[name] = feature
-        lacking = description.inputs.keys() - found.values()
-        if lacking or (unknown := self.keys.keys() - spec.observation.keys()):
-            named = f"no array for {', '.join(sorted(lacking))}" if lacking else f"no array {min(unknown)}"
-            raise ConfigError(
-                f"policy.keys = {self.keys}: the environment has {named} but {', '.join(spec.observation)}; name the "
-                f"policy's inputs ({', '.join(description.inputs)}), as in policy.keys={{NAME: observation.state}}"
-            )
-        for name, feature in found.items():
-            kind, shape = description.inputs[feature]
-            visual = kind == "VISUAL"
-            wanted = ((shape[1], shape[2], shape[0]) if visual else shape, "uint8" if visual else "float32")
-            if description.frames > 1:
-                wanted = ((description.frames, *wanted[0]), wanted[1])
-            if (spec.observation[name].shape, spec.observation[name].dtype) != wanted:
-                stacked = "; wrap it in gymnasium.wrappers:FrameStackObservation" * (description.frames > 1)
-                have = spec.observation[name]
-                raise ConfigError(
-                    f"policy.checkpoint = {self.checkpoint}: {feature} needs {wanted[1]} {list(wanted[0])}, the "
-                    f"environment's {name} is {have.dtype} {list(have.shape)}{stacked or '; change the environment'}"
-                )
-        return found
+        return LerobotPolicy(self, Layout.of(self, env_spec), device)
 
 
 class LerobotPolicy(nn.Module):
@@ -149,24 +74,10 @@ class LerobotPolicy(nn.Module):
     traits = _TRAITS
     exact, tolerance = False, 1e-4
 
-    def __init__(self, settings: LerobotSettings, description: Description, spec: EnvSpec, device: str) -> None:
+    def __init__(self, settings: LerobotSettings, layout: Layout, device: str) -> None:
         super().__init__()
-        if spec.action.kind != "continuous" or spec.action.dim != description.entries:
-            raise ConfigError(
-                f"policy.checkpoint = {settings.checkpoint}: its actions have {description.entries} numbers, the "
-                f"environment's are {spec.action.kind} with {spec.action.dim}; name another"
-            )
-        if settings.chunk > description.steps:
-            raise ConfigError(
-                f"policy.chunk = {settings.chunk}: the checkpoint executes at most {description.steps} actions "
-                "(n_action_steps); lower it"
-            )
-        self.settings, self.description = settings, description
-        self.chunk, self.action_dim = settings.chunk or description.steps, description.entries
-        self.features = settings.features(description, spec)
-        self.instructions = [task.instruction for task in spec.tasks]
-        self.bounds = spec.action.low, spec.action.high
-        self.device = device
+        self.settings, self.layout, self.device = settings, layout, device
+        self.chunk, self.action_dim = layout.chunk, layout.description.entries
         self.weight = nn.Parameter(torch.zeros(1))  # versions of weights have at least one number
         self._process: LerobotProcess | None = None
 
@@ -175,11 +86,10 @@ class LerobotPolicy(nn.Module):
         if self._process is None:
             self._process = LerobotProcess(self.settings, self.device)
         keys = torch.where(greedy, noise.content_keys(obs[PROGRESS].unsqueeze(1)), noise_key)
-        arrays = {feature: _lerobot_array(obs[name]) for name, feature in self.features.items()}
-        tasks = [self.instructions[i] for i in obs[INSTRUCTION].tolist()]
+        arrays = {feature: array.cpu().numpy() for feature, array in self.layout.arrays(obs).items()}
         seeds = [key % (1 << _SEED_BITS) for key in keys.tolist()]
-        found = self._process.act(arrays, tasks, seeds)[:, : self.chunk]
-        low, high = (np.asarray(bound, np.float32) for bound in self.bounds)
+        found = self._process.act(arrays, self.layout.tasks(obs[INSTRUCTION]), seeds)[:, : self.chunk]
+        low, high = (np.asarray(bound, np.float32) for bound in (self.layout.low, self.layout.high))
         actions = torch.from_numpy(np.clip(found, low, high)).to(keys.device)
         zeros = torch.zeros(len(actions), device=keys.device)
         return Act(actions, torch.zeros_like(actions), zeros, {})
@@ -192,32 +102,7 @@ class LerobotPolicy(nn.Module):
         return torch.zeros_like(obs[PROGRESS])
 
     def sft_loss(self, obs: Observations, actions: Tensor) -> Tensor:  # noqa: ARG002
-        raise ConfigError(not_trained(self.settings, self.description))
-
-
-#: Policies of LeRobot whose folders a policy type here trains, and others that have a flow head.
-_TRAINED_HERE, _FLOW = ("pi0", "pi05"), ("smolvla", "groot", "xvla")
-
-
-def not_trained(settings: LerobotSettings, description: Description) -> str:
-    """Why training this policy is refused, and what trains it."""
-    kind, train = description.kind, "train it with lerobot-train"
-    why = "it has no likelihood that a loss here could use"
-    if kind in (*_TRAINED_HERE, *_FLOW):
-        why = "its flow head is in a process of its own, which sends no gradients"
-    if kind in _TRAINED_HERE:
-        train = f"train the same folder with policy.type={kind}"
-    return (
-        f"policy.checkpoint = {settings.checkpoint}: policy.type = lerobot evaluates a {kind!r} and does not train it: "
-        f"{why}; {train}, or set training.versions=0 without demonstrations and supervised"
-    )
-
-
-def _lerobot_array(array: Tensor) -> np.ndarray[Any, Any]:
-    """The array as LeRobot has it: float32, images [...,C,H,W] in 0..1."""
-    if array.dtype != torch.uint8:
-        return array.float().cpu().numpy()
-    return (array.movedim(-1, -3).float() / 255.0).contiguous().cpu().numpy()
+        raise ConfigError(not_trained(self.settings.checkpoint, self.layout.description.kind))
 
 
 class LerobotProcess:
@@ -297,8 +182,4 @@ def find_python(python: str) -> Path:
                 "--with lerobot --with torch, and set policy.python=lerobot-policies"
             )
         return Path(sys.executable)
-    path = envs_folder() / python if os.sep not in python else Path(python).expanduser()
-    path = path / "bin" / "python" if path.is_dir() else path
-    if not (path.is_file() and os.access(path, os.X_OK)):
-        raise MissingError(f"policy.python = {python}: {path} is not a Python interpreter; name one that has lerobot")
-    return path
+    return setup.find_python(python, "policy.python")

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.conformance import Finding, raised
 from polyrhythm.envs.base import Variant
-from polyrhythm.envs.mujoco import choose_gl_backend
+from polyrhythm.envs.mujoco import GL, choose_gl_backend
 from polyrhythm.errors import ConfigError, PolyrhythmError, nearest
 from polyrhythm.plugins.simulators.base import SimulatorSettings, time_batch
 from polyrhythm.plugins.simulators.libero.library import (
@@ -77,6 +77,8 @@ class LiberoSettings(SimulatorSettings):
     """Edge of the square images in pixels; the papers' data have 256."""
     render: Literal["cheap", "full"] = "full"
     """`full`: as LIBERO draws. `cheap`: no multisampling, shadows, reflections, sky, haze or fog."""
+    gl: GL = "auto"
+    """How MuJoCo draws: osmesa on the cores, egl on a GPU, auto by measurement; MUJOCO_GL overrides it."""
     max_steps: Annotated[int, Field(ge=0)] = 0
     """Env steps after which an episode ends; 0: the papers' of the task's suite (spatial 220, object 280, goal 300, 10
     520, 90 400)."""
@@ -122,7 +124,7 @@ class LiberoSettings(SimulatorSettings):
         package_folder()
         check_robosuite()
         find_assets(self.assets)
-        choose_gl_backend()
+        choose_gl_backend(self.gl)
 
     def spec(self) -> EnvSpec:
         """The spec of a batch; starts no simulator."""
@@ -156,7 +158,7 @@ class LiberoSettings(SimulatorSettings):
 
     @property
     def _views(self) -> Views:
-        return Views(self.cameras, self.image_size, self.render == "cheap", mirrored=True)
+        return Views(self.cameras, self.image_size, self.render == "cheap", mirrored=True, gl=self.gl)
 
     def rendering(self) -> LiberoSettings:
         """Settings whose batches can render rows for a video: these."""
@@ -196,7 +198,7 @@ def examine(tried: LiberoSettings) -> Iterator[Finding]:
         "task files": package_folder,
         "robosuite 1.4": check_robosuite,
         "assets": lambda: find_assets(tried.assets),
-        "rendering": choose_gl_backend,
+        "rendering": lambda: choose_gl_backend(tried.gl),
         _TRIAL: lambda: _trial(tried),
     }
     complete = True

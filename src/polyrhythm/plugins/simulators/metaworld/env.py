@@ -23,7 +23,7 @@ from pydantic import Field, field_validator, model_validator
 
 from polyrhythm.conformance import Finding, last_line
 from polyrhythm.envs.base import EnvTraits, RowNumbers, Variant
-from polyrhythm.envs.mujoco import BACKENDS, choose_gl_backend, is_loadable, preferred
+from polyrhythm.envs.mujoco import BACKENDS, GL, choose_gl_backend, is_loadable, preferred
 from polyrhythm.errors import PolyrhythmError, as_root, install_command, nearest
 from polyrhythm.imports import run_module
 from polyrhythm.plugins.simulators.base import RowsBatch, SimulatorSettings, time_batch
@@ -85,6 +85,8 @@ class MetaWorldSettings(SimulatorSettings):
     """Edge of the square image in pixels."""
     render: Literal["cheap", "full"] = "cheap"
     """`cheap` takes a few milliseconds per frame, `full` 10 to 50 times as long."""
+    gl: GL = "auto"
+    """How MuJoCo draws: osmesa on the cores, egl on a GPU, auto by measurement; MUJOCO_GL overrides it."""
     camera: Literal["free", "corner2"] = "free"
     """free: ours, upright, the whole table in view; corner2: Meta-World's, at the place and turned as in VLA papers."""
     settle_steps: Annotated[int, Field(ge=0, le=100)] = 0
@@ -135,7 +137,7 @@ class MetaWorldSettings(SimulatorSettings):
     def check(self) -> None:
         """RenderingUnavailable: images are needed and this machine cannot render."""
         if self.has_images:
-            choose_gl_backend()
+            choose_gl_backend(self.gl)
 
     def spec(self) -> EnvSpec:
         """The spec of a batch; starts no simulator."""
@@ -161,6 +163,7 @@ class MetaWorldBatch(RowsBatch):
     action_dtype = np.float32
 
     def __init__(self, settings: MetaWorldSettings, rows: int) -> None:
+        settings.check()
         super().__init__(settings, rows)
         self.settings = settings
         cheap, turned = settings.render == "cheap", settings.camera == "corner2"

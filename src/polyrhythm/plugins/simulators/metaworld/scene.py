@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrhythm.envs.mujoco import choose_gl_backend, refuse_unstable
+from polyrhythm.envs.mujoco import refuse_unstable
 from polyrhythm.plugins.simulators.variation import Appearance, SceneRenderer, draw_beyond, fixed_camera
 
 if TYPE_CHECKING:
@@ -114,8 +114,6 @@ class TaskScene:
     """Model, renderer and instances of one task; used by one thread."""
 
     def __init__(self, task: str, form: SceneForm) -> None:
-        if form.draws:
-            choose_gl_backend()
         from metaworld.env_dict import ENV_CLS_MAP
         from metaworld.policies import ENV_POLICY_MAP
 

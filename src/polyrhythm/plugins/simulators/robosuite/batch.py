@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.envs.base import EnvTraits, RowNumbers
-from polyrhythm.envs.mujoco import choose_gl_backend
+from polyrhythm.envs.mujoco import GL, choose_gl_backend
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.simulators.base import RowsBatch, SimulatorSettings
 from polyrhythm.plugins.simulators.robosuite.library import MODEL_SEED, Instance, seeded
@@ -46,6 +46,7 @@ class Views:
     size: int
     cheap: bool
     mirrored: bool = False
+    gl: GL = "auto"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ class RobosuiteBatch(RowsBatch):
         self, settings: SimulatorSettings, rows: int, views: Views, make: Callable[[str], Instance], kept: int
     ) -> None:
         if settings.has_images:
-            choose_gl_backend()
+            choose_gl_backend(views.gl)
         super().__init__(settings, rows)
         self.settings, self._views, self._make, self._kept = settings, views, make, kept
         #: By (row, task). Free are those whose row runs another task, the one that was left first in front.

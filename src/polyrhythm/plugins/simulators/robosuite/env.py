@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from polyrhythm.config.base import InvalidSetting
 from polyrhythm.envs.base import Variant
-from polyrhythm.envs.mujoco import choose_gl_backend
+from polyrhythm.envs.mujoco import GL, choose_gl_backend
 from polyrhythm.errors import ConfigError, nearest
 from polyrhythm.plugins.simulators.base import SimulatorSettings
 from polyrhythm.plugins.simulators.robosuite.batch import TRAITS, RobosuiteBatch, Views
@@ -101,6 +101,8 @@ class RobosuiteSettings(SimulatorSettings):
     """Edge of the square images in pixels."""
     render: Literal["cheap", "full"] = "cheap"
     """`cheap`: no multisampling, shadows, reflections, sky, haze or fog."""
+    gl: GL = "auto"
+    """How MuJoCo draws: osmesa on the cores, egl on a GPU, auto by measurement; MUJOCO_GL overrides it."""
     max_steps: Annotated[int, Field(ge=1)] = 200
     """Env steps after which an episode ends."""
     reward: Literal["sparse", "dense"] = "sparse"
@@ -175,7 +177,7 @@ class RobosuiteSettings(SimulatorSettings):
     def check(self) -> None:
         """MissingError or RenderingUnavailable: this machine lacks RoboCasa, its assets, or a renderer."""
         if self.has_images:
-            choose_gl_backend()
+            choose_gl_backend(self.gl)
         if any(task not in KNOWN for task in self.tasks) and self.registered_by in ("", ROBOCASA):
             check_robocasa()
 
@@ -222,12 +224,12 @@ class RobosuiteSettings(SimulatorSettings):
 
     @property
     def _views(self) -> Views:
-        return Views(self.cameras, self.image_size, self.render == "cheap")
+        return Views(self.cameras, self.image_size, self.render == "cheap", gl=self.gl)
 
     def rendering(self) -> RobosuiteSettings:
         """Settings whose batches can render, even with state observations. RenderingUnavailable: this machine
         cannot."""
-        choose_gl_backend()
+        choose_gl_backend(self.gl)
         return self
 
     def make(self, task: str) -> Instance:

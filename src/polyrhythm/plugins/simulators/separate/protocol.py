@@ -41,11 +41,13 @@ class Array(msgspec.Struct, frozen=True):
 
 class Open(msgspec.Struct, tag=True, frozen=True):
     """The first request. env: the environment's section as plain data; simulators: number of the run's processes
-    that render on this machine, 0 if unknown. Answered by `EnvOpened`."""
+    that render on this machine, 0 if unknown; computing: device that EGL would draw on beside generators or a trainer,
+    "" if there is none. Answered by `EnvOpened`."""
 
     env: dict[str, Any]
     version: int = VERSION
     simulators: int = 0
+    computing: str = ""
 
 
 class Build(msgspec.Struct, tag=True, frozen=True):

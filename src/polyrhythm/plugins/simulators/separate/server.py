@@ -34,7 +34,7 @@ from polyrhythm.envs.base import (
     batch_traits,
     traits_of,
 )
-from polyrhythm.envs.mujoco import set_simulator_count
+from polyrhythm.envs.mujoco import Drawing, set_drawing
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.plugins.simulators.separate import protocol as p
 
@@ -79,7 +79,7 @@ class EnvServer:
             raise ConfigError(*explain(error.error, error.model, "env")) from error
         except InvalidSetting as error:
             raise ConfigError(f"env.{error}") from error
-        with set_simulator_count(request.simulators):
+        with set_drawing(Drawing(request.simulators, request.computing)):
             check_installed("env", settings)
         if not isinstance(settings, EnvSettings):
             raise ConfigError(f"env.type = {request.env.get('type')}: its settings need spec() and build(rows)")

@@ -1,9 +1,10 @@
 """Tokens per second and memory of an update of `causal_lm`, packed and padded.
 
-    python bench/scripts/language_update.py [--rows 64] [--median 60] [--longest 1024] [--width 256] [--layers 4]
-        [--vocabulary 4096] [--micro-batch-steps N] [--micro-batch-tokens N] [--repeats 3] [--device cpu]
+    python -m polyrhythm_bench.cases.language_update [--rows 64] [--median 60] [--sigma 1] [--longest 1024]
+        [--width 256] [--layers 4] [--hidden 1024] [--vocabulary 4096] [--micro-batch-steps N] [--micro-batch-tokens N]
+        [--train all] [--repeats 3] [--device cpu] [--way packed]
 
-Prompts and messages have lognormal lengths (sigma 1), cut at half of `longest` each. packed: as the policy trains.
+Prompts and messages have lognormal lengths, cut at half of `longest` each. packed: as the policy trains.
 padded: each micro-batch in one batch, padded to its longest row, as without packing; logits of the messages' tokens in
 both. Each way runs in a process of its own. Tokens are those of prompts and messages, CPU time that of the process.
 memory: by how much the process grew at most in an update, of a GPU what torch allocated.
@@ -18,8 +19,8 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +28,8 @@ from torch import Tensor
 
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
-from polyrhythm.plugins.language.causal_lm.engine import Sampling
-from polyrhythm.plugins.language.causal_lm.policy import CausalLm, CausalLmSettings
+from polyrhythm.plugins.language.causal_lm.policy import MESSAGE, CausalLm, CausalLmSettings
+from polyrhythm.policies.base import Evaluation, Observations
 from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task, Trajectory
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import finish
@@ -39,18 +40,20 @@ WAYS = ("packed", "padded")
 class Padded(CausalLm):
     """The policy without packing."""
 
-    def _log_probs(self, obs: Any, message: Tensor, sampling: Sampling, *, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
+        message = forward_inputs[MESSAGE].long()
         lengths, counts = obs["length"].long(), self._counts(message)
         row, column = (torch.arange(message.shape[1], device=message.device) < counts[:, None]).nonzero(as_tuple=True)
         sequence = message.new_zeros(len(message), int((lengths + counts).max()))
         size = min(obs["tokens"].shape[1], sequence.shape[1])
         sequence[:, :size] = obs["tokens"][:, :size]
         sequence[row, lengths[row] + column] = message[row, column]
-        hidden = self.network.model.base_model(input_ids=sequence[:, :-1], use_cache=False).last_hidden_state
+        hidden = self.network.model.base_model(input_ids=sequence[:, :-1], use_cache=False).last_hidden_state  # type: ignore[operator]
         features = hidden[row, lengths[row] + column - 1]
-        logprob, entropy = self._scores(features, message[row, column], sampling, with_entropy)
+        scores = self._scores(features, message[row, column], self.sampling, with_entropy=True)
         zeros, place = torch.zeros(message.shape, device=message.device), (row, column)
-        return zeros.index_put(place, logprob), zeros.index_put(place, entropy)
+        logprob, entropy = (zeros.index_put(place, flat).unsqueeze(-1) for flat in scores)
+        return Evaluation(logprob, zeros[:, 0], entropy)
 
 
 def spec_of(options: argparse.Namespace) -> EnvSpec:
@@ -64,7 +67,7 @@ def spec_of(options: argparse.Namespace) -> EnvSpec:
 def samples(options: argparse.Namespace) -> list[Trajectory]:
     """One chunk step each, in groups of 8."""
     rng, half = np.random.default_rng(0), options.longest // 2
-    lengths = np.clip(rng.lognormal(np.log(options.median), 1.0, (options.rows, 2)), 2, half).astype(int)
+    lengths = np.clip(rng.lognormal(np.log(options.median), options.sigma, (options.rows, 2)), 2, half).astype(int)
     found = []
     for i, (prompt, count) in enumerate(lengths):
         tokens = np.zeros((2, half), np.int32)
@@ -105,7 +108,12 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     """One way, in this process."""
     spec = spec_of(options)
     section = CausalLmSettings(
-        layers=options.layers, width=options.width, heads=options.width // 32, hidden=4 * options.width
+        layers=options.layers,
+        width=options.width,
+        heads=options.width // (32 if options.width < 1024 else 64),
+        hidden=options.hidden or 4 * options.width,
+        train=options.train,
+        gradient_checkpointing=options.train == "lora",
     )
     policy = section.build(spec, seed=0, device="cpu", role="train")
     if options.way == "padded":
@@ -124,6 +132,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     batch = samples(options)
     tokens = sum(int(x.obs["length"][0]) + int(x.valid.sum()) - 1 for x in batch)
     finish(learner.update(batch[:16], 0))
+    if options.device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
     before, times = resident("VmRSS"), []
     for _ in range(options.repeats):
@@ -136,20 +146,35 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     return {"tokens": tokens, "tokens_s": tokens / sorted(times)[len(times) // 2], "memory_mb": held / 1e6}
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    sizes = {"rows": 64, "median": 60, "longest": 1024, "width": 256, "layers": 4, "vocabulary": 4096, "repeats": 3}
+    sizes = {
+        "rows": 64,
+        "median": 60,
+        "longest": 1024,
+        "width": 256,
+        "layers": 4,
+        "vocabulary": 4096,
+        "repeats": 3,
+        "hidden": 0,
+    }
     for name, default in {**sizes, "micro-batch-steps": 0, "micro-batch-tokens": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--sigma", type=float, default=1.0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--train", choices=("all", "lora"), default="all", help="lora recomputes activations, too")
     parser.add_argument("--way", choices=WAYS)
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = arguments().parse_args()
     if options.way:
         sys.stdout.write(json.dumps(measure(options)) + "\n")
         return
     freed = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}  # so that the peak is what is held
     for way in WAYS:
-        words = [sys.executable, *sys.argv, "--way", way]
+        words = [sys.executable, "-m", __spec__.name, *sys.argv[1:], "--way", way]
         done = subprocess.run(  # noqa: S603
             words, env={**os.environ, **freed}, capture_output=True, text=True, check=True
         )

@@ -1,0 +1,349 @@
+"""The campaign on a rented GPU: everything that only a GPU can show, within so many minutes.
+
+Each part is a command of its own with a limit, in order of value. What it measured is read from the files that the
+command writes as it goes, so a part that is cut off keeps what it had. The page (`gpu.md` in the folder) is written
+anew after each part: failures first, then one row per figure with date and card. Called again with the same folder,
+the campaign goes on with the parts that have not ended.
+
+    tests        `tests/gpu` of the checkout
+    quickstart   the quickstart with generator and trainer on the device: has it learned?
+    colocated    `bench gpu-colocated`: each mode with each drawing
+    NAME         `bench policies` of one policy at full size: acting with 1, 16 and 32 rows, a training micro-batch
+    language     an update of a 0.6B language model with LoRA on sequences of 16k tokens
+
+--tiny: the same parts, as small as they can be, on any machine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree as ET
+
+import torch
+
+from polyrhythm.config.catalog import need
+from polyrhythm.errors import ConfigError
+from polyrhythm.files import atomic_write
+from polyrhythm_bench.cases import policies
+from polyrhythm_bench.harness.kept import KeptResults
+from polyrhythm_bench.harness.markdown import wrap_prose
+
+log = logging.getLogger(__name__)
+
+PAGE, LOGS = "gpu.md", "logs"
+_ROWS = (1, 16, 32)
+#: Seconds that an ended command has to clean up before it is killed.
+_GRACE_S = 15.0
+DONE, FAILED, CUT, SKIPPED = "done", "failed", "cut off", "skipped"
+
+
+class Figure(NamedTuple):
+    """One row of the page. beside: what others published, or what it is compared with."""
+
+    name: str
+    value: str
+    beside: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """command: without `python -m`; limit_s: its own; least_s: with less time left it is not begun; figures: read from
+    its files, as far as it came; needs: packages; why_not: a sentence, if it cannot run here; anew: what a command that
+    cannot go on left, removed before the next try."""
+
+    name: str
+    command: Sequence[str]
+    limit_s: float
+    least_s: float
+    figures: Callable[[], list[Figure]]
+    needs: Sequence[str] = ()
+    why_not: str = ""
+    anew: Path | None = None
+
+
+def run(out: Path, minutes: float = 12.0, *, tiny: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
+    """All parts that the folder lacks, or those of `only`, in so many minutes.
+
+    Returns the card, the page's path, `failed` (part, how it ended), `figures` (part, figure, value, beside, date) and
+    `not_run` (part, why). ConfigError: no device, or results of another device in the folder.
+    """
+    if not tiny and not torch.cuda.is_available():
+        raise ConfigError(
+            "bench gpu: torch sees no CUDA device here; run it where there is one, or add --tiny to try the campaign "
+            "on this machine"
+        )
+    ends = time.monotonic() + 60.0 * minutes
+    campaign = Campaign(out, scene(tiny=tiny), parts(out, tiny=tiny))
+    campaign.go(ends, only)
+    return campaign.result()
+
+
+def scene(*, tiny: bool) -> dict[str, Any]:
+    """What the results of a folder have in common."""
+    card = torch.cuda.get_device_name(0) if torch.cuda.is_available() and not tiny else "a CPU"
+    return {"card": card, "tiny": tiny, "torch": torch.__version__}
+
+
+class Campaign:
+    """The parts in their order, and what the folder says of each."""
+
+    def __init__(self, out: Path, scene: Mapping[str, Any], parts: Sequence[Part]) -> None:
+        self._out, self._scene = out, scene
+        self._parts = {part.name: part for part in parts}
+        self._kept = KeptResults(out / "parts", scene)
+        self._ended = {part.name: found for part in parts if (found := self._kept.read(part.name))}
+        self._waiting: dict[str, str] = {}
+
+    def go(self, ends: float, only: Sequence[str] = ()) -> None:
+        """Run what has not ended well; what failed before comes last."""
+        left = [name for name in only or self._parts if self._status(name) != DONE]
+        for name in sorted(left, key=lambda name: self._status(name) in (FAILED, CUT)):
+            part, rest_s = self._parts[name], ends - time.monotonic()
+            if why := part.why_not or _missing(part.needs):
+                self._end(part, SKIPPED, why, 0.0)
+            elif rest_s < part.least_s:
+                self._waiting[name] = f"{max(rest_s, 0):.0f} s were left and it takes {part.least_s:.0f} or more"
+            else:
+                log.info("%s: at most %.0f s", name, min(part.limit_s, rest_s))
+                self._end(part, *_run_part(part, self._out, min(part.limit_s, rest_s)))
+            self._write_page()
+        self._write_page()
+
+    def result(self) -> dict[str, Any]:
+        ended = [(self._parts[name], found) for name, found in self._ended.items()]
+        return {
+            "card": self._scene["card"],
+            "page": str(self._out / PAGE),
+            "failed": [
+                {"part": part.name, "status": found["status"], "said": found["said"]}
+                for part, found in ended
+                if found["status"] in (FAILED, CUT)
+            ],
+            "figures": [
+                {"part": part.name, **figure._asdict(), "date": found["date"]}
+                for part, found in ended
+                for figure in part.figures()
+            ],
+            "not_run": [
+                {"part": name, "why": why}
+                for name in self._parts
+                if (why := self._waiting.get(name) or (self._status(name) == SKIPPED and self._ended[name]["said"]))
+            ],
+        }
+
+    def _status(self, name: str) -> str:
+        found = self._ended.get(name)
+        return found["status"] if found else ""
+
+    def _end(self, part: Part, status: str, said: str, seconds: float) -> None:
+        date = datetime.now(UTC).date().isoformat()
+        self._ended[part.name] = {"status": status, "said": said, "seconds": round(seconds, 1), "date": date}
+        self._kept.write(part.name, self._ended[part.name])
+        log.info("%s: %s in %.0f s%s", part.name, status, seconds, f": {said}" if said else "")
+
+    def _write_page(self) -> None:
+        self._out.mkdir(parents=True, exist_ok=True)
+        with atomic_write(self._out / PAGE) as unfinished:
+            unfinished.write_text(page(self.result(), self._scene), encoding="utf-8")
+
+
+def page(result: Mapping[str, Any], scene: Mapping[str, Any]) -> str:
+    """The page: failures, figures, what was not run."""
+    small = " --tiny" if scene["tiny"] else ""
+    text = f"# The campaign on {scene['card']}\n\nBy `polyrhythm bench gpu{small}`, torch {scene['torch']}.\n"
+    if result["failed"]:
+        text += "\n## Failed\n\n" + "".join(f"- {x['part']}: {x['status']}. {x['said']}\n" for x in result["failed"])
+    text += "\n| part | figure | value | beside | date | card |\n|---|---|---|---|---|---|\n"
+    for x in result["figures"]:
+        cells = (x["part"], x["name"], x["value"], x["beside"], x["date"], scene["card"])
+        text += f"| {' | '.join(cells)} |\n"
+    if result["not_run"]:
+        text += "\n## Not run\n\n" + "".join(f"- {x['part']}: {x['why']}.\n" for x in result["not_run"])
+    return wrap_prose(text)
+
+
+def _missing(packages: Iterable[str]) -> str:
+    missing = [package for package in packages if not need(package).found]
+    return f"needs the package{'s' if len(missing) > 1 else ''} {', '.join(missing)}" if missing else ""
+
+
+def _run_part(part: Part, out: Path, limit_s: float) -> tuple[str, str, float]:
+    """Run a part's command in a session of its own: its status, its last words, and its seconds."""
+    began, logs = time.monotonic(), out / LOGS
+    logs.mkdir(parents=True, exist_ok=True)
+    if part.anew is not None:
+        shutil.rmtree(part.anew, ignore_errors=True)
+    words = [sys.executable, "-m", *part.command]
+    with (logs / f"{part.name}.txt").open("w", encoding="utf-8") as said:
+        process = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)  # noqa: S603
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end_session(process)
+    last = _last_words(logs / f"{part.name}.txt")
+    seconds = time.monotonic() - began
+    if code is None:
+        return CUT, f"after {seconds:.0f} s; last: {last}", seconds
+    if code == 2 and last.startswith("polyrhythm: error:"):
+        return SKIPPED, last.removeprefix("polyrhythm: error: "), seconds
+    return (DONE, "", seconds) if code == 0 else (FAILED, f"exit status {code}; last: {last}", seconds)
+
+
+def _end_session(process: subprocess.Popen[Any]) -> None:
+    """End the command in order, then by force, with all that it started."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+def _last_words(file: Path) -> str:
+    lines = [line.strip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "nothing"
+
+
+# The parts. Figures of others: the pages of their projects, see docs/design/measuring-and-planning.md.
+
+
+def parts(out: Path, *, tiny: bool) -> list[Part]:
+    """In order of value."""
+    vla, metaworld = ("transformers", "safetensors"), ("metaworld", "mujoco")
+    return [
+        _tests(out),
+        _quickstart(out, tiny=tiny, needs=metaworld),
+        *_colocated(out, tiny=tiny, needs=(*vla, *metaworld)),
+        *(_passes(out, kind, tiny=tiny, needs=vla) for kind in policies.TYPES),
+        _language(out, tiny=tiny, needs=vla),
+    ]
+
+
+def _tests(out: Path) -> Part:
+    report = out / "tests.xml"
+    words = ["pytest", "tests/gpu", "-q", "--tb=short", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    why = "" if Path("tests/gpu").is_dir() else "tests/gpu is not in this folder; call it in the root of a checkout"
+    return Part("tests", words, 240, 60, lambda: _test_figures(report), needs=("pytest",), why_not=why)
+
+
+def _test_figures(report: Path) -> list[Figure]:
+    if not report.is_file():
+        return []
+    cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314 - pytest wrote it
+    lost = [x for x in cases if x.find("failure") is not None or x.find("error") is not None]
+    skipped = sum(x.find("skipped") is not None for x in cases)
+    passed = len(cases) - len(lost) - skipped
+    return [
+        Figure("passed, failed, skipped", f"{passed}, {len(lost)}, {skipped}"),
+        *(Figure("failed", f"{x.get('classname')}.{x.get('name')}") for x in lost[:10]),
+    ]
+
+
+def _quickstart(out: Path, *, tiny: bool, needs: Sequence[str]) -> Part:
+    folder = out / "quickstart"
+    words = ["polyrhythm", "train", "quickstart", "--out", str(folder)]
+    if tiny:
+        small = "training.versions=6 supervised.steps=12 evaluation.episodes=4 demonstrations.episodes_per_task=1"
+        words += [*small.split(), "rollout.rows=4", "training.mini_batch_samples=8", "env.max_steps=20"]
+    else:
+        device = "placement.generators.devices=0 placement.trainer.devices=0"
+        words += [*device.split(), "rollout.simulators=8", "rollout.rows=4", "rollout.sharding=even:1"]
+    return Part(
+        "quickstart", words, 300, 20 if tiny else 120, lambda: _learned(folder / "summary.json"), needs, anew=folder
+    )
+
+
+def _learned(file: Path) -> list[Figure]:
+    if not file.is_file():
+        return []
+    summary = json.loads(file.read_text(encoding="utf-8"))
+    before, after = (_share(summary[name]) for name in ("before", "after"))
+    learned = summary["after"]["low"] > summary["before"]["high"]
+    return [
+        Figure("greedy success, before and after", f"{before} → {after}, {'learned' if learned else 'not learned'}"),
+        Figure("transitions/s", f"{summary['transitions_per_s']:,.0f}", "5,819 on an H200 (2026-11-27)"),
+        Figure("the whole job", f"{summary['wall_s']['total']:.0f} s", "102 s on an H200 (2026-11-27)"),
+    ]
+
+
+def _share(found: Mapping[str, Any]) -> str:
+    return f"{100 * found['rate']:.0f}% [{100 * found['low']:.0f}, {100 * found['high']:.0f}]"
+
+
+def _colocated(out: Path, *, tiny: bool, needs: Sequence[str]) -> list[Part]:
+    folder = out / "colocated"
+    words = ["polyrhythm", "bench", "gpu-colocated", "--json", "--out", str(folder), *(["--tiny"] if tiny else [])]
+    return [Part("colocated", [*words, "--minutes", "0.5" if tiny else "6"], 420, 100, list, needs)]
+
+
+#: Seconds to make a chunk of actions by vla-eval on an A100, and observations per second of CogACT 7B with 16 rows.
+_CHUNK_S = {"pi05": "0.11 s (vla-eval, an A100)", "groot_n1d5": "0.24 s (vla-eval, GR00T N1.7 on an A100)"}
+_OBSERVATIONS = {"openvla_oft": "486 (vla-eval, CogACT 7B)"}
+
+
+def _passes(out: Path, kind: str, *, tiny: bool, needs: Sequence[str]) -> Part:
+    folder, size = out / "policies", "tiny" if tiny else "released"
+    rows = (1,) if tiny else _ROWS
+    words = ["polyrhythm", "bench", "policies", "--types", kind, "--sizes", size, "--rows", ",".join(map(str, rows))]
+    words += ["--repeats", "1" if tiny else "3", "--device", "cpu" if tiny else "cuda", "--out", str(folder), "--json"]
+    names = [*(f"act-{n}" for n in rows), f"train-{policies.TRAIN_ROWS}"]
+    files = {name: folder / f"{kind}-{size}-{name}.json" for name in names}
+    return Part(kind, words, 240, 10 if tiny else 60, lambda: _pass_figures(kind, files), needs)
+
+
+def _pass_figures(kind: str, files: Mapping[str, Path]) -> list[Figure]:
+    """What is there: time, share of the roofline and ratio to a plain forward of each pass."""
+    figures: list[Figure] = []
+    for name, file in files.items():
+        if not file.is_file():
+            continue
+        found = json.loads(file.read_text(encoding="utf-8"))["result"]
+        action, rows = name.split("-")
+        ms = found.get("captured_ms") or found["ms"]
+        value = f"{ms:.1f} ms, {found['of_roofline']:.2f} of the roofline, {found['ratio']:.2f} times a plain forward"
+        figures.append(Figure(f"{action}, rows {rows}", value, _CHUNK_S.get(kind, "") if name == "act-1" else ""))
+        if name == "act-16":
+            figures.append(Figure("observations/s, rows 16", f"{1e3 * 16 / ms:,.0f}", _OBSERVATIONS.get(kind, "")))
+    return figures
+
+
+def _language(out: Path, *, tiny: bool, needs: Sequence[str]) -> Part:
+    """Layers and widths of Qwen3-0.6B."""
+    sizes = {"rows": 4, "median": 8192, "longest": 16384, "width": 1024, "layers": 28, "hidden": 3072}
+    sizes |= {"vocabulary": 151936, "micro-batch-steps": 1}
+    if tiny:
+        sizes = {"rows": 2, "median": 16, "longest": 64, "width": 64, "layers": 1, "hidden": 64, "vocabulary": 256}
+    words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    words += ["--sigma", "0", "--train", "lora", "--repeats", "2", "--way", "packed"]
+    command = ["polyrhythm_bench.cases.language_update", *words, "--device", "cpu" if tiny else "cuda"]
+    return Part("language", command, 120, 10 if tiny else 60, lambda: _tokens(out / LOGS / "language.txt"), needs)
+
+
+def _tokens(file: Path) -> list[Figure]:
+    found = re.search(r"^\{.*\}$", file.read_text(encoding="utf-8"), re.MULTILINE) if file.is_file() else None
+    if not found:
+        return []
+    said = json.loads(found[0])
+    return [
+        Figure("training tokens/s", f"{said['tokens_s']:,.0f}", "13.3k (prime-rl, LoRA at 16k, an H100)"),
+        Figure("memory of the update", f"{said['memory_mb'] / 1e3:.1f} GB"),
+    ]

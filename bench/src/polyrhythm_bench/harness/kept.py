@@ -1,0 +1,50 @@
+"""Results of a benchmark that are written when they are there, so that it can be interrupted and goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.files import atomic_write
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResults:
+    """folder: of the files NAME.json; None keeps nothing. scene: what all results of the folder have in common, such as
+    the device."""
+
+    folder: Path | None
+    scene: Mapping[str, Any]
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """The result; None if it is not there. ConfigError: it is of another scene."""
+        if self.folder is None or not (path := self.folder / f"{name}.json").is_file():
+            return None
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["scene"] != self.scene:
+            raise ConfigError(
+                f"--out {self.folder}: {path.name} is of {content['scene']}, this is {dict(self.scene)}; "
+                "name another folder"
+            )
+        result: dict[str, Any] = content["result"]
+        return result
+
+    def write(self, name: str, result: Mapping[str, Any]) -> None:
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(self.folder / f"{name}.json") as unfinished:
+            content = {"scene": self.scene, "result": result}
+            unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    def get(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The result that is there, else the measured one, which is kept."""
+        found = self.read(name)
+        if found is None:
+            found = measure()
+            self.write(name, found)
+        return found
