@@ -1,4 +1,4 @@
-"""A trainer's update and a generator's pass by the account of torch's allocator, beside what the plan says of them.
+"""A trainer's updates and a generator's pass by the account of torch's allocator, beside what the plan says of them.
 
     python -m tests.plugins.memory_estimate.measured RECIPE [section.key=value ...]
 
@@ -34,11 +34,11 @@ from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import finish
 
 CPU = torch.device("cpu")
-#: A few short updates, in micro-batches of which several make an optimizer step.
+#: Updates of one optimizer step, in two micro-batches or more.
 SMALL = (
     "training.mini_batch_samples=2",
-    "training.minibatch_steps=16",
-    "training.micro_batch_steps=8",
+    "training.minibatch_steps=0",
+    "training.micro_batch_steps=10",
     "training.epochs=1",
     "training.critic_warmup_updates=0",
 )
@@ -140,7 +140,9 @@ def _answers(run: Run, policy: Policy, obs: Mapping[str, np.ndarray]) -> dict[st
     if policy_traits(policy).counts_tokens:  # the longest messages
         specs = answer_specs(run.form, run.spec)
         zeros = {name: np.zeros((rows, *x.shape), x.dtype) for name, x in specs.items()}
-        return {name.replace("forward_inputs.", "input."): x for name, x in zeros.items()}
+        zeros = {name.replace("forward_inputs.", "input."): x for name, x in zeros.items()}
+        zeros["input.message"] += next(token for token in range(9) if token not in run.spec.action.stops)
+        return zeros
     pieces = []
     for first in range(0, rows, run.rows):
         own = {name: torch.from_numpy(x[first : first + run.rows]).to(run.device) for name, x in obs.items()}
@@ -154,7 +156,7 @@ def _answers(run: Run, policy: Policy, obs: Mapping[str, np.ndarray]) -> dict[st
 
 
 def update(run: Run) -> Found:
-    """The trainer with its first update, and what is planned of it."""
+    """The trainer with two updates, and what is planned of it."""
     data = samples(run)
     before = _allocated(run.device)
     policy = run.build("train")
@@ -162,7 +164,8 @@ def update(run: Run) -> Found:
     learner = Learner(policy, config.algorithm, config.training, total_updates=2, seed=0)
     held = _allocated(run.device) - before if run.device.type == "cuda" else _weights(as_module(policy))
     with _growth(run.device) as grown:
-        finish(learner.update(data, 0))
+        for index in range(2):  # moments and gradients stay from the first one
+            finish(learner.update(data, index))
     packed = sum(x.nbytes for one in data for x in _arrays(one)) if run.device.type == "cpu" else 0
     return Found(sum(run.planned("trainer").values()), held + grown[0] + packed)
 

@@ -28,11 +28,13 @@ def _long(recipe: str, *settings: str) -> object:
     [
         ("cartpole", ["policy.hidden=256", "rollout.segment_steps=16"]),
         ("quickstart", []),
+        ("quickstart", ["training.micro_batch_steps=0"]),
         ("quickstart", [f"policy={EXPERT}", "training.optimizer.offload=true"]),
         _long("quickstart_lm", "groups.size=2"),
         _long("reach", "policy.hidden=256"),
         _long("quickstart", f"policy={LORA}", "training.optimizer.offload=true"),
         _long("quickstart", "policy={type: pi0, chunk: 2}"),
+        _long("quickstart", "policy={type: pi0, chunk: 2}", "training.micro_batch_steps=16"),
         _long("quickstart", f"policy={EXPERT}", "training.precomputed_mib=0", "algorithm.kl.coef=0.1"),
         _long("quickstart", "policy={type: pi0, chunk: 2, train: head, dtype: float32}"),
         _long("quickstart", "policy={type: pi05, chunk: 2, gradient_checkpointing: true}"),

@@ -53,20 +53,24 @@ class Activations:
     how: str
     passes: PolicyPasses
     acts_like: Activations | None = None
-    _found: dict[str, PassProfile] = field(default_factory=dict)
+    _found: dict[str, tuple[Meter, Meter]] = field(default_factory=dict)
 
-    def training(self, rows: int) -> int:
-        """Bytes of the forward and backward pass of a micro-batch, or of a frozen part's pass over as many rows."""
-        most = self._profile("training", self.passes.training).peak(rows)
-        if not self.passes.precomputed:
-            return most
-        return max(most, self._profile("precomputing", self.passes.precomputing).peak(rows))
+    def training(self, rows: int, *, gradients: int | None = None) -> int:
+        """Bytes of the forward and backward pass of a micro-batch. gradients: bytes of all gradients, which are counted
+        elsewhere; if given, none is there before the pass."""
+        if gradients is None:
+            return self._peak("training", self.passes.training, rows)
+        return max(0, self._peak("training", self.passes.training, rows, with_gradients=True) - gradients)
+
+    def precomputing(self, rows: int) -> int:
+        """Bytes of a frozen part's pass."""
+        return self._peak("precomputing", self.passes.precomputing, rows) if self.passes.precomputed else 0
 
     def acting(self, rows: int) -> int:
         """Bytes of `act`."""
         if self.acts_like is not None:
             return self.acts_like.acting(rows)
-        return self._profile("acting", self.passes.acting).peak(rows)
+        return self._peak("acting", self.passes.acting, rows)
 
     def kept(self, rows: int) -> int:
         """Bytes of the prefix that a pass keeps for all its denoise steps."""
@@ -78,10 +82,11 @@ class Activations:
         """Bytes of the outputs of a frozen part that the trainer keeps."""
         return rows * self.passes.precomputed
 
-    def _profile(self, name: str, run: Callable[[int], Meter]) -> PassProfile:
+    def _peak(self, name: str, run: Callable[[int], Meter], rows: int, *, with_gradients: bool = False) -> int:
         if name not in self._found:
-            self._found[name] = PassProfile((_FEW, run(_FEW)), (_MORE, run(_MORE)))
-        return self._found[name]
+            self._found[name] = run(_FEW), run(_MORE)
+        few, more = self._found[name]
+        return PassProfile((_FEW, few), (_MORE, more), with_gradients=with_gradients).peak(rows)
 
 
 class PolicyPasses:
@@ -114,7 +119,7 @@ class PolicyPasses:
                 obs |= extended(policy).precompute(obs)
         module = as_module(policy)
         given = [*module.parameters(), *module.buffers(), *obs.values(), *answers.values()]
-        with gradients_dropped(module), self._metered(given) as meter:
+        with self._metered(given) as meter, gradients_dropped(module, meter):
             longest = policy_traits(policy).counts_tokens
             found = (extended(policy).evaluate_longest if longest else policy.evaluate)(obs, answers)
             total = found.logprob.sum() + found.value.sum() + found.entropy.sum()

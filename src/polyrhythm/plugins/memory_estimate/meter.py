@@ -20,10 +20,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+#: Cause of the release of a gradient that `gradients_dropped` drops.
+DROPPED = object()
+
 
 class Meter:
     """Counts the storages that operations create. changes: bytes of each creation (positive) or release, in order;
-    causes: the creating operation, None for a release.
+    causes: the creating operation, None for a release or DROPPED for that of a gradient, while dropping is set.
 
     given: existing tensors, which do not count; they must outlive the meter.
     """
@@ -31,7 +34,7 @@ class Meter:
     def __init__(self, given: Iterable[Tensor]) -> None:
         self.changes: list[int] = []
         self.causes: list[object] = []
-        self.over = False
+        self.over = self.dropping = False
         self._known: dict[int, Any] = {}
         for tensor in given:
             storage = tensor.untyped_storage()
@@ -51,7 +54,7 @@ class Meter:
     def _forget(self, key: int, size: int, _: object) -> None:
         if not self.over:
             self.changes.append(-size)
-            self.causes.append(None)
+            self.causes.append(DROPPED if self.dropping else None)
         del self._known[key]
 
     @property
@@ -66,12 +69,19 @@ class PassProfile:
     A pass runs the same operations for any number of rows, and each tensor's size is affine in the rows. So the bytes
     held after each operation are an affine function of the rows, and the peak is their maximum. Where the operations of
     the two passes differ (images are resized a few rows at a time), the line through the peaks of that section is used.
+
+    with_gradients: gradients count, each from its creation on.
     """
 
-    def __init__(self, few: tuple[int, Meter], more: tuple[int, Meter]) -> None:
+    def __init__(self, few: tuple[int, Meter], more: tuple[int, Meter], *, with_gradients: bool = False) -> None:
         self._rows, distance = few[0], more[0] - few[0]
         begin, end = _alike(few[1].causes, more[1].causes)
-        levels = [_with_one_stretch(_levels(meter.changes), begin, end) for _, meter in (few, more)]
+        kept = DROPPED if with_gradients else self
+        changes = [
+            [0 if cause is kept else size for size, cause in zip(meter.changes, meter.causes, strict=True)]
+            for _, meter in (few, more)
+        ]
+        levels = [_with_one_stretch(_levels(own), begin, end) for own in changes]
         self._at, self._per_row = levels[0], (levels[1] - levels[0]) / distance
 
     def peak(self, rows: int) -> int:
@@ -181,15 +191,17 @@ class FakeMode(FakeTensorMode):
 
 
 @contextmanager
-def gradients_dropped(module: nn.Module) -> Iterator[None]:
+def gradients_dropped(module: nn.Module, meter: Meter) -> Iterator[None]:
     """Inside the context each parameter's gradient is dropped when complete, because it is not an activation."""
-    hooks = [p.register_post_accumulate_grad_hook(_drop) for p in module.parameters() if p.requires_grad]
+
+    def drop(parameter: Tensor) -> None:
+        meter.dropping = True
+        parameter.grad = None
+        meter.dropping = False
+
+    hooks = [p.register_post_accumulate_grad_hook(drop) for p in module.parameters() if p.requires_grad]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _drop(parameter: Tensor) -> None:
-    parameter.grad = None

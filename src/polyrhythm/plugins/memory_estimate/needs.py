@@ -223,10 +223,12 @@ class _Parts:
         pool = min(activations.precomputed(entries), limit) if self._lenders else 0
         fits = frozen <= limit - pool
         taken, held = mini * frozen // rows, device if fits else HOST
-        yield MemoryPart(name, "micro-batch", device, activations.training(micro), certain=False, stays=False)
+        at = device if pool else held
+        passes = self._micro_batch(activations)
+        before = activations.precomputing(micro) - taken * (at == device)  # before mini-batches
+        yield MemoryPart(name, "micro-batch", device, max(passes, before), certain=False, stays=False)
         yield MemoryPart(name, LENT, device, pool, certain=False)
         yield MemoryPart(name, PRECOMPUTED[0], held, frozen, certain=False, stays=fits)
-        at = device if pool else held
         yield MemoryPart(name, PRECOMPUTED[1], at, taken, certain=False, stays=fits)
         yield MemoryPart(name, "samples of an update", HOST, (rows + mini) * row, certain=False)
         yield MemoryPart(name, "state while it is written", HOST, self._saved(name), certain=False, stays=False)
@@ -234,13 +236,21 @@ class _Parts:
             sent = row if fits or pool else row + frozen // rows
             yield MemoryPart(name, "batches", device, 2 * micro * sent, certain=False, stays=False)
 
+    def _micro_batch(self, activations: Activations) -> int:
+        """Bytes of the largest micro-batch's passes beside all gradients. In the first one of a mini-batch these come
+        as activations go, unless ranks keep them in buckets; with a smaller second one that may be the largest."""
+        config, ranks = self._config, len(self._ranks)
+        mini = _minibatch_rows(config, self._layout.steps, ranks)
+        micro = micro_batch_rows(config, self._layout.steps, ranks, self._form.row_tokens)
+        if ranks > 1 or mini >= 2 * micro:
+            return activations.training(micro)
+        first = activations.training(micro, gradients=self._form.trainable_bytes)
+        return max(first, activations.training(mini - micro))
+
     def _moved(self) -> int:
         """Bytes of offloaded moments in a step, beyond those of the passes, which are over by then."""
-        moved, passes = _MOMENTS * min(self._form.trainable_bytes // self._share, PIECE_BYTES), 0
-        if self._activations is not None:
-            rows = micro_batch_rows(self._config, self._layout.steps, len(self._ranks), self._form.row_tokens)
-            passes = self._activations.training(rows)
-        return max(0, moved - passes)
+        moved = _MOMENTS * min(self._form.trainable_bytes // self._share, PIECE_BYTES)
+        return max(0, moved - (self._micro_batch(self._activations) if self._activations is not None else 0))
 
     def _saved(self, name: str) -> int:
         """Bytes of the copy that a rank saves: its part, or for rank 0 the whole state; 0 in one process."""
