@@ -58,7 +58,7 @@ make_trackers() {
     "$python" -c "import mlflow, swanlab, trackio, wandb" 2>/dev/null && return
     "$bin/python" -m venv --clear "$POLYRHYTHM_ENVS/trackers" &&
         grep '^torch==' constraints.txt >"$POLYRHYTHM_ENVS/trackers.txt" &&
-        "$python" -m pip install -q -c "$POLYRHYTHM_ENVS/trackers.txt" -e '.[mlflow,swanlab,trackio,wandb]' \
+        "$python" -m pip install -q -c "$POLYRHYTHM_ENVS/trackers.txt" -e '.[mlflow,swanlab,trackio,video,wandb]' \
             pytest pytest-timeout hypothesis
 }
 
