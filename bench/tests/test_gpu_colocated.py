@@ -49,8 +49,8 @@ def test_modes_that_are_there_are_not_run_again(tmp_path):
     for number, mode in enumerate(MODES):
         write_result(tmp_path, mode, 100.0 + 40.0 * number)
     found = gpu_colocated.run(tmp_path, 0.001, tiny=True)
-    assert found["gain"] == pytest.approx(2.2)
-    assert [mode["gain"] for mode in found["modes"].values()] == pytest.approx([1.0, 1.4, 1.8, 2.2, 2.6])
+    assert found["gain"] == pytest.approx(3.4), "the best of full asynchrony"
+    assert [mode["gain"] for mode in found["modes"].values()] == pytest.approx([1.0, 1.4, 1.8, 2.2, 2.6, 3.0, 3.4])
     assert found["missing"] == ""
 
 
@@ -97,12 +97,29 @@ def test_the_full_size_fits_a_device_of_80_gib():
     assert sum(plan.values()) + gpu_colocated.REST_GIB < 75
 
 
-def test_the_modes_are_the_four_of_the_paper_and_a_lease():
-    """Batching and freshness differ, nothing else; the lease is that of a device."""
+def test_rows_of_a_device_are_modes_by_drawings_those_that_say_most_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(colocated, "is_loadable", lambda backend: backend == "osmesa")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    scene = SMALL._replace(device="cuda")
+    rows = colocated.rows_of(scene)
+    assert len(rows) == 2 * len(MODES)
+    assert list(rows)[:2] == ["full_async-osmesa", "lockstep-egl"]
+    assert colocated.why_not("lockstep", "osmesa") == ""
+    assert colocated.why_not("lockstep", "egl") == "no library of egl"
+    assert colocated.why_not("full_async_mps", "osmesa") == "nvidia-cuda-mps-control is not on the PATH"
+    rates = {"full_async-osmesa": 312.0, "lockstep-osmesa": 176.0, "lockstep-egl": 272.0}
+    found = gpu_colocated.summarise(scene, {name: {"transitions_per_s": rate} for name, rate in rates.items()}, {})
+    assert found["gain"] == pytest.approx(312 / 272), "over the best lock-step of any drawing"
+    assert "full_async_mps-osmesa (nvidia-cuda-mps-control is not on the PATH)" in found["missing"]
+    assert "not finished in the time: full_async_process-osmesa, rollout_async-osmesa, " in found["missing"]
+
+
+def test_the_modes_are_the_four_of_the_paper_and_other_ways_of_sharing():
+    """Batching, freshness and the device's sharing differ, nothing else."""
     made = {mode: colocated.config_of(SMALL, mode, None) for mode in MODES}
-    assert [c.batching.type for c in made.values()] == ["lockstep", "dynamic", "lockstep", "dynamic", "lockstep"]
-    assert [config.freshness.max_lag for config in made.values()] == [0, 0, 1, 1, 0]
-    same = [config.model_dump(exclude={"batching", "freshness"}) for config in made.values()]
+    assert [c.batching.type for c in made.values()] == ["lockstep", "dynamic"] * 2 + ["lockstep", "dynamic", "dynamic"]
+    assert [config.freshness.max_lag for config in made.values()] == [0, 0, 1, 1, 0, 1, 1]
+    same = [config.model_dump(exclude={"batching", "freshness", "placement"}) for config in made.values()]
     assert all(one == same[0] for one in same)
     assert same[0]["rollout"]["buckets"] == "powers", "else no pass is captured on a GPU"
 

@@ -91,6 +91,6 @@ def row_digests(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
     for row in range(len(found)):
         digest = seed
         for _, array in named:
-            digest = zlib.crc32(array[row : row + 1], digest)
+            digest = zlib.crc32(array[row : row + 1].data, digest)
         found[row] = digest + 1
     return found

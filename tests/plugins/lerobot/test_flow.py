@@ -22,6 +22,7 @@ from tests.plugins.lerobot.made_folders import make_folder
 from polyrhythm.conformance import run_checks
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.lerobot.policies.flow import LerobotFlowSettings
+from polyrhythm.plugins.lerobot.policies.folder import LerobotFolders
 from polyrhythm.plugins.lerobot.policies.settings import LerobotSettings
 from polyrhythm.plugins.trial.policy_contract import policy_checks
 from polyrhythm.policies import noise
@@ -142,6 +143,23 @@ def test_a_frozen_prefix_is_computed_once(tmp_path: Path) -> None:
     found = made.evaluate(given, act.forward_inputs)
     torch.testing.assert_close(found.logprob, act.logprob, rtol=0, atol=1e-4)
     torch.testing.assert_close(found.value, act.value, rtol=0, atol=1e-4)
+
+
+def test_an_exported_policy_is_lerobots(smolvla: Path, tmp_path: Path) -> None:
+    made, obs, greedy = policy(smolvla), rows(), torch.ones(4, dtype=torch.bool)
+    with torch.no_grad():
+        for tensor in made.published().values():
+            tensor.add_(0.01)
+    settings = LerobotFlowSettings(checkpoint=str(smolvla))
+    weights = {name: x.clone() for name, x in made.published().items()}
+    told = LerobotFolders().export(
+        settings, weights, tmp_path / "out", base=str(smolvla), source=smolvla, env=(spec(), 0)
+    )
+    assert told == "network"
+    again = policy(tmp_path / "out")
+    found, wanted = (one.act(obs, greedy, torch.arange(4)) for one in (again, made))
+    torch.testing.assert_close(found.actions, wanted.actions, rtol=0, atol=0)
+    torch.testing.assert_close(found.value, wanted.value, rtol=0, atol=0)
 
 
 def test_a_folder_without_a_tensor_is_refused(smolvla: Path, tmp_path: Path) -> None:

@@ -1,18 +1,25 @@
-"""Full-size π0 with Meta-World and training on one GPU: table 5 of the RL-VLA³ paper on one machine, and a lease.
+"""Full-size π0 with Meta-World and training on one GPU: table 5 of the RL-VLA³ paper on one machine, and other ways of
+sharing the device.
 
-    lockstep         all env batches wait for each other, and the rollout for the update
-    rollout_async    passes serve half of the rows at a time, while the others step
-    train_async      the update overlaps the next rollout
-    full_async       both
-    lockstep_leased  as lockstep, generator and trainer hold the device in turn; on a CPU as lockstep
+    lockstep            all env batches wait for each other, and the rollout for the update
+    rollout_async       passes serve half of the rows at a time, while the others step
+    train_async         the update overlaps the next rollout
+    full_async          both
+    lockstep_leased     as lockstep, generator and trainer hold the device in turn; on a CPU as lockstep
+    full_async_process  as full_async, generator and trainer in one process, each on a stream of its own
+    full_async_mps      as full_async, generator and trainer under NVIDIA's MPS; not on a CPU
+
+On a GPU each mode is run with frames drawn on the cores (osmesa) and on the device (egl): rows MODE-osmesa, MODE-egl,
+those first that say most.
 
 Each mode is a training run by `pipeline.train`, the code of `polyrhythm train`, in processes: simulators on the cores,
 generator and trainer on the device, weights random, `train: expert`. What is left out is the trial of environment and
 policy before the start, and the modes share one policy of the main process. Transitions per second are counted from the
 second update to the last.
 
-A mode's result is written to the folder when it ends, and a mode that is there is not repeated, so that the command can
-be interrupted and called again. The time is divided over the modes that are left.
+A row's result is written to the folder when it ends, and a row that is there is not repeated, so that the command can
+be interrupted and called again. The time is divided over the rows that are left, as many as have the time that a row
+needs.
 """
 
 from __future__ import annotations
@@ -48,7 +55,7 @@ from polyrhythm.policies.base import Policy
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.workloads import colocated
-from polyrhythm_bench.workloads.colocated import MODES, Scene
+from polyrhythm_bench.workloads.colocated import Scene
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +66,12 @@ REST_GIB, _UPDATES = 20.0, 3
 
 
 def run(out: Path, minutes: float = 8.0, *, tiny: bool = False) -> dict[str, Any]:
-    """All modes that the folder lacks, in so many minutes together.
+    """All rows that the folder lacks, in so many minutes together.
 
-    Returns the scene; `memory_plan_gib`, what is on the device by purpose; the paper's gain, and ours (None before both
-    are there); `missing`, the modes that are not finished and what to do; `modes`: for each transitions_per_s, gain
-    over lock-step, and what `Pace.summary` says.
+    Returns the scene; `memory_plan_gib`, what is on the device by purpose; the paper's gain, and ours: the best
+    fully asynchronous row over the best of lock-step (None before there are both); `missing`, the rows that are not
+    finished and what to do; `modes`: for each row transitions_per_s, gain over that lock-step, and what `Pace.summary`
+    says.
     ConfigError: no device, a device that is too small, or results of another scene in the folder.
     """
     ends = time.monotonic() + 60.0 * minutes
@@ -72,44 +80,47 @@ def run(out: Path, minutes: float = 8.0, *, tiny: bool = False) -> dict[str, Any
     found, form = read_results(out, scene), form_of(colocated.config_of(scene, "lockstep", None))
     plan = colocated.memory_plan(scene, form)
     _check_device(scene, sum(plan.values()))
-    if left := [mode for mode in MODES if mode not in found]:
+    if left := {name: row for name, row in colocated.rows_of(scene).items() if name not in found}:
         out.mkdir(parents=True, exist_ok=True)
-        _run_modes(scene, out, left, ends, found)
+        _run_rows(scene, out, left, ends, found)
     return summarise(scene, found, plan)
 
 
 def summarise(scene: Scene, found: Mapping[str, Mapping[str, Any]], plan: Mapping[str, float]) -> dict[str, Any]:
     """The result from those of the modes."""
-    first = found.get("lockstep", {}).get("transitions_per_s")
-    modes = {
-        mode: {**found[mode], "gain": found[mode]["transitions_per_s"] / first if first else None}
-        for mode in MODES
-        if mode in found
-    }
-    missing = [mode for mode in MODES if mode not in found]
-    said = f"not finished in the time: {', '.join(missing)}; call it again with the same --out" if missing else ""
+    rows = colocated.rows_of(scene)
+    rates = {name: one["transitions_per_s"] for name, one in found.items()}
+    first = max((rate for name, rate in rates.items() if rows[name][0] == "lockstep"), default=None)
+    best = max((rate for name, rate in rates.items() if rows[name][0].startswith("full_async")), default=None)
+    modes = {name: {**found[name], "gain": rates[name] / first if first else None} for name in rows if name in found}
+    missing = [name for name in rows if name not in found]
+    reasons = {name: colocated.why_not(*rows[name]) for name in missing}
+    late = [name for name in missing if not reasons[name]]
+    said = f"not finished in the time: {', '.join(late)}; call it again with the same --out" if late else ""
+    skipped = ", ".join(f"{name} ({why})" for name, why in reasons.items() if why)
+    said += f"{'; ' * bool(said)}not possible here: {skipped}" if skipped else ""
     return {
         **scene._asdict(),
         "memory_plan_gib": [{"purpose": name, "gib": gib} for name, gib in {**plan, "all": sum(plan.values())}.items()],
         "paper_gain": PAPER_GAIN,
-        "gain": modes.get("full_async", {}).get("gain"),
+        "gain": best / first if best and first else None,
         "missing": said,
         "modes": modes,
     }
 
 
 def read_results(out: Path, scene: Scene) -> dict[str, dict[str, Any]]:
-    """The modes in the folder. ConfigError: they are of another scene."""
+    """The rows in the folder. ConfigError: they are of another scene."""
     found: dict[str, dict[str, Any]] = {}
-    for mode in MODES:
-        if not (path := out / f"{mode}.json").is_file():
+    for name in colocated.rows_of(scene):
+        if not (path := out / f"{name}.json").is_file():
             continue
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["scene"] != identity(scene):
             raise ConfigError(
                 f"--out {out}: {path.name} is of {content['scene']}, this is {identity(scene)}; name another folder"
             )
-        found[mode] = content["result"]
+        found[name] = content["result"]
     return found
 
 
@@ -132,32 +143,51 @@ def _check_device(scene: Scene, planned_gib: float = 0.0) -> None:
         )
 
 
-def _run_modes(scene: Scene, out: Path, left: list[str], ends: float, found: dict[str, Any]) -> None:
-    """Run these modes as far as the time goes, and add their results. The checkpoint is removed after the last one."""
+def _run_rows(scene: Scene, out: Path, left: Mapping[str, tuple[str, str]], ends: float, found: dict[str, Any]) -> None:
+    """Run these rows as far as the time goes, and add their results. The checkpoint is removed after the last one."""
+    possible = {name: row for name, row in left.items() if not colocated.why_not(*row)}
+    if not possible:
+        return
     checkpoint = out / "checkpoint"
     if not checkpoint.is_dir():
         log.info("a checkpoint with random weights")
         colocated.make_checkpoint(scene, checkpoint)
-    first = colocated.config_of(scene, left[0], checkpoint)
+    first = colocated.config_of(scene, "lockstep", checkpoint)
     policy, form = checking.check_build(first, checking.installed_env(first).spec()), form_of(first)
-    for number, mode in enumerate(left):
+    for number, (name, (mode, gl)) in enumerate(possible.items()):
         now = time.monotonic()
         if ends - now < scene.minimum_s:
             break
-        stops = now + (ends - now) / (len(left) - number) - scene.ending_s
+        stops = now + max(scene.minimum_s, (ends - now) / (len(possible) - number)) - scene.ending_s
         config = colocated.config_of(scene, mode, checkpoint)
-        log.info("%s: %.0f s", mode, stops - now)
+        log.info("%s: %.0f s", name, stops - now)
         pace = Pace(stops, scene.device)
-        _train(_checked(config, policy, form), out / f"run-{mode}", pace, ends)
+        with _drawn_by(gl):
+            _train(_checked(config, policy, form), out / f"run-{name}", pace, ends)
         if len(pace.marks) < 2:
-            log.warning("%s: %d updates in the time", mode, len(pace.marks))
+            log.warning("%s: %d updates in the time", name, len(pace.marks))
             continue
-        found[mode] = pace.summary()
-        with atomic_write(out / f"{mode}.json") as unfinished:
-            content = {"scene": identity(scene), "result": found[mode]}
+        found[name] = pace.summary()
+        with atomic_write(out / f"{name}.json") as unfinished:
+            content = {"scene": identity(scene), "result": found[name]}
             unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    if not set(MODES) - set(found):
+    if not set(possible) - set(found):
         shutil.rmtree(checkpoint)
+
+
+@contextmanager
+def _drawn_by(gl: str) -> Iterator[None]:
+    """Within the block simulators that start draw with this backend; "": with whatever is chosen."""
+    before = os.environ.get("MUJOCO_GL")
+    if gl:
+        os.environ["MUJOCO_GL"] = gl
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("MUJOCO_GL", None)
+        else:
+            os.environ["MUJOCO_GL"] = before
 
 
 def form_of(config: RunConfig) -> PolicyForm:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,9 @@ import torch
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.envs.mujoco import is_loadable
 from polyrhythm.plugins.pretrained.building import save_new
+from polyrhythm.plugins.sharing.mps import PROGRAM
 from polyrhythm.plugins.vla.pi0.network import PI0, Pi0Network, Pi0Size
 from polyrhythm.plugins.vla.pi0.settings import PROMPT_LENGTH, Pi0SizeSettings
 from polyrhythm.plugins.vla.prompts import WORDS
@@ -42,7 +45,14 @@ MODES: Mapping[str, Mode] = {
     "train_async": Mode(False, _LAGGING),
     "full_async": Mode(True, _LAGGING),
     "lockstep_leased": Mode(False, _ON_POLICY, "lease"),
+    "full_async_process": Mode(True, _LAGGING, "process"),
+    "full_async_mps": Mode(True, _LAGGING, "mps"),
 }
+#: Modes with drawings that say most, first.
+_FIRST = (
+    "full_async-osmesa", "lockstep-egl", "full_async_mps-osmesa", "full_async_process-osmesa", "lockstep-osmesa",
+    "full_async-egl",
+)  # fmt: skip
 _MIB, _GIB = 2**20, 2**30
 
 
@@ -74,6 +84,24 @@ class Scene(NamedTuple):
     def ending_s(self) -> float:
         """Seconds that the end of a mode takes, about."""
         return 2.0 if self.size == "tiny" else 8.0
+
+
+def rows_of(scene: Scene) -> dict[str, tuple[str, str]]:
+    """The rows of the benchmark in order of value: MODE-BACKEND → mode and value of MUJOCO_GL. On a CPU, where nothing
+    but the cores can draw, MODE → mode and ""."""
+    if scene.device == "cpu":
+        return {mode: (mode, "") for mode in MODES}
+    every = {f"{mode}-{gl}": (mode, gl) for mode in MODES for gl in ("osmesa", "egl")}
+    return {name: every[name] for name in dict.fromkeys((*_FIRST, *every))}
+
+
+def why_not(mode: str, gl: str) -> str:
+    """What this machine lacks for a row, in words; "" if nothing."""
+    if gl and not is_loadable(gl):
+        return f"no library of {gl}"
+    if MODES[mode].sharing == "mps" and shutil.which(PROGRAM) is None:
+        return f"{PROGRAM} is not on the PATH"
+    return ""
 
 
 def scene_of(*, tiny: bool) -> Scene:
@@ -149,6 +177,8 @@ def config_of(scene: Scene, mode: str, checkpoint: Path | None) -> RunConfig:
         },
         "checkpoint": {"every_versions": 100_000, "run_every_s": 1e6},
     }
+    if scene.device == "cpu" and sharing == "process":
+        tree["placement"] = {"sharing": sharing}
     if scene.device == "cuda":
         tree["placement"] = {"generators": {"devices": 0}, "trainer": {"devices": 0}, "sharing": sharing}
     return validate(tree)
