@@ -208,15 +208,28 @@ class _Parts:
         rows = -(-config.training.batch_size * steps // ranks)
         mini = min(rows, config.training.minibatch_steps or rows)  # with 0 a streaming update also joins its parts
         micro = micro_batch_rows(config, steps, ranks, form.row_tokens)
-        frozen = activations.precomputed(rows)
-        fits = frozen <= config.training.precomputed_mib * 2**20
-        held, joined = device if fits else HOST, frozen + mini * frozen // rows
+        lent, missing = self._lent(activations)
+        frozen = int(missing * activations.precomputed(rows))
+        fits = frozen + lent <= config.training.precomputed_mib * 2**20
+        held, joined = device if fits else HOST, frozen + activations.precomputed(mini)
+        yield MemoryPart(name, "lent prefixes", device, lent, certain=False)
         yield MemoryPart(name, "micro-batch", device, activations.training(micro), certain=False, stays=False)
         yield MemoryPart(name, "precomputed", held, joined, certain=False, stays=fits)
         yield MemoryPart(name, "samples of an update", HOST, (rows + mini) * row, certain=False)
         yield MemoryPart(name, "state while it is written", HOST, self._saved(name), certain=False, stays=False)
         if device != HOST:  # one is prefetched
             yield MemoryPart(name, "batches", device, 2 * micro * row, certain=False, stays=False)
+
+    def _lent(self, activations: Activations) -> tuple[int, float]:
+        """Bytes of the pool in which generators lend what frozen parts give, and the share that the trainer computes
+        nevertheless."""
+        config, traits = self._config, settings_traits(self._config.policy).policy
+        lends = any(self._placed.lends_prefixes(name) for name in generator_names(config)) and self._share == 1
+        whole = activations.precomputed(self._layout.blocks * self._layout.steps)
+        if not whole or not lends or traits is None or not traits.acts_from_precomputed:
+            return 0, 1.0
+        lent = min(whole, config.training.precomputed_mib * 2**20)
+        return lent, 1.0 - lent / whole
 
     def _saved(self, name: str) -> int:
         """Bytes of the copy that a rank saves: its part, or for rank 0 the whole state; 0 in one process."""
