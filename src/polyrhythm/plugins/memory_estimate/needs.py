@@ -205,23 +205,36 @@ class _Parts:
         rows = -(-config.training.batch_size * steps // ranks)
         mini = min(rows, config.training.minibatch_steps or rows)  # with 0 a streaming update also joins its parts
         micro = micro_batch_rows(config, steps, ranks, form.row_tokens)
-        frozen = activations.precomputed(rows)
-        fits = frozen <= config.training.precomputed_mib * 2**20
-        held, joined = device if fits else HOST, frozen + mini * frozen // rows
+        whole, (lent, missing) = activations.precomputed(rows), self._lent(activations)
+        frozen = int(missing * whole)
+        fits = frozen + lent <= config.training.precomputed_mib * 2**20
+        held, joined = device if fits else HOST, frozen + mini * whole // rows
         passes = activations.training(micro)
+        yield MemoryPart(name, "lent prefixes", device, lent, certain=False)
         yield MemoryPart(name, "micro-batch", device, passes, certain=False, stays=False)
         yield MemoryPart(name, "moments on their way", device, self._moved(passes), certain=False, stays=False)
         yield MemoryPart(name, "precomputed", held, joined, certain=False, stays=fits)
         yield MemoryPart(name, "samples of an update", HOST, (rows + mini) * row, certain=False)
         yield MemoryPart(name, "state while it is written", HOST, self._saved(name), certain=False, stays=False)
         if device != HOST:  # one is prefetched
-            sent = row if fits else row + frozen // rows
+            sent = row if fits else row + whole // rows
             yield MemoryPart(name, "batches", device, 2 * micro * sent, certain=False, stays=False)
 
     def _moved(self, passes: int) -> int:
         """Bytes of offloaded moments in a step, beyond those of the passes that are over by then."""
         moved = _MOMENTS * min(self._form.trainable_bytes // self._share, PIECE_BYTES)
         return max(0, moved - passes) if self._config.training.optimizer.offload else 0
+
+    def _lent(self, activations: Activations) -> tuple[int, float]:
+        """Bytes of the pool in which generators lend what frozen parts give, and the share that the trainer computes
+        nevertheless."""
+        config, traits = self._config, settings_traits(self._config.policy).policy
+        lends = any(self._placed.lends_prefixes(name) for name in generator_names(config)) and self._share == 1
+        whole = activations.precomputed(self._layout.blocks * self._layout.steps)
+        if not whole or not lends or traits is None or not traits.acts_from_precomputed:
+            return 0, 1.0
+        lent = min(whole, config.training.precomputed_mib * 2**20)
+        return lent, 1.0 - lent / whole
 
     def _saved(self, name: str) -> int:
         """Bytes of the copy that a rank saves: its part, or for rank 0 the whole state; 0 in one process."""
