@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import os
 import re
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 
 from polyrhythm.plugin import Kind
+from polyrhythm.plugins.trackers.sink import Sink, TrackedRun
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 #: Name of a file in the first line of a block, and the other lines.
@@ -57,6 +60,15 @@ def test_names_and_settings_are_listed(package: Path) -> None:
     assert "acme_line" in polyrhythm(package, "envs")
     assert "Steps after which an episode is cut" in polyrhythm(package, "envs", "acme_line")
     assert "acme_linear" in polyrhythm(package, "policies")
+
+
+def test_the_calls_of_a_sink_are_those_of_the_page() -> None:
+    calls = {name: call for name, call in vars(Sink).items() if inspect.isfunction(call)}
+    assert calls
+    for name, call in calls.items():
+        parameters = str(inspect.signature(call)).replace("'", "").replace("self, ", "").removesuffix(" -> None")
+        assert f"| `{name}{parameters}` |" in PAGE
+    assert all(f"`{field.name}`" in PAGE or f"`run.{field.name}`" in PAGE for field in dataclasses.fields(TrackedRun))
 
 
 def test_the_command_is_there(package: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,28 @@ from polyrhythm.specs import EnvSpec
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "own-environments.md").read_text(encoding="utf-8")
+README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
 FIRST = (DOCS / "first-environment.md").read_text(encoding="utf-8")
 
 
 def snippets(language: str, page: str = PAGE) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
+
+
+def test_the_environment_of_the_readme_needs_no_other_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, content in re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", README, flags=re.DOTALL):
+        (tmp_path / name).write_text(content)
+    assert {path.name for path in tmp_path.iterdir()} == {"line.py", "line.yaml"}
+    try:
+        assert main(["check", "line.yaml"]) == 0
+        assert "checks passed" in capsys.readouterr().out
+    finally:
+        gymnasium.registry.pop("Line-v0", None)
+        sys.modules.pop("line", None)
 
 
 def test_the_first_environment_is_checked_and_learned(

@@ -15,6 +15,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +152,15 @@ def sentences_by_setting() -> str:
 def _setting_link(setting: str) -> str:
     """A setting as code, which leads to the reference where that has it under this name."""
     path = setting.partition("=")[0]
-    known = {re.sub(r"\[[^]]*\]", "", one.name): one.name for one in reversed(settings_of(RunConfig))}
-    return f"[`{setting}`](reference/settings.md#{anchor(known[path])})" if path in known else f"`{setting}`"
+    found = _anchors().get(path.removesuffix(".type"))
+    return f"[`{setting}`](reference/settings.md#{found})" if found else f"`{setting}`"
+
+
+@cache
+def _anchors() -> dict[str, str]:
+    """Setting, without the types in its name, → its first anchor on the page of settings."""
+    found = re.findall(r"^#+ `(\S+)` {#(\S+)}$", settings(), re.MULTILINE)
+    return {re.sub(r"\[[^]]*\]", "", name): place for name, place in reversed(found)}
 
 
 def anchor(path: str) -> str:

@@ -30,7 +30,7 @@ from torch import Tensor
 HERE = Path(__file__).resolve().parents[2]
 #: Recipe and settings of each run.
 RUNS: dict[str, tuple[str, ...]] = {
-    "cartpole": ("cartpole", "training.versions=12"),
+    "cartpole": ("cartpole", "seed=1", "training.versions=12"),
     "quickstart": (  # as the recipe was at `before-38`
         *("quickstart", "training.versions=3", "training.critic_warmup_updates=1", "evaluation.episodes=8"),
         *("rollout.simulators=1", "rollout.rows=32", "rollout.sharding=even:4", "supervised.steps=45"),
@@ -41,12 +41,15 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("quickstart_lm", "env.terms=[2,3]", "training.versions=2", "evaluation.episodes=16", "rollout.rows=64"),
         *("training.mini_batch_samples=64", "demonstrations.episodes_per_task=1000", "supervised.steps=120"),
     ),
-    "leased": ("cartpole", "training.versions=3", "placement.sharing=lease", "placement.lease.min_hold_s=0.05"),
+    "leased": (
+        *("cartpole", "seed=1", "training.versions=3"),
+        *("placement.sharing=lease", "placement.lease.min_hold_s=0.05"),
+    ),
     "ranks": (  # with second_copy it depends on time which versions are evaluated
-        *("cartpole", "training.versions=3", "placement.trainer.ranks=2", "evaluation.every=1"),
+        *("cartpole", "seed=1", "training.versions=3", "placement.trainer.ranks=2", "evaluation.every=1"),
         *("evaluation.weights=pause", "rollout.segment_steps=0"),
     ),
-    "resumed": ("cartpole", "training.versions=2"),
+    "resumed": ("cartpole", "seed=1", "training.versions=2"),
 }
 LOCKSTEP = ("preset=lockstep", "checkpoint.keep_every=1")
 #: Metrics that depend on when something happened.

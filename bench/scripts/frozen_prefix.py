@@ -1,9 +1,11 @@
-"""Writes bench/results/frozen_prefix.md: an update with the frozen prefix computed once per sample, and once per epoch.
+"""Writes bench/results/frozen_prefix.md: an update with π0's frozen prefix computed in every epoch, once per sample by
+the trainer, and once by the generator, which lends it.
 
-    python bench/scripts/frozen_prefix.py [--device cuda] [--epochs 4] [--repeats 5] [--out FILE]
+    python bench/scripts/frozen_prefix.py [--device cuda] [--size released] [--repeats 5] [--out FILE]
 
-The policy has the form of pi0 at a small size: a frozen backbone over 128 tokens, and an action expert that attends to
-its keys and values. Both ways begin with the same weights and samples, in turns; times are medians of whole updates.
+The policy is π0 as `bench policies` has it (tiny: a million parameters), with `train: expert` and the method, epochs,
+objective and minibatches of a run: 2 epochs are those of `metaworld_pi0`. All ways begin with the same weights and
+samples, and take turns; times are medians of whole updates, in seconds of CPU for the CPU and of the clock for a GPU.
 """
 
 from __future__ import annotations
@@ -12,151 +14,189 @@ import argparse
 import datetime as dt
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyrhythm.config.sections.algorithm import AlgorithmSettings
 from polyrhythm.config.sections.learning import TrainingSettings
-from polyrhythm.plugins.pretrained.adapting import Adaptation, AdaptedPolicy
-from polyrhythm.plugins.pretrained.precision import Precision
-from polyrhythm.plugins.vla.decoder import Decoder, DecoderSize
-from polyrhythm.policies.base import Evaluation, Observations
-from polyrhythm.policies.mlp import seeded
-from polyrhythm.specs import Trajectory
+from polyrhythm.plugins.vla.flow_policy import FlowPolicy
+from polyrhythm.policies.base import extended
+from polyrhythm.runtime.memory.prefixes import Prefixes, PrefixSeat, row_specs
+from polyrhythm.specs import INSTRUCTION, PROGRESS, Trajectory
+from polyrhythm.specs.hashing import row_digests
+from polyrhythm.stations.passes import Lending, act_by_precomputed
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import finish
+from polyrhythm_bench.cases.policies import settings_of, spec_of
 
-TOKENS, WIDTH, LAYERS, ACTIONS, EXPERT = 128, 256, 6, 8, 64
-
-
-class Network(nn.Module):
-    """Backbone, and an expert with one query per action entry."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        same = {"layers": LAYERS, "heads": 4, "kv_heads": 1, "head_dim": 32, "activation": "gelu_tanh"}
-        self.backbone = Decoder(DecoderSize(width=WIDTH, mlp=4 * WIDTH, **same))  # type: ignore[arg-type]
-        self.expert = Decoder(DecoderSize(width=EXPERT, mlp=4 * EXPERT, **same))  # type: ignore[arg-type]
-        self.queries = nn.Parameter(torch.randn(ACTIONS, EXPERT))
-        self.head = nn.Linear(EXPERT, 1)
+WAYS = ("in every epoch", "once, by the trainer", "lent by the generator")
+SAMPLES, STEPS, EPOCHS = 8, 16, (1, 2, 4)
 
 
-class EveryEpoch(AdaptedPolicy):
-    """Gaussian actions of unit deviation; the backbone runs in every pass."""
-
-    chunk, action_dim, exact, tolerance = 1, ACTIONS, False, 1e-4
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.network, self.critic = Network(), nn.Linear(WIDTH, 1)
-
-    def prefix(self, obs: Observations) -> dict[str, Tensor]:
-        """Keys and values by layer, and features."""
-        x = obs["tokens"]
-        places = torch.arange(TOKENS, device=x.device).expand(len(x), -1)
-        hidden, found = self.network.backbone(x, places, None)  # type: ignore[operator]
-        return {f"prefix.{i}": torch.cat(pair, dim=1) for i, pair in enumerate(found)} | {"features": hidden.mean(1)}
-
-    def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:
-        seen = obs if "features" in obs else self.prefix(obs)
-        past = [tuple(seen[f"prefix.{i}"].split(1, dim=1)) for i in range(LAYERS)]
-        queries = self.network.queries.expand(len(seen["features"]), -1, -1)  # type: ignore[operator]
-        places = TOKENS + torch.arange(ACTIONS, device=queries.device).expand(len(queries), -1)
-        mean = self.network.head(self.network.expert(queries, places, None, past=past)[0])  # type: ignore[operator]
-        logprob = -0.5 * (forward_inputs["raw"] - mean.transpose(1, 2)).square()
-        return Evaluation(logprob, self.critic(seen["features"]).squeeze(1), torch.zeros_like(logprob))
-
-    def value(self, obs: Observations) -> Tensor:
-        return self.critic((obs if "features" in obs else self.prefix(obs))["features"]).squeeze(1)
+def build(size: str, device: str) -> FlowPolicy:
+    settings = settings_of("pi0", size).model_copy(update={"train": "expert"})
+    policy = settings.build(spec_of("pi0", size), seed=0, device=device, role="train")
+    assert isinstance(policy, FlowPolicy)
+    return policy
 
 
-class OncePerSample(EveryEpoch):
-    """The same with what the learner asks for."""
-
-    def precompute(self, obs: Observations) -> dict[str, Tensor]:
-        return self.prefix(obs)
-
-
-def build(kind: type[EveryEpoch], device: str) -> EveryEpoch:
-    with seeded(0):
-        policy = kind()
-    parts = {"expert": ("expert.*", "queries", "head.*")}
-    adaptation = Adaptation("expert", parts, Precision(torch.float32))
-    adaptation.prepare(policy.network, "train")
-    adaptation.finish(policy.network, "train", 0)
-    return policy.to(device)
+def observations(size: str) -> list[dict[str, np.ndarray[Any, Any]]]:
+    """Random observations of each sample, [steps + 1, ...]."""
+    rng, spec, found = np.random.default_rng(0), spec_of("pi0", size), []
+    for _ in range(SAMPLES):
+        obs: dict[str, np.ndarray[Any, Any]] = {}
+        for name, array in spec.observation.items():
+            drawn = rng.normal(size=(STEPS + 1, *array.shape)) * (50 if array.dtype == "uint8" else 1)
+            obs[name] = (drawn % 256 if array.dtype == "uint8" else drawn).astype(array.dtype)
+        obs[INSTRUCTION] = np.full(STEPS + 1, len(found) % 2, np.int64)
+        obs[PROGRESS] = np.linspace(0, 1, STEPS + 1, dtype=np.float32)
+        found.append(obs)
+    return found
 
 
-def samples(count: int, steps: int) -> list[Trajectory]:
-    """Samples of random observations and actions."""
-    rng = np.random.default_rng(0)
-    shape = (steps, 1, ACTIONS)
-    return [
-        Trajectory(
-            obs={"tokens": rng.normal(size=(steps + 1, TOKENS, WIDTH)).astype(np.float32)},
-            actions=np.zeros(shape, np.float32),
-            logprob=np.full(shape, -0.5, np.float32),
-            value=np.zeros(steps, np.float32),
-            forward_inputs={"raw": rng.normal(size=shape).astype(np.float32)},
-            rewards=rng.normal(size=(steps, 1)).astype(np.float32),
-            valid=np.ones((steps, 1), np.bool_),
-            version=np.zeros(steps, np.int64),
-            terminated=True,
-            truncated=False,
-            success=False,
-            env_steps=steps,
-            ticket=i,
-            group=i,
-            task=0,
-        )
-        for i in range(count)
-    ]
+def act(
+    policy: FlowPolicy, obs: dict[str, np.ndarray[Any, Any]], number: int, lending: Lending | None = None
+) -> Trajectory:
+    """A sample as the generator answers it, in one pass."""
+    device = policy.critic.norm.weight.device
+    shown = {name: torch.from_numpy(array[:-1]).to(device) for name, array in obs.items()}
+    inputs = (
+        shown,
+        torch.zeros(STEPS, dtype=torch.bool, device=device),
+        torch.arange(STEPS, device=device) + 99 * number,
+    )
+    if lending is None:
+        done = policy.act(*inputs)
+    else:
+        done, found = act_by_precomputed(policy, inputs)
+        lending.write(found)
+        lending.pool.stamp(lending.entries, row_digests({name: array[:-1] for name, array in obs.items()}))
+    rng = np.random.default_rng(number)
+
+    def host(x: Tensor) -> np.ndarray[Any, Any]:
+        return x.cpu().numpy()
+
+    return Trajectory(
+        obs=obs,
+        actions=host(done.actions),
+        logprob=host(done.logprob),
+        value=host(done.value),
+        forward_inputs={name: host(x) for name, x in done.forward_inputs.items()},
+        rewards=rng.normal(size=(STEPS, policy.chunk)).astype(np.float32),
+        valid=np.ones((STEPS, policy.chunk), np.bool_),
+        version=np.zeros(STEPS, np.int64),
+        terminated=True,
+        truncated=False,
+        success=False,
+        env_steps=STEPS,
+        ticket=number,
+        group=number,
+        task=0,
+        entries=np.arange(STEPS) * SAMPLES + number,
+    )
+
+
+def timed(work: Callable[[], object], device: str) -> float:
+    """Seconds of CPU, or on a GPU of the clock."""
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    begin = clock()
+    work()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return clock() - begin
+
+
+def prefixes_of(policy: FlowPolicy, shown: dict[str, np.ndarray[Any, Any]], device: str) -> Prefixes:
+    """A pool with room for all samples."""
+    row = {name: torch.from_numpy(array[:1]).to(device) for name, array in shown.items()}
+    specs = row_specs(extended(policy).precompute(row))
+    prefixes = Prefixes(PrefixSeat("frozen_prefix", shared=False, device=device, local=device), specs, lambda: 1)
+    prefixes.create(SAMPLES * STEPS, 2**40)
+    return prefixes
+
+
+def measure(
+    size: str, device: str, epochs: int, repeats: int, data: list[Trajectory], prefixes: Prefixes
+) -> tuple[list[list[float]], float]:
+    """Seconds of each way's updates, and the largest difference of a weight between the last two ways after them."""
+    settings = {"versions": 1, "mini_batch_samples": SAMPLES, "minibatch_steps": 32, "micro_batch_steps": 16}
+    training = TrainingSettings.model_validate({**settings, "epochs": epochs, "max_kl": None})
+    algorithm, learners = AlgorithmSettings.model_validate({}), []
+    for way in WAYS:
+        policy = build(size, device)
+        if way == WAYS[0]:
+            policy.traits = replace(policy.traits, precomputes=False)
+        learner = Learner(policy, algorithm, training, total_updates=99, seed=0)
+        learner.prefixes = prefixes if way == WAYS[2] else None
+        learners.append(learner)
+    seconds: list[list[float]] = [[] for _ in WAYS]
+    for repeat in range(repeats + 1):
+        for own, learner in zip(seconds, learners, strict=True):
+            took = timed(partial(finish, learner.update(data, repeat)), device)
+            if repeat:  # the first warms up
+                own.append(took)
+    second, third = (dict(learner.policy.state_dict()) for learner in learners[1:])
+    return seconds, max(float((second[name] - x).abs().max()) for name, x in third.items())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--size", default="tiny")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "frozen_prefix.md")
     given = parser.parse_args()
-    settings = {"versions": 1, "mini_batch_samples": 8, "minibatch_steps": 32, "max_kl": None, "micro_batch_steps": 16}
-    training = TrainingSettings.model_validate({**settings, "epochs": given.epochs})
-    algorithm = AlgorithmSettings.model_validate({})
-    data = samples(8, 16)
-    kinds = (EveryEpoch, OncePerSample)
-    learners = [Learner(build(kind, given.device), algorithm, training, total_updates=99, seed=0) for kind in kinds]
-    seconds: list[list[float]] = [[], []]
+    torch.set_num_threads(1)
+    policy, shown = build(given.size, given.device), observations(given.size)
+    prefixes = prefixes_of(policy, shown[0], given.device)
+    pool = prefixes.find()
+    assert pool is not None
+    passes: list[list[float]] = [[], []]
     for repeat in range(given.repeats + 1):
-        for place, learner in enumerate(learners):
-            begin = time.perf_counter()
-            finish(learner.update(data, repeat))
-            if repeat:  # the first warms up
-                seconds[place].append(time.perf_counter() - begin)
-    first, second = (dict(learner.policy.state_dict()) for learner in learners)
-    gap = max(float((first[name] - x).abs().max()) for name, x in second.items())
-    every, once = map(statistics.median, seconds)
-    numbers = [sum(p.numel() for p in part.parameters()) / 1e6 for part in learners[0].policy.network.children()]  # type: ignore[attr-defined]
-    bytes_per_step = 4 * (WIDTH + LAYERS * 2 * 32 * TOKENS)
+        for number, obs in enumerate(shown):
+            lending = Lending(pool, np.arange(STEPS), np.arange(STEPS) * SAMPLES + number)
+            for own, use in zip(passes, (None, lending), strict=True):
+                took = timed(partial(act, policy, obs, number, use), given.device)
+                if repeat:
+                    own.append(took)
+    data = [act(policy, obs, number) for number, obs in enumerate(shown)]
+    rows, gaps = [], []
+    for epochs in EPOCHS:
+        found, gap = measure(given.size, given.device, epochs, given.repeats, data, prefixes)
+        every, once, lent = map(statistics.median, found)
+        spread = f"{min(found[2]):.2f} to {max(found[2]):.2f}"
+        rows.append(f"| {epochs} | {every:.2f} | {once:.2f} | {lent:.2f} ({spread}) | **{once / lent:.2f}×** |")
+        gaps.append(gap)
+        print(rows[-1], flush=True)
+    plain_s, lent_s = map(statistics.median, passes)
+    flags = f"--device {given.device} --size {given.size} --repeats {given.repeats}"
+    millions = sum(p.numel() for p in policy.network.parameters()) / 1e6
+    trained = sum(p.numel() for p in policy.network.parameters() if p.requires_grad) / 1e6
+    clock = "seconds of CPU, one thread" if given.device == "cpu" else torch.cuda.get_device_name()
+    size, kept = f"{millions:.1f}M parameters, of which the expert's {trained:.1f}M", pool.nbytes / pool.slots / 2**10
     given.out.write_text(
-        f"""# A frozen prefix, computed once per sample
+        f"""# A frozen prefix, computed once
 
-`python bench/scripts/frozen_prefix.py --device {given.device} --epochs {given.epochs} --repeats {given.repeats}`,
-{dt.datetime.now().astimezone().date()}; torch {torch.__version__}, {torch.get_num_threads()} thread(s) on the CPU.
+`python bench/scripts/frozen_prefix.py {flags}`, {dt.datetime.now().astimezone().date()}; torch {torch.__version__}.
+Times: {clock}.
 
-Backbone {numbers[0]:.1f}M parameters over {TOKENS} tokens, frozen; expert {numbers[1]:.2f}M, trained. 128 chunk steps,
-{given.epochs} epochs, 32 per optimizer step, 16 per pass, float32. Kept per step: {bytes_per_step / 2**10:.0f} KiB.
+π0, {size} are trained. An update: {SAMPLES * STEPS} chunk steps, 32
+per optimizer step, 16 per pass; medians of {given.repeats} updates of each way, in turns. Kept per
+chunk step: {kept:.0f} KiB.
 
-| prefix | update, median of {given.repeats} [s] | least and most [s] |
-|---|---|---|
-| in every epoch | {every:.2f} | {min(seconds[0]):.2f} to {max(seconds[0]):.2f} |
-| once per sample | {once:.2f} | {min(seconds[1]):.2f} to {max(seconds[1]):.2f} |
+| epochs | {" [s] | ".join(WAYS)} [s] (least to most) | gain beside the trainer's |
+|---|---|---|---|---|
+{chr(10).join(rows)}
 
-Gain: **{every / once:.2f}×**. Largest difference of a weight after {given.repeats + 1} updates: {gap:.1g}.
+Largest difference of a weight between the last two ways after {given.repeats + 1} updates: {max(gaps):.1g}.
+A generator's pass of {STEPS} rows takes {1e3 * lent_s:.1f} ms with lending, {1e3 * plain_s:.1f} ms without.
 """,
         encoding="utf-8",
     )

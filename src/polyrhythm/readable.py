@@ -10,7 +10,8 @@ import logging
 import re
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 #: Control characters that are displayed unchanged.
 _HARMLESS = frozenset("\n\t\u200d")
@@ -27,6 +28,30 @@ def few(names: Sequence[str], most: int = 3) -> str:
     """The first names, and the number of others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def by_path(tree: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested sections by dotted path; an empty section is a value."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from by_path(value, f"{within}{key}.")
+        else:
+            yield f"{within}{key}", value
+
+
+def markdown_table(columns: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
+    """A Markdown table of plain values; line ends within a cell become <br>."""
+    head = list(columns)
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in (head, ["---"] * len(head), *rows))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    for plain, escaped in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;"), ("\n", "<br>")):
+        text = text.replace(plain, escaped)
+    return text
 
 
 def visible(text: str) -> str:

@@ -26,7 +26,7 @@ def test_an_environment_of_ones_own_is_one_file(
     assert summary["best"]["greedy"]["rate"] >= summary["after"]["rate"]
     shown = capsys.readouterr().out
     assert "best.pt" in shown
-    assert "\nfaults      none\n" in shown
+    assert "\nstations    none lost\n" in shown
 
 
 def learned(folder: Path) -> dict[str, Any]:

@@ -191,6 +191,7 @@ def test_every_recipe_is_valid_and_survives_saving(name: str, tmp_path: Path) ->
     config = load_config(name)
     save_config(config, tmp_path / "config.yaml")
     assert load_config(tmp_path / "config.yaml") == config
+    assert config.seed == 0, "any other seed that is given changes the run"
     text = find_recipe(name).read_text()
     assert len(text.splitlines()) < 60
 

@@ -13,8 +13,9 @@ from polyrhythm.policies.base import as_module
 from polyrhythm.training.batch import collate
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.moments import SharedReference
+from polyrhythm.training.precomputed import with_precomputed
 from polyrhythm.training.steps import finish
-from polyrhythm.training.targets import TargetInputs, with_precomputed
+from polyrhythm.training.targets import TargetInputs
 
 CPU = torch.device("cpu")
 KL = {"kl": {"coef": 0.1}, "proximal": "recompute", "loss": "decoupled_ppo", "bootstrap": "always"}

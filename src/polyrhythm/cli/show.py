@@ -19,19 +19,20 @@ _RATE = {"rate", "low", "high", "successes", "episodes"}
 
 def result(found: Mapping[str, Any]) -> str:
     """A success rate with its interval: `73% [66, 79], 117 of 160 episodes, mean return 0.7`; without reported success
-    the mean return alone."""
+    the mean return alone. Episodes that failed are counted behind it."""
     mean, episodes = found.get("mean_return"), counted(found["episodes"], "episode")
+    failed = f"; {counted(found['dropped'], 'more episode')} failed" if found.get("dropped") else ""
     if found["rate"] is None:
         earned = "" if mean is None else f"mean return {mean:.4g}, "
-        return f"{earned}{episodes}; the environment does not report success"
+        return f"{earned}{episodes}{failed}; the environment does not report success"
     earned = "" if mean is None else f", mean return {mean:.4g}"
-    return f"{rate_in_words(found)}, {found['successes']} of {episodes}{at_in_words(found)}{earned}"
+    return f"{rate_in_words(found)}, {found['successes']} of {episodes}{at_in_words(found)}{earned}{failed}"
 
 
 def lines(found: Mapping[str, Any]) -> str:
     """One `name: value` line per entry, success rates last. A result that is itself a success rate is printed first."""
     first = [result(found)] if _is_rate(found) else []
-    printed = _RATE | {"mean_return", "at"} if first else set()
+    printed = _RATE | {"mean_return", "at", "dropped"} if first else set()
     rest = [
         f"{name}: {_value(value)}"
         for name, value in sorted(found.items(), key=lambda item: _is_rate(item[1]))
@@ -187,7 +188,7 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "leases", ", ".join(told)
         yield "samples", samples(summary["ledger"])
         stations = ", ".join(dict.fromkeys(fault["station"] for fault in summary["faults"]))
-        yield "faults", f"{len(summary['faults'])}, survived ({stations})" if stations else "none"
+        yield "stations", f"{len(summary['faults'])} lost and replaced ({stations})" if stations else "none lost"
         if failed := summary.get("failed_samples"):
             yield "failed samples", ", ".join(f"{count} by {kind}" for kind, count in failed.items())
         if set_aside := summary.get("set_aside"):

@@ -53,12 +53,11 @@ from polyrhythm.runtime.memory.tensors import use_one_thread
 from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import TRAINER
 from polyrhythm.scheduler.conductor import AnyConductor
-from polyrhythm.scheduler.records import EnvBatchInfo, Episode, SampleEvaluated, WeightsOffered
+from polyrhythm.scheduler.records import Episode, SampleEvaluated, WeightsOffered
 from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, ScoringRules
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
 from polyrhythm.stations.generator_factory import Evaluates, GeneratorFactory, PolicyFactory
-from polyrhythm.stations.simulator.slot import StepSettings
 from polyrhythm.stations.simulator.station import SimulatorFactory
 from polyrhythm.stations.trainer_factory import TrainerFactory
 from polyrhythm.stations.trainer_states import TrainerStates
@@ -199,14 +198,14 @@ def build_pipeline(context: RunContext, *, start: bool = True, record: bool = Fa
     buckets = bucket_sizes(config, infos, on_device=placed.serves_on_device)
     if folder is not None:
         (folder / TOKEN_FILE).unlink(missing_ok=True)  # of an earlier part of the run that was killed
-    step = step_settings(config, form.chunk, whole=bool(spec.chunk))
+    station_plan = StationPlan(context, spec, infos, step_settings(config, form.chunk, whole=bool(spec.chunk)))
     with ExitStack() as undo:
         logs = folder / LOGS if folder is not None else None
         placed = undo.enter_context(_served(placed, logs))
-        added = _added_stations(StationPlan(context, spec, infos, step))
+        added = _added_stations(station_plan)
         for one in added:
             undo.push(one.undo)
-        own = _own_factories(context, spec, infos, step, buckets, states)
+        own = _own_factories(station_plan, buckets, states, placed)
         factories = [*own, *(factory for one in added for factory in one.factories)]
         stations = _in_order(factories, placed)
         layout, published = arena_layout(config, spec, infos, form, trainer=context.trainer), form.published
@@ -298,15 +297,11 @@ def _trainer_states(config: RunConfig, folder: Path | None) -> TrainerStates | N
 
 
 def _own_factories(
-    context: RunContext,
-    spec: EnvSpec,
-    infos: Sequence[Sequence[EnvBatchInfo]],
-    step: StepSettings,
-    buckets: tuple[int, ...],
-    states: TrainerStates | None,
+    plan: StationPlan, buckets: tuple[int, ...], states: TrainerStates | None, placed: Placed
 ) -> list[StationFactory]:
     """Simulators, generators, and the trainer, which loads the file `initial` if given, else initializes from the
     seed, and publishes the weights."""
+    context, spec, infos, step = plan.context, plan.spec, plan.infos, plan.step
     config, batching, initial = context.config, context.config.batching, context.initial
     env, joined = config.env.model_dump(mode="json"), joined_names(config)
     policy = PolicyFactory(config.policy.model_dump(mode="json"), spec, config.seed)
@@ -324,7 +319,8 @@ def _own_factories(
         if isinstance(batching, StreamsBatching):
             factories.append(GeneratorFactory(name, policy, how, places=batching.max_rows, resumes=aborts))
         else:
-            factories.append(GeneratorFactory(name, policy, how, buckets, config.rollout.graphs))
+            lends = how != "only" and config.training.precomputed_mib > 0 and placed.lends_prefixes(name)
+            factories.append(GeneratorFactory(name, policy, how, buckets, config.rollout.graphs, lends=lends))
     if not context.trainer:
         return factories
     assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
@@ -341,5 +337,6 @@ def _own_factories(
         shard=config.placement.trainer.shard.model_dump(mode="json"),
         token_versions=aborts or settings_traits(config.policy).engine.fresh_cache,
         sync_interval=config.freshness.sync_interval,
+        lends=any(isinstance(factory, GeneratorFactory) and factory.lends for factory in factories),
     )
     return [*factories, trainer]

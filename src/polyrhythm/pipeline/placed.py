@@ -73,6 +73,11 @@ class Placed:
         """Whether generators are on devices."""
         return any(self.seats[name].device != CPU for name in self.names["generators"])
 
+    def lends_prefixes(self, generator: str) -> bool:
+        """Whether a rank of the trainer is on the generator's device, and neither leases it."""
+        own, ranks = self.seats[generator], [self.seats[name] for name in self.names["trainer"]]
+        return not own.leases and any(not rank.leases and rank.device == own.device for rank in ranks)
+
     def seats_of(self, station: str) -> list[Resources]:
         """Seats of the station's processes: the trainer has one per rank; stations of plugins get a default."""
         names = self.names["trainer"] if station == TRAINER else [station]

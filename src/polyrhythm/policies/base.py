@@ -92,7 +92,8 @@ class OptionalMethods(Policy, Protocol):
     def precompute(self, obs: Observations) -> Mapping[str, Tensor]:
         """Outputs of a frozen part that depend on the observations alone, rows first, under names not in `obs`;
         empty if no part is frozen. `evaluate` and `value` find them in `obs`, in place of the arrays they were
-        computed from."""
+        computed from; with the trait acts_from_precomputed `act` finds them there too, beside these arrays. Equal in
+        both roles for equal frozen tensors."""
 
     def prefix_arrays(self, obs: Observations) -> Mapping[str, Tensor]:
         """Arrays that `act` keeps of the observations during a pass, rows first; counted by memory estimates."""

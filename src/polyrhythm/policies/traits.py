@@ -22,8 +22,9 @@ class PolicyTraits:
     that name is used only by the value, for `training.optimizer.value_lr`. values_late: `act` returns zeros as values;
     the trainer computes them before an update, by late_values if that is True. publishes_part, shares_reference,
     precomputes, counts_tokens, loads_in_parts, names_blocks, keeps_prefix: its optional methods. streams: it has the
-    methods of `policies.engine.Streams`. asks_server: its engine is on a server, which is checked before a run. dtype:
-    compute dtype of its linear layers, convolutions and embeddings, which sharded ranks gather.
+    methods of `policies.engine.Streams`. acts_from_precomputed: `act` too finds `precompute`'s arrays in obs, so a
+    generator can lend them to the trainer. asks_server: its engine is on a server, which is checked before a run.
+    dtype: compute dtype of its linear layers, convolutions and embeddings, which sharded ranks gather.
     """
 
     value: bool = True
@@ -33,6 +34,7 @@ class PolicyTraits:
     publishes_part: bool = False
     shares_reference: bool = False
     precomputes: bool = False
+    acts_from_precomputed: bool = False
     keeps_prefix: bool = False
     counts_tokens: bool = False
     loads_in_parts: bool = False

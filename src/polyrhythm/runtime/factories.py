@@ -22,6 +22,7 @@ from polyrhythm.runtime.messages import Channels, Joined, Station
 
 if TYPE_CHECKING:
     from polyrhythm.runtime.memory.observed import DeviceSeat
+    from polyrhythm.runtime.memory.prefixes import PrefixSeat
     from polyrhythm.runtime.memory.process_memory import ProcessMemory
     from polyrhythm.runtime.memory.weights import Weights
 
@@ -85,6 +86,15 @@ class StationContext:
         from polyrhythm.runtime.memory.observed import DeviceSeat  # torch
 
         return DeviceSeat(self.memory.folder, self.seat, self.device)
+
+    @property
+    def prefix_seat(self) -> PrefixSeat:
+        """Where generators lend prefixes to a trainer on the same device."""
+        from polyrhythm.runtime.memory.prefixes import PrefixSeat  # torch
+
+        if self.memory is None:  # all stations have one arena
+            return PrefixSeat(f"process {id(self.arena)}", shared=False, device=self.device, local=self.device)
+        return PrefixSeat(str(self.memory.folder), shared=True, device=self.seat, local=self.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,10 @@ Each part is mixed in by the finalizer of splitmix64 (Steele, Lea, Flood 2014; c
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -77,3 +81,16 @@ def _fold(h: NDArray[np.uint64], part: NDArray[np.int64]) -> NDArray[np.uint64]:
         z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND_MULTIPLIER)
         folded: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
     return folded
+
+
+def row_digests(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
+    """A checksum of each row of these arrays [n, ...] together, [n] from 1 on: equal rows have equal ones."""
+    named = [(name, np.ascontiguousarray(array)) for name, array in sorted(arrays.items())]
+    seed = zlib.crc32(repr([(name, array.dtype.str, array.shape[1:]) for name, array in named]).encode())
+    found = np.empty(min(len(array) for _, array in named), np.int64)
+    for row in range(len(found)):
+        digest = seed
+        for _, array in named:
+            digest = zlib.crc32(array[row : row + 1].data, digest)
+        found[row] = digest + 1
+    return found

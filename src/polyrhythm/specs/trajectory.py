@@ -20,6 +20,8 @@ class Trajectory:
     version [T] int64: oldest weights that answered each chunk step. newer [T,C] int32: by how many versions the weights
     of each action are newer than `version`; None if weights cannot change within an answer.
 
+    entries [T] int64: places of the chunk steps in the arena, while the trainer reads the sample there; else None.
+
     terminated: the task ended; truncated: cut by the time limit or at a segment's end (bootstrap applies); success: the
     environment has reported that the task was solved.
     """
@@ -40,6 +42,7 @@ class Trajectory:
     group: int
     task: int
     newer: NDArray[np.int32] | None = None
+    entries: NDArray[np.int64] | None = None
 
     @property
     def newest(self) -> int:

@@ -17,6 +17,7 @@ from typing import ClassVar, Protocol
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.runtime.memory.arena import Arena
 from polyrhythm.runtime.memory.observed import ObservedReader
+from polyrhythm.runtime.memory.prefixes import Prefixes
 from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.tensors import Module, tensors_of
 from polyrhythm.runtime.memory.weights import Weights
@@ -114,7 +115,7 @@ class PolicyCopies:
 @dataclass(frozen=True, slots=True)
 class GeneratorContext:
     """Shared by a generator and its engine. label: the policy's name in errors; observed: observations on its device;
-    None: all come from the arena."""
+    None: all come from the arena; prefixes: lends what frozen parts give to the trainer, None: nothing is lent."""
 
     name: str
     incarnation: int
@@ -123,6 +124,7 @@ class GeneratorContext:
     channels: Channels
     label: str
     observed: ObservedReader | None = None
+    prefixes: Prefixes | None = None
 
 
 class GeneratorEngine(Protocol):

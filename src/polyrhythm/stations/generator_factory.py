@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
+
+import torch
 
 from polyrhythm.config.registry import resolve
 from polyrhythm.errors import RunHalted
-from polyrhythm.policies.base import Policy, as_module, as_settings, extended_settings
+from polyrhythm.policies.base import Policy, as_module, as_settings, extended, extended_settings
 from polyrhythm.policies.form import Role
 from polyrhythm.policies.traits import policy_traits, settings_traits
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.memory.observed import ObservedReader
+from polyrhythm.runtime.memory.prefixes import Prefixes, frozen_checksum, row_specs
 from polyrhythm.runtime.messages import Station
 from polyrhythm.scheduler.records import GeneratorJoined
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.weights import first_misfit, weight_specs
+from polyrhythm.stations.batch_buffer import torch_dtype
 from polyrhythm.stations.generator import Generator, GeneratorContext, GeneratorEngine, PolicyCopies
 from polyrhythm.stations.one_pass import OnePassEngine
 from polyrhythm.stations.streaming import StreamingEngine
@@ -59,13 +64,27 @@ class PolicyFactory:
         return policy
 
 
+def lent_prefixes(policy: Policy, layout: WeightsLayout, context: StationContext) -> Prefixes | None:
+    """This station's end of what frozen parts give; None if the policy has none that generators and trainer share."""
+    traits, module = policy_traits(policy), as_module(policy)
+    if not (traits.precomputes and traits.acts_from_precomputed and traits.publishes_part):
+        return None
+    device = next(module.parameters()).device
+    row = {name: torch.zeros(1, *x.shape[1:], dtype=torch_dtype(x.dtype)) for name, x in context.arena.obs.items()}
+    with torch.no_grad():
+        found = extended(policy).precompute({name: x.to(device) for name, x in row.items()})
+    if not found:
+        return None
+    return Prefixes(context.prefix_seat, row_specs(found), partial(frozen_checksum, module, layout.published))
+
+
 @dataclass(frozen=True, slots=True)
 class GeneratorFactory:
     """A generator with its own copy of the policy; its weights come over the weights channel.
 
     evaluates: also (`too`) or exclusively (`only`) serves background evaluations, with a second copy if it serves
     training too. buckets, graphs: as in `OnePassEngine`. places: above zero, it serves by streams: this and resumes are
-    as in `StreamingEngine`.
+    as in `StreamingEngine`. lends: a trainer on its device takes what frozen parts give.
     """
 
     name: str
@@ -75,6 +94,7 @@ class GeneratorFactory:
     graphs: Literal["auto", "off"] = "auto"
     places: int = 0
     resumes: bool = False
+    lends: bool = False
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -93,8 +113,9 @@ class GeneratorFactory:
             pinned = self.policy.build(context.device, "act", weights.layout)
         copies = PolicyCopies(policy, pinned, weights)
         observed = ObservedReader(seat) if (seat := context.device_seat) is not None else None
+        prefixes = lent_prefixes(policy, weights.layout, context) if self.lends else None
         own = GeneratorContext(
-            self.name, incarnation, copies, context.arena, context.channels, self.policy.label, observed
+            self.name, incarnation, copies, context.arena, context.channels, self.policy.label, observed, prefixes
         )
         engine: GeneratorEngine = (
             StreamingEngine(own, places=self.places, resumes=self.resumes)

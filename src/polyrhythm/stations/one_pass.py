@@ -11,26 +11,32 @@ from collections import deque
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from polyrhythm.errors import RunHalted
 from polyrhythm.runtime.messages import Reply
 from polyrhythm.runtime.spans import IN_BATCH, PASS, Span
 from polyrhythm.scheduler.inference.batching import padded
 from polyrhythm.scheduler.records import ApplyWeights, BatchDone, Serve
-from polyrhythm.stations.batch_buffer import BatchLayout
+from polyrhythm.specs.hashing import row_digests
+from polyrhythm.stations.batch_buffer import BatchBuffer, BatchLayout
 from polyrhythm.stations.generator import EngineCommand, GeneratorContext, Todo
-from polyrhythm.stations.passes import Graphs, Passes, UnfitAct, passes_on
+from polyrhythm.stations.passes import Graphs, Lending, Passes, UnfitAct, passes_on
 from polyrhythm.stations.simulator.guard import IDLE
 
 
 class _Flight(NamedTuple):
-    """A launched, unfinished pass. rows: including padding; begun: launch time, by `time.monotonic`."""
+    """A launched, unfinished pass. rows: including padding; begun: launch time, by `time.monotonic`; digests [n]: of
+    the observations of the rows that are lent."""
 
     command: Serve
     version: int
     rows: int
     begun: float
+    lending: Lending | None
+    digests: NDArray[np.int64]
 
 
 class OnePassEngine:
@@ -56,7 +62,7 @@ class OnePassEngine:
         self._done: Serve | None = None  # in the last unit of work
         self._begun = self._computed = 0.0  # of the last pass that has finished
         self._took = dict[int, float]()  # rows → seconds of the last pass of that size
-        self._served, self._rows, self._padding = 0, 0, 0
+        self._served, self._rows, self._padding, self._lent = 0, 0, 0, 0
         self._flying: deque[_Flight] = deque()
         self._passes = passes or self._make_passes()
         self.depth = self._passes.depth
@@ -69,7 +75,8 @@ class OnePassEngine:
     def _make_passes(self) -> Passes:
         arena = self._context.arena
         rows = max(sum(arena.layout.slots.values()), *self._buckets, 0)
-        return passes_on(self._device, BatchLayout.of(arena), rows, self._graphs)
+        lender = self._context.copies.policy if self._context.prefixes is not None else None
+        return passes_on(self._device, BatchLayout.of(arena), rows, self._graphs, lender)
 
     def _warm_up(self) -> None:
         with torch.inference_mode():
@@ -134,27 +141,47 @@ class OnePassEngine:
             self.doing = ("pass", begun)
         rows = padded(sum(request.rows for request in batch.requests), self._buckets)
         buffer, first = self._passes.buffer(rows), 0
+        gathered = np.zeros(rows, np.bool_)  # from this host's arena
         arena.fetch_requests((request.slot, request.rows) for request in batch.requests)
         for request in batch.requests:
-            buffer.put_request(first, arena.view(request.slot, request.rows))
+            view = arena.view(request.slot, request.rows)
+            buffer.put_request(first, view)
+            gathered[first : first + request.rows] = view.obs is None
             seen = observed.find(request.slot, request.sequence, request.rows) if observed is not None else None
             if seen is not None:
                 buffer.put_on_device(first, seen)
+                gathered[first : first + request.rows] = False
             first += request.rows
         if first < rows:
             buffer.pad(first)
         buffer.gather(arena)
         policy, version = self._context.copies.serving(pinned=batch.pinned)
+        lending = None if batch.pinned else self._lending(buffer, gathered)
         try:
             with torch.inference_mode():
-                self._passes.launch(policy, rows, version)
+                self._passes.launch(policy, rows, version, lending)
         except UnfitAct as wrong:
             raise RunHalted(f"{self._context.label}: act returned {wrong}; correct act") from wrong
-        self._flying.append(_Flight(command, version, rows, begun))
+        digests = np.empty(0, np.int64)
+        if lending is not None:
+            digests = row_digests({name: array[lending.rows] for name, array in buffer.obs.items()})
+        self._flying.append(_Flight(command, version, rows, begun, lending, digests))
+
+    def _lending(self, buffer: BatchBuffer, gathered: NDArray[np.bool_]) -> Lending | None:
+        """What is lent of the pass: the rows of which the host has gathered the observations, and the pool a slot."""
+        pool = self._context.prefixes.find() if self._context.prefixes is not None else None
+        if pool is None:
+            return None
+        entries = buffer.view.entries
+        rows = np.flatnonzero(gathered & (entries >= 0) & (entries < pool.slots))
+        return Lending(pool, rows, entries[rows]) if len(rows) else None
 
     def _finish(self) -> None:
-        started, (command, version, rows, _) = self._started, self._flying.popleft()
+        started, (command, version, rows, _, lending, digests) = self._started, self._flying.popleft()
         answers, context = self._passes.finish().answers, self._context
+        if lending is not None:
+            lending.pool.stamp(lending.entries, digests)
+            self._lent += len(digests)
         self._begun, self._computed = started, time.monotonic()
         self._took[rows] = self._computed - started
         batch, replies, first = command.batch, [], 0
@@ -186,10 +213,13 @@ class OnePassEngine:
 
     def statistics(self) -> dict[str, float]:
         """passes: forward passes; rows: answered rows; padding: rows computed as padding; rows_on_device: rows whose
-        observations were read in the memory of a simulator on the same device."""
+        observations were read in the memory of a simulator on the same device; lent: rows whose prefix was lent to the
+        trainer."""
         counts = {"passes": self._served, "rows": self._rows, "padding": self._padding}
         if (observed := self._context.observed) is not None:
             counts["rows_on_device"] = observed.rows
+        if self._context.prefixes is not None:
+            counts["lent"] = self._lent
         return {name: float(count) for name, count in counts.items()}
 
     def close(self) -> None:

@@ -20,18 +20,21 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polyrhythm.errors import first_line
-from polyrhythm.policies.base import Policy
+from polyrhythm.policies.base import Act, Policy, extended
+from polyrhythm.runtime.memory.prefixes import PrefixPool
 from polyrhythm.runtime.memory.receiver import CopyStream
-from polyrhythm.stations.batch_buffer import BatchBuffer, BatchLayout, BatchMemory, PackedAnswers
+from polyrhythm.stations.batch_buffer import BatchBuffer, BatchLayout, BatchMemory, Inputs, PackedAnswers
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,17 @@ class UnfitAct(Exception):
     """The output of a policy's `act` differs in form from that before the start; the message says how."""
 
 
+class Lending(NamedTuple):
+    """Rows of a pass whose precomputed arrays are lent to the trainer, and their entries of the arena, both [n]."""
+
+    pool: PrefixPool
+    rows: NDArray[np.int64]
+    entries: NDArray[np.int64]
+
+    def write(self, found: Mapping[str, Tensor]) -> None:
+        self.pool.write(self.entries, self.rows, found)
+
+
 class Passes(Protocol):
     """Runs the forward passes of a station. depth: maximum number of launched, unfinished passes."""
 
@@ -56,18 +70,28 @@ class Passes(Protocol):
     def buffer(self, rows: int) -> BatchBuffer:
         """Buffer for the inputs of the next pass."""
 
-    def launch(self, policy: Policy, rows: int, version: int) -> None:
+    def launch(self, policy: Policy, rows: int, version: int, lending: Lending | None = None) -> None:
         """Launch the pass of the gathered inputs. UnfitAct: its output has another form."""
 
     def finish(self) -> BatchBuffer:
         """Wait for the oldest pass. Its answers are valid until the launch after the next one; on the CPU, the next."""
 
 
-def passes_on(device: torch.device, layout: BatchLayout, rows: int, graphs: Graphs) -> Passes:
-    """Passes of at most `rows` rows on the device of the policies."""
+def passes_on(
+    device: torch.device, layout: BatchLayout, rows: int, graphs: Graphs, lender: Policy | None = None
+) -> Passes:
+    """Passes of at most `rows` rows on the device of the policies. lender: the policy whose precomputed arrays may be
+    lent."""
     if device.type != "cuda":
         return HostPasses(layout, rows)
-    return DevicePasses(device, layout, rows, GraphCapture(device) if graphs == "auto" else None)
+    return DevicePasses(device, layout, rows, GraphCapture(device) if graphs == "auto" else None, lender)
+
+
+def act_by_precomputed(policy: Policy, inputs: Inputs) -> tuple[Act, Mapping[str, Tensor]]:
+    """The policy's action from what its frozen parts give, and these arrays."""
+    obs, greedy, noise_key = inputs
+    found = extended(policy).precompute(obs)
+    return policy.act({**obs, **found}, greedy, noise_key), found
 
 
 class HostPasses:
@@ -87,10 +111,14 @@ class HostPasses:
     def buffer(self, rows: int) -> BatchBuffer:
         return self._memory.buffer(rows)
 
-    def launch(self, policy: Policy, rows: int, version: int) -> None:
+    def launch(self, policy: Policy, rows: int, version: int, lending: Lending | None = None) -> None:
         buffer = self._launched = self._memory.buffer(rows)
         buffer.take_on_device(buffer.inputs[0])
-        act = policy.act(*buffer.inputs)
+        if lending is None:
+            act = policy.act(*buffer.inputs)
+        else:
+            act, found = act_by_precomputed(policy, buffer.inputs)
+            lending.write(found)
         if wrong := buffer.form_error(act):
             raise UnfitAct(wrong)
         buffer.answer(act)
@@ -115,12 +143,20 @@ class DevicePasses:
     """Passes on a device: inputs cross in one copy, beside the computation, and answers in one.
 
     The policy reads static tensors, shared by all passes of as many rows. capture: makes the passes of buckets
-    replayable; None: no pass is captured. On the CPU the same steps run one after another.
+    replayable; None: no pass is captured. lender: the policy whose passes leave their precomputed arrays in static
+    tensors. On the CPU the same steps run one after another.
     """
 
     depth = 2
 
-    def __init__(self, device: torch.device, layout: BatchLayout, rows: int, capture: Capture | None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        layout: BatchLayout,
+        rows: int,
+        capture: Capture | None,
+        lender: Policy | None = None,
+    ) -> None:
         self._layout, self._capture = layout, capture
         self._copies = CopyStream(device)
         self._slots = [_Slot(layout, rows, self._copies) for _ in range(self.depth)]
@@ -129,6 +165,12 @@ class DevicePasses:
         self._inputs = torch.zeros(layout.input_bytes(rows), dtype=torch.uint8, device=device)
         self._answers = torch.zeros(layout.answer_bytes(rows), dtype=torch.uint8, device=device)
         self._runs: dict[tuple[Policy, int], Callable[[], None]] = {}
+        self._lender, self._lent = lender, dict[str, Tensor]()
+        if lender is not None:
+            obs, _, _ = layout.inputs_over(self._inputs, 1)
+            with torch.inference_mode():
+                found = extended(lender).precompute(obs)
+            self._lent = {name: x.new_zeros(rows, *x.shape[1:]) for name, x in found.items()}
         self._copies.wait_for_computation()  # it may still use the former content of this memory
 
     def warm_up(self, policies: Sequence[Policy], buckets: Sequence[int]) -> None:
@@ -139,6 +181,7 @@ class DevicePasses:
             captured = self._capture_all(self._capture, policies, buckets)
             self._runs |= captured
             log.info("passes that are captured as CUDA graphs: %d (buckets: %s)", len(captured), list(buckets))
+        torch.cuda.empty_cache()  # other processes on the device get what only the passes before captures used
 
     def _capture_all(
         self, capture: Capture, policies: Sequence[Policy], buckets: Sequence[int]
@@ -165,7 +208,12 @@ class DevicePasses:
         expected = self._slots[0].memory.buffer(rows)
 
         def run() -> None:
-            act = policy.act(*inputs)
+            if policy is self._lender:
+                act, found = act_by_precomputed(policy, inputs)
+                for name, x in found.items():
+                    self._lent[name][:rows].copy_(x)
+            else:
+                act = policy.act(*inputs)
             if wrong := expected.form_error(act):
                 raise UnfitAct(wrong)
             answers.write(act)
@@ -180,7 +228,7 @@ class DevicePasses:
         assert len(self._flying) < self.depth, "the memory of a pass that has not finished would be overwritten"
         return self._slots[self._launches % self.depth]
 
-    def launch(self, policy: Policy, rows: int, version: int) -> None:
+    def launch(self, policy: Policy, rows: int, version: int, lending: Lending | None = None) -> None:
         slot, copies = self._next, self._copies
         slot.rows, slot.version = rows, version
         buffer, answers = slot.memory.buffer(rows), self._layout.answer_bytes(rows)
@@ -196,6 +244,8 @@ class DevicePasses:
         if run is None:
             run = self._runs[policy, rows] = self._make_run(policy, rows)
         run()
+        if lending is not None:
+            lending.write(self._lent)
         _copy(slot.memory.answers, self._answers, slice(answers))
         copies.record_computation(slot.answered)
         self._launches += 1

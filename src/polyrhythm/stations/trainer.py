@@ -23,6 +23,8 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 
+import numpy as np
+
 from polyrhythm.runtime.memory.arena import FAR, Arena
 from polyrhythm.runtime.messages import Channels, OffloadStore, Order, Report, StationTraits, Unobeyable
 from polyrhythm.runtime.spans import PUBLISH, SAVE, UPDATE, Span
@@ -232,6 +234,10 @@ class Trainer:
 
     def _read(self, command: StartUpdate) -> list[Trajectory]:
         samples = [self._arena.read(payload_id) for payload_id in command.payload_ids]
+        if self._learner.prefixes is not None:
+            for payload_id, sample in zip(command.payload_ids, samples, strict=True):
+                part = self._arena.layout.block(self._arena.block_of(payload_id), sample.steps)
+                sample.entries = np.arange(part.start, part.stop, part.step)
         if command.scores:
             samples = [with_score(sample, score) for sample, score in zip(samples, command.scores, strict=True)]
         self._samples += samples

@@ -15,7 +15,7 @@ from polyrhythm.errors import RunFolderError, StartError
 from polyrhythm.runtime.factories import StationContext
 from polyrhythm.runtime.messages import Station
 from polyrhythm.scheduler.records import TrainerJoined
-from polyrhythm.stations.generator_factory import PolicyFactory
+from polyrhythm.stations.generator_factory import PolicyFactory, lent_prefixes
 from polyrhythm.stations.trainer import Trainer
 from polyrhythm.stations.trainer_io import Publisher
 from polyrhythm.stations.trainer_states import TrainerStates
@@ -30,7 +30,7 @@ class TrainerFactory:
     `initial` ("": those of the seed), saves them, and publishes them as `version` unless something is published.
 
     algorithm, training, shard: these sections of the configuration as plain data. strategy: of several ranks.
-    token_versions, sync_interval: as of the learner.
+    token_versions, sync_interval: as of the learner. lends: generators on its devices lend prefixes.
     """
 
     name: str
@@ -45,6 +45,7 @@ class TrainerFactory:
     shard: dict[str, Any] = field(default_factory=dict)
     token_versions: bool = False
     sync_interval: int = 1
+    lends: bool = False
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -85,11 +86,23 @@ class TrainerFactory:
                     raise RunFolderError(f"{self.initial}: {error}; begin another run") from error
             if self.states:
                 self.states.save(learner).wait()
+        if self.lends and not ranks.divides:
+            self._take_prefixes(learner, context)
         publisher = Publisher(weights, learner, context.memory.host if context.memory is not None else "")
         if not published and not context.announced:  # else the conductor commands it
             publisher.prepare()(self.version, None)
         name, arena, channels = self.name, context.arena, context.channels
         return Trainer(name, incarnation, publisher, arena, channels, self.states, overlap=context.overlap)
+
+    def _take_prefixes(self, learner: Learner, context: StationContext) -> None:
+        """Let generators lend prefixes to the learner; the first rank on a device makes the memory there."""
+        host = context.memory.host if context.memory is not None else ""
+        own = f"{host} {context.seat} {context.device}"
+        first = learner.ranks.gather([own]).index([own]) == learner.ranks.rank
+        learner.prefixes = prefixes = lent_prefixes(learner.policy, context.weights().layout, context)
+        if prefixes is not None and first:
+            layout = context.arena.layout
+            prefixes.create(layout.blocks * layout.steps, learner.training.precomputed_mib * 2**20)
 
     def _meet(self, context: StationContext, incarnation: int) -> Ranks:
         """Join the other ranks. StartError: that failed when the run began. TimeoutError: later, when another try may

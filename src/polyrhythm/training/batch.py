@@ -32,6 +32,7 @@ class PackedBatch:
     obs, forward_inputs: name → [N,...]; final_obs: name → [M,...], the observation after each last chunk step.
     logprob [N,C,A], value [N] or [N,C], rewards and valid [N,C], version [N], newer [N,C] or None; trajectory [N]
     int64, the index of each chunk step's trajectory, non-decreasing; terminated, truncated [M] bool; group [M] int64.
+    entries [N] int64: places of the chunk steps in the arena, None if unknown.
     """
 
     obs: Arrays
@@ -47,6 +48,7 @@ class PackedBatch:
     truncated: Tensor
     group: Tensor
     newer: Tensor | None = None
+    entries: Tensor | None = None
 
     @property
     def chunk_steps(self) -> int:
@@ -59,6 +61,7 @@ def collate(trajectories: Sequence[Trajectory]) -> PackedBatch:
     if not steps or min(steps) == 0:
         raise ValueError(f"an update needs trajectories of at least one chunk step each, got chunk steps {steps}")
     first, newer = trajectories[0], [t.newer for t in trajectories if t.newer is not None]
+    entries = [t.entries for t in trajectories if t.entries is not None]
     assert len(newer) in (0, len(steps)), "all samples of a run are streamed, or none"
     return PackedBatch(
         obs={name: _packed([t.obs[name][:-1] for t in trajectories]) for name in first.obs},
@@ -74,6 +77,7 @@ def collate(trajectories: Sequence[Trajectory]) -> PackedBatch:
         truncated=torch.tensor([t.truncated for t in trajectories]),
         group=torch.tensor([t.group for t in trajectories], dtype=torch.int64),
         newer=_packed(newer) if newer else None,
+        entries=_packed(entries) if len(entries) == len(steps) else None,
     )
 
 

@@ -42,6 +42,8 @@ from polyrhythm.training.moments import (
 )
 from polyrhythm.training.nonfinite import NORM, SKIPPED, STOPPED, SkippedSteps, StepLog, find_culprit
 from polyrhythm.training.objective import UNSCALED, MicroStep, Normalizers, Objective
+from polyrhythm.training.pooled import PrefixSource
+from polyrhythm.training.precomputed import lent_metrics, with_precomputed
 from polyrhythm.training.ranks import ONE_RANK, Ranks, take_share
 from polyrhythm.training.steps import (
     Metrics,
@@ -54,7 +56,7 @@ from polyrhythm.training.steps import (
     target_metrics,
     weight_factor,
 )
-from polyrhythm.training.targets import MISMATCH, TargetInputs, compute_targets, mismatch, with_precomputed
+from polyrhythm.training.targets import MISMATCH, TargetInputs, compute_targets, mismatch
 
 if TYPE_CHECKING:
     from polyrhythm.config.sections.algorithm import AlgorithmSettings
@@ -75,7 +77,8 @@ class Learner:
     total_updates: length of the learning-rate schedule (versions × sync_interval). seed: of the shuffles.
     sync_interval: updates of a version. If `algorithm.kl` needs a reference policy, it is the policy at the start of
     the first update (`training.moments`). halt: why the run must stop after the last update; "" if it need not.
-    phase_seconds: of the last update, by phase (`PhaseTimes`). token_versions: if weights change within a message, the
+    phase_seconds: of the last update, by phase (`PhaseTimes`). prefixes: where generators lend what frozen parts give,
+    None if nowhere. token_versions: if weights change within a message, the
     log-prob of each token is that of its own weights, which keep nothing of older ones.
 
     ranks: the processes that train one policy, each with a learner of the same arguments. All of them call every
@@ -98,6 +101,7 @@ class Learner:
         self.token_versions, self.sync_interval = token_versions, sync_interval
         self.updates = 0
         self.halt = ""
+        self.prefixes: PrefixSource | None = None
         self.phase_seconds: dict[str, float] = {}
         self.skipped = SkippedSteps(training)
         self.statistics = UpdateStatistics(as_module(policy), algorithm, ranks.total)
@@ -288,9 +292,12 @@ class Update:
         unlike = learner.statistics.begin(packed, self.before_step)
         inputs = self._target_inputs((self.share.chunk_steps, self.share.trajectories))
         self.inputs = inputs._replace(own_version=None if own_weights or unlike else self.own_version)
-        precomputed = with_precomputed(packed, self.inputs, limit_mib=learner.training.precomputed_mib)
+        limit_mib = learner.training.precomputed_mib
+        precomputed = with_precomputed(packed, self.inputs, limit_mib=limit_mib, prefixes=learner.prefixes)
         self.times.end("targets")
         self.batch, self.target_metrics = compute_targets(precomputed, learner.algorithm, self.inputs, self.times)
+        if learner.prefixes is not None:
+            self.target_metrics |= lent_metrics(precomputed, learner.ranks.total)
         self.packed, self.own_weights = packed, own_weights and not unlike
 
     def prepare_parts(self, feed: SampleFeed) -> Generator[None, None, None]:
@@ -333,10 +340,16 @@ class Update:
         share, packed = take_share(samples, learner.ranks)
         self.times.end("collate")
         learner.statistics.begin(packed, None)  # finds that nothing of them is needed
-        share_mib = int(len(samples) / learner.training.batch_size * learner.training.precomputed_mib)
-        packed = with_precomputed(packed, inputs, limit_mib=share_mib)
+        packed = with_precomputed(
+            *(packed, inputs),
+            limit_mib=learner.training.precomputed_mib,
+            share=len(samples) / learner.training.batch_size,
+            prefixes=learner.prefixes,
+        )
         self.times.end("targets")
         batch, metrics = compute_targets(packed, learner.algorithm, inputs, self.times)
+        if learner.prefixes is not None:
+            metrics |= lent_metrics(packed, learner.ranks.total)
         minibatch = share.minibatch(batch, torch.arange(len(batch)), learner.limits)
         self.times.end("targets")
         return UpdatePart(packed, batch, metrics, len(samples)), minibatch

@@ -20,6 +20,7 @@ import torch
 from polyrhythm.algorithms.metrics import explained_variance
 from polyrhythm.specs import Trajectory
 from polyrhythm.training.batch import Arrays, PackedBatch, TrainingBatch
+from polyrhythm.training.pooled import PooledRows, join_pooled
 
 if TYPE_CHECKING:
     from polyrhythm.config.sections.algorithm import AlgorithmSettings
@@ -156,5 +157,7 @@ def _cat(pieces: Sequence[Any]) -> Any:
         return None
     if isinstance(pieces[0], Mapping):
         return {name: _cat([piece[name] for piece in pieces]) for name in pieces[0]}
+    if isinstance(pieces[0], PooledRows):
+        return join_pooled(pieces)
     device = torch.device("cpu") if any(piece.is_cpu for piece in pieces) else pieces[0].device
     return torch.cat([piece.to(device) for piece in pieces])

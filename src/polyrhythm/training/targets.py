@@ -5,7 +5,7 @@ All are computed once per update, before the first optimizer step, without gradi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -20,7 +20,7 @@ from polyrhythm.algorithms.sums import Total
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import Policy, extended
 from polyrhythm.policies.traits import policy_traits
-from polyrhythm.training.batch import Arrays, MicroBatchLimits, PackedBatch, TrainingBatch, slices
+from polyrhythm.training.batch import MicroBatchLimits, PackedBatch, TrainingBatch, slices
 from polyrhythm.training.moments import Reference
 from polyrhythm.training.objective import advantage_estimate
 from polyrhythm.training.ranks import ONE_RANK, Ranks
@@ -314,50 +314,3 @@ def _check_value_shape(packed: PackedBatch, algorithm: AlgorithmSettings) -> Non
             f"algorithm.reward_level = {algorithm.reward_level}: it needs values of shape {tuple(expected)}, the "
             f"policy gave {tuple(packed.value.shape)}; set it to {'chunk' if packed.value.dim() == 1 else 'action'}"
         )
-
-
-@torch.no_grad()
-def with_precomputed(packed: PackedBatch, inputs: TargetInputs, *, limit_mib: int) -> PackedBatch:
-    """The batch with the output of `policy.precompute` among its observations; unchanged if that is empty.
-
-    The arrays stay on the policy's device if they take at most `limit_mib`, else they are in host memory. ValueError: a
-    name is taken, or rows are missing.
-    """
-    policy, device = inputs.policy, inputs.device
-    if not policy_traits(policy).precomputes:
-        return packed
-    policy = extended(policy)
-    rows = packed.chunk_steps
-    found: Arrays = {}
-    sizes = MicroBatchLimits(inputs.policy, inputs.micro_batch).sizes(rows, {}, {})
-    for own, counts in as_many_on_every_rank(sizes, inputs.ranks):
-        some = policy.precompute(slices(packed.obs, own, device))
-        if not some:
-            return packed
-        if not counts:
-            continue
-        if not found:
-            _check(some, packed, own.stop)
-            fits = rows * sum(x[0].nbytes for x in some.values()) <= limit_mib * 2**20
-            found = {name: _room(x, rows, on_device=fits) for name, x in some.items()}
-        for name, x in some.items():
-            found[name][own].copy_(x, non_blocking=True)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # copies to the host that are under way
-    return replace(packed, obs={**packed.obs, **found})
-
-
-def _room(x: Tensor, rows: int, *, on_device: bool) -> Tensor:
-    """Memory for `rows` rows like those of `x`; pinned if it is host memory for a GPU."""
-    shape = (rows, *x.shape[1:])
-    if on_device or not x.is_cuda:
-        return torch.empty(shape, dtype=x.dtype, device=x.device)
-    return torch.empty(shape, dtype=x.dtype, pin_memory=True)
-
-
-def _check(some: Mapping[str, Tensor], packed: PackedBatch, rows: int) -> None:
-    for name, x in some.items():
-        if name in packed.obs:
-            raise ValueError(f"policy.precompute gives {name!r}, which the observation has; give it another name")
-        if x.dim() < 1 or len(x) != rows:
-            raise ValueError(f"policy.precompute gives {name!r} {list(x.shape)} for {rows} rows; put the rows first")

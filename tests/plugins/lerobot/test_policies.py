@@ -231,3 +231,18 @@ def test_training_is_refused(tmp_path: Path, kind: str, why: str) -> None:
     config = load_config({**recipe, **training}, [{"training.versions": 0}])
     with pytest.raises(MissingError, match="this Python has no lerobot; make one: polyrhythm envs setup"):
         check_use(CheckContext(config))
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("act", "it regresses actions, so it has no likelihood; train it with lerobot-train, or evaluate it"),
+        ("diffusion", r"\(DPPO\) is not built here; train it with lerobot-train"),
+        ("pi05", "its network is built here; use policy.type=pi05"),
+    ],
+)
+def test_a_policy_without_a_flow_head_is_not_trained(tmp_path: Path, kind: str, why: str) -> None:
+    policy = {"type": "lerobot_flow", "checkpoint": str(write_policy(tmp_path / "policy", kind))}
+    recipe = {"env": "gymnasium:CartPole-v1", "policy": policy, "evaluation": {"episodes": 8}}
+    with pytest.raises(ConfigError, match=f"policy.type = lerobot_flow cannot use a '{kind}': .*{why}"):
+        check_use(CheckContext(load_config({**recipe, "training": {"versions": 1, "mini_batch_samples": 8}})))

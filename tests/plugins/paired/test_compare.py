@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from tests.pipeline.pictures import LampSettings
 from tests.pipeline.runs import config
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import save_config
-from polyrhythm.pipeline.persistence.checkpoints import save_policy
+from polyrhythm.pipeline.persistence.checkpoints import read_policy, save_policy
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.paired.measured import measured, variables
+from polyrhythm.specs import ActionSpec, ArraySpec, EnvSpec, Task
 
 
 def _run(folder: Path, push: float, env: Any = None, **sections: Any) -> Path:
@@ -118,6 +123,65 @@ def test_a_result_is_used_again_only_if_it_is_the_same(tmp_path: Path, capsys: p
     weights = {name: tensor + 1e-3 for name, tensor in checked.policy.state_dict().items()}
     save_policy(weights, run, a / "policy.pt", 1, checked.spec)
     assert again() == [False, True], "other weights of the same version"
+
+
+def test_a_variable_that_an_evaluation_sets_is_in_no_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class DrawingCart(CartPoleEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            os.environ["MUJOCO_GL"] = "egl"
+
+    gymnasium.register("DrawingCart-v0", entry_point=DrawingCart)
+    env = {"type": "gymnasium", "id": "DrawingCart-v0", "max_steps": 5}
+    a, b = (str(_run(tmp_path / name, 1.0, env, policy=_CATEGORICAL, seed=seed)) for name, seed in (("a", 1), ("b", 2)))
+    for again in (False, True):
+        monkeypatch.setenv("MUJOCO_GL", "egl")
+        monkeypatch.delenv("MUJOCO_GL")
+        assert main(["eval", "compare", a, b, "--episodes", "2", "--json"]) == 0
+        found = _told(capsys)
+        assert [found[name]["used_again"] for name in "ab"] == [again, again]
+        assert os.environ.get("MUJOCO_GL") == (None if again else "egl")
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    assert variables()["MUJOCO_GL"] == "osmesa"
+
+
+def _kept(folder: Path, state: ArraySpec | None) -> bool:
+    """Whether the second of two equal evaluations is the first."""
+    run = config(env={"type": "gymnasium", "id": "CartPole-v1"}, policy=_CATEGORICAL, launcher="inline")
+    action, tasks = ActionSpec("discrete", 1, counts=(2,)), (Task("go", "go"),)
+    save_config(run, folder / "config.yaml")
+    spec = None if state is None else EnvSpec({"state": state}, action, tasks, 9)
+    save_policy({"w": torch.ones(2)}, run, folder / "policy.pt", 1, spec)
+    for _ in range(2):
+        _, again = measured(folder, run, read_policy(folder), {"seed": 1}, lambda: {"per_episode": [1]})
+    return again
+
+
+@pytest.mark.parametrize(
+    ("state", "kept"),
+    [
+        (ArraySpec((4, 9), "float32"), True),
+        (ArraySpec((64, 64, 3), "uint8"), False),
+        (ArraySpec((3, 64, 64), "float32"), False),
+        (ArraySpec((64, 64), "uint8"), False),
+        (None, False),
+    ],
+)
+def test_a_result_that_depends_on_pictures_is_not_kept(state: ArraySpec | None, kept: bool, tmp_path: Path) -> None:
+    assert _kept(tmp_path, state) is kept
+
+
+@pytest.mark.parametrize("information", ["src/own.egg-info/PKG-INFO", "src/own-1.dist-info/METADATA"])
+def test_a_result_beside_a_package_that_is_not_installed_is_not_kept(
+    information: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / information).parent.mkdir(parents=True)
+    (tmp_path / information).write_text("Name: own\nVersion: 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    (tmp_path / "run").mkdir()
+    assert not _kept(tmp_path / "run", ArraySpec((4,), "float32"))
 
 
 def test_returns_that_do_not_vary_decide_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,12 +4,13 @@ share. It has the form of pi0: the expert attends to the backbone's keys and val
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.plugins.pretrained.adapting import AdaptedPolicy
+from polyrhythm.plugins.pretrained.adapting import ADAPTED, AdaptedPolicy
 from polyrhythm.plugins.pretrained.fitting import Architecture
 from polyrhythm.plugins.pretrained.precision import Precision
 from polyrhythm.plugins.vla.decoder import Decoder, DecoderSize, KeysValues
@@ -65,6 +66,8 @@ class SmallNetwork(nn.Module):
 
 class SmallPolicy(AdaptedPolicy):
     """Categorical actions from the network; a critic on the prefix features."""
+
+    traits = replace(ADAPTED, critic=True, precomputes=True, acts_from_precomputed=True)
 
     def __init__(self, network: SmallNetwork, precision: Precision, spec: EnvSpec) -> None:
         super().__init__()

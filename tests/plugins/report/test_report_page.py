@@ -144,13 +144,19 @@ def test_a_trace_is_shifted_to_the_runs_clock_in_each_of_its_parts(traced: Calla
 
 def test_the_bars_of_a_timeline_are_those_of_the_trace(traced: Callable[[], Path]) -> None:
     _, part = timeline(read_run(traced()), "t")
-    assert [lane["count"] for lane in part["lanes"]] == [6] * 4
-    starts, lengths = (unpacked(part[name], np.dtype("<i4")) for name in ("start", "length"))
-    updates = part["first"] + np.cumsum(starts[18:]) * part["unit"]
-    assert updates.tolist() == pytest.approx([9.5, 10.5, 11.5, 42.5, 43.5, 44.5])
-    assert (lengths[18:] * part["unit"]).tolist() == pytest.approx([0.5] * 6)
-    names = [part["kinds"][kind]["name"] for kind in unpacked(part["kind_of"], np.dtype("u1"))]
-    assert names[::6] == ["tickets", "stepping", "forward", "update"]
+    found: dict[str, list[list[float]]] = {lane["name"]: [] for lane in part["lanes"]}
+    for index, block in enumerate(part["blocks"]):
+        starts, lengths = (unpacked(block[name], np.dtype("<i4")) for name in ("start", "length"))
+        kinds, at = unpacked(block["kind_of"], np.dtype("u1")), 0
+        for lane, count in zip(part["lanes"], block["counts"], strict=True):
+            own = slice(at, at := at + count)
+            begins = part["first"] + (index * part["window"] + np.cumsum(starts[own])) * part["unit"]
+            rows = zip(begins.tolist(), (lengths[own] * part["unit"]).tolist(), kinds[own].tolist(), strict=True)
+            found[lane["name"]] += [list(row) for row in rows]
+    names = [{part["kinds"][int(kind)]["name"] for _, _, kind in bars} for bars in found.values()]
+    assert names == [{"tickets"}, {"stepping"}, {"forward"}, {"update"}]
+    assert [begin for begin, _, _ in found["trainer"]] == pytest.approx([9.5, 10.5, 11.5, 42.5, 43.5, 44.5])
+    assert [length for _, length, _ in found["trainer"]] == pytest.approx([0.5] * 6)
 
 
 def unpacked(text: str, kind: np.dtype[Any]) -> np.ndarray:

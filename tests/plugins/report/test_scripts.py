@@ -8,12 +8,16 @@ import random
 import shutil
 import subprocess
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polyrhythm.plugins import report
 from polyrhythm.plugins.report.increments import apply, changes
+from polyrhythm.plugins.report.read import Run, read_run
+from polyrhythm.plugins.report.timeline import read_trace, timeline
+from polyrhythm.plugins.timeline.trace import TraceWriter
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="needs node, which runs the page's scripts")
@@ -23,7 +27,8 @@ ASSETS = files(report) / "assets"
 def run(asset: str, code: str, given: Any) -> Any:
     """The value of `code`, an expression of `given`, after the script; what starts the page is left out."""
     script = (ASSETS / asset).read_text(encoding="utf-8").replace("startLive(page.data);", "")
-    text = f"{script}\nconst given = {json.dumps(given)}; console.log(JSON.stringify({code}));"
+    text = f"{script}\nconst given = {json.dumps(given)};\n"
+    text += f"(async () => console.log(JSON.stringify(await ({code}))))();"
     assert NODE is not None
     done = subprocess.run([NODE, "-"], input=text, capture_output=True, text=True, timeout=60, check=True)
     return json.loads(done.stdout)
@@ -46,6 +51,38 @@ def test_the_script_applies_changes_as_the_server_means_them() -> None:
     wanted = [after for _, after in pairs]
     assert [apply(before, found) for before, found in copy.deepcopy(given)] == wanted
     assert run("live.js", "given.map(([before, found]) => applyChanges(before, found))", given) == wanted
+
+
+def traced(folder: Path, turns: int) -> Run:
+    """A run whose trace has so many turns; the first ones are the same in each."""
+    numbers = random.Random(1)
+    folder.mkdir()
+    (folder / "config.yaml").write_text("name: x\n")
+    (folder / "metrics.jsonl").touch()
+    with TraceWriter(folder / "trace.json") as trace:
+        for turn in range(turns):
+            for station in range(3):
+                begin, update = turn + numbers.random() / 3, turn + 0.1 * station
+                trace.complete("slots", f"simulator-{station}.0/0", "stepping", begin, begin + 0.5, {"slots": 2})
+                trace.complete("trainer", "trainer", f"update {turn}", update, update + 0.07)
+    return read_run(folder)
+
+
+@pytest.mark.parametrize("turns", [40, 75, 100])
+def test_a_timeline_that_grows_is_sent_in_blocks_and_drawn_whole(turns: int, tmp_path: Path) -> None:
+    run_before, run_after = traced(tmp_path / "before", turns), traced(tmp_path / "after", turns + 1)
+    before, after = (timeline(one, "t")[1] for one in (run_before, run_after))
+    found = changes(before, after)
+    assert len(json.dumps(found)) < len(json.dumps(after["blocks"])) / 5
+    assert apply(copy.deepcopy(before), found) == after
+    trace = read_trace(run_after)
+    assert trace is not None
+    columns = "[one.start, one.end, one.kind, one.number].map((column) => [...column])"
+    code = f"unpackBars(given).then((lanes) => lanes.map((one) => {columns}))"
+    for lane, (start, end, kind, number) in zip(trace.lanes, run("numbers.js", code, after), strict=True):
+        assert start == pytest.approx(lane.start.tolist(), abs=2e-6)
+        assert end == pytest.approx(lane.end.tolist(), abs=2e-6)
+        assert (kind, number) == (lane.kind.tolist(), lane.number.tolist())
 
 
 @pytest.mark.parametrize(

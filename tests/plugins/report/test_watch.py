@@ -289,6 +289,7 @@ def watch(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("http://127.0.0.1:"), process.communicate(timeout=30)
+        assert f" shows {folder};" in line, "the run, not the folder of runs"
         yield process, line.split()[0]
     finally:
         process.kill()
@@ -335,6 +336,7 @@ def test_ctrl_c_ends_the_command(watch: tuple[subprocess.Popen[str], str]) -> No
     _, complaints = process.communicate(timeout=30)
     assert process.returncode == 0
     assert "Traceback" not in complaints
+    assert complaints.count("its newest is taken") == 1
     open_one.close()
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=5):
         pass

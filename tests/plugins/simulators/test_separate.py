@@ -26,7 +26,8 @@ from polyrhythm.envs.base import (
 from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.errors import ConfigError, EnvLost, MissingError
 from polyrhythm.plugins.language.text.chains import ChainsSettings
-from polyrhythm.plugins.simulators.separate.settings import SeparateSettings, environment, find_python, keep_sources
+from polyrhythm.plugins.simulators.separate.settings import SeparateSettings, environment, keep_sources
+from polyrhythm.plugins.simulators.setup import find_python
 
 PINNED = "tests.plugins.simulators.pinned_env:PinnedSettings"
 
@@ -223,14 +224,14 @@ def test_a_python_that_is_not_there_or_lacks_something_is_one_sentence(
 ) -> None:
     monkeypatch.setenv("POLYRHYTHM_ENVS", str(tmp_path))
     with pytest.raises(MissingError, match=r"kitchen: .* is not a Python .*: polyrhythm envs setup kitchen --with"):
-        find_python("kitchen")
+        find_python("kitchen", "env.python")
     with pytest.raises(MissingError, match=r"did you mean metaworld\? or make it"):
-        find_python("metaword")
+        find_python("metaword", "env.python")
     with pytest.raises(MissingError, match="run: polyrhythm envs setup metaworld"):
-        find_python("metaworld")
+        find_python("metaworld", "env.python")
     with pytest.raises(MissingError, match="name an interpreter, or the folder of an environment"):
-        find_python(str(tmp_path / "nowhere"))
-    assert find_python(str(pythons[1].parents[1])) == pythons[1]
+        find_python(str(tmp_path / "nowhere"), "env.python")
+    assert find_python(str(pythons[1].parents[1]), "env.python") == pythons[1]
     (tmp_path / "empty").mkdir()
     bare = other_python(tmp_path / "bare", None)
     next((tmp_path / "bare").glob("lib/python*/site-packages/others.pth")).unlink()

@@ -16,6 +16,7 @@ from polyrhythm.files import parse_json
 from polyrhythm.observe.run_folder import CONFIG_FILE, run_of
 from polyrhythm.plugins.hub.cleaning import clean_config, without_paths
 from polyrhythm.plugins.report.read import Measured, Run, read_run, training_points
+from polyrhythm.readable import markdown_table
 
 CARD, CURVE, SETTINGS = "README.md", "success.png", CONFIG_FILE
 #: Size of the curve in pixels, and its margins.
@@ -61,7 +62,7 @@ def write_dataset_card(folder: Path, dataset: Path, name: str) -> None:
     head = {"tags": ["LeRobot", "robotics"], "task_categories": ["robotics"]}
     use = f"demonstrations:\n  dataset: {{folder: 'hf://{name}'}}"
     parts = [f"# {name.rpartition('/')[2]}", _DATASET_LINE]
-    parts += ["## Use", _block(use, "yaml"), "## Content", _table(("", ""), rows)]
+    parts += ["## Use", _block(use, "yaml"), "## Content", markdown_table(("", ""), rows)]
     if how:
         parts += ["## How it was recorded", _block(json.dumps(without_paths(how), indent=2), "json")]
     _write(folder, head, parts)
@@ -76,7 +77,10 @@ def _result(run: Run, folder: Path) -> list[str]:
     rows = [(one.way, f"{one.transitions:,.0f}", _success(one), f"{one.mean_return:.4g}") for one in run.evaluations]
     if not rows:
         return []
-    found = ["## Evaluations", _table(("actions", "transitions before it", "success [95% interval]", "return"), rows)]
+    found = [
+        "## Evaluations",
+        markdown_table(("actions", "transitions before it", "success [95% interval]", "return"), rows),
+    ]
     if draw_curve(run, folder / CURVE):
         found += [f"![success over transitions]({CURVE})", "Line: training episodes. Points: evaluations. Bars: 95%."]
     return found
@@ -89,11 +93,6 @@ def _success(one: Measured) -> str:
 def _data(settings: Mapping[str, Any]) -> list[str]:
     told = {key: settings[key] for key in ("env", "demonstrations") if settings.get(key)}
     return ["## Data", _block(yaml.safe_dump(told, sort_keys=False, allow_unicode=True), "yaml")]
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines)
 
 
 def _block(text: str, language: str = "") -> str:

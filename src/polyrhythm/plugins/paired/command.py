@@ -71,14 +71,16 @@ class _Side(NamedTuple):
 def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.errors import RunHalted
     from polyrhythm.plugins.paired.differences import difference, pair_up
+    from polyrhythm.plugins.paired.measured import variables
     from polyrhythm.sources import fetched_folder
 
+    before = variables()
     paths = [fetched_folder(named, what="eval compare") for named in (arguments.a, arguments.b)]
     sides = [_load(path, arguments.overrides) for path in paths]
     env = _refuse_other_episodes(*sides)
     own = sides[0].config.evaluation
     seed = own.seed if arguments.seed is None else arguments.seed
-    results = [_measure(side, arguments, seed, own.episodes) for side in sides]
+    results = [_measure(side, arguments, seed, own.episodes, before) for side in sides]
     a, b = (result["per_episode"] for result, _ in results)
     pairs = pair_up(a, b)
     if not pairs:
@@ -144,8 +146,10 @@ def _refuse_other_episodes(a: _Side, b: _Side) -> dict[str, Any]:
     return dict(ours)
 
 
-def _measure(side: _Side, arguments: argparse.Namespace, seed: int, own: int) -> tuple[dict[str, Any], bool]:
-    """The evaluation's result, and whether it was there already."""
+def _measure(
+    side: _Side, arguments: argparse.Namespace, seed: int, own: int, variables: Mapping[str, str]
+) -> tuple[dict[str, Any], bool]:
+    """The evaluation's result, and whether it was there already. own: episodes of A's evaluation."""
     from polyrhythm.pipeline.evaluation.standalone import EPISODES, Conditions, acts_greedily, evaluate
     from polyrhythm.pipeline.hooks import open_display
     from polyrhythm.plugins.paired.measured import measured
@@ -159,7 +163,7 @@ def _measure(side: _Side, arguments: argparse.Namespace, seed: int, own: int) ->
         with open_display(sys.stderr) as live:
             return evaluate(side.path, episodes, seed, acts, conditions, live, None, arguments.overrides)
 
-    asked = {"episodes": episodes, "seed": seed, "greedy": acts, "samples": samples}
+    asked = {"episodes": episodes, "seed": seed, "greedy": acts, "samples": samples, "variables": dict(variables)}
     return measured(side.path, side.config, side.saved, asked, measure)
 
 

@@ -3,10 +3,11 @@
     RUN/evaluated/<key>.json        the evaluation's result with every episode
 
 The key is a hash of weights, all settings, episodes, the files of this package, the versions of all installed packages,
-Python, the processor, devices and their driver, and variables of libraries that compute. An evaluation is never kept if
-it depends on something that the key does not hold: an environment or policy that is not of this package, a setting of
-theirs or of the scoring that names a module, a file, a folder or an address, pictures (they depend on the libraries
-that draw), a launcher that uses other hosts, or another package that is not in a folder of installed packages.
+Python, the processor, devices and their driver, and variables of libraries that compute, as they were before the first
+evaluation, which may set some (MUJOCO_GL). An evaluation is never kept if it depends on something that the key does not
+hold: an environment or policy that is not of this package, a setting of theirs or of the scoring that names a module, a
+file, a folder or an address, pictures (they depend on the libraries that draw), a launcher that uses other hosts, or
+another package that is not in a folder of installed packages.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
@@ -70,10 +72,16 @@ _VARIABLES = (
 )
 
 
+def variables() -> dict[str, str]:
+    """Variables of libraries that compute."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
+
+
 def measured(
     path: Path, config: RunConfig, saved: SavedPolicy, asked: Mapping[str, Any], measure: Callable[[], Any]
 ) -> tuple[dict[str, Any], bool]:
-    """The result of this evaluation, and whether it was there already. asked: what chooses episodes and actions."""
+    """The result of this evaluation, and whether it was there already. asked: what chooses episodes and actions, and
+    the command's `variables`."""
     folder = _folder(path)
     if folder is None or not _is_self_contained(config) or _sees_pictures(saved.spec):
         return measure(), False
@@ -136,19 +144,25 @@ def _key(config: RunConfig, weights: Mapping[str, Any], asked: Mapping[str, Any]
         own = torch.as_tensor(tensor).detach().cpu().contiguous()
         found.update(f"{name} {own.dtype} {tuple(own.shape)}\n".encode())
         found.update(own.reshape(-1).view(torch.uint8).numpy().data)
-    package = Path(polyrhythm.__file__).parent
-    for file in sorted(package.rglob("*")):
-        if file.is_file() and file.parent.name != "__pycache__":
-            found.update(str(file.relative_to(package)).encode() + file.read_bytes())
     plain = {
+        "package": _package(),
         "config": config.model_dump(mode="json", exclude=_UNREAD),
         "asked": dict(asked),
         "packages": sorted(f"{one.name} {one.version}" for one in distributions()),
         "machine": [sys.version, platform.machine(), _processor(), *_devices()],
-        "variables": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
     }
     found.update(json.dumps(plain, sort_keys=True).encode())
     return found.hexdigest()[:32]
+
+
+@cache
+def _package() -> str:
+    """Hash of the files of this package, as this process found them first."""
+    found, package = hashlib.sha256(), Path(polyrhythm.__file__).parent
+    for file in sorted(package.rglob("*")):
+        if file.is_file() and file.parent.name != "__pycache__":
+            found.update(str(file.relative_to(package)).encode() + file.read_bytes())
+    return found.hexdigest()
 
 
 def _devices() -> list[str]:

@@ -2,7 +2,7 @@
 
 Consumes the files of the folder, which the run appends to or replaces. It is read when a page asks, at most once at a
 time, only if a file has changed, and no sooner than `_REST` times the last reading took; a section that takes long,
-or is large, as the timeline is, rests by itself. So a viewer costs a tenth of a core or little more. A file that
+or changes much, as the timeline does, rests by itself. So a viewer costs a tenth of a core or little more. A file that
 is being written, or a folder that was moved away, leaves the state as it is and gives the reason.
 """
 
@@ -28,8 +28,8 @@ from polyrhythm.plugins.report.read import ReportSection, read_run
 
 log = logging.getLogger(__name__)
 
-#: Pause between two readings, as a multiple of the time that the last one took; bytes of a section each second of its
-#: pause; maximum of both in seconds: a machine that was busy for a moment is no large run.
+#: Pause between two readings, as a multiple of the time that the last one took; bytes of a section's change each second
+#: of its pause; maximum of both in seconds: a machine that was busy for a moment is no large run.
 _REST, _RATE, _LONGEST_REST = 10.0, 20_000, 20.0
 #: Increments that are kept for pages that ask late; those that ask later get everything.
 _KEPT = 32
@@ -42,7 +42,7 @@ def _rest(took: float, size: int = 0) -> float:
 class _Drawn(NamedTuple):
     """Parts of a section, and the time until which they are not drawn again."""
 
-    parts: Sequence[Part]
+    parts: list[Part]
     rest_until: float
 
 
@@ -125,7 +125,7 @@ class LiveRun:
                 return held.parts
             parts, ended = list(section.draw([run])), self._now()
             # The first time includes imports, and the reading of what was there already.
-            rest = _rest(ended - now, len(json.dumps(parts))) if held is not None else 0.0
+            rest = _rest(ended - now, len(json.dumps(changes(held.parts, parts)))) if held is not None else 0.0
             self._drawn[section.id] = _Drawn(parts, ended + rest)
             return parts
 

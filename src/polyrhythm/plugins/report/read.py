@@ -27,6 +27,7 @@ from polyrhythm.observe.run_folder import (
 )
 from polyrhythm.pipeline.hooks import Alarm, run_hooks
 from polyrhythm.plugins.report.parts import Part, mark
+from polyrhythm.readable import by_path
 
 Line = Mapping[str, Any]
 
@@ -90,7 +91,7 @@ class Run:
     def settings(self) -> dict[str, str]:
         """All settings as text, by dotted path."""
         try:
-            return dict(_flat(parse(self.config, CONFIG_FILE)))
+            return {path: str(value) for path, value in by_path(parse(self.config, CONFIG_FILE))}
         except ConfigError:
             return {}
 
@@ -296,11 +297,3 @@ def _naming(path: Path, fix: str = "repair it, or move it away") -> Iterator[Non
         yield
     except (OSError, TypeError, ValueError) as error:
         raise RunFolderError(f"{path} cannot be read ({type(error).__name__}: {error}); {fix}") from error
-
-
-def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    if not isinstance(tree, dict):
-        yield path, str(tree)
-        return
-    for key, value in tree.items():
-        yield from _flat(value, f"{path}.{key}" if path else str(key))

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, cast
@@ -27,8 +29,8 @@ from polyrhythm.plugins.report.read import Run, run_marks
 
 #: Columns of the curve of waits; most updates by which a trace is shifted.
 _COLUMNS, _MATCHED = 150, 200
-#: Steps of a time in a 32-bit integer.
-_STEPS = 2**31 - 1
+#: Steps of a time in a 32-bit integer; a timeline has up to 2 to the power of this blocks.
+_STEPS, _BLOCK_BITS = 2**31 - 1, 6
 
 
 class Kind(NamedTuple):
@@ -234,41 +236,65 @@ def timeline(run: Run, name: str) -> list[Part]:
         "one episode, or one segment of it; thin bars of a slot say what it waits for."
     )
     first, last = trace.span
-    unit = max(1e-6, (last - first) / _STEPS)
-    starts, lengths, kinds, counts = [], [], [], []
-    for lane in trace.lanes:
-        begin = np.round((lane.start - first) / unit).astype(np.int64)
-        end = np.round((lane.end - first) / unit).astype(np.int64)
-        starts.append(np.diff(begin, prepend=0).astype(np.int32))
-        lengths.append((end - begin).astype(np.int32))
-        kinds.append(lane.kind)
-        counts.append(lane.number)
-    used = {int(kind) for column in kinds for kind in np.unique(column)}
+    used = {int(kind) for lane in trace.lanes for kind in np.unique(lane.kind)}
     part = {
         "kind": "timeline",
         "id": name,
         "first": float(first),
         "last": float(last),
-        "unit": unit,
+        **_blocks(trace.lanes, first, last),
         "kinds": [{**kind._asdict(), "used": place in used} for place, kind in enumerate(KINDS)],
         "lanes": [
             {
                 "name": lane.name,
                 "role": lane.process,
                 "station": _station(lane),
-                "count": len(lane.start),
                 "idles": lane.process in _ROLES and not lane.name.endswith(_BESIDE),
             }
             for lane in trace.lanes
         ],
-        "start": packed(np.concatenate(starts)),
-        "length": packed(np.concatenate(lengths)),
-        "kind_of": packed(np.concatenate(kinds)),
-        "number": packed(np.concatenate(counts)),
         "marks": [mark for mark in run_marks(run) if mark["x"].get("time") is not None],
         "notes": [{"time": mark.time, "name": mark.name} for mark in trace.marks],
     }
     return [text(caption, "soft"), part]
+
+
+def _blocks(lanes: Sequence[Lane], first: float, last: float) -> Part:
+    """The bars in blocks by the time of their start, so that a page that is open is sent only the blocks that have
+    changed: {unit: seconds of a step of time, window: steps of a block, blocks: [{counts: bars by lane, start, length,
+    kind_of, number}]}.
+
+    A start is the distance to that of the bar before it, of a lane's first bar in a block to the block's begin. Unit
+    and window are powers of two (of microseconds, of units): with a longer trace both stay until it has doubled.
+    """
+    unit = 1e-6 * 2 ** max(0, math.ceil(math.log2(max(last - first, 1e-6) / 1e-6 / _STEPS)))
+    counts = [len(lane.start) for lane in lanes]
+    lane_of = np.repeat(np.arange(len(lanes)), counts)
+    starts, ends = (np.concatenate([getattr(lane, name) for lane in lanes]) for name in ("start", "end"))
+    # Not at halves, where the rounding of a trace's shift would decide.
+    begin, end = (np.floor((times - first) / unit + 0.3).astype(np.int64) for times in (starts, ends))
+    bits = max(0, int(end.max()).bit_length() - _BLOCK_BITS)
+    window = begin >> bits
+    order = np.argsort(window, kind="stable")
+    begin, window, lane_of = begin[order], window[order], lane_of[order]
+    start, heads = np.diff(begin, prepend=0), np.ones(len(begin), np.bool_)
+    heads[1:] = (window[1:] != window[:-1]) | (lane_of[1:] != lane_of[:-1])
+    start[heads] = begin[heads] - (window[heads] << bits)
+    columns = {
+        "start": start.astype(np.int32),
+        "length": (end[order] - begin).astype(np.int32),
+        "kind_of": np.concatenate([lane.kind for lane in lanes])[order],
+        "number": np.concatenate([lane.number for lane in lanes])[order],
+    }
+    edges = np.searchsorted(window, np.arange(window[-1] + 2)).tolist()
+    blocks = [
+        {
+            "counts": np.bincount(lane_of[a:b], minlength=len(lanes)).tolist(),
+            **{name: packed(column[a:b]) for name, column in columns.items()},
+        }
+        for a, b in pairwise(edges)
+    ]
+    return {"unit": unit, "window": 1 << bits, "blocks": blocks}
 
 
 def _station(lane: Lane) -> str:

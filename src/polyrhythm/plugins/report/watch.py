@@ -15,7 +15,7 @@ from pathlib import Path
 
 from polyrhythm.cli.arguments import whole
 from polyrhythm.errors import ConfigError
-from polyrhythm.observe.run_folder import CONFIG_FILE, LOCK_FILE, find_run
+from polyrhythm.observe.run_folder import LOCK_FILE
 from polyrhythm.pipeline.signals import SignalInterrupt, exit_status
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--port = {arguments.port}: there is no such port; name one up to {_PORTS}")
     try:
         _wait_for_run(arguments.run)
-        with PageServer(LiveRun(arguments.run), arguments.port) as server:
-            print(f"{server.url} shows {arguments.run}; Ctrl-C ends it", flush=True)
+        live = LiveRun(arguments.run)
+        with PageServer(live, arguments.port) as server:
+            print(f"{server.url} shows {live.folder}; Ctrl-C ends it", flush=True)
             server.serve()
     except SignalInterrupt as stopped:
         if stopped.status != exit_status(signal.SIGINT):
@@ -64,8 +65,7 @@ def _wait_for_run(folder: Path) -> None:
 
 def _is_vacant(folder: Path) -> bool:
     """Whether it is missing, or holds nothing but empty folders down to that of a run."""
-    found = find_run(folder)
-    if (found / CONFIG_FILE).is_file() or folder.is_file():
+    if folder.is_file():
         return False
     inner = (path for depth in ("*", "*/*", "*/*/*") for path in folder.glob(depth))
     return all(path.is_dir() or path.name == LOCK_FILE for path in inner)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from polyrhythm.errors import ConfigError, StartError
+from polyrhythm.errors import ConfigError, MissingError, StartError, nearest
 
 _PACKAGE = "polyrhythm"
 #: Requirements of the package that a simulator's process does not import.
@@ -32,6 +32,28 @@ def envs_folder() -> Path:
     ~/.cache/polyrhythm/envs."""
     own = os.environ.get("POLYRHYTHM_ENVS")
     return Path(own) if own else Path.home() / ".cache" / "polyrhythm" / "envs"
+
+
+def find_python(python: str, setting: str) -> Path:
+    """The interpreter that a setting names: of `polyrhythm envs setup`, or by its path or its environment's folder.
+    MissingError: it does not exist."""
+    named = os.sep not in python
+    path = envs_folder() / python / "bin" / "python" if named else Path(python).expanduser()
+    if path.is_dir():
+        path = path / "bin" / "python"
+    if os.access(path, os.X_OK) and path.is_file():
+        return path
+    remedy = "name an interpreter, or the folder of an environment"
+    extras = metadata.metadata("polyrhythm").get_all("Provides-Extra") or []
+    if python in extras:
+        remedy = f"run: polyrhythm envs setup {python}"
+    elif named:
+        made = [path.name for path in envs_folder().glob("*")]
+        near = nearest(python, sorted({*made, *extras}))
+        remedy = f"make it: polyrhythm envs setup {python} --with REQUIREMENT"
+        if near:
+            remedy = f"{near}or {remedy}"
+    raise MissingError(f"{setting} = {python}: {path} is not a Python interpreter; {remedy}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

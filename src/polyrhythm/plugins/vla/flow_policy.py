@@ -169,7 +169,7 @@ class FlowChoices(Protocol):
     def value_level(self) -> ValueKind: ...
 
 
-FLOW_TRAITS = replace(ADAPTED, critic=True, precomputes=True, keeps_prefix=True)
+FLOW_TRAITS = replace(ADAPTED, critic=True, precomputes=True, acts_from_precomputed=True, keeps_prefix=True)
 
 
 class FlowPolicy(AdaptedPolicy):
@@ -222,8 +222,8 @@ class FlowPolicy(AdaptedPolicy):
     @torch.no_grad()
     def precompute(self, obs: Observations) -> dict[str, Tensor]:
         """Arrays computed by frozen parts, which replace the images in the observations: the whole prefix with the
-        inputs read beside it, or the network's `frozen_inputs`; {} if nothing is frozen. `evaluate`, `value` and
-        `sft_loss` use them."""
+        inputs read beside it, or the network's `frozen_inputs`; {} if nothing is frozen. `act`, `evaluate`,
+        `value` and `sft_loss` use them."""
         if any(p.requires_grad for p in self.network.prefix_parameters()):
             seen = self.inputs(obs)
             with self.precision.computing(self._device):

@@ -92,7 +92,11 @@ class SimulatedHandles:
         for left in self.folder.glob("device-*"):  # by a trainer that died: who has mapped it keeps it
             left.unlink()
         with tempfile.NamedTemporaryFile(dir=self.folder, prefix="device-", delete=False) as file:
-            file.truncate(size)
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)  # so that no later write fails
+            except OSError as error:
+                Path(file.name).unlink()
+                raise RuntimeError(f"{size} bytes in {self.folder}: {error.strerror}") from error
         memory = self._map(Path(file.name))
         self._files[memory.data_ptr()] = Path(file.name)
         return memory

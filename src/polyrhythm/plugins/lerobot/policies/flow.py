@@ -15,8 +15,8 @@ What is trained follows from the `requires_grad` that LeRobot's class sets by co
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyrhythm.config.base import Section
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.plugins.lerobot.policies.folder import STATE, Layout, no_flow_head
 from polyrhythm.plugins.lerobot.policies.serve import open_config, open_processors
 from polyrhythm.plugins.pretrained.building import load_ours
@@ -86,16 +86,17 @@ class LerobotFlowSettings(Section):
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
         layout, folder = Layout.of(self, env_spec), self._folder()
-        config, network_class = _opened(folder, "cpu")
-        with weights_on_meta(), redirect_stdout(sys.stderr):
-            policy = self._around(network_class(config), layout, None).to("meta")
+        with _calling_lerobot(folder):
+            config, network_class = _opened(folder, "cpu")
+            with weights_on_meta():
+                policy = self._around(network_class(config), layout, None).to("meta")
         answers = self.method.answers(self.steps, policy.shape)
         return describe(lambda _: policy, answers, self.value_level)
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> FlowPolicy:  # noqa: ARG002
         layout, folder, checkpoint = Layout.of(self, env_spec), self._folder(), Checkpoint.open(self.checkpoint)
-        config, network_class = _opened(folder, device)
-        with seeded(seed), redirect_stdout(sys.stderr):  # LeRobot prints
+        with _calling_lerobot(folder), seeded(seed):
+            config, network_class = _opened(folder, device)
             network = network_class.from_pretrained(folder, config=config, local_files_only=True).float()
             _check_whole(checkpoint, network)
             policy = self._around(network, layout, open_processors(config, str(folder))).to(device)
@@ -110,18 +111,28 @@ class LerobotFlowSettings(Section):
         return FlowPolicy(network, LerobotInputs(layout, processors), self, Precision(torch.float32))
 
 
+@contextmanager
+def _calling_lerobot(folder: Path) -> Iterator[None]:
+    """What LeRobot prints is no output of ours; what it raises, such as without a package or a file in the cache, is a
+    ConfigError."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except PolyrhythmError:
+        raise
+    except (ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())[:600]
+        raise ConfigError(f"policy.checkpoint = {folder}: LeRobot refuses: {told}") from error
+
+
 def _opened(folder: Path, device: str) -> tuple[Any, Any]:
     """The configuration in the folder and the policy's class."""
     from lerobot.policies.factory import get_policy_class
 
-    try:
-        config = open_config(str(folder), device)
-        found = get_policy_class(config.type)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(f"policy.checkpoint = {folder}: LeRobot refuses: {error}") from error
+    config = open_config(str(folder), device)
     if config.type == _SMOLVLA:
         config.load_vlm_weights = False  # all weights are in the folder
-    return config, found
+    return config, get_policy_class(config.type)
 
 
 def _check_whole(checkpoint: Checkpoint, network: nn.Module) -> None:
@@ -150,8 +161,9 @@ class FlowHead:
 def flow_head(settings: LerobotFlowSettings, policy: Any) -> FlowHead:
     """ConfigError: the policy has none."""
     kind = policy.config.type
-    if has_methods(policy, ("flow_prefix", "flow_velocity")):
-        return FlowHead(tuple(policy.flow_shape), policy.flow_prefix, policy.flow_velocity, policy.parameters)
+    shape = getattr(policy, "flow_shape", None)
+    if shape is not None and has_methods(policy, ("flow_prefix", "flow_velocity")):
+        return FlowHead(tuple(shape), policy.flow_prefix, policy.flow_velocity, policy.parameters)
     if kind != _SMOLVLA:
         raise ConfigError(no_flow_head(settings.checkpoint, kind))
     if policy.config.adapt_to_pi_aloha:

@@ -24,7 +24,7 @@ from polyrhythm.config.base import Section
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.lerobot.policies import serve
 from polyrhythm.plugins.lerobot.policies.folder import Layout, not_trained
-from polyrhythm.plugins.simulators.setup import envs_folder
+from polyrhythm.plugins.simulators import setup
 from polyrhythm.policies import noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
 from polyrhythm.policies.form import PolicyForm, Role, describe
@@ -182,8 +182,4 @@ def find_python(python: str) -> Path:
                 "--with lerobot --with torch, and set policy.python=lerobot-policies"
             )
         return Path(sys.executable)
-    path = envs_folder() / python if os.sep not in python else Path(python).expanduser()
-    path = path / "bin" / "python" if path.is_dir() else path
-    if not (path.is_file() and os.access(path, os.X_OK)):
-        raise MissingError(f"policy.python = {python}: {path} is not a Python interpreter; name one that has lerobot")
-    return path
+    return setup.find_python(python, "policy.python")

@@ -50,3 +50,32 @@ async function unpack(text, Type) {
   }
   return found;
 }
+
+/** Lanes of a timeline with their bars, from its blocks (see timeline.py). reach: latest end so far, for a binary search. */
+async function unpackBars(part) {
+  const columns = await Promise.all(part.blocks.map((block) => Promise.all([unpack(block.start, Int32Array),
+    unpack(block.length, Int32Array), unpack(block.kind_of, Uint8Array), unpack(block.number, Int32Array)])));
+  const lanes = part.lanes.map((lane, number) => {
+    const count = part.blocks.reduce((sum, block) => sum + block.counts[number], 0);
+    const [start, end, reach] = [0, 1, 2].map(() => new Float64Array(count));
+    return { ...lane, start, end, reach, kind: new Uint8Array(count), number: new Int32Array(count) };
+  });
+  const filled = lanes.map(() => 0), latest = lanes.map(() => -Infinity);
+  part.blocks.forEach((block, index) => {
+    const [starts, lengths, kinds, numbers] = columns[index];
+    let at = 0;
+    lanes.forEach((lane, number) => {
+      let begin = index * part.window, place = filled[number];
+      for (let left = block.counts[number]; left > 0; left -= 1, at += 1, place += 1) {
+        begin += starts[at];
+        lane.start[place] = part.first + begin * part.unit;
+        lane.end[place] = part.first + (begin + lengths[at]) * part.unit;
+        lane.reach[place] = latest[number] = Math.max(latest[number], lane.end[place]);
+        lane.kind[place] = kinds[at];
+        lane.number[place] = numbers[at];
+      }
+      filled[number] = place;
+    });
+  });
+  return lanes;
+}

@@ -28,22 +28,7 @@ class Timeline {
   }
 
   async load() {
-    const { part } = this;
-    const [starts, lengths, kinds, counts] = await Promise.all([unpack(part.start, Int32Array), unpack(part.length, Int32Array),
-      unpack(part.kind_of, Uint8Array), unpack(part.number, Int32Array)]);
-    let at = 0;
-    this.lanes = part.lanes.map((lane) => {
-      const { count } = lane, from = at;
-      const start = new Float64Array(count), end = new Float64Array(count), reach = new Float64Array(count);
-      let begin = 0, last = -Infinity;
-      for (let place = 0; place < count; place += 1, at += 1) {
-        begin += starts[at];
-        start[place] = part.first + begin * part.unit;
-        end[place] = part.first + (begin + lengths[at]) * part.unit;
-        reach[place] = last = Math.max(last, end[place]); // ascending, for the binary search
-      }
-      return { ...lane, start, end, reach, kind: kinds.subarray(from, at), number: counts.subarray(from, at) };
-    });
+    this.lanes = await unpackBars(this.part);
     const stations = new Map();
     for (const lane of this.lanes) {
       const key = `${lane.role}/${lane.station}`;

@@ -15,7 +15,6 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -39,10 +38,10 @@ from polyrhythm.envs.base import (
     wrapped_traits,
 )
 from polyrhythm.envs.mujoco import drawing
-from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError, nearest
+from polyrhythm.errors import ConfigError, EnvLost, MissingError, PolyrhythmError
 from polyrhythm.imports import SOURCE
 from polyrhythm.plugins.simulators.separate import protocol as p
-from polyrhythm.plugins.simulators.setup import envs_folder
+from polyrhythm.plugins.simulators.setup import find_python
 from polyrhythm.specs import EnvSpec
 
 _MODULE = "polyrhythm.plugins.simulators.separate.server"
@@ -292,25 +291,4 @@ class SeparateSettings(BaseModel):
             raise
 
     def _start(self) -> EnvProcess:
-        return EnvProcess(find_python(self.python), self.python, self.own())
-
-
-def find_python(python: str) -> Path:
-    """The interpreter for `env.python`. MissingError: it does not exist."""
-    named = os.sep not in python
-    path = envs_folder() / python / "bin" / "python" if named else Path(python).expanduser()
-    if path.is_dir():
-        path = path / "bin" / "python"
-    if os.access(path, os.X_OK) and path.is_file():
-        return path
-    remedy = "name an interpreter, or the folder of an environment"
-    extras = metadata.metadata("polyrhythm").get_all("Provides-Extra") or []
-    if python in extras:
-        remedy = f"run: polyrhythm envs setup {python}"
-    elif named:
-        made = [path.name for path in envs_folder().glob("*")]
-        near = nearest(python, sorted({*made, *extras}))
-        remedy = f"make it: polyrhythm envs setup {python} --with REQUIREMENT"
-        if near:
-            remedy = f"{near}or {remedy}"
-    raise MissingError(f"env.python = {python}: {path} is not a Python interpreter; {remedy}")
+        return EnvProcess(find_python(self.python, "env.python"), self.python, self.own())

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import field_validator
 
 from polyrhythm.plugins.trackers.sink import Sink, Table, TrackedRun, TrackerSettings
+from polyrhythm.readable import by_path
 
 #: Characters that MLflow refuses in names.
 _OTHER = re.compile(r"[^\w./: -]")
@@ -69,7 +70,7 @@ class MlflowSink(Sink):
         self._tables = json.loads(begun.data.tags.get("mlflow.loggedArtifacts", "[]"))
         self._client.update_run(self.id, status="RUNNING")
         if not run.id:
-            flat = [(_plain(name), str(value)[:_LONGEST]) for name, value in _flat(run.config)]
+            flat = [(_plain(name), str(value)[:_LONGEST]) for name, value in by_path(run.config)]
             new = [Param(*one) for one in flat if one[0] not in begun.data.params]  # they cannot be changed
             for first in range(0, len(new), _MOST):
                 self._client.log_batch(self.id, params=new[first : first + _MOST])
@@ -110,12 +111,3 @@ class MlflowSink(Sink):
 
 def _plain(name: str) -> str:
     return _OTHER.sub("_", name)
-
-
-def _flat(tree: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by dotted path."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{within}{key}.")
-        else:
-            yield f"{within}{key}", value

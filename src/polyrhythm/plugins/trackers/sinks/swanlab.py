@@ -11,8 +11,8 @@ from uuid import uuid4
 
 from polyrhythm.errors import MissingError
 from polyrhythm.plugins.trackers.sink import Sink, Table, TrackedRun, TrackerSettings
-from polyrhythm.plugins.trackers.tables import as_markdown
 from polyrhythm.plugins.trackers.videos import as_gif
+from polyrhythm.readable import markdown_table
 
 
 class SwanlabSettings(TrackerSettings):
@@ -69,7 +69,7 @@ class SwanlabSink(Sink):
         self._run.log(dict(values), step=step)
 
     def log_table(self, name: str, step: int, table: Table) -> None:
-        self._run.log({name: self._swanlab.Text(as_markdown(table))}, step=step)
+        self._run.log({name: self._swanlab.Text(markdown_table(*table))}, step=step)
 
     def log_video(self, name: str, step: int, file: Path) -> None:
         self._run.log({name: self._swanlab.Video(BytesIO(as_gif(file)[0]))}, step=step)

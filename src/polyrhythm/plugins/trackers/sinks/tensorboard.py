@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 from polyrhythm.observe.log_file import LogFile
 from polyrhythm.plugins.trackers.sink import Sink, Table, TrackedRun, TrackerSettings
-from polyrhythm.plugins.trackers.tables import as_markdown
 from polyrhythm.plugins.trackers.videos import as_gif
+from polyrhythm.readable import markdown_table
 
 
 class TensorBoardSettings(TrackerSettings):
@@ -64,7 +64,7 @@ class TensorBoardSink(Sink):
             self._flush()
 
     def log_table(self, name: str, step: int, table: Table) -> None:
-        self._write_text(name, step, as_markdown(table))
+        self._write_text(name, step, markdown_table(*table))
 
     def log_video(self, name: str, step: int, file: Path) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary

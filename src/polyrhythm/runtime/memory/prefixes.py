@@ -1,0 +1,245 @@
+"""What frozen parts of the policy give for chunk steps (`precompute`), computed once: generators lend it to the trainer
+on the same device, which computes only what is missing.
+
+The trainer allocates a pool on its device (CUDA IPC; on the CPU and on a simulated device a file of the run), and
+generators there write into it, each the chunk steps that it answers:
+
+    <folder>/prefixes/<device>/pool   number of slots; of each slot the digest of the observation that it was computed
+                                      from, 0 if it is empty; then form and handle of the memory
+    <folder>/prefixes/<device>/lock   held by the trainer's process while it lives
+
+Slot n belongs to entry n of the arena, so a prefix is lent, and its slot free again, with the entry's block: whoever
+trains on, drops or loses a sample need not know of it. A pool has as many slots as its memory holds; entries beyond
+have none.
+
+Invariants: a slot that is read has the digest of the reader's own observation, and its pool the frozen tensors of the
+reader, by checksum, so its content is what the reader would compute. A slot is empty while it is written. Nobody waits
+for a prefix: what is not there is computed. Nobody writes to the pool of a dead trainer.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import shutil
+import weakref
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyrhythm.errors import first_line
+from polyrhythm.runtime.memory.device_weights import Handles, handles_of
+from polyrhythm.runtime.memory.published import hold_lock, is_held
+from polyrhythm.runtime.memory.tensors import State, as_bytes, views_of
+from polyrhythm.specs.weights import WeightsLayout, WeightSpec, weight_specs
+
+log = logging.getLogger(__name__)
+
+_FOLDER, _POOL, _LOCK = "prefixes", "pool", "lock"
+_NUMBER = 8  # bytes
+#: Bytes of a tensor whose sum is one number of its checksum.
+_SUMMED = 1 << 16
+#: Pools of this process, by seat.
+_HERE: weakref.WeakValueDictionary[tuple[str, str], PrefixPool] = weakref.WeakValueDictionary()
+
+
+class PrefixSeat(NamedTuple):
+    """A process's device. run: the folder of the run on this host, or of a run in one process any name of it alone;
+    shared: whether the run has other processes; device: its name in the run; local: torch's name."""
+
+    run: str
+    shared: bool
+    device: str
+    local: str
+
+
+class _Named(msgspec.Struct):
+    """End of a pool's file. frozen: checksum of the frozen tensors; arrays: shape and dtype of one row."""
+
+    frozen: int
+    arrays: dict[str, tuple[tuple[int, ...], str]]
+    handle: bytes
+
+
+def row_specs(arrays: State) -> dict[str, WeightSpec]:
+    """Form of one row of these arrays [n, ...], n > 0."""
+    return weight_specs({name: x[0] for name, x in arrays.items()})
+
+
+@torch.no_grad()
+def frozen_checksum(module: torch.nn.Module, published: Mapping[str, object]) -> int:
+    """CRC-32 of the names, forms and sums of the module's tensors that are not `published`."""
+    checksum = 0
+    frozen = {name: x.detach() for name, x in module.state_dict().items() if name not in published}
+    for name, spec in sorted(weight_specs(frozen).items()):
+        content = as_bytes(frozen[name])
+        whole = len(content) // _SUMMED * _SUMMED
+        sums = content[:whole].view(-1, _SUMMED // 8, 8).sum(1, dtype=torch.int64).cpu().numpy()
+        for part in (f"{name} {spec}".encode(), sums.tobytes(), content[whole:].cpu().numpy().tobytes()):
+            checksum = zlib.crc32(part, checksum)
+    return checksum
+
+
+class PrefixPool:
+    """Slots for one row of each array. arrays: name → [slots, ...]; stamps [slots] int64, shared by all processes that
+    use the pool; frozen: checksum of the tensors that rows are computed by."""
+
+    def __init__(
+        self, specs: Mapping[str, WeightSpec], slots: int, frozen: int, memory: Tensor, stamps: NDArray[np.int64]
+    ):
+        self.specs, self.slots, self.frozen, self.nbytes = dict(specs), slots, frozen, memory.nbytes
+        self.arrays = views_of(_layout(specs, slots), memory)
+        self._stamps = stamps
+
+    def write(self, entries: NDArray[np.int64], rows: NDArray[np.int64], found: State) -> None:
+        """Write these rows of the arrays to the slots of these entries, which are empty until `stamp`."""
+        self._stamps[entries] = 0
+        for name, into in self.arrays.items():
+            there, at = (torch.from_numpy(x).to(into.device) for x in (entries, rows))
+            into.index_copy_(0, there, found[name].index_select(0, at))
+
+    def stamp(self, entries: NDArray[np.int64], digests: NDArray[np.int64]) -> None:
+        """Declare the slots full, with what was computed from rows of these digests."""
+        self._stamps[entries] = digests
+
+    def holds(self, entries: NDArray[np.int64], digests: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the slot of each entry is full, with a row of this digest."""
+        inside = (entries >= 0) & (entries < self.slots)
+        held: NDArray[np.bool_] = inside & (self._stamps[np.where(inside, entries, 0)] == digests)
+        return held
+
+
+def _layout(specs: Mapping[str, WeightSpec], slots: int) -> WeightsLayout:
+    return WeightsLayout.of({name: WeightSpec((slots, *spec.shape), spec.dtype) for name, spec in specs.items()})
+
+
+class Prefixes:
+    """A process's end. specs: form of one row of its own arrays; frozen: computes the checksum of its frozen tensors,
+    once."""
+
+    def __init__(self, seat: PrefixSeat, specs: Mapping[str, WeightSpec], frozen: Callable[[], int]) -> None:
+        self._seat, self._specs, self._frozen = seat, dict(specs), frozen
+        self._checksum: int | None = None
+        self._folder = Path(seat.run) / _FOLDER / seat.device.replace(":", "-")
+        self._own: PrefixPool | None = None
+        self._opened: tuple[int, PrefixPool] | None = None
+        self._refused = 0  # inode of a pool that cannot be opened, or is of other frozen tensors
+
+    @property
+    def checksum(self) -> int:
+        if self._checksum is None:
+            self._checksum = self._frozen()
+        return self._checksum
+
+    # ------------------------------------------------------------ the trainer
+
+    def create(self, entries: int, limit: int) -> None:
+        """Make the pool of this device, of at most `limit` bytes and half of what is free, for at most `entries`
+        entries of the arena. If there is no room, or the memory cannot be shared, the log says so."""
+        seat, row = self._seat, _layout(self._specs, 1).nbytes
+        slots = min(entries, min(limit, self._free() // 2) // row)
+        if slots < 1:
+            log.warning("prefixes are computed again by the trainer: %s has no room for one", seat.device)
+            return
+        try:
+            pool = self._make(slots)
+        except RuntimeError as error:
+            why = first_line(error)
+            log.warning("prefixes are computed again by the trainer: no memory for them on %s (%s)", seat.device, why)
+            return
+        self._own = _HERE[seat.run, seat.device] = pool
+        mib, of = pool.nbytes / 2**20, f"{slots} of {entries} entries"
+        log.info("generators on %s lend prefixes to the trainer: %.0f MiB for %s", seat.device, mib, of)
+
+    def _free(self) -> int:
+        if self._device.type == "cuda":
+            return torch.cuda.mem_get_info(self._device)[0]
+        return shutil.disk_usage(self._seat.run).free if self._seat.shared else 2**63
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device(self._seat.local)
+
+    def _make(self, slots: int) -> PrefixPool:
+        seat, specs = self._seat, self._specs
+        nbytes = _layout(specs, slots).nbytes
+        if not seat.shared:
+            memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+            return PrefixPool(specs, slots, self.checksum, memory, np.zeros(slots, np.int64))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / _POOL
+        path.unlink(missing_ok=True)
+        handles = self._handles()
+        memory = handles.allocate(nbytes)
+        arrays = {name: (spec.shape, spec.dtype) for name, spec in specs.items()}
+        named = msgspec.msgpack.encode(_Named(self.checksum, arrays, handles.export(memory)))
+        new = path.with_suffix(".new")
+        new.write_bytes(slots.to_bytes(_NUMBER, "little") + bytes(_NUMBER * slots) + named)
+        with new.open("r+b") as file:
+            pool = PrefixPool(specs, slots, self.checksum, memory, _stamps_in(file, slots))
+        hold_lock(self._folder / _LOCK, pool)
+        new.replace(path)
+        return pool
+
+    def _handles(self) -> Handles:
+        # On the CPU too the memory is that of a file.
+        device = self._seat.device
+        return handles_of(device if device.startswith("cuda") else "sim:0", self._folder, self._seat.local)
+
+    # ------------------------------------------------------------ generators, and ranks on a device of another one
+
+    def find(self) -> PrefixPool | None:
+        """The pool of the living trainer on this device, of the same frozen tensors; None: there is none, or this
+        process cannot open it."""
+        seat = self._seat
+        pool = self._own or _HERE.get((seat.run, seat.device))
+        if pool is not None or not seat.shared:
+            return pool if pool is not None and not self._difference(pool) else None
+        try:
+            inode = (self._folder / _POOL).stat().st_ino
+            if inode == self._refused or not is_held(self._folder / _LOCK):
+                return None
+            if self._opened is None or self._opened[0] != inode:
+                self._opened = self._open()
+        except FileNotFoundError:  # there is none, or it is just being replaced
+            return None
+        except RuntimeError as error:
+            self._refuse(inode, f"their memory cannot be opened ({first_line(error)})")
+            return None
+        inode, pool = self._opened
+        if difference := self._difference(pool):
+            self._refuse(inode, difference)
+            return None
+        return pool
+
+    def _difference(self, pool: PrefixPool) -> str:
+        if pool.specs != self._specs:
+            return "the trainer's have other shapes or dtypes"
+        return "the trainer's frozen weights differ" if pool.frozen != self.checksum else ""
+
+    def _refuse(self, inode: int, why: str) -> None:
+        self._refused, self._opened = inode, None
+        log.warning("prefixes are not lent on %s: %s", self._seat.device, why)
+
+    def _open(self) -> tuple[int, PrefixPool]:
+        with (self._folder / _POOL).open("r+b") as file:
+            slots = int.from_bytes(file.read(_NUMBER), "little")
+            stamps = _stamps_in(file, slots)
+            file.seek(_NUMBER * (1 + slots))
+            named, inode = msgspec.msgpack.decode(file.read(), type=_Named), os.fstat(file.fileno()).st_ino
+        memory = self._handles().open(named.handle, here=True)
+        specs = {name: WeightSpec(shape, dtype) for name, (shape, dtype) in named.arrays.items()}
+        log.info("prefixes are lent to the trainer on %s", self._seat.device)
+        return inode, PrefixPool(specs, slots, named.frozen, memory, stamps)
+
+
+def _stamps_in(file: BinaryIO, slots: int) -> NDArray[np.int64]:
+    return np.frombuffer(mmap.mmap(file.fileno(), _NUMBER * (1 + slots)), np.int64)[1:]

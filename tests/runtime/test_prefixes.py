@@ -1,0 +1,200 @@
+"""Lent prefixes between two ends: in one process, in two, and after the death of one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from polyrhythm.runtime.memory.prefixes import Prefixes, PrefixPool, PrefixSeat, frozen_checksum, row_specs
+from polyrhythm.specs.hashing import row_digests
+
+MIB = 2**20
+
+
+def arrays(rows: int, first: int = 0, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
+    """Precomputed arrays that tell the rows apart."""
+    number = torch.arange(first, first + rows)
+    keys = number.view(-1, 1, 1).expand(rows, 2, 3).to(dtype)
+    return {"keys": keys, "present": (number % 2 == 0).view(-1, 1), "features": number.view(-1, 1).float() / 3}
+
+
+SPECS = row_specs(arrays(1))
+
+
+def seat(run: object, *, shared: bool = True, device: str = "cpu") -> PrefixSeat:
+    return PrefixSeat(str(run), shared, device, "cpu")
+
+
+def end(run: object, checksum: int = 7, dtype: torch.dtype = torch.bfloat16, **changes: object) -> Prefixes:
+    """A process's end, of frozen tensors of this checksum."""
+    return Prefixes(seat(run, **changes), row_specs(arrays(1, dtype=dtype)), lambda: checksum)  # type: ignore[arg-type]
+
+
+def lend(pool: PrefixPool, entries: list[int], first: int) -> None:
+    at = np.array(entries)
+    pool.write(at, np.arange(len(at)), arrays(len(at), first))
+    pool.stamp(at, at + 1000)
+
+
+def held(pool: PrefixPool, entries: list[int], digests: list[int] | None = None) -> list[bool]:
+    at = np.array(entries)
+    found: list[bool] = pool.holds(at, at + 1000 if digests is None else np.array(digests)).tolist()
+    return found
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_what_is_lent_is_found_by_entry_and_observation(shared: bool, tmp_path: Path) -> None:
+    trainer, generator = end(tmp_path, shared=shared), end(tmp_path, shared=shared)
+    assert generator.find() is None
+    assert trainer.find() is None, "no trainer has made a pool"
+    trainer.create(10, MIB)
+    pool = generator.find()
+    assert pool is not None
+    assert held(pool, [0, 3]) == [False, False]
+    lend(pool, [3, 9, 0], 20)
+    found = trainer.find()
+    assert found is not None
+    assert held(found, [0, 1, 3, 9]) == [True, False, True, True]
+    assert held(found, [3], [1004]) == [False], "another observation"
+    assert held(found, [10, -1, 2**40]) == [False] * 3, "entries without a slot"
+    expected = arrays(3, 20)
+    assert all(torch.equal(x[[3, 9, 0]], expected[name]) for name, x in found.arrays.items())
+    pool.write(np.array([3]), np.array([1]), arrays(2, 50))
+    assert held(found, [3, 9]) == [False, True], "while it is written"
+    pool.stamp(np.array([3]), np.array([5]))
+    assert held(found, [3], [5]) == [True]
+    assert found.arrays["keys"][3, 0, 0] == 51
+
+
+def test_a_pool_has_as_many_slots_as_its_memory_holds(tmp_path: Path) -> None:
+    row = 3 * 64  # each array is aligned
+    for limit, slots in ((row, 1), (10 * row + 5, 10), (MIB, 40)):
+        trainer = end(tmp_path / str(limit), shared=False)
+        trainer.create(40, limit)
+        pool = trainer.find()
+        assert pool is not None
+        assert pool.slots == slots or (slots == 10 and 10 <= pool.slots <= 40)
+        assert pool.nbytes <= max(limit, row)
+    for entries, limit in ((0, MIB), (5, 0), (5, row - 1)):
+        nothing = end(tmp_path / f"{entries} {limit}", shared=False)
+        nothing.create(entries, limit)
+        assert nothing.find() is None
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_ends_of_other_weights_or_another_form_lend_nothing(shared: bool, tmp_path: Path) -> None:
+    trainer = end(tmp_path, shared=shared)
+    trainer.create(4, MIB)
+    assert end(tmp_path, checksum=8, shared=shared).find() is None
+    assert end(tmp_path, dtype=torch.float32, shared=shared).find() is None
+    assert end(tmp_path, device="cuda:0", shared=shared).find() is None
+    assert end(tmp_path / "other", shared=shared).find() is None
+    assert end(tmp_path, shared=shared).find() is not None
+
+
+def test_the_checksum_is_of_frozen_tensors_alone() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(300, 70), torch.nn.Linear(70, 3))
+    published = {"1.weight", "1.bias"}
+    first = frozen_checksum(module, dict.fromkeys(published))
+    with torch.no_grad():
+        module[1].weight.add_(1)
+    assert frozen_checksum(module, dict.fromkeys(published)) == first
+    assert frozen_checksum(module.double(), dict.fromkeys(published)) != first
+    module.float()
+    for place in ((0, 0), (69, 299), (31, 7)):
+        with torch.no_grad():
+            module[0].weight[place] *= 1.5
+        other = frozen_checksum(module, dict.fromkeys(published))
+        assert other != first
+        first = other
+    with torch.no_grad():
+        module[0].bias[0] += 1e-6
+    assert frozen_checksum(module, dict.fromkeys(published)) != first
+
+
+def test_a_digest_tells_observations_apart() -> None:
+    rng = np.random.default_rng(0)
+    obs = {
+        "image": rng.integers(0, 255, (3, 8, 8, 3), np.uint8),
+        "state": rng.normal(size=(3, 5)),
+        "flag": rng.random(3) > 2,
+    }
+    digests = row_digests(obs)
+    assert digests.dtype == np.int64
+    assert len(set(digests.tolist())) == 3
+    assert digests.min() > 0
+    assert np.array_equal(row_digests(dict(reversed(obs.items()))), digests)
+    assert np.array_equal(row_digests({name: array[[2, 0]] for name, array in obs.items()}), digests[[2, 0]])
+    for name, place in (("image", (1, 7, 7, 2)), ("state", (1, 0)), ("flag", (1,))):
+        changed = {**obs, name: obs[name].copy()}
+        changed[name][place] += np.asarray(1, obs[name].dtype)
+        assert (row_digests(changed) != digests).tolist() == [False, True, False], name
+    assert len(row_digests({name: array[:0] for name, array in obs.items()})) == 0
+
+
+TRAINER = """
+import sys
+from tests.runtime.test_prefixes import MIB, end, held
+trainer = end(sys.argv[1])
+trainer.create(6, MIB)
+for line in sys.stdin:
+    pool = trainer.find()
+    print(held(pool, [0, 2]), [float(pool.arrays["keys"][at, 1, 2]) for at in (0, 2)], flush=True)
+"""
+GENERATOR = """
+import sys, time
+import numpy as np
+from tests.runtime.test_prefixes import arrays, end, lend
+pool = end(sys.argv[1]).find()
+lend(pool, [0], 30)
+pool.write(np.array([2]), np.array([0]), arrays(1, 40))
+print("writing", flush=True)
+time.sleep(300)
+"""
+
+
+def process(script: str, folder: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", script, str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def asked(trainer: subprocess.Popen[str]) -> str:
+    assert trainer.stdin is not None
+    assert trainer.stdout is not None
+    trainer.stdin.write("\n")
+    trainer.stdin.flush()
+    return trainer.stdout.readline().strip()
+
+
+def test_prefixes_of_dead_generators_stay_and_pools_of_dead_trainers_are_not_used(tmp_path: Path) -> None:
+    with process(TRAINER, tmp_path) as trainer:
+        try:
+            assert asked(trainer) == "[False, False] [0.0, 0.0]"
+            with process(GENERATOR, tmp_path) as generator:
+                assert generator.stdout is not None
+                assert generator.stdout.readline() == "writing\n"
+                generator.send_signal(signal.SIGKILL)
+            assert asked(trainer) == "[True, False] [30.0, 40.0]", "what it was writing is not there"
+            successor = end(tmp_path)
+            pool = successor.find()
+            assert pool is not None
+            lend(pool, [2], 50)
+            assert asked(trainer) == "[True, True] [30.0, 50.0]"
+        finally:
+            trainer.send_signal(signal.SIGKILL)
+            trainer.wait()
+    assert successor.find() is None, "the trainer is dead"
+    with process(TRAINER, tmp_path) as trainer:
+        assert asked(trainer) == "[False, False] [0.0, 0.0]", "its successor has a pool of its own"
+        other = successor.find()
+        assert other is not None
+        lend(other, [0], 60)
+        assert asked(trainer) == "[True, False] [60.0, 0.0]"
