@@ -41,7 +41,10 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("quickstart_lm", "env.terms=[2,3]", "training.versions=2", "evaluation.episodes=16", "rollout.rows=64"),
         *("training.mini_batch_samples=64", "demonstrations.episodes_per_task=1000", "supervised.steps=120"),
     ),
-    "leased": ("cartpole", "seed=1", "training.versions=3", "placement.sharing=lease", "placement.lease.min_hold_s=0.05"),
+    "leased": (
+        *("cartpole", "seed=1", "training.versions=3"),
+        *("placement.sharing=lease", "placement.lease.min_hold_s=0.05"),
+    ),
     "ranks": (  # with second_copy it depends on time which versions are evaluated
         *("cartpole", "seed=1", "training.versions=3", "placement.trainer.ranks=2", "evaluation.every=1"),
         *("evaluation.weights=pause", "rollout.segment_steps=0"),

@@ -1,41 +1,34 @@
-"""Estimated bytes of a pass beside what torch's allocator gives on a device."""
+"""What an update and a pass hold by torch's allocator on a device, beside what the plan says of them."""
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
-from tests.plugins.memory_estimate.micro_batch import parts, zeros
-
-from polyrhythm.pipeline.array_specs import shown
-from polyrhythm.plugins.memory_estimate.activations import Activations, estimate_activations
-from polyrhythm.policies.base import as_module
+from tests.plugins.memory_estimate.measured import SMALL, Run, act, update
+from tests.plugins.memory_estimate.test_held import ACCURACY, EXPERT, LORA
 
 pytestmark = pytest.mark.gpu
-#: The estimate is of the CPU's kernels; a device's may keep other tensors and allocate workspaces.
-FACTOR = 1.5
 
 
-@pytest.mark.parametrize("policy", ["{type: tiny_vla}", "{type: pi0}", "{type: openvla_oft}", "{type: groot_n1d5}"])
-def test_the_allocator_gives_what_is_estimated(policy: str, cuda: torch.device) -> None:
-    rows = 200
-    settings, spec, form = parts(policy)
-    found = estimate_activations(settings, spec, form)
-    assert isinstance(found, Activations)
-    made = settings.build(spec, seed=0, device=str(cuda), role="train")
-    module = as_module(made).eval()
-    obs = {name: x.to(cuda) for name, x in zeros(dict(shown(spec)), rows).items()}
-    answers = {name: x.to(cuda) for name, x in zeros(dict(form.answers), rows).items()}
-
-    def once() -> None:
-        result = made.evaluate(obs, answers)
-        (result.logprob.sum() + result.value.sum() + result.entropy.sum()).backward()
-        module.zero_grad()
-
-    once()  # libraries allocate their workspaces
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    once()
-    held = torch.cuda.max_memory_allocated() - before
-    estimate = found.training(rows) + form.trainable_bytes
-    assert estimate / FACTOR < held < estimate * FACTOR
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["policy={type: pi0, chunk: 2}"],
+        [f"policy={EXPERT}", "training.optimizer.offload=true"],
+        [f"policy={EXPERT}", "training.precomputed_mib=0", "algorithm.kl.coef=0.1"],
+        [f"policy={LORA}", "training.optimizer.offload=true"],
+        ["policy={type: pi05, chunk: 2, gradient_checkpointing: true}"],
+        ["policy={type: openvla_oft, chunk: 2}"],
+        ["policy={type: groot_n1d5, chunk: 2}"],
+    ],
+)
+def test_the_allocator_gives_what_is_planned(settings: list[str], cuda: torch.device) -> None:
+    run = Run.of("quickstart", [*SMALL, *settings, "placement=colocated"], cuda)
+    for measure in (update, act):
+        measure(run)  # libraries allocate their workspaces
+        gc.collect()
+        found = measure(run)
+        assert found.held == pytest.approx(found.planned, rel=ACCURACY)

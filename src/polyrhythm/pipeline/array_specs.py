@@ -133,6 +133,8 @@ def largest_batch(config: RunConfig, infos: Sequence[Sequence[EnvBatchInfo]]) ->
     training = sum(slots) - reserved  # evaluation rows have separate passes
     if isinstance(config.batching, LimitedBatching | StreamsBatching):
         training = min(config.batching.max_rows, training)
+    if isinstance(config.batching, LimitedBatching):
+        training = min(config.batching.max_requests * max(slots), training)
     return max(training, reserved, *slots)
 
 

@@ -181,6 +181,7 @@ class DevicePasses:
             captured = self._capture_all(self._capture, policies, buckets)
             self._runs |= captured
             log.info("passes that are captured as CUDA graphs: %d (buckets: %s)", len(captured), list(buckets))
+        torch.cuda.empty_cache()  # other processes on the device get what only the passes before captures used
 
     def _capture_all(
         self, capture: Capture, policies: Sequence[Policy], buckets: Sequence[int]

@@ -1,32 +1,32 @@
-"""Estimated bytes of a pass beside those that a process really takes, and whatever its rows."""
+"""Estimated bytes of a pass for any rows, probed and traced; beside what torch counts: test_held.py."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from contextlib import nullcontext
 from functools import cache
-from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
-from tests.long import LONG_TESTS, long
-from tests.plugins.memory_estimate.micro_batch import parts
+from tests.long import long
+from tests.plugins.memory_estimate.measured import CPU, Run
 
 from polyrhythm.plugins.memory_estimate.activations import PROBED_BYTES, Activations, PolicyPasses, estimate_activations
 from polyrhythm.plugins.memory_estimate.meter import FakeMode, Meter, PassProfile, real_meter
+from polyrhythm.policies.form import PolicyForm
+from polyrhythm.specs import EnvSpec
 
-ROOT = Path(__file__).parents[3]
 POLICIES = ("{type: tiny_vla}", "{type: pi0}", "{type: openvla_oft}", "{type: groot_n1d5}")
 LANGUAGE = "{type: causal_lm, layers: 2, width: 32, heads: 2, hidden: 64}"
-#: The stated accuracy: measured bytes are within this factor of the estimate.
-FACTOR = 1.15
-#: Freed memory goes back to the system at once, so that the process has what its tensors hold.
-_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+
+
+def parts(policy: str) -> tuple[Any, EnvSpec, PolicyForm]:
+    """Settings of the policy in a quickstart's environment, that environment's spec, and the policy's form."""
+    run = Run.of("quickstart_lm" if "causal_lm" in policy else "quickstart", [f"policy={policy}"], CPU)
+    return run.settings, run.spec, run.form
 
 
 @cache
@@ -34,32 +34,6 @@ def estimated(policy: str, probed_bytes: int = PROBED_BYTES) -> Activations:
     found = estimate_activations(*parts(policy), probed_bytes)
     assert isinstance(found, Activations)
     return found
-
-
-#: Rows of the micro-batch whose process is measured. Those of a language model are of up to 163 tokens.
-MEASURED = {POLICIES[0]: 200, LANGUAGE: 60}
-if LONG_TESTS:
-    MEASURED |= dict.fromkeys(POLICIES, 200)
-
-
-@pytest.fixture(scope="module")
-def measured_bytes() -> dict[str, dict[str, int]]:
-    """By policy, what a process was measured to hold."""
-    words = [sys.executable, "-m", "tests.plugins.memory_estimate.micro_batch"]
-    for policy, rows in MEASURED.items():
-        words += [str(rows), policy]
-    path = os.pathsep.join([str(ROOT), *sys.path])
-    environment = {**os.environ, **_ALLOCATOR, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=150)
-    return dict(zip(MEASURED, map(json.loads, done.stdout.splitlines()), strict=True))
-
-
-@pytest.mark.parametrize("policy", MEASURED)
-def test_a_process_grows_by_what_is_estimated(policy: str, measured_bytes: dict[str, dict[str, int]]) -> None:
-    measured = measured_bytes[policy]
-    estimate = estimated(policy).training(MEASURED[policy])
-    assert estimate + measured["gradients"] == pytest.approx(measured["held"], rel=FACTOR - 1)
-    assert estimate >= measured["saved"]
 
 
 @pytest.mark.parametrize(
@@ -196,6 +170,4 @@ def _shown(spec: object) -> dict:
 
 
 def _resident() -> int:
-    from tests.plugins.memory_estimate.micro_batch import resident
-
-    return resident("VmRSS")
+    return int(psutil.Process().memory_info().rss)

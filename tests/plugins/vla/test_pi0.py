@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from tests.plugins.pretrained.released import without_numbers
 from tests.plugins.vla import parity_pi0
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyrhythm.plugins.pretrained.adapting import trained_names
 from polyrhythm.plugins.vla.flow_policy import repeated, restored, stored
@@ -146,6 +148,35 @@ def test_an_absent_camera_may_be_left_out(folder: Path) -> None:
     without = inputs | {name: inputs[name][:, [0, 2]] for name in ("images", "image_present")}
     assert torch.allclose(run(network, inputs), run(network, without), atol=1e-5)
     assert not torch.allclose(run(network, inputs), run(network, inputs | {"images": -inputs["images"]}), atol=1e-2)
+
+
+def test_places_behind_all_prompts_may_be_left_out(folder: Path) -> None:
+    network, (inputs, _) = parity_pi0.load(folder), parity_pi0.inputs_of(folder)
+    room = {"tokens": torch.zeros(3, 19, dtype=torch.int64), "token_present": torch.zeros(3, 19, dtype=torch.bool)}
+    longer = inputs | {name: torch.cat((inputs[name], x), dim=1) for name, x in room.items()}
+    assert torch.allclose(run(network, inputs), run(network, longer), atol=1e-5)
+    assert torch.allclose(network.prefix(inputs).features, network.prefix(longer).features, atol=1e-5)
+
+
+def test_a_denoise_step_makes_its_mask_once_for_all_layers(folder: Path) -> None:
+    network, (inputs, _) = parity_pi0.load(folder), parity_pi0.inputs_of(folder)
+    prefix = network.prefix(inputs)
+    with Operations() as done, torch.no_grad():
+        network.velocity(prefix, inputs, inputs["noise"], inputs["timestep"])
+    assert network.size.expert.layers > 1
+    assert sum(done.counts[name] for name in ("masked_fill", "masked_fill_", "where")) == 1
+
+
+class Operations(TorchDispatchMode):
+    """Counts torch's operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def test_a_row_does_not_depend_on_the_others(folder: Path) -> None:

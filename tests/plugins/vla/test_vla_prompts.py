@@ -103,6 +103,15 @@ def test_short_prompts_are_filled_up(side: str, expected: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("used", "length", "places"), [(3, 48, 16), (16, 48, 16), (17, 48, 32), (17, 20, 20), (3, 0, 3)]
+)
+def test_places_behind_the_longest_prompt_are_left_out(used: int, length: int, places: int) -> None:
+    rows = [[2, 3], list(range(2, 2 + used))]
+    assert table(rows, length=length).ids.shape[1] == places
+    assert table(rows, length=length, side="left").ids.shape[1] == (length or used)
+
+
+@pytest.mark.parametrize(
     ("make", "expected"),
     [
         (lambda: table([[2], [2, 3, 4]], length=2), "task 'close' has 3 tokens with a test, the network takes 2"),

@@ -20,7 +20,7 @@ import psutil
 from polyrhythm.config.catalog import adapter
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.plugins.simulators.libero.library import DOWNLOAD
-from polyrhythm.plugins.simulators.separate.settings import find_python
+from polyrhythm.plugins.simulators.setup import find_python
 from polyrhythm_bench.harness.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,9 @@ def run(
             continue
         log.info("envs: %s", name)
         try:
-            modes[name], parts[name] = _measure(case, steps, repeats, find_python(python) if python else None)
+            modes[name], parts[name] = _measure(
+                case, steps, repeats, find_python(python, "--pythons") if python else None
+            )
         except PolyrhythmError as error:
             left_out.append(f"{name}: {error}")
     return {

@@ -6,7 +6,8 @@
 
 Two passes of a few rows determine the bytes for any number of rows (`meter.PassProfile`). Training is the forward and
 backward pass of a micro-batch without parameter gradients, which are counted with the weights; it includes autocast's
-copies of weights. Bytes are those of the CPU's kernels.
+copies of weights. The pass of a frozen part, which an update makes before, counts where it takes more. Bytes are those
+of the CPU's kernels.
 """
 
 from __future__ import annotations
@@ -55,8 +56,11 @@ class Activations:
     _found: dict[str, PassProfile] = field(default_factory=dict)
 
     def training(self, rows: int) -> int:
-        """Bytes of the forward and backward pass of a micro-batch."""
-        return self._profile("training", self.passes.training).peak(rows)
+        """Bytes of the forward and backward pass of a micro-batch, or of a frozen part's pass over as many rows."""
+        most = self._profile("training", self.passes.training).peak(rows)
+        if not self.passes.precomputed:
+            return most
+        return max(most, self._profile("precomputing", self.passes.precomputing).peak(rows))
 
     def acting(self, rows: int) -> int:
         """Bytes of `act`."""
@@ -102,8 +106,12 @@ class PolicyPasses:
         return self._policies[role]
 
     def training(self, rows: int) -> Meter:
+        """The outputs of a frozen part are given."""
         policy = self.policy("train")
         obs, answers = self._zeros(shown(self._spec), rows), self._zeros(self._form.answers, rows)
+        if policy_traits(policy).precomputes:
+            with self._inside():
+                obs |= extended(policy).precompute(obs)
         module = as_module(policy)
         given = [*module.parameters(), *module.buffers(), *obs.values(), *answers.values()]
         with gradients_dropped(module), self._metered(given) as meter:
@@ -112,6 +120,14 @@ class PolicyPasses:
             total = found.logprob.sum() + found.value.sum() + found.entropy.sum()
             if total.requires_grad:
                 total.backward()
+        return meter
+
+    def precomputing(self, rows: int) -> Meter:
+        """The pass of a frozen part."""
+        policy, obs = self.policy("train"), self._zeros(shown(self._spec), rows)
+        module = as_module(policy)
+        with self._metered([*module.parameters(), *module.buffers(), *obs.values()]) as meter:
+            extended(policy).precompute(obs)
         return meter
 
     def acting(self, rows: int) -> Meter:

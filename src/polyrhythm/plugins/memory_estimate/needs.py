@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.placement import PlacementSettings
-from polyrhythm.config.sections.rollout import LimitedBatching, StreamsBatching
+from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.pipeline.array_specs import (
     answer_specs,
     arena_layout,
@@ -187,9 +187,6 @@ class _Parts:
             block = min(form.block_bytes or form.train_bytes, form.train_bytes)
             gathered = block + min(block, trained)
             yield MemoryPart(name, "largest block, gathered", device, gathered, stays=False)
-        if offload and device != HOST and learns:
-            moved = _MOMENTS * min(form.trainable_bytes // share, PIECE_BYTES)
-            yield MemoryPart(name, "moments on their way", device, moved, certain=False, stays=False)
 
     def _reference(self) -> int:
         """Bytes of the reference policy of the KL term. Policies with the trait adapts copy only the trained tensors,
@@ -208,17 +205,25 @@ class _Parts:
         rows = -(-config.training.batch_size * steps // ranks)
         mini = min(rows, config.training.minibatch_steps or rows)  # with 0 a streaming update also joins its parts
         micro = micro_batch_rows(config, steps, ranks, form.row_tokens)
-        lent, missing = self._lent(activations)
-        frozen = int(missing * activations.precomputed(rows))
+        whole, (lent, missing) = activations.precomputed(rows), self._lent(activations)
+        frozen = int(missing * whole)
         fits = frozen + lent <= config.training.precomputed_mib * 2**20
-        held, joined = device if fits else HOST, frozen + activations.precomputed(mini)
+        held, joined = device if fits else HOST, frozen + mini * whole // rows
+        passes = activations.training(micro)
         yield MemoryPart(name, "lent prefixes", device, lent, certain=False)
-        yield MemoryPart(name, "micro-batch", device, activations.training(micro), certain=False, stays=False)
+        yield MemoryPart(name, "micro-batch", device, passes, certain=False, stays=False)
+        yield MemoryPart(name, "moments on their way", device, self._moved(passes), certain=False, stays=False)
         yield MemoryPart(name, "precomputed", held, joined, certain=False, stays=fits)
         yield MemoryPart(name, "samples of an update", HOST, (rows + mini) * row, certain=False)
         yield MemoryPart(name, "state while it is written", HOST, self._saved(name), certain=False, stays=False)
         if device != HOST:  # one is prefetched
-            yield MemoryPart(name, "batches", device, 2 * micro * row, certain=False, stays=False)
+            sent = row if fits else row + whole // rows
+            yield MemoryPart(name, "batches", device, 2 * micro * sent, certain=False, stays=False)
+
+    def _moved(self, passes: int) -> int:
+        """Bytes of offloaded moments in a step, beyond those of the passes that are over by then."""
+        moved = _MOMENTS * min(self._form.trainable_bytes // self._share, PIECE_BYTES)
+        return max(0, moved - passes) if self._config.training.optimizer.offload else 0
 
     def _lent(self, activations: Activations) -> tuple[int, float]:
         """Bytes of the pool in which generators lend what frozen parts give, and the share that the trainer computes
@@ -252,11 +257,7 @@ def pass_rows(config: RunConfig, spec: EnvSpec, *, on_device: bool = False) -> i
     infos = env_batch_infos(config, spec)
     if buckets := bucket_sizes(config, infos, on_device=on_device):
         return buckets[-1]
-    most = largest_batch(config, infos)
-    if not isinstance(config.batching, LimitedBatching):
-        return most
-    largest = max(slot.rows for own in infos for info in own for slot in info.slots)
-    return max(largest, min(most, largest * config.batching.max_requests))
+    return largest_batch(config, infos)
 
 
 def stream_places(config: RunConfig, spec: EnvSpec) -> int:

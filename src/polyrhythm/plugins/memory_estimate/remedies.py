@@ -168,6 +168,8 @@ def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> 
     on_device = trained & {"weights", "gradients"} and devices
     if (wanted := _precomputed_mib(full)) > config.training.precomputed_mib:
         yield {"training.precomputed_mib": wanted}
+    if any(part.purpose == "weights of the evaluation" for device in full for part in device.parts):
+        yield {"evaluation.weights": "pause"}
     if on_device and not config.training.optimizer.offload:
         yield {"training.optimizer.offload": True}
     passes = trained - {"precomputed", "samples of an update"}

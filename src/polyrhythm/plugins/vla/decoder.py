@@ -29,7 +29,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[...,width] -> the same shape and dtype."""
-        return (normalise(x, self.eps) * (self.offset + self.weight.float())).to(x.dtype)
+        weight = self.offset + self.weight.float()
+        return functional.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
 
 
 class AdaRMSNorm(nn.Module):
@@ -83,17 +84,18 @@ def run_layer(layer: nn.Module, *arguments: object, recompute: bool) -> Any:
 
 #: Keys and values of one layer: [B,KV,T,D] each, keys already rotated.
 KeysValues = tuple[Tensor, Tensor]
-#: cos and sin of the rotary angles: [B,1,T,D] float32 each.
+#: cos and sin of the rotary angles: [B,1,T,D] each.
 Rotary = tuple[Tensor, Tensor]
 
 
-def rotary(positions: Tensor, head_dim: int, theta: float) -> Rotary:
-    """Rotary angles (Su et al. 2021; halves, not pairs) of positions [B,T]: cos and sin [B,1,T,head_dim] float32."""
+def rotary(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotary:
+    """Rotary angles (Su et al. 2021; halves, not pairs) of positions [B,T]: cos and sin [B,1,T,head_dim], computed in
+    float32 and rounded to `dtype` once for all layers."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device=positions.device).float() / head_dim
     frequencies = 1.0 / (theta**exponents)
     angles = positions.float().unsqueeze(-1) * frequencies
     angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
-    return angles.cos(), angles.sin()
+    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, by: Rotary) -> Tensor:
@@ -126,9 +128,16 @@ def causal_mask(present: Tensor) -> Tensor:
     return padding_mask(present) & earlier
 
 
+#: Numbers to which a row of a mask is filled up: CUDA's fused attention copies others in every layer.
+_MASK_ROW = 16
+
+
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask as summands of scores: 0 where it is true, the most negative finite number elsewhere."""
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+    *rows, keys = mask.shape
+    width = -(-keys // _MASK_ROW) * _MASK_ROW
+    summands = torch.zeros((*rows, width), dtype=dtype, device=mask.device)[..., :keys]
+    return summands.masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -293,7 +302,7 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, list[KeysValues]]:
         """x [B,T,width] at positions [B,T]; mask [B,1,T,K] over the keys of past and x -> hidden states after the last
         norm [B,T,width], and each layer's own keys and values."""
-        angles = rotary(positions, self.size.head_dim, self.size.theta)
+        angles = rotary(positions, self.size.head_dim, self.size.theta, x.dtype)
         found: list[KeysValues] = []
         for index, layer in enumerate(self.layers):
             before = None if past is None else past[index]
@@ -304,7 +313,7 @@ class Decoder(nn.Module):
     def hidden_of(self, outputs: slice, x: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """The hidden states of the tokens `outputs`, equal to those of `forward`. mask [B,1,1,T]: equal for all
         queries. The last layer computes only these tokens, and no keys and values are kept."""
-        angles = rotary(positions, self.size.head_dim, self.size.theta)
+        angles = rotary(positions, self.size.head_dim, self.size.theta, x.dtype)
         *before, last = self.layers
         for layer in before:
             x, _ = run_layer(layer, x, angles, mask, recompute=self.checkpointing)
@@ -313,7 +322,7 @@ class Decoder(nn.Module):
 
     def keys_values(self, x: Tensor, positions: Tensor, mask: Tensor | None) -> list[KeysValues]:
         """Each layer's keys and values, equal to those of `forward`; the last layer computes nothing else."""
-        angles = rotary(positions, self.size.head_dim, self.size.theta)
+        angles = rotary(positions, self.size.head_dim, self.size.theta, x.dtype)
         *before, last = self.layers
         found: list[KeysValues] = []
         for layer in before:

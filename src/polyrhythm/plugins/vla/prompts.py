@@ -101,6 +101,8 @@ folder_tokenizer = lru_cache(maxsize=8)(FolderPromptTokenizer)
 
 #: Bins of π0.5's state: 0..255 within −1..1, −1 below.
 BINS = range(-1, 256)
+#: Places of a prompt come in multiples of this, which suits kernels.
+_PLACES = 16
 #: Prompts on which the composition of state prompts is tried.
 _TRIALS = 256
 IMAGE_CONTEXT = "<IMG_CONTEXT>"
@@ -162,12 +164,15 @@ def table(
     rows: Sequence[Ids], tasks: Sequence[Task], *, length: int, pad: int, side: str, vocabulary: int, origin: str
 ) -> PromptTable:
     """The prompts padded to `length` (0: the longest). side: of the padding: "right", "left", or "inside", after the
-    first token. ConfigError: a prompt is too long or has ids outside the vocabulary, or two instructions give the same
-    ids."""
+    first token. On the right, where padding is masked, no more than the longest prompt in a multiple of `_PLACES`, as
+    passes compute padding, too. ConfigError: a prompt is too long or has ids outside the vocabulary, or two
+    instructions give the same ids."""
     lengths = [len(row) for row in rows]
     longest = lengths.index(max(lengths))
     check_length(lengths[longest], length, tasks[longest], origin)
     _check_distinct(rows, tasks, origin)
+    if side == "right" and length:
+        length = min(length, -(-lengths[longest] // _PLACES) * _PLACES)
     return _filled(rows, length, pad, side, vocabulary, origin)
 
 

@@ -114,7 +114,8 @@ class SiglipLayer(nn.Module):
         self.mlp = gelu_mlp(size.width, size.mlp, size.width, approximate="tanh")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.self_attn(self.layer_norm1(x))
+        # Autocast's norms are float32 on CUDA: rounded once here, not once for each of queries, keys and values.
+        x = x + self.self_attn(self.layer_norm1(x).to(x.dtype))
         branch: Tensor = self.mlp(self.layer_norm2(x))
         return x + branch
 

@@ -215,7 +215,7 @@ class Pi0Network(FlowNetwork):
         tokens = tokens.to(self._dtype)
         mask, positions = self.suffix_mask(prefix.present, tokens.shape[1])
         expert = self.paligemma_with_expert.gemma_expert.model
-        hidden, _ = expert(tokens, positions, mask, prefix.keys_values, condition)
+        hidden, _ = expert(tokens, positions, additive(mask, tokens.dtype), prefix.keys_values, condition)
         assert isinstance(hidden, Tensor)
         return hidden
 
