@@ -58,7 +58,7 @@ make_trackers() {
     "$python" -c "import mlflow, swanlab, trackio, wandb" 2>/dev/null && return
     "$bin/python" -m venv --clear "$POLYRHYTHM_ENVS/trackers" &&
         grep '^torch==' constraints.txt >"$POLYRHYTHM_ENVS/trackers.txt" &&
-        "$python" -m pip install -q -c "$POLYRHYTHM_ENVS/trackers.txt" -e '.[mlflow,swanlab,trackio,wandb]' \
+        "$python" -m pip install -q -c "$POLYRHYTHM_ENVS/trackers.txt" -e '.[mlflow,swanlab,trackio,video,wandb]' \
             pytest pytest-timeout hypothesis
 }
 
@@ -101,7 +101,7 @@ run_one() {
         verifiers) make_python verifiers && tests_of verifiers tests/plugins/language/test_verifiers.py ;;
         reasoning-gym) make_python reasoning-gym --with tokenizers && tests_of reasoning-gym tests/plugins/language/test_text.py -k reasoning ;;
         vllm) make_vllm && tests_of vllm tests/plugins/language/test_vllm_engine.py tests/plugins/language/test_engines.py ;;
-        lerobot) make_lerobot && tests_of lerobot tests/plugins/lerobot/test_policies.py tests/plugins/lerobot/test_flow.py ;;
+        lerobot) make_lerobot && tests_of lerobot tests/plugins/lerobot/test_with_lerobot.py ;;
         trackers) make_trackers && tested trackers offline "$POLYRHYTHM_ENVS/trackers/bin/python" -m pytest -rs tests/plugins/trackers ;;
         rows) tested rows "$bin/pytest" -rs tests/plugins/simulators/process/test_paper_rows.py ;;
         *) echo "$1: one of $all" >&2 && false ;;

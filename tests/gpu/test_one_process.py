@@ -14,6 +14,7 @@ from polyrhythm.runtime.hosting import dropped_messages, process_ids
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.usefixtures("cuda")
 def test_a_run_in_one_process_trains_on_the_device(tmp_path: Path) -> None:
     placement = {"sharing": "process", "generators": {"devices": "0"}, "trainer": {"devices": "0"}}
     settings = config(ASYNCHRONOUS, rollout={"generators": 1, "buckets": "powers"}, placement=placement)

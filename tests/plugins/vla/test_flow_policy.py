@@ -16,6 +16,7 @@ from polyrhythm.plugins.trial.policy_calls import sample, take_rows
 from polyrhythm.plugins.trial.policy_contract import value_gradient_reach
 from polyrhythm.plugins.vla.flow_policy import FlowPolicy
 from polyrhythm.policies.flow_matching import FlowCps, FlowNoise, FlowSde, Ode
+from polyrhythm.runtime.memory.prefixes import frozen_checksum, row_specs
 from polyrhythm.specs import PROGRESS
 
 ROWS = 6
@@ -131,10 +132,26 @@ def test_a_frozen_prefix_is_computed_once(adaptive: bool) -> None:
     )
     assert all(map(torch.equal, computed(policy, ready, act.forward_inputs), expected))
     policy.sft_loss(ready, act.actions).backward()
+    assert torch.equal(sample(policy, {**obs, **ready}).actions, act.actions)
     assert calls == []
     order = torch.tensor([3, 1])
     part = computed(policy, take_rows(ready, order), take_rows(act.forward_inputs, order))
     assert all(torch.allclose(x, y[order], atol=1e-5) for x, y in zip(part, expected, strict=True))
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_generator_and_trainer_compute_the_same_prefix(bfloat16: bool) -> None:
+    settings = SmallFlowSettings(method=FlowSde(), train="expert", bfloat16=bfloat16)
+    acting, training = (settings.build(SPEC, seed=0, device="cpu", role=role) for role in ("act", "train"))
+    published = settings.form(SPEC).published
+    assert frozen_checksum(acting, published) == frozen_checksum(training, published)
+    assert frozen_checksum(settings.build(SPEC, seed=1, device="cpu", role="act"), published) != frozen_checksum(
+        training, published
+    )
+    obs = observations(ROWS)
+    found, expected = acting.precompute(obs), training.precompute(obs)
+    assert row_specs(found) == row_specs(expected)
+    assert all(torch.equal(x, expected[name]) for name, x in found.items())
 
 
 def test_a_trained_prefix_is_not_stored() -> None:

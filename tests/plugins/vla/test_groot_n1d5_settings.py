@@ -156,6 +156,7 @@ def test_a_frozen_backbone_is_computed_once() -> None:
     expected = policy.evaluate(obs, act.forward_inputs)
     assert len(calls) == 1
     again = policy.evaluate(ready, act.forward_inputs)
+    assert torch.equal(sample(policy, {**obs, **ready}).actions, act.actions)
     assert len(calls) == 1
     assert torch.equal(again.logprob, expected.logprob)
     assert torch.equal(again.value, expected.value)

@@ -202,6 +202,7 @@ def test_what_is_precomputed_replaces_the_images(train: str, kept: str | None) -
     again = policy.evaluate({**without, **found}, act.forward_inputs)
     torch.testing.assert_close(again.logprob, act.logprob)
     torch.testing.assert_close(again.value, act.value)
+    assert torch.equal(sample(policy, {**obs, **found}).actions, act.actions)
 
 
 @pytest.mark.parametrize("stop_token", [True, False])

@@ -41,6 +41,7 @@ from polyrhythm.files import atomic_write
 from polyrhythm_bench.cases import policies
 from polyrhythm_bench.harness.kept import KeptResults
 from polyrhythm_bench.harness.markdown import wrap_prose
+from polyrhythm_bench.workloads import colocated
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Figure(NamedTuple):
 class Part:
     """command: without `python -m`; limit_s: its own; least_s: with less time left it is not begun; figures: read from
     its files, as far as it came; needs: packages; why_not: a sentence, if it cannot run here; anew: what a command that
-    cannot go on left, removed before the next try."""
+    cannot go on left, removed before the next try; left: what an orderly end has left to do, "" if nothing."""
 
     name: str
     command: Sequence[str]
@@ -73,6 +74,7 @@ class Part:
     needs: Sequence[str] = ()
     why_not: str = ""
     anew: Path | None = None
+    left: Callable[[], str] = str
 
 
 def run(out: Path, minutes: float = 12.0, *, tiny: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
@@ -202,6 +204,8 @@ def _run_part(part: Part, out: Path, limit_s: float) -> tuple[str, str, float]:
         return CUT, f"after {seconds:.0f} s; last: {last}", seconds
     if code == 2 and last.startswith("polyrhythm: error:"):
         return SKIPPED, last.removeprefix("polyrhythm: error: "), seconds
+    if code == 0 and (left := part.left()):
+        return CUT, left, seconds
     return (DONE, "", seconds) if code == 0 else (FAILED, f"exit status {code}; last: {last}", seconds)
 
 
@@ -232,7 +236,7 @@ def parts(out: Path, *, tiny: bool) -> list[Part]:
     return [
         _tests(out),
         _quickstart(out, tiny=tiny, needs=metaworld),
-        *_colocated(out, tiny=tiny, needs=(*vla, *metaworld)),
+        _colocated(out, tiny=tiny, needs=(*vla, *metaworld)),
         *(_passes(out, kind, tiny=tiny, needs=vla) for kind in policies.TYPES),
         _language(out, tiny=tiny, needs=vla),
     ]
@@ -262,8 +266,12 @@ def _quickstart(out: Path, *, tiny: bool, needs: Sequence[str]) -> Part:
     folder = out / "quickstart"
     words = ["polyrhythm", "train", "quickstart", "--out", str(folder)]
     if tiny:
-        small = "training.versions=6 supervised.steps=12 evaluation.episodes=4 demonstrations.episodes_per_task=1"
-        words += [*small.split(), "rollout.rows=4", "training.mini_batch_samples=8", "env.max_steps=20"]
+        small = "training.versions=6 supervised.steps=12 evaluation.episodes=4 demonstrations.episodes_per_task=2"
+        words += [
+            *small.split(),
+            "rollout.rows=4",
+            "training.mini_batch_samples=8",
+        ]
     else:
         device = "placement.generators.devices=0 placement.trainer.devices=0"
         words += [*device.split(), "rollout.simulators=8", "rollout.rows=4", "rollout.sharding=even:1"]
@@ -289,10 +297,54 @@ def _share(found: Mapping[str, Any]) -> str:
     return f"{100 * found['rate']:.0f}% [{100 * found['low']:.0f}, {100 * found['high']:.0f}]"
 
 
-def _colocated(out: Path, *, tiny: bool, needs: Sequence[str]) -> list[Part]:
-    folder = out / "colocated"
+def _colocated(out: Path, *, tiny: bool, needs: Sequence[str]) -> Part:
+    folder, rows = out / "colocated", colocated.rows_of(colocated.scene_of(tiny=tiny))
     words = ["polyrhythm", "bench", "gpu-colocated", "--json", "--out", str(folder), *(["--tiny"] if tiny else [])]
-    return [Part("colocated", [*words, "--minutes", "0.5" if tiny else "6"], 420, 100, list, needs)]
+    words += ["--minutes", "0.8" if tiny else "6"]
+
+    def left() -> str:
+        missing = [name for name, row in rows.items() if not _file(name).is_file() and not colocated.why_not(*row)]
+        return f"these rows are left: {', '.join(missing)}" if missing else ""
+
+    def _file(name: str) -> Path:
+        return folder / f"{name}.json"
+
+    def figures() -> list[Figure]:
+        found = {name: _result(_file(name)) for name in rows if _file(name).is_file()}
+        return _colocated_figures({name: (rows[name][0], one) for name, one in found.items()})
+
+    return Part("colocated", words, 420, 30 if tiny else 100, figures, needs, left=left)
+
+
+def _colocated_figures(found: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[Figure]:
+    """found: mode and result of each row. The bound is what the device could do if it never waited: the transitions of
+    a lock-step version over the time in which its generator or trainer was busy, which take turns there."""
+    figures = []
+    rates = {name: one["transitions_per_s"] for name, (_, one) in found.items()}
+    for name, (_, one) in found.items():
+        busy = ", ".join(f"{station} {100 * share:.0f}%" for station, share in one["busy"].items())
+        value = f"{rates[name]:,.0f} transitions/s, {one['versions']} versions, lag {one['lag_mean']:.2f}; busy: {busy}"
+        figures.append(Figure(name, value))
+    full = max((rates[name] for name, (mode, _) in found.items() if mode.startswith("full_async")), default=None)
+    lock = {name: one for name, (mode, one) in found.items() if mode == "lockstep"}
+    if full is None or not lock:
+        return figures
+    first = max(rates[name] for name in lock)
+    bound = max(rates[name] / sum(_computing(one["busy"])) for name, one in lock.items())
+    return [
+        Figure("full asynchrony over the best lock-step", f"{full / first:.2f}", "1.85 (RL-VLA³, table 5)"),
+        Figure("share of the device's bound", f"{full / bound:.2f} of {bound:,.0f} transitions/s", "aim: 0.92"),
+        *figures,
+    ]
+
+
+def _computing(busy: Mapping[str, float]) -> list[float]:
+    return [share for station, share in busy.items() if not station.startswith("simulator")]
+
+
+def _result(file: Path) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))["result"]
+    return found
 
 
 #: Seconds to make a chunk of actions by vla-eval on an A100, and observations per second of CogACT 7B with 16 rows.
@@ -316,7 +368,7 @@ def _pass_figures(kind: str, files: Mapping[str, Path]) -> list[Figure]:
     for name, file in files.items():
         if not file.is_file():
             continue
-        found = json.loads(file.read_text(encoding="utf-8"))["result"]
+        found = _result(file)
         action, rows = name.split("-")
         ms = found.get("captured_ms") or found["ms"]
         value = f"{ms:.1f} ms, {found['of_roofline']:.2f} of the roofline, {found['ratio']:.2f} times a plain forward"

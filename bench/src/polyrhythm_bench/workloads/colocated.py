@@ -196,7 +196,8 @@ def memory_plan(scene: Scene, form: PolicyForm) -> dict[str, float]:
         "trainer: weights": form.train_bytes,
         "trainer: gradients": form.trainable_bytes,
         "trainer: moments": 2 * form.trainable_bytes,
-        "trainer: prefixes of an update": kept if kept <= scene.precomputed_mib * _MIB else 0,
+        # What generators lend; with a lease the trainer computes those of an update.
+        "trainer: prefixes, at most": min(4 * kept, scene.precomputed_mib * _MIB),
         "trainer: newest version for the generator": sum(spec.nbytes for spec in form.published.values()),
     }
     return {name: nbytes / _GIB for name, nbytes in plan.items()}

@@ -234,6 +234,11 @@ def _check_optional_methods(traits: PolicyTraits, policy: Policy, obs: Observati
             raise ContractViolation(f"precompute() gives {taken[0]}, which the observation has", "give it another name")
         whole, rest = (evaluate_act(policy, {**obs, **own}, act).logprob for own in (dict[str, Tensor](), more))
         check_close("evaluate().logprob with precompute()", rest, "without", whole, policy.tolerance, "use it alike")
+        if traits.acts_from_precomputed:
+            again = sample(policy, {**obs, **more}).logprob
+            check_close(
+                "act().logprob with precompute()", again, "without", act.logprob, policy.tolerance, "use it alike"
+            )
 
 
 def check_answers(form: PolicyForm, policy: Policy, obs: Observations) -> None:
