@@ -1,5 +1,6 @@
 """A policy of LeRobot in a process of its own, with a stand-in for the package lerobot behind the real boundary."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -244,5 +245,15 @@ def test_training_is_refused(tmp_path: Path, kind: str, why: str) -> None:
 def test_a_policy_without_a_flow_head_is_not_trained(tmp_path: Path, kind: str, why: str) -> None:
     policy = {"type": "lerobot_flow", "checkpoint": str(write_policy(tmp_path / "policy", kind))}
     recipe = {"env": "gymnasium:CartPole-v1", "policy": policy, "evaluation": {"episodes": 8}}
+    training = {"versions": 1, "mini_batch_samples": 8}
     with pytest.raises(ConfigError, match=f"policy.type = lerobot_flow cannot use a '{kind}': .*{why}"):
-        check_use(CheckContext(load_config({**recipe, "training": {"versions": 1, "mini_batch_samples": 8}})))
+        check_use(CheckContext(load_config({**recipe, "training": training})))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lerobot") is not None, reason="this Python has lerobot")
+def test_a_flow_policy_asks_for_its_python(tmp_path: Path) -> None:
+    policy = {"type": "lerobot_flow", "checkpoint": str(write_policy(tmp_path / "policy", "smolvla"))}
+    training = {"versions": 1, "mini_batch_samples": 8}
+    config = load_config({"env": "gymnasium:CartPole-v1", "policy": policy, "training": training})
+    with pytest.raises(MissingError, match="this Python has no lerobot; install Polyrhythm in one that has"):
+        check_use(CheckContext(config))

@@ -1,7 +1,9 @@
 """Refuses to train a policy of LeRobot that only acts, and asks for LeRobot's Python, before anything is started."""
 
+import importlib.util
+
 from polyrhythm.checks import Check, CheckContext
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, MissingError
 
 
 def check_use(context: CheckContext) -> str | tuple[()]:
@@ -19,6 +21,11 @@ def check_use(context: CheckContext) -> str | tuple[()]:
     if not isinstance(policy, LerobotSettings):
         if has_no_flow(kind):
             raise ConfigError(no_flow_head(checkpoint, kind))
+        if importlib.util.find_spec("lerobot") is None:
+            raise MissingError(
+                "policy.type = lerobot_flow: this Python has no lerobot; install Polyrhythm in one that has "
+                "lerobot[smolvla], and run it there"
+            )
         return f"{kind} in this Python"
     if context.config.training.versions or context.config.supervised is not None:
         raise ConfigError(not_trained(checkpoint, kind))
