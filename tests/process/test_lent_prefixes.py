@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -16,9 +17,12 @@ from polyrhythm.config.load import merge
 from polyrhythm.pipeline.build import Pipeline, build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.train import train
+from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler.records import StationLost
+from polyrhythm.training.checkpoint import load_state
 
 VERSIONS = 4
 POLICY = {"type": "tests.plugins.pretrained.adapted:SmallSettings", "train": "expert", "width": 16}
@@ -87,3 +91,30 @@ def test_a_loss_costs_prefixes_and_nothing_else(killed: str, tmp_path: Path) -> 
     assert shares[0] == 1.0
     assert shares[-1] is not None
     assert shares[-1] > 0.5
+
+
+@long(20, "two ranks, whose pool is the first one's")
+def test_ranks_of_one_device_have_one_pool(tmp_path: Path) -> None:
+    _, _, expected = run(tmp_path / "computed", launcher="inline", training={"precomputed_mib": 0})
+    _, shares, weights = run(tmp_path / "ranks", placement={"trainer": {"ranks": 2}})
+    assert shares == [1.0] * VERSIONS
+    del expected["network.head.bias"]  # its gradient is zero but for rounding
+    near(weights, expected)
+
+
+def test_a_resumed_run_computes_what_was_lent_before(tmp_path: Path) -> None:
+    training = {"epochs": 1, "versions": 4, "mini_batch_samples": 5}
+    base = merge(
+        LOCKSTEP, {"policy": POLICY, "training": training, "launcher": "inline", "evaluation": {"episodes": 0}}
+    )
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    train(validate_run(config(base)), tmp_path / "whole")
+    train(validate_run(config(base, training={"versions": 2})), tmp_path / "cut")
+    train(validate_run(config(base, resume=str(tmp_path / "cut"))), tmp_path / "cut")
+    weights, expected = (load_state(tmp_path / name / "policy.pt")["policy"] for name in ("cut", "whole"))
+    near(weights, expected)
+    lines = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()
+    shares = [x["train/actor/lent_fraction"] for x in map(json.loads, lines) if "train/actor/lent_fraction" in x]
+    assert len(shares) == 4
+    assert shares[-1] == 1.0
