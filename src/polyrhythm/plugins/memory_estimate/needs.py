@@ -174,8 +174,6 @@ class _Parts:
         if name in self._lenders:
             yield MemoryPart(name, LENT, device, activations.precomputed(rows), certain=False, stays=False)
         pinned = 2 * (inputs + answers) + 2 * min(CHUNK_BYTES, self._published.nbytes)
-        lends = self._placed.lends_prefixes(name) and self._lent(activations)[0] > 0
-        yield MemoryPart(name, "prefixes of a pass", device, lends * activations.precomputed(rows), certain=False)
         yield MemoryPart(name, "batches", device, 3 * inputs + answers, certain=False)
         yield MemoryPart(name, "pinned batches and chunks", HOST, pinned, certain=False)
 
