@@ -157,7 +157,7 @@ def test_workers_know_the_schedulers_records_but_not_its_decisions(package: str)
 
 
 def test_few_modules_of_the_runtime_import_torch() -> None:
-    known = {"tensors.py", "receiver.py", "device_weights.py", "observed.py", "prefixes.py"}
+    known = {"tensors.py", "receiver.py", "device_load.py", "device_weights.py", "observed.py", "prefixes.py"}
     for path in sorted((PACKAGE / "runtime").rglob("*.py")):
         if path.name not in known:
             assert "torch" not in {name.partition(".")[0] for name in _imports(path)}, path.name

@@ -227,6 +227,7 @@ def test_a_killed_sweep_goes_on_with_its_unfinished_run(tmp_path: Path, capsys: 
     process.wait()
     found = _sweep(capsys, *words)
     assert [one["failures"] for one in found["combinations"]] == [0, 0]
+    assert found["runs"] == {"resumed": 1, "new": 1}
     log = (tmp_path / "out").glob("lr=1e-3-*/job/sweep.log")
     text = next(log).read_text()
     assert text.count("evaluation before …") <= 1

@@ -19,6 +19,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
@@ -143,11 +144,8 @@ def _key(config: RunConfig, weights: Mapping[str, Any], asked: Mapping[str, Any]
         own = torch.as_tensor(tensor).detach().cpu().contiguous()
         found.update(f"{name} {own.dtype} {tuple(own.shape)}\n".encode())
         found.update(own.reshape(-1).view(torch.uint8).numpy().data)
-    package = Path(polyrhythm.__file__).parent
-    for file in sorted(package.rglob("*")):
-        if file.is_file() and file.parent.name != "__pycache__":
-            found.update(str(file.relative_to(package)).encode() + file.read_bytes())
     plain = {
+        "package": _package(),
         "config": config.model_dump(mode="json", exclude=_UNREAD),
         "asked": dict(asked),
         "packages": sorted(f"{one.name} {one.version}" for one in distributions()),
@@ -155,6 +153,16 @@ def _key(config: RunConfig, weights: Mapping[str, Any], asked: Mapping[str, Any]
     }
     found.update(json.dumps(plain, sort_keys=True).encode())
     return found.hexdigest()[:32]
+
+
+@cache
+def _package() -> str:
+    """Hash of the files of this package, as this process found them first."""
+    found, package = hashlib.sha256(), Path(polyrhythm.__file__).parent
+    for file in sorted(package.rglob("*")):
+        if file.is_file() and file.parent.name != "__pycache__":
+            found.update(str(file.relative_to(package)).encode() + file.read_bytes())
+    return found.hexdigest()
 
 
 def _devices() -> list[str]:
