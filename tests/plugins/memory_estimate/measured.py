@@ -29,9 +29,7 @@ from polyrhythm.policies.base import Policy, as_module, extended
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import policy_traits
 from polyrhythm.runtime.devices import devices_here
-from polyrhythm.runtime.memory.prefixes import Prefixes, PrefixSeat, row_specs
 from polyrhythm.specs import EnvSpec, Trajectory
-from polyrhythm.specs.hashing import row_digests
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import finish
 
@@ -162,36 +160,11 @@ def update(run: Run) -> Found:
     policy = run.build("train")
     config = run.config
     learner = Learner(policy, config.algorithm, config.training, total_updates=2, seed=0)
-    if run.planned("trainer").get("lent prefixes"):
-        learner.prefixes = _lent(run, policy, data)
     held = _allocated(run.device) - before if run.device.type == "cuda" else _weights(as_module(policy))
-    if learner.prefixes is not None and run.device.type == "cpu":
-        held += run.planned("trainer")["lent prefixes"]
     with _growth(run.device) as grown:
         finish(learner.update(data, 0))
     packed = sum(x.nbytes for one in data for x in _arrays(one)) if run.device.type == "cpu" else 0
     return Found(sum(run.planned("trainer").values()), held + grown[0] + packed)
-
-
-def _lent(run: Run, policy: Policy, data: list[Trajectory]) -> Prefixes:
-    """Where all prefixes of these samples are lent, in a pool as large as planned."""
-    device, count = str(run.device), 0
-    seat = PrefixSeat(f"measured {id(policy)}", shared=False, device=device, local=device)
-    compute = extended(policy).precompute
-    row = {name: torch.from_numpy(x[:1]).to(device) for name, x in data[0].obs.items()}
-    with torch.no_grad():
-        prefixes = Prefixes(seat, row_specs(compute(row)), lambda: 1)
-        prefixes.create(1_000_000, run.planned("trainer")["lent prefixes"])
-        pool = prefixes.find()
-        assert pool is not None
-        for sample in data:
-            sample.entries = count + np.arange(sample.steps)
-            count += sample.steps
-            obs = {name: x[:-1] for name, x in sample.obs.items()}
-            found = compute({name: torch.from_numpy(x).to(device) for name, x in obs.items()})
-            pool.write(sample.entries, np.arange(sample.steps), found)
-            pool.stamp(sample.entries, row_digests(obs))
-    return prefixes
 
 
 def act(run: Run) -> Found:
@@ -208,8 +181,7 @@ def act(run: Run) -> Found:
         else:
             policy.act(obs, flags, keys)
     planned = run.planned("generator-0")
-    buffers = ("batches", "prefixes of a pass")
-    return Found(sum(size for purpose, size in planned.items() if purpose not in buffers), held + grown[0])
+    return Found(sum(size for purpose, size in planned.items() if purpose != "batches"), held + grown[0])
 
 
 def _arrays(sample: Trajectory) -> Iterator[np.ndarray]:
