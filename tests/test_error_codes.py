@@ -145,7 +145,7 @@ def test_every_sentence_of_an_error_has_a_code_of_its_cause() -> None:
         whole = start + sentence.removeprefix("{…}") if sentence.startswith("{…}") else sentence
         if _code(name, whole) in GENERAL and sentence not in PLAIN:
             without.append((file, name, sentence[:150]))
-    assert without == [], "give a code of error_codes.yaml words of the sentence, or add a code"
+    assert without == [], "give a code of error_codes.toml words of the sentence, or add a code"
 
 
 @pytest.mark.parametrize("section", RunConfig.model_fields)

@@ -355,7 +355,7 @@ def plugins_page() -> str:
 
 #: Comment in a page → generator of what stands there on the site.
 PARTS: dict[str, Callable[[], str]] = {
-    "<!-- entries of src/polyrhythm/error_codes.yaml -->": error_entries,
+    "<!-- entries of src/polyrhythm/error_codes.toml -->": error_entries,
     "<!-- sentences by paper -->": sentences_by_paper,
     "<!-- sentences by setting -->": sentences_by_setting,
 }

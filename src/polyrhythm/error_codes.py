@@ -1,4 +1,4 @@
-"""Short stable codes of the messages that a user gets; error_codes.yaml describes each.
+"""Short stable codes of the messages that a user gets; error_codes.toml describes each.
 
 `polyrhythm explain CODE` prints a code's cause and remedy. A code stands for one kind of cause. It is found from the
 error's class and from words of its sentence, so raising an error needs no number.
@@ -6,6 +6,7 @@ error's class and from words of its sentence, so raising an error needs no numbe
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -27,7 +28,7 @@ GROUPS = {
 
 
 class Code(NamedTuple):
-    """A kind of cause, as error_codes.yaml describes it; that file has the meaning of each field."""
+    """A kind of cause, as error_codes.toml describes it; that file has the meaning of each field."""
 
     code: str
     errors: Sequence[str]
@@ -46,10 +47,8 @@ class Code(NamedTuple):
 @cache
 def codes() -> Sequence[Code]:
     """All codes, in the order of the page. Not loaded before an error needs it."""
-    import yaml
-
-    text = Path(__file__).with_name("error_codes.yaml").read_text(encoding="utf-8")
-    return [Code(**entry) for entry in yaml.safe_load(text)]
+    text = Path(__file__).with_name("error_codes.toml").read_text(encoding="utf-8")
+    return [Code(**entry) for entry in tomllib.loads(text)["codes"]]
 
 
 def code_of(error: BaseException, sentence: str = "") -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from polyrhythm.runtime.memory.prefixes import Prefixes, PrefixPool, PrefixSeat, frozen_checksum, row_specs
 from polyrhythm.specs.hashing import row_digests
@@ -29,7 +30,7 @@ SPECS = row_specs(arrays(1))
 
 
 def seat(run: object, *, shared: bool = True, device: str = "cpu") -> PrefixSeat:
-    return PrefixSeat(str(run), shared, device, "cpu")
+    return PrefixSeat(str(run), shared, device, device)
 
 
 def end(run: object, checksum: int = 7, dtype: torch.dtype = torch.bfloat16, **changes: object) -> Prefixes:
@@ -37,9 +38,16 @@ def end(run: object, checksum: int = 7, dtype: torch.dtype = torch.bfloat16, **c
     return Prefixes(seat(run, **changes), row_specs(arrays(1, dtype=dtype)), lambda: checksum)  # type: ignore[arg-type]
 
 
+def write(pool: PrefixPool, entries: NDArray[np.int64], first: int) -> None:
+    found = {name: x.to(pool.arrays[name].device) for name, x in arrays(len(entries), first).items()}
+    pool.write(entries, np.arange(len(entries)), found)
+    if pool.arrays["keys"].is_cuda:
+        torch.cuda.synchronize()
+
+
 def lend(pool: PrefixPool, entries: list[int], first: int) -> None:
     at = np.array(entries)
-    pool.write(at, np.arange(len(at)), arrays(len(at), first))
+    write(pool, at, first)
     pool.stamp(at, at + 1000)
 
 
@@ -142,7 +150,7 @@ def test_a_digest_tells_observations_apart() -> None:
 TRAINER = """
 import sys
 from tests.runtime.test_prefixes import MIB, end, held
-trainer = end(sys.argv[1])
+trainer = end(sys.argv[1], device=sys.argv[2])
 trainer.create(6, MIB)
 for line in sys.stdin:
     pool = trainer.find()
@@ -151,18 +159,18 @@ for line in sys.stdin:
 GENERATOR = """
 import sys, time
 import numpy as np
-from tests.runtime.test_prefixes import arrays, end, lend
-pool = end(sys.argv[1]).find()
+from tests.runtime.test_prefixes import end, lend, write
+pool = end(sys.argv[1], device=sys.argv[2]).find()
 lend(pool, [0], 30)
-pool.write(np.array([2]), np.array([0]), arrays(1, 40))
+write(pool, np.array([2]), 40)
 print("writing", flush=True)
 time.sleep(300)
 """
 
 
-def process(script: str, folder: Path) -> subprocess.Popen[str]:
+def process(script: str, folder: Path, device: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", script, str(folder)]
+    command = [sys.executable, "-c", script, str(folder), device]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
@@ -174,16 +182,16 @@ def asked(trainer: subprocess.Popen[str]) -> str:
     return trainer.stdout.readline().strip()
 
 
-def test_prefixes_of_dead_generators_stay_and_pools_of_dead_trainers_are_not_used(tmp_path: Path) -> None:
-    with process(TRAINER, tmp_path) as trainer:
+def check_deaths(tmp_path: Path, device: str) -> None:
+    with process(TRAINER, tmp_path, device) as trainer:
         try:
             assert asked(trainer) == "[False, False] [0.0, 0.0]"
-            with process(GENERATOR, tmp_path) as generator:
+            with process(GENERATOR, tmp_path, device) as generator:
                 assert generator.stdout is not None
                 assert generator.stdout.readline() == "writing\n"
                 generator.send_signal(signal.SIGKILL)
             assert asked(trainer) == "[True, False] [30.0, 40.0]", "what it was writing is not there"
-            successor = end(tmp_path)
+            successor = end(tmp_path, device=device)
             pool = successor.find()
             assert pool is not None
             lend(pool, [2], 50)
@@ -192,9 +200,13 @@ def test_prefixes_of_dead_generators_stay_and_pools_of_dead_trainers_are_not_use
             trainer.send_signal(signal.SIGKILL)
             trainer.wait()
     assert successor.find() is None, "the trainer is dead"
-    with process(TRAINER, tmp_path) as trainer:
+    with process(TRAINER, tmp_path, device) as trainer:
         assert asked(trainer) == "[False, False] [0.0, 0.0]", "its successor has a pool of its own"
         other = successor.find()
         assert other is not None
         lend(other, [0], 60)
         assert asked(trainer) == "[True, False] [60.0, 0.0]"
+
+
+def test_prefixes_of_dead_generators_stay_and_pools_of_dead_trainers_are_not_used(tmp_path: Path) -> None:
+    check_deaths(tmp_path, "cpu")

@@ -22,7 +22,7 @@ from polyrhythm.specs.hashing import row_digests
 from polyrhythm.stations.batch_buffer import BatchLayout
 from polyrhythm.stations.generator import Generator, GeneratorContext, PolicyCopies
 from polyrhythm.stations.one_pass import OnePassEngine
-from polyrhythm.stations.passes import DevicePasses, HostPasses
+from polyrhythm.stations.passes import DevicePasses, Passes, passes_on
 
 BLOCKS, SLOTS, CPU = 4, {"a": 3, "b": 2}, torch.device("cpu")
 
@@ -30,21 +30,23 @@ BLOCKS, SLOTS, CPU = 4, {"a": 3, "b": 2}, torch.device("cpu")
 class Lender:
     """A generator of the small policy in this thread, and the trainer's pool, which has no slots for the last step."""
 
-    def __init__(self, way: str) -> None:
-        self.policy, self.said = small(train="expert"), list[Any]()
+    def __init__(self, way: str, device: torch.device = CPU) -> None:
+        self.policy, self.said, self.device = small(train="expert").to(device), list[Any](), device
         layout = ArenaLayout(
             BLOCKS, 4, 1, shown(SPEC), answer_specs(SmallSettings(train="expert").form(SPEC), SPEC), SLOTS
         )
         self.arena, rng = in_memory(layout), np.random.default_rng(0)
         for array in self.arena.obs.values():
             array[...] = rng.integers(0, 2, array.shape).astype(array.dtype)
-        first = {name: torch.from_numpy(array[:1]) for name, array in self.arena.obs.items()}
-        seat = PrefixSeat(f"lending {way} {id(self)}", shared=False, device="cpu", local="cpu")
+        first = {name: torch.from_numpy(array[:1]).to(device) for name, array in self.arena.obs.items()}
+        seat = PrefixSeat(f"lending {way} {id(self)}", shared=False, device=str(device), local=str(device))
         specs = row_specs(self.policy.precompute(first))
         self.trainer = Prefixes(seat, specs, lambda: 3)
         self.trainer.create(BLOCKS * 3, 2**20)
         batch = BatchLayout.of(self.arena)
-        passes = HostPasses(batch, 8) if way == "host" else DevicePasses(CPU, batch, 8, captured, self.policy)
+        passes: Passes = DevicePasses(CPU, batch, 8, captured, self.policy)
+        if way != "device":
+            passes = passes_on(device, batch, 8, "auto", self.policy)
         weights = inline_weights(as_module(self.policy))
         copies = PolicyCopies(self.policy, self.policy, weights)
         channels = Channels(self.said.append, self.said.extend, self.said.append)
@@ -73,7 +75,7 @@ class Lender:
         assert pool is not None
         obs = {name: array[at] for name, array in self.arena.obs.items()}
         held: list[bool] = pool.holds(at, row_digests(obs)).tolist()
-        expected = self.policy.precompute({name: torch.from_numpy(array) for name, array in obs.items()})
+        expected = self.policy.precompute({name: torch.from_numpy(x).to(self.device) for name, x in obs.items()})
         for row, entry in enumerate(entries):
             for name, x in expected.items():
                 if held[row]:
@@ -88,7 +90,11 @@ def captured(run: Any) -> Any:
 
 @pytest.mark.parametrize("way", ["host", "device"])
 def test_rows_of_training_are_lent_where_there_is_a_slot(way: str) -> None:
-    lender = Lender(way)
+    check_lending(way)
+
+
+def check_lending(way: str, device: torch.device = CPU) -> None:
+    lender = Lender(way, device)
     lender.serve(1, a=[2, 9, 14], b=[0, 11])
     assert lender.lent([2, 9, 0, 11]) == [True] * 4
     assert lender.lent([14, 1, 3]) == [False] * 3, "no slot; not answered"

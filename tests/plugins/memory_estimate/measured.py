@@ -24,7 +24,7 @@ from polyrhythm.pipeline.array_specs import answer_specs, shown
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.placed import place
 from polyrhythm.plugins.memory_estimate.activations import Activations, estimate_activations
-from polyrhythm.plugins.memory_estimate.needs import list_parts, longest_sample, pass_rows
+from polyrhythm.plugins.memory_estimate.needs import LENT, list_parts, longest_sample, pass_rows
 from polyrhythm.policies.base import Policy, as_module, extended
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import policy_traits
@@ -42,8 +42,8 @@ SMALL = (
     "training.epochs=1",
     "training.critic_warmup_updates=0",
 )
-#: Parts of a plan that neither an update nor a pass has: other hosts' and processes', numpy's, and of a save.
-_ELSEWHERE = ("published weights", "staging", "state while it is written", "pinned batches and chunks")
+#: Parts of a plan that neither an update nor a pass has here: of what stations send each other, and of a save.
+_ELSEWHERE = (LENT, "published weights", "staging", "state while it is written", "pinned batches and chunks")
 
 
 class Found(NamedTuple):

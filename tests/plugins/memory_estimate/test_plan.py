@@ -112,6 +112,7 @@ def test_offloaded_moments_are_the_hosts() -> None:
     plan = planner_of(run).plan(run)
     assert sizes(plan, HOST, "trainer")["optimizer"] == 24 * GB
     assert "optimizer" not in sizes(plan, "cuda:0", "trainer")
+    assert sizes(plan, "cuda:0", "trainer")["moments on their way"] == 2 * 256 * 2**20
 
 
 def test_a_leased_device_holds_its_largest_station_and_the_host_what_the_others_keep() -> None:

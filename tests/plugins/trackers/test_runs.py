@@ -131,12 +131,12 @@ def test_an_interrupted_run_is_closed_as_unfinished_and_continued(tmp_path: Path
 
 
 def test_a_sink_whose_process_dies_leaves_the_run_as_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    train(small([]), new_folder(tmp_path / "without"))
+    train(small([], "preset=lockstep"), new_folder(tmp_path / "without"))
     assert not (tmp_path / "without" / "tensorboard").exists()
     lines = tmp_path / "lines"
     lines.with_suffix(".fault").write_text("metrics:die")
     with caplog.at_level(logging.WARNING, "polyrhythm.plugins.trackers"):
-        train(small([FaultySettings(file=str(lines))]), new_folder(tmp_path / "with"))
+        train(small([FaultySettings(file=str(lines))], "preset=lockstep"), new_folder(tmp_path / "with"))
     assert len(caplog.messages) == 1
     assert [content[0] for content in recorded(lines)].count("metrics") == 3
     same = ("train/actor/policy_loss", "env/return", "evaluation/greedy/mean_return")

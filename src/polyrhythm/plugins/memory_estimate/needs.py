@@ -46,6 +46,10 @@ SHARED = "shared"
 HOST = "cpu"
 #: Purpose of the versions that a host's processes share.
 PUBLISHED = "published weights"
+#: Purpose of what generators lend the trainer.
+LENT = "lent prefixes"
+#: Purposes of what an update computes once by frozen parts: for all of its samples, and copied for a mini-batch.
+PRECOMPUTED = ("precomputed", "precomputed of a mini-batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,11 @@ class _Parts:
         infos = env_batch_infos(config, spec, trainer=trains)
         self._layout = arena_layout(config, spec, infos, form, trainer=trains)
         self._published = WeightsLayout.of(form.published)
+        traits = settings_traits(config.policy).policy
+        lends = config.training.precomputed_mib > 0 and self._share == 1 and stream_places(config, spec) == 0
+        lends = lends and traits is not None and traits.acts_from_precomputed
+        #: Generators that lend the trainer what frozen parts of the policy give.
+        self._lenders = [name for name in placed.names["generators"] if lends and placed.lends_prefixes(name)]
 
     def all(self) -> Iterator[MemoryPart]:
         placed, inline = self._placed, self._config.launcher == "inline"
@@ -162,6 +171,8 @@ class _Parts:
         if device == HOST:
             yield MemoryPart(name, "batches", HOST, inputs + answers, certain=False)
             return
+        if name in self._lenders:
+            yield MemoryPart(name, LENT, device, activations.precomputed(rows), certain=False, stays=False)
         pinned = 2 * (inputs + answers) + 2 * min(CHUNK_BYTES, self._published.nbytes)
         yield MemoryPart(name, "batches", device, 3 * inputs + answers, certain=False)
         yield MemoryPart(name, "pinned batches and chunks", HOST, pinned, certain=False)
@@ -187,6 +198,8 @@ class _Parts:
             block = min(form.block_bytes or form.train_bytes, form.train_bytes)
             gathered = block + min(block, trained)
             yield MemoryPart(name, "largest block, gathered", device, gathered, stays=False)
+        if offload and learns:
+            yield MemoryPart(name, "moments on their way", device, self._moved(), certain=False, stays=False)
 
     def _reference(self) -> int:
         """Bytes of the reference policy of the KL term. Policies with the trait adapts copy only the trained tensors,
@@ -205,36 +218,29 @@ class _Parts:
         rows = -(-config.training.batch_size * steps // ranks)
         mini = min(rows, config.training.minibatch_steps or rows)  # with 0 a streaming update also joins its parts
         micro = micro_batch_rows(config, steps, ranks, form.row_tokens)
-        whole, (lent, missing) = activations.precomputed(rows), self._lent(activations)
-        frozen = int(missing * whole)
-        fits = frozen + lent <= config.training.precomputed_mib * 2**20
-        held, joined = device if fits else HOST, frozen + mini * whole // rows
-        passes = activations.training(micro)
-        yield MemoryPart(name, "lent prefixes", device, lent, certain=False)
-        yield MemoryPart(name, "micro-batch", device, passes, certain=False, stays=False)
-        yield MemoryPart(name, "moments on their way", device, self._moved(passes), certain=False, stays=False)
-        yield MemoryPart(name, "precomputed", held, joined, certain=False, stays=fits)
+        frozen, limit = activations.precomputed(rows), config.training.precomputed_mib * 2**20
+        entries = self._layout.blocks * steps
+        pool = min(activations.precomputed(entries), limit) if self._lenders else 0
+        fits = frozen <= limit - pool
+        taken, held = mini * frozen // rows, device if fits else HOST
+        yield MemoryPart(name, "micro-batch", device, activations.training(micro), certain=False, stays=False)
+        yield MemoryPart(name, LENT, device, pool, certain=False)
+        yield MemoryPart(name, PRECOMPUTED[0], held, frozen, certain=False, stays=fits)
+        at = device if pool else held
+        yield MemoryPart(name, PRECOMPUTED[1], at, taken, certain=False, stays=fits)
         yield MemoryPart(name, "samples of an update", HOST, (rows + mini) * row, certain=False)
         yield MemoryPart(name, "state while it is written", HOST, self._saved(name), certain=False, stays=False)
         if device != HOST:  # one is prefetched
-            sent = row if fits else row + whole // rows
+            sent = row if fits or pool else row + frozen // rows
             yield MemoryPart(name, "batches", device, 2 * micro * sent, certain=False, stays=False)
 
-    def _moved(self, passes: int) -> int:
-        """Bytes of offloaded moments in a step, beyond those of the passes that are over by then."""
-        moved = _MOMENTS * min(self._form.trainable_bytes // self._share, PIECE_BYTES)
-        return max(0, moved - passes) if self._config.training.optimizer.offload else 0
-
-    def _lent(self, activations: Activations) -> tuple[int, float]:
-        """Bytes of the pool in which generators lend what frozen parts give, and the share that the trainer computes
-        nevertheless."""
-        config, traits = self._config, settings_traits(self._config.policy).policy
-        lends = any(self._placed.lends_prefixes(name) for name in generator_names(config)) and self._share == 1
-        whole = activations.precomputed(self._layout.blocks * self._layout.steps)
-        if not whole or not lends or traits is None or not traits.acts_from_precomputed:
-            return 0, 1.0
-        lent = min(whole, config.training.precomputed_mib * 2**20)
-        return lent, 1.0 - lent / whole
+    def _moved(self) -> int:
+        """Bytes of offloaded moments in a step, beyond those of the passes, which are over by then."""
+        moved, passes = _MOMENTS * min(self._form.trainable_bytes // self._share, PIECE_BYTES), 0
+        if self._activations is not None:
+            rows = micro_batch_rows(self._config, self._layout.steps, len(self._ranks), self._form.row_tokens)
+            passes = self._activations.training(rows)
+        return max(0, moved - passes)
 
     def _saved(self, name: str) -> int:
         """Bytes of the copy that a rank saves: its part, or for rank 0 the whole state; 0 in one process."""

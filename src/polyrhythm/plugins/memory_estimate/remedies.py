@@ -18,6 +18,8 @@ from polyrhythm.pipeline.array_specs import env_batch_infos
 from polyrhythm.pipeline.placed import trainer_ranks
 from polyrhythm.plugins.memory_estimate.needs import (
     HOST,
+    LENT,
+    PRECOMPUTED,
     longest_sample,
     micro_batch_rows,
     pass_rows,
@@ -155,7 +157,7 @@ def _single(search: _Search, start: _Variant, full: list[DeviceMemory]) -> Itera
     for settings in _switches(search.planner, start, full):
         if not (lacks_passes and "policy.gradient_checkpointing" in settings):
             yield lambda own=settings: tried(own)  # type: ignore[misc]
-    if any(device.name == HOST for device in full) and purposes & {"arena", "samples of an update", "precomputed"}:
+    if any(device.name == HOST for device in full) and purposes & {"arena", "samples of an update", *PRECOMPUTED}:
         yield lambda: _most_samples(search, start)
 
 
@@ -166,13 +168,10 @@ def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> 
     trained = {part.purpose for device in full for part in device.parts if station_of(part.station) == "trainer"}
     devices = [device for device in full if device.name != HOST]
     on_device = trained & {"weights", "gradients"} and devices
-    if (wanted := _precomputed_mib(full)) > config.training.precomputed_mib:
-        yield {"training.precomputed_mib": wanted}
-    if any(part.purpose == "weights of the evaluation" for device in full for part in device.parts):
-        yield {"evaluation.weights": "pause"}
+    yield from _copies(config, full)
     if on_device and not config.training.optimizer.offload:
         yield {"training.optimizer.offload": True}
-    passes = trained - {"precomputed", "samples of an update"}
+    passes = trained - {LENT, *PRECOMPUTED, "samples of an update"}
     if passes and settings_traits(policy).adapts and not policy.gradient_checkpointing:
         yield {"policy.gradient_checkpointing": True}
     if on_device:
@@ -185,6 +184,17 @@ def _switches(planner: Planner, variant: _Variant, full: list[DeviceMemory]) -> 
     if trained and settings_traits(policy).adapts:
         for part in {"all": ("expert", "lora"), "expert": ("lora",)}.get(policy.train, ()):
             yield {"policy.train": part}
+
+
+def _copies(config: RunConfig, full: list[DeviceMemory]) -> Iterator[dict[str, Any]]:
+    """Switches of what is kept twice, or elsewhere."""
+    purposes = {part.purpose for device in full for part in device.parts}
+    if (wanted := _precomputed_mib(full)) > config.training.precomputed_mib:
+        yield {"training.precomputed_mib": wanted}
+    if LENT in purposes:
+        yield {"training.precomputed_mib": 0}
+    if "weights of the evaluation" in purposes:
+        yield {"evaluation.weights": "pause"}
 
 
 def _divisions(planner: Planner, config: RunConfig) -> Iterator[dict[str, Any]]:
@@ -206,7 +216,7 @@ def _divisions(planner: Planner, config: RunConfig) -> Iterator[dict[str, Any]]:
 def _precomputed_mib(full: list[DeviceMemory]) -> int:
     """MiB of precomputed outputs of a frozen part on the host, if the host is too small."""
     parts = [part for device in full if device.name == HOST for part in device.parts]
-    return max((-(-part.nbytes // 2**20) for part in parts if part.purpose == "precomputed"), default=0)
+    return max((-(-part.nbytes // 2**20) for part in parts if part.purpose == PRECOMPUTED[0]), default=0)
 
 
 def _largest_micro_batch(search: _Search, variant: _Variant) -> Remedy | None:

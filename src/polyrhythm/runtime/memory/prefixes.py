@@ -145,6 +145,8 @@ class Prefixes:
         """Make the pool of this device, of at most `limit` bytes and half of what is free, for at most `entries`
         entries of the arena. If there is no room, or the memory cannot be shared, the log says so."""
         seat, row = self._seat, _layout(self._specs, 1).nbytes
+        for left in self._folder.glob("*"):  # by a trainer that died: who has mapped it keeps it
+            left.unlink()
         slots = min(entries, min(limit, self._free() // 2) // row)
         if slots < 1:
             log.warning("prefixes are computed again by the trainer: %s has no room for one", seat.device)
@@ -175,9 +177,7 @@ class Prefixes:
             memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
             return PrefixPool(specs, slots, self.checksum, memory, np.zeros(slots, np.int64))
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / _POOL
-        path.unlink(missing_ok=True)
-        handles = self._handles()
+        path, handles = self._folder / _POOL, self._handles()
         memory = handles.allocate(nbytes)
         arrays = {name: (spec.shape, spec.dtype) for name, spec in specs.items()}
         named = msgspec.msgpack.encode(_Named(self.checksum, arrays, handles.export(memory)))
