@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.long import long
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, closed, config
 
 from polyrhythm.checks import CheckContext
@@ -128,7 +129,7 @@ def test_a_run_starts_the_daemon_for_its_stations_and_ends_it(
     assert "the control daemon has ended" in caplog.text
 
 
-@pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.parametrize("stubborn", [False, pytest.param(True, marks=long(7, "a daemon of MPS that does not quit"))])
 def test_the_daemon_ends_with_a_run_that_is_killed(
     stubborn: bool, tmp_path: Path, program: Callable[..., Path]
 ) -> None:

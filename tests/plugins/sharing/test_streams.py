@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.long import long
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, closed, config
 
 from polyrhythm.checks import CheckContext
@@ -48,7 +49,9 @@ def test_one_process_trains_to_the_bit_as_two(tmp_path: Path) -> None:
     assert "works in the process of trainer, see its log" in (logs / "generator-0.0.log").read_text()
 
 
-@pytest.mark.parametrize("ended_by", ["signal", "hang"])
+@pytest.mark.parametrize(
+    "ended_by", ["signal", pytest.param("hang", marks=long(10, "a process of two that is stopped"))]
+)
 def test_a_process_of_two_is_replaced_as_one(ended_by: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = config(ASYNCHRONOUS, **TOGETHER, supervision={"heartbeat_s": 5.0, "max_failures": 1})
 

@@ -142,8 +142,7 @@ class PlacementSettings(Section):
     scorers: SeatSettings = SeatSettings()
     """The scorers; presets give them the CPU, and they lease no device."""
     sharing: Literal["share", "process", "mps", "lease"] = "share"
-    """share: stations of a device are on it together, by time slices; process: generator and trainer in one process;
-    mps: under NVIDIA's MPS, which the run starts; lease: in turn, the others in host memory (docs/placement.md)."""
+    """Of a device. share: time slices; process: generator and trainer as one; mps: NVIDIA's MPS; lease: in turn."""
     lease: LeaseSection = LeaseSection()
     """How they take turns."""
     simulated_devices: Whole = 0

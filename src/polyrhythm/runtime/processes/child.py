@@ -115,8 +115,9 @@ class StationProcess:
     """A process of one station: its inbox, its parts, and what it says. Events, reports and spans are said by rank 0
     alone; the other ranks compute the same and keep them to themselves.
 
-    building: held while a part is made, where several stations are in one process: what makes a network sets torch's
-    random state and default dtype, which all threads share."""
+    building: held while the station is unpacked and its parts are made, where several stations are in one process. What
+    makes a network sets torch's random state and default dtype, which all threads share; and two threads that let
+    msgspec learn one class at the same time crash it (0.22)."""
 
     def __init__(self, spec: ChildSpec, building: threading.Lock | None = None) -> None:
         self._spec, self._began, self._building = spec, time.monotonic(), building
@@ -196,7 +197,8 @@ class StationProcess:
         warnings = WarningsToMain(self._spec.station, self._spec.incarnation, self._outgoing.send)
         logging.getLogger("polyrhythm.envs").addHandler(warnings)
         try:
-            self._parts = self._open()
+            with self._building or nullcontext():
+                self._parts = self._open()
             for part in self._parts:
                 part.start()
         except Exception as error:  # noqa: BLE001 - main is told
