@@ -88,7 +88,7 @@ def test_a_run_stops_after_its_time_and_three_updates():
 
 def test_the_full_size_fits_a_device_of_80_gib():
     """0.6 GiB of float32 for each of the expert's gradients and moments, 6.5 GiB for the acting policy."""
-    scene = SMALL._replace(size="released", device="cpu", rows=64, image=224, max_steps=50, precomputed_mib=12288)
+    scene = SMALL._replace(size="released", device="cpu", rows=64, image=224, max_steps=50, precomputed_mib=20480)
     form = gpu_colocated.form_of(colocated.config_of(scene, "full_async", None))
     plan = colocated.memory_plan(scene, form)
     assert form.parameters == pytest.approx(3.5e9, rel=0.01)

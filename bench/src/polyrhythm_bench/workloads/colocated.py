@@ -114,7 +114,7 @@ def scene_of(*, tiny: bool) -> Scene:
         simulators *= 2
     if tiny:
         return Scene("tiny", "cpu", rows, simulators, 56, "cheap", 20, 1024)
-    return Scene("released", "cuda", rows, simulators, 224, "full", 50, 12288)
+    return Scene("released", "cuda", rows, simulators, 224, "full", 50, 20480)
 
 
 def make_checkpoint(scene: Scene, folder: Path) -> None:

@@ -90,8 +90,7 @@ class TrainingSettings(Section):
     max_skipped_steps: Count = 10
     """With skip: most optimizer steps in a row that may be skipped; the run halts after the update that exceeds it."""
     precomputed_mib: Whole = 4096
-    """Most memory on the trainer's device for what a frozen part gives: lent by generators there, else computed once
-    per sample; what the trainer computes beyond that is on the host. 0: nothing is lent."""
+    """Most on the trainer's device for what a frozen part gives, lent by generators or computed once; 0: none is lent."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """The optimizer."""
 
