@@ -90,7 +90,7 @@ class TrainingSettings(Section):
     max_skipped_steps: Count = 10
     """With skip: most optimizer steps in a row that may be skipped; the run halts after the update that exceeds it."""
     precomputed_mib: Whole = 4096
-    """Most on the trainer's device for what a frozen part gives, lent by generators or computed once; 0: none is lent."""
+    """Most on the trainer's device for what a frozen part gives, lent by generators or computed once; 0 lends none."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """The optimizer."""
 
