@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
@@ -25,8 +24,7 @@ SMALL = colocated.scene_of(tiny=True)
 
 
 def write_result(out, mode, rate, scene=SMALL):
-    content = {"scene": gpu_colocated.identity(scene), "result": {"transitions_per_s": rate}}
-    (out / f"{mode}.json").write_text(json.dumps(content))
+    gpu_colocated.kept(out, scene).write(mode, {"transitions_per_s": rate})
 
 
 def mark(time_s, transitions):

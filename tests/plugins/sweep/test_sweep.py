@@ -130,6 +130,7 @@ def _ranked(
         (_ranked((500.0, 500.0), (9.0, 9.0), worse=(False, False)), "have no interval; add --seeds 3"),
         (_ranked((0.8, 1.0), None, worse=(False, None)), "no other combination has a result"),
         (_ranked((0.8, 1.0), (0.1, 0.2), worse=(False, None), versions=8), "left by --halving: lr=0"),
+        (_ranked((0.1, 0.2), (0.9, 1.0), worse=(False, None)), "no best: 2 did better where a run failed"),
         (_ranked((0.8, 1.0), worse=(False,)), ""),
         (_ranked(None, None, worse=(None, None)), ""),
     ],

@@ -7,7 +7,7 @@ the campaign goes on with the parts that have not ended.
 
     tests        `tests/gpu` of the checkout
     quickstart   the quickstart with generator and trainer on the device: has it learned?
-    colocated    `bench gpu-colocated`: each mode with each drawing
+    colocated    `bench gpu-colocated`: the rows that say most; others: the rest of them
     NAME         `bench policies` of one policy at full size: acting with 1, 16 and 32 rows, a training micro-batch
     language     an update of a 0.6B language model with LoRA on sequences of 16k tokens
 
@@ -25,13 +25,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree as ET
 
 import torch
 
@@ -49,22 +49,27 @@ PAGE, LOGS = "gpu.md", "logs"
 _ROWS = (1, 16, 32)
 #: Seconds that an ended command has to clean up before it is killed.
 _GRACE_S = 15.0
+#: A refusal since the machine lacks something, by its code; any other is a failure.
+_LACKING = re.compile(r"polyrhythm: error: PR[24]")
 DONE, FAILED, CUT, SKIPPED = "done", "failed", "cut off", "skipped"
 
 
 class Figure(NamedTuple):
-    """One row of the page. beside: what others published, or what it is compared with."""
+    """One row of the page. beside: what others published, or an aim; date: when it was measured, if not when its part
+    ended."""
 
     name: str
     value: str
     beside: str = ""
+    date: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """command: without `python -m`; limit_s: its own; least_s: with less time left it is not begun; figures: read from
     its files, as far as it came; needs: packages; why_not: a sentence, if it cannot run here; anew: what a command that
-    cannot go on left, removed before the next try; left: what an orderly end has left to do, "" if nothing."""
+    cannot go on left, removed before the next try; left: what an orderly end has left to do, "" if nothing; timed: it
+    takes --minutes."""
 
     name: str
     command: Sequence[str]
@@ -75,6 +80,7 @@ class Part:
     why_not: str = ""
     anew: Path | None = None
     left: Callable[[], str] = str
+    timed: bool = False
 
 
 def run(out: Path, minutes: float = 12.0, *, tiny: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
@@ -136,7 +142,7 @@ class Campaign:
                 if found["status"] in (FAILED, CUT)
             ],
             "figures": [
-                {"part": part.name, **figure._asdict(), "date": found["date"]}
+                {"part": part.name, **figure._asdict(), "date": figure.date or found["date"]}
                 for part, found in ended
                 for figure in part.figures()
             ],
@@ -190,6 +196,8 @@ def _run_part(part: Part, out: Path, limit_s: float) -> tuple[str, str, float]:
     if part.anew is not None:
         shutil.rmtree(part.anew, ignore_errors=True)
     words = [sys.executable, "-m", *part.command]
+    if part.timed:
+        words += ["--minutes", f"{0.9 * limit_s / 60:.2f}"]
     # MuJoCo sets it in a process that has drawn, and the command may draw by another backend.
     variables = {name: value for name, value in os.environ.items() if name != "PYOPENGL_PLATFORM"}
     with (logs / f"{part.name}.txt").open("w", encoding="utf-8") as said:
@@ -206,7 +214,7 @@ def _run_part(part: Part, out: Path, limit_s: float) -> tuple[str, str, float]:
     seconds = time.monotonic() - began
     if code is None:
         return CUT, f"after {seconds:.0f} s; last: {last}", seconds
-    if code == 2 and last.startswith("polyrhythm: error:"):
+    if code == 2 and _LACKING.match(last):
         return SKIPPED, last.removeprefix("polyrhythm: error: "), seconds
     if code == 0 and (left := part.left()):
         return CUT, left, seconds
@@ -240,29 +248,32 @@ def parts(out: Path, *, tiny: bool) -> list[Part]:
     return [
         _tests(out),
         _quickstart(out, tiny=tiny, needs=metaworld),
-        _colocated(out, tiny=tiny, needs=(*vla, *metaworld)),
+        *_colocated(out, tiny=tiny, needs=(*vla, *metaworld)),
         *(_passes(out, kind, tiny=tiny, needs=vla) for kind in policies.TYPES),
         _language(out, tiny=tiny, needs=vla),
     ]
 
 
 def _tests(out: Path) -> Part:
-    report = out / "tests.xml"
-    words = ["pytest", "tests/gpu", "-q", "--tb=short", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    words = ["pytest", "tests/gpu", "-v", "--tb=short", "-p", "no:cacheprovider"]
     why = "" if Path("tests/gpu").is_dir() else "tests/gpu is not in this folder; call it in the root of a checkout"
-    return Part("tests", words, 240, 60, lambda: _test_figures(report), needs=("pytest",), why_not=why)
+    log_file = out / LOGS / "tests.txt"
+    return Part("tests", words, 240, 60, lambda: _test_figures(log_file), needs=("pytest",), why_not=why)
 
 
-def _test_figures(report: Path) -> list[Figure]:
-    if not report.is_file():
+_RESULT = re.compile(r"^(tests/gpu/\S+::.+) (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
+
+
+def _test_figures(log_file: Path) -> list[Figure]:
+    """Of the tests that have ended; pytest prints each when it has."""
+    if not log_file.is_file():
         return []
-    cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314 - pytest wrote it
-    lost = [x for x in cases if x.find("failure") is not None or x.find("error") is not None]
-    skipped = sum(x.find("skipped") is not None for x in cases)
-    passed = len(cases) - len(lost) - skipped
+    found = _RESULT.findall(log_file.read_text(encoding="utf-8", errors="replace"))
+    lost = [name for name, result in found if result in ("FAILED", "ERROR")]
+    counts = Counter(result for _, result in found)
     return [
-        Figure("passed, failed, skipped", f"{passed}, {len(lost)}, {skipped}"),
-        *(Figure("failed", f"{x.get('classname')}.{x.get('name')}") for x in lost[:10]),
+        Figure("passed, failed, skipped", f"{counts['PASSED']}, {len(lost)}, {counts['SKIPPED']}"),
+        *(Figure("failed", name) for name in lost[:10]),
     ]
 
 
@@ -284,16 +295,22 @@ def _quickstart(out: Path, *, tiny: bool, needs: Sequence[str]) -> Part:
     )
 
 
-def _learned(file: Path) -> list[Figure]:
+def _learned(folder: Path) -> list[Figure]:
+    file, metrics = folder / "summary.json", folder / "metrics.jsonl"
     if not file.is_file():
-        return []
+        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
+        last = next((found for line in reversed(lines) if "env/success_once" in (found := json.loads(line))), None)
+        return (
+            [Figure(f"success in training, update {last['step']}", f"{last['env/success_once']:.2f}")] if last else []
+        )
     summary = json.loads(file.read_text(encoding="utf-8"))
     before, after = (_share(summary[name]) for name in ("before", "after"))
     learned = summary["after"]["low"] > summary["before"]["high"]
+    earlier = "of 200 versions, an H200 (2026-11-27)"
     return [
         Figure("greedy success, before and after", f"{before} → {after}, {'learned' if learned else 'not learned'}"),
-        Figure("transitions/s", f"{summary['transitions_per_s']:,.0f}", "5,819 on an H200 (2026-11-27)"),
-        Figure("the whole job", f"{summary['wall_s']['total']:.0f} s", "102 s on an H200 (2026-11-27)"),
+        Figure("transitions/s", f"{summary['transitions_per_s']:,.0f}", f"5,819 {earlier}"),
+        Figure("the whole job", f"{summary['wall_s']['total']:.0f} s", f"102 s {earlier}"),
     ]
 
 
@@ -301,34 +318,44 @@ def _share(found: Mapping[str, Any]) -> str:
     return f"{100 * found['rate']:.0f}% [{100 * found['low']:.0f}, {100 * found['high']:.0f}]"
 
 
-def _colocated(out: Path, *, tiny: bool, needs: Sequence[str]) -> Part:
-    folder, rows = out / "colocated", colocated.rows_of(colocated.scene_of(tiny=tiny))
-    words = ["polyrhythm", "bench", "gpu-colocated", "--json", "--out", str(folder), *(["--tiny"] if tiny else [])]
-    words += ["--minutes", "0.8" if tiny else "6"]
+def _colocated(out: Path, *, tiny: bool, needs: Sequence[str]) -> list[Part]:
+    """The rows that say most, and the others."""
+    every = colocated.rows_of(colocated.scene_of(tiny=tiny))
+    first = ("lockstep", "full_async") if tiny else colocated.FIRST[:3]
+    others = [] if tiny else [name for name in every if name not in first]
+    folder = out / "colocated"
+    return [_rows(name, folder, rows, tiny, needs) for name, rows in (("colocated", first), ("others", others)) if rows]
+
+
+def _rows(name: str, folder: Path, names: Sequence[str], tiny: bool, needs: Sequence[str]) -> Part:
+    scene = colocated.scene_of(tiny=tiny)
+    rows = {name: colocated.rows_of(scene)[name] for name in names}
+    words = ["polyrhythm", "bench", "gpu-colocated", "--json", "--out", str(folder), "--only", ",".join(rows)]
+    files = {row: folder / f"{row}.json" for row in rows}
 
     def left() -> str:
-        missing = [name for name, row in rows.items() if not _file(name).is_file() and not colocated.why_not(*row)]
+        missing = [row for row, place in rows.items() if not files[row].is_file() and not colocated.why_not(*place)]
         return f"these rows are left: {', '.join(missing)}" if missing else ""
 
-    def _file(name: str) -> Path:
-        return folder / f"{name}.json"
-
     def figures() -> list[Figure]:
-        found = {name: _result(_file(name)) for name in rows if _file(name).is_file()}
-        return _colocated_figures({name: (rows[name][0], one) for name, one in found.items()})
+        return _colocated_figures({row: (rows[row][0], _kept(file)) for row, file in files.items() if file.is_file()})
 
-    return Part("colocated", words, 420, 30 if tiny else 100, figures, needs, left=left)
+    limit = 1.5 * scene.minimum_s * len(rows) + 30
+    least = 20 if tiny else 100
+    return Part(name, [*words, *(["--tiny"] if tiny else [])], limit, least, figures, needs, left=left, timed=True)
 
 
-def _colocated_figures(found: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[Figure]:
-    """found: mode and result of each row. The bound is what the device could do if it never waited: the transitions of
-    a lock-step version over the time in which its generator or trainer was busy, which take turns there."""
+def _colocated_figures(kept: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[Figure]:
+    """kept: mode and content of each row's file. The bound is what the device could do if it never waited: the
+    transitions of a lock-step version over the time in which its generator or trainer was busy, which take turns."""
     figures = []
+    found = {name: (mode, content["result"]) for name, (mode, content) in kept.items()}
     rates = {name: one["transitions_per_s"] for name, (_, one) in found.items()}
-    for name, (_, one) in found.items():
+    for name, (mode, one) in found.items():
         busy = ", ".join(f"{station} {100 * share:.0f}%" for station, share in one["busy"].items())
         value = f"{rates[name]:,.0f} transitions/s, {one['versions']} versions, lag {one['lag_mean']:.2f}; busy: {busy}"
-        figures.append(Figure(name, value))
+        aim = "aim: 600 transitions/s" if mode.startswith("full_async") else ""
+        figures.append(Figure(name, value, aim, kept[name][1]["date"]))
     full = max((rates[name] for name, (mode, _) in found.items() if mode.startswith("full_async")), default=None)
     lock = {name: one for name, (mode, one) in found.items() if mode == "lockstep"}
     if full is None or not lock:
@@ -346,8 +373,8 @@ def _computing(busy: Mapping[str, float]) -> list[float]:
     return [share for station, share in busy.items() if not station.startswith("simulator")]
 
 
-def _result(file: Path) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))["result"]
+def _kept(file: Path) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return found
 
 
@@ -372,13 +399,16 @@ def _pass_figures(kind: str, files: Mapping[str, Path]) -> list[Figure]:
     for name, file in files.items():
         if not file.is_file():
             continue
-        found = _result(file)
+        content = _kept(file)
+        found, date = content["result"], content["date"]
         action, rows = name.split("-")
         ms = found.get("captured_ms") or found["ms"]
         value = f"{ms:.1f} ms, {found['of_roofline']:.2f} of the roofline, {found['ratio']:.2f} times a plain forward"
-        figures.append(Figure(f"{action}, rows {rows}", value, _CHUNK_S.get(kind, "") if name == "act-1" else ""))
+        figures.append(Figure(f"{action}, rows {rows}", value, _CHUNK_S.get(kind, "") if name == "act-1" else "", date))
         if name == "act-16":
-            figures.append(Figure("observations/s, rows 16", f"{1e3 * 16 / ms:,.0f}", _OBSERVATIONS.get(kind, "")))
+            figures.append(
+                Figure("observations/s, rows 16", f"{1e3 * 16 / ms:,.0f}", _OBSERVATIONS.get(kind, ""), date)
+            )
     return figures
 
 
@@ -395,11 +425,11 @@ def _language(out: Path, *, tiny: bool, needs: Sequence[str]) -> Part:
 
 
 def _tokens(file: Path) -> list[Figure]:
-    found = re.search(r"^\{.*\}$", file.read_text(encoding="utf-8"), re.MULTILINE) if file.is_file() else None
+    found = re.findall(r"^\{.*\}$", file.read_text(encoding="utf-8"), re.MULTILINE) if file.is_file() else []
     if not found:
         return []
-    said = json.loads(found[0])
+    said = json.loads(found[-1])
     return [
-        Figure("training tokens/s", f"{said['tokens_s']:,.0f}", "13.3k (prime-rl, LoRA at 16k, an H100)"),
+        Figure("training tokens/s, float32", f"{said['tokens_s']:,.0f}", "13.3k (prime-rl, LoRA at 16k, an H100)"),
         Figure("memory of the update", f"{said['memory_mb'] / 1e3:.1f} GB"),
     ]

@@ -24,7 +24,6 @@ needs.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -32,7 +31,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +44,6 @@ import torch
 from polyrhythm.checks import CheckContext
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
-from polyrhythm.files import atomic_write
 from polyrhythm.pipeline import train as running
 from polyrhythm.pipeline.callbacks import Callbacks, StopTraining
 from polyrhythm.pipeline.validation import check as checking
@@ -54,6 +52,7 @@ from polyrhythm.pipeline.validation.fit import check_rollout
 from polyrhythm.policies.base import Policy
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm_bench.harness import resources
+from polyrhythm_bench.harness.kept import KeptResults
 from polyrhythm_bench.workloads import colocated
 from polyrhythm_bench.workloads.colocated import Scene
 
@@ -65,8 +64,8 @@ PAPER_GAIN = 1.852
 REST_GIB, _UPDATES = 20.0, 3
 
 
-def run(out: Path, minutes: float = 8.0, *, tiny: bool = False) -> dict[str, Any]:
-    """All rows that the folder lacks, in so many minutes together.
+def run(out: Path, minutes: float = 8.0, *, tiny: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
+    """All rows that the folder lacks, or those of `only`, in so many minutes together.
 
     Returns the scene; `memory_plan_gib`, what is on the device by purpose; the paper's gain, and ours: the best
     fully asynchronous row over the best of lock-step (None before there are both); `missing`, the rows that are not
@@ -77,18 +76,21 @@ def run(out: Path, minutes: float = 8.0, *, tiny: bool = False) -> dict[str, Any
     ends = time.monotonic() + 60.0 * minutes
     scene = colocated.scene_of(tiny=tiny)
     _check_device(scene)
-    found, form = read_results(out, scene), form_of(colocated.config_of(scene, "lockstep", None))
+    form, results = form_of(colocated.config_of(scene, "lockstep", None)), kept(out, scene)
+    rows = {name: row for name, row in colocated.rows_of(scene).items() if not only or name in only}
+    found = {name: one for name in rows if (one := results.read(name)) is not None}
     plan = colocated.memory_plan(scene, form)
     _check_device(scene, sum(plan.values()))
-    if left := {name: row for name, row in colocated.rows_of(scene).items() if name not in found}:
+    if left := {name: row for name, row in rows.items() if name not in found}:
         out.mkdir(parents=True, exist_ok=True)
-        _run_rows(scene, out, left, ends, found)
-    return summarise(scene, found, plan)
+        _run_rows(scene, results, out, left, ends, found)
+    return summarise(scene, rows, found, plan)
 
 
-def summarise(scene: Scene, found: Mapping[str, Mapping[str, Any]], plan: Mapping[str, float]) -> dict[str, Any]:
-    """The result from those of the modes."""
-    rows = colocated.rows_of(scene)
+def summarise(
+    scene: Scene, rows: Mapping[str, tuple[str, str]], found: Mapping[str, Mapping[str, Any]], plan: Mapping[str, float]
+) -> dict[str, Any]:
+    """The result from those of these rows."""
     rates = {name: one["transitions_per_s"] for name, one in found.items()}
     first = max((rate for name, rate in rates.items() if rows[name][0] == "lockstep"), default=None)
     best = max((rate for name, rate in rates.items() if rows[name][0].startswith("full_async")), default=None)
@@ -109,19 +111,9 @@ def summarise(scene: Scene, found: Mapping[str, Mapping[str, Any]], plan: Mappin
     }
 
 
-def read_results(out: Path, scene: Scene) -> dict[str, dict[str, Any]]:
-    """The rows in the folder. ConfigError: they are of another scene."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in colocated.rows_of(scene):
-        if not (path := out / f"{name}.json").is_file():
-            continue
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["scene"] != identity(scene):
-            raise ConfigError(
-                f"--out {out}: {path.name} is of {content['scene']}, this is {identity(scene)}; name another folder"
-            )
-        found[name] = content["result"]
-    return found
+def kept(out: Path, scene: Scene) -> KeptResults:
+    """The results of rows."""
+    return KeptResults(out, identity(scene))
 
 
 def identity(scene: Scene) -> dict[str, Any]:
@@ -143,7 +135,14 @@ def _check_device(scene: Scene, planned_gib: float = 0.0) -> None:
         )
 
 
-def _run_rows(scene: Scene, out: Path, left: Mapping[str, tuple[str, str]], ends: float, found: dict[str, Any]) -> None:
+def _run_rows(
+    scene: Scene,
+    results: KeptResults,
+    out: Path,
+    left: Mapping[str, tuple[str, str]],
+    ends: float,
+    found: dict[str, Any],
+) -> None:
     """Run these rows as far as the time goes, and add their results. The checkpoint is removed after the last one."""
     possible = {name: row for name, row in left.items() if not colocated.why_not(*row)}
     if not possible:
@@ -168,10 +167,9 @@ def _run_rows(scene: Scene, out: Path, left: Mapping[str, tuple[str, str]], ends
             log.warning("%s: %d updates in the time", name, len(pace.marks))
             continue
         found[name] = pace.summary()
-        with atomic_write(out / f"{name}.json") as unfinished:
-            content = {"scene": identity(scene), "result": found[name]}
-            unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    if not set(possible) - set(found):
+        results.write(name, found[name])
+    every = [name for name, row in colocated.rows_of(scene).items() if not colocated.why_not(*row)]
+    if all(results.read(name) for name in every):
         shutil.rmtree(checkpoint)
 
 

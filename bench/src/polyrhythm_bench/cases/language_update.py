@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -104,8 +104,8 @@ def resident(line: str) -> int:
     return 1024 * int(found[1])
 
 
-def measure(options: argparse.Namespace) -> dict[str, float]:
-    """One way, in this process."""
+def measure(options: argparse.Namespace) -> Iterator[dict[str, float]]:
+    """One way, in this process: the result after each repeat."""
     spec = spec_of(options)
     section = CausalLmSettings(
         layers=options.layers,
@@ -142,8 +142,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         if options.device != "cpu":
             torch.cuda.synchronize()
         times.append((time.process_time() if options.device == "cpu" else time.perf_counter()) - begin)
-    held = resident("VmHWM") - before if options.device == "cpu" else torch.cuda.max_memory_allocated()
-    return {"tokens": tokens, "tokens_s": tokens / sorted(times)[len(times) // 2], "memory_mb": held / 1e6}
+        held = resident("VmHWM") - before if options.device == "cpu" else torch.cuda.max_memory_allocated()
+        yield {"tokens": tokens, "tokens_s": tokens / sorted(times)[len(times) // 2], "memory_mb": held / 1e6}
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -170,7 +170,9 @@ def arguments() -> argparse.ArgumentParser:
 def main() -> None:
     options = arguments().parse_args()
     if options.way:
-        sys.stdout.write(json.dumps(measure(options)) + "\n")
+        for found in measure(options):
+            sys.stdout.write(json.dumps(found) + "\n")
+            sys.stdout.flush()
         return
     freed = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}  # so that the peak is what is held
     for way in WAYS:
@@ -178,7 +180,7 @@ def main() -> None:
         done = subprocess.run(  # noqa: S603
             words, env={**os.environ, **freed}, capture_output=True, text=True, check=True
         )
-        sys.stdout.write(f"{way} {done.stdout}")
+        sys.stdout.write(f"{way} {done.stdout.splitlines()[-1]}\n")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def run(
         left_out += [why for why in refusals.values() if why]
         for kind in (kind for kind, why in refusals.items() if not why):
             log.info("%s, %s", kind, size)
-            kept = KeptResults(out, identity(where))
+            kept = KeptResults(out, {**identity(where), "repeats": repeats})
             found[f"{kind}, {size}"] = measure(kind, size, where, rows, repeats, kept)
             if where.type == "cuda":
                 torch.cuda.empty_cache()

@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_names,
         metavar="NAME,NAME",
         help="peers: these, and the plain loop; algorithms: these objectives; placement: these setups; "
-        "envs: these environments; gpu, language: these parts",
+        "envs: these environments; gpu, language: these parts; gpu-colocated: these rows",
     )
     parser.add_argument(
         "--pythons",
@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_options(arguments.name, given, inspect.signature(benchmark).parameters)
     result = benchmark(**given)
     print(json.dumps(result, indent=2) if arguments.json else words(result))
-    return 0
+    return 1 if result.get("failed") else 0
 
 
 def _check_options(benchmark: str, given: Mapping[str, Any], takes: Iterable[str]) -> None:
@@ -281,12 +281,16 @@ def _policies(
     return policies.run(types or policies.TYPES, sizes or policies.SIZES, rows, repeats, device, out)
 
 
-def _gpu_colocated(tiny: bool = False, minutes: float = 8.0, out: Path | None = None) -> dict[str, Any]:
+def _gpu_colocated(
+    tiny: bool = False, minutes: float = 8.0, out: Path | None = None, only: Sequence[str] = ()
+) -> dict[str, Any]:
     check_packages()
     from polyrhythm_bench.cases import gpu_colocated
+    from polyrhythm_bench.workloads import colocated
 
+    _check_names("--only", only, tuple(colocated.rows_of(colocated.scene_of(tiny=tiny))))
     folder = out or Path("runs", "gpu-colocated-tiny" if tiny else "gpu-colocated")
-    return gpu_colocated.run(folder, minutes, tiny=tiny)
+    return gpu_colocated.run(folder, minutes, tiny=tiny, only=only)
 
 
 def _gpu(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class KeptResults:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(self.folder / f"{name}.json") as unfinished:
-            content = {"scene": self.scene, "result": result}
+            content = {"scene": self.scene, "date": datetime.now(UTC).date().isoformat(), "result": result}
             unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def get(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:

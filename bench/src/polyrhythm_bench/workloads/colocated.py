@@ -49,9 +49,9 @@ MODES: Mapping[str, Mode] = {
     "full_async_mps": Mode(True, _LAGGING, "mps"),
 }
 #: Modes with drawings that say most, first.
-_FIRST = (
+FIRST = (
     "full_async-osmesa", "lockstep-egl", "full_async_mps-osmesa", "full_async_process-osmesa", "lockstep-osmesa",
-    "full_async-egl",
+    "full_async-egl", "lockstep_leased-egl",
 )  # fmt: skip
 _MIB, _GIB = 2**20, 2**30
 
@@ -92,7 +92,7 @@ def rows_of(scene: Scene) -> dict[str, tuple[str, str]]:
     if scene.device == "cpu":
         return {mode: (mode, "") for mode in MODES}
     every = {f"{mode}-{gl}": (mode, gl) for mode in MODES for gl in ("osmesa", "egl")}
-    return {name: every[name] for name in dict.fromkeys((*_FIRST, *every))}
+    return {name: every[name] for name in dict.fromkeys((*FIRST, *every))}
 
 
 def why_not(mode: str, gl: str) -> str:

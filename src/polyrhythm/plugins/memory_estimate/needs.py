@@ -121,7 +121,7 @@ class _Parts:
         lends = config.training.precomputed_mib > 0 and self._share == 1 and stream_places(config, spec) == 0
         lends = lends and traits is not None and traits.acts_from_precomputed
         #: Generators that lend the trainer what frozen parts of the policy give.
-        self._lenders = [name for name in placed.names["generators"] if lends and placed.lends_prefixes(name)]
+        self._lenders = [name for name in generator_names(config) if lends and placed.lends_prefixes(name)]
 
     def all(self) -> Iterator[MemoryPart]:
         placed, inline = self._placed, self._config.launcher == "inline"

@@ -37,6 +37,7 @@ from polyrhythm.plugin import table
 from polyrhythm.plugins.sweep import plan as planning
 from polyrhythm.plugins.sweep import space
 from polyrhythm.plugins.sweep.runs import Sweep, SweepJournal, take_sweep_folder
+from polyrhythm.readable import few
 from polyrhythm.sources import names, pinning_once
 
 if TYPE_CHECKING:
@@ -264,8 +265,9 @@ def _plan(
 
 
 def _ranking(plan: planning.SweepPlan, sweep: Sweep) -> dict[str, Any]:
-    """Combinations, best first: those of a later round of a halving before those of an earlier one. worse: whether a
-    difference to the first is shown; None if they were not trained as long, or one has no result."""
+    """Combinations, best first: those of a later round of a halving before those of an earlier one, those with a failed
+    run last. worse: whether it is shown that the first is better; None if it is not, they were not trained as long, or
+    one has no result."""
     latest: dict[int, dict[planning.SweepJob, planning.JobResult]] = {}
     for job, result in sweep.results.items():
         own = latest.setdefault(job.combination, {})
@@ -280,7 +282,8 @@ def _ranking(plan: planning.SweepPlan, sweep: Sweep) -> dict[str, Any]:
     combinations = []
     for number in ranked:
         score, as_long = scores[number], trained[number] == trained[ranked[0]]
-        worse = planning.differ(first, score) if first and score and as_long else None
+        below = first and score and as_long and first.low >= score.low
+        worse = planning.differ(first, score) if below and first and score else None
         described = _described(sweep, latest[number], score)
         combinations.append({"settings": dict(plan.combinations[number]), **described, "worse": worse})
     return {"combinations": combinations, "runs": dict(sweep.origins)}
@@ -339,6 +342,10 @@ def conclusion(ranked: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     first, tied = ranked[0], [place for place, one in enumerate(ranked, 1) if one["worse"] is False]
     words = shlex.join(f"{path}={value}" for path, value in first["settings"].items())
     if len(ranked) == 1 or first["score"] is None:
+        return
+    as_long = [(place, one) for place, one in enumerate(ranked, 1) if one["versions"] == first["versions"]]
+    if above := [str(place) for place, one in as_long if one["score"] and one["score"]["low"] > first["score"]["low"]]:
+        yield f"no best: {few(above)} did better where a run failed; the same command tries it again"
         return
     if first["score"]["low"] == first["score"]["high"]:
         yield "no difference shown: a return of one seed, or equal returns, have no interval; add --seeds 3"

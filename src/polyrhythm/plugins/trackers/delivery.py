@@ -131,7 +131,7 @@ class QueuedDelivery:
                 self._abandoned = True
                 self._changed.notify_all()
             if not self._failures.failing:
-                log.warning("tracking: %s did not close within %g s; it is ended", self._name, self._patience.close_s)
+                log.warning("tracking: %s did not close in time; it is ended", self._name)
             while self._thread.is_alive():
                 self._process.kill()
                 self._thread.join(0.2)
