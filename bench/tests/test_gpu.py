@@ -78,11 +78,20 @@ def test_what_cannot_run_is_named_with_the_reason(campaign, tmp_path, given, why
     assert f"- one: {result['not_run'][0]['why']}." in page
 
 
-def test_a_refusal_of_a_command_is_a_reason(campaign, tmp_path):
-    code = "import sys; sys.stderr.write('polyrhythm: error: PR100: the device is too small'); sys.exit(2)"
-    result, _ = campaign(part(tmp_path, "one", code))
-    assert result["not_run"] == [{"part": "one", "why": "PR100: the device is too small"}]
-    assert result["failed"] == []
+@pytest.mark.parametrize(("code", "lacks"), [("PR203", True), ("PR401", True), ("PR101", False)])
+def test_what_a_machine_lacks_is_a_reason_and_any_other_refusal_a_failure(campaign, tmp_path, code, lacks):
+    text = f"import sys; sys.stderr.write('polyrhythm: error: {code}: the device is too small'); sys.exit(2)"
+    result, _ = campaign(part(tmp_path, "one", text))
+    assert [one["why"] for one in result["not_run"]] == [f"{code}: the device is too small"] * lacks
+    assert len(result["failed"]) == (not lacks)
+
+
+def test_tests_that_have_ended_count_where_the_others_are_cut_off(tmp_path):
+    log_file = tmp_path / "tests.txt"
+    lines = ("x.py::test_a[one two] PASSED [ 1%]", "x.py::test_b FAILED", "y.py::test_c SKIPPED (no device)")
+    log_file.write_text("".join(f"tests/gpu/{line}\n" for line in lines) + "tests/gpu/y.py::test_d")
+    figures = {one.name: one.value for one in gpu.test_figures(log_file)}
+    assert figures == {"passed, failed, skipped": "1, 1, 1", "failed": "tests/gpu/x.py::test_b"}
 
 
 def test_results_of_another_card_are_refused(campaign, tmp_path):

@@ -106,7 +106,8 @@ def test_rows_of_a_device_are_modes_by_drawings_those_that_say_most_first(tmp_pa
     assert colocated.why_not("lockstep", "egl") == "no library of egl"
     assert colocated.why_not("full_async_mps", "osmesa") == "nvidia-cuda-mps-control is not on the PATH"
     rates = {"full_async-osmesa": 312.0, "lockstep-osmesa": 176.0, "lockstep-egl": 272.0}
-    found = gpu_colocated.summarise(scene, {name: {"transitions_per_s": rate} for name, rate in rates.items()}, {})
+    results = {name: {"transitions_per_s": rate} for name, rate in rates.items()}
+    found = gpu_colocated.summarise(scene, rows, results, {})
     assert found["gain"] == pytest.approx(312 / 272), "over the best lock-step of any drawing"
     assert "full_async_mps-osmesa (nvidia-cuda-mps-control is not on the PATH)" in found["missing"]
     assert "not finished in the time: full_async_process-osmesa, rollout_async-osmesa, " in found["missing"]

@@ -258,13 +258,13 @@ def _tests(out: Path) -> Part:
     words = ["pytest", "tests/gpu", "-v", "--tb=short", "-p", "no:cacheprovider"]
     why = "" if Path("tests/gpu").is_dir() else "tests/gpu is not in this folder; call it in the root of a checkout"
     log_file = out / LOGS / "tests.txt"
-    return Part("tests", words, 240, 60, lambda: _test_figures(log_file), needs=("pytest",), why_not=why)
+    return Part("tests", words, 240, 60, lambda: test_figures(log_file), needs=("pytest",), why_not=why)
 
 
 _RESULT = re.compile(r"^(tests/gpu/\S+::.+) (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
 
 
-def _test_figures(log_file: Path) -> list[Figure]:
+def test_figures(log_file: Path) -> list[Figure]:
     """Of the tests that have ended; pytest prints each when it has."""
     if not log_file.is_file():
         return []
