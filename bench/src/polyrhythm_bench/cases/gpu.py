@@ -49,6 +49,8 @@ PAGE, LOGS = "gpu.md", "logs"
 _ROWS = (1, 16, 32)
 #: Seconds that an ended command has to clean up before it is killed.
 _GRACE_S = 15.0
+#: Seconds that a timed command's start and end take at most.
+_START_S = 60.0
 #: A refusal since the machine lacks something, by its code; any other is a failure.
 _LACKING = re.compile(r"polyrhythm: error: PR[24]")
 DONE, FAILED, CUT, SKIPPED = "done", "failed", "cut off", "skipped"
@@ -197,7 +199,7 @@ def _run_part(part: Part, out: Path, limit_s: float) -> tuple[str, str, float]:
         shutil.rmtree(part.anew, ignore_errors=True)
     words = [sys.executable, "-m", *part.command]
     if part.timed:
-        words += ["--minutes", f"{0.9 * limit_s / 60:.2f}"]
+        words += ["--minutes", f"{max(limit_s - _START_S, limit_s / 2) / 60:.2f}"]
     # MuJoCo sets it in a process that has drawn, and the command may draw by another backend.
     variables = {name: value for name, value in os.environ.items() if name != "PYOPENGL_PLATFORM"}
     with (logs / f"{part.name}.txt").open("w", encoding="utf-8") as said:
@@ -340,7 +342,7 @@ def _rows(name: str, folder: Path, names: Sequence[str], tiny: bool, needs: Sequ
     def figures() -> list[Figure]:
         return _colocated_figures({row: (rows[row][0], _kept(file)) for row, file in files.items() if file.is_file()})
 
-    limit = 1.5 * scene.minimum_s * len(rows) + 30
+    limit = 1.5 * scene.minimum_s * len(rows) + _START_S
     least = 20 if tiny else 100
     return Part(name, [*words, *(["--tiny"] if tiny else [])], limit, least, figures, needs, left=left, timed=True)
 
