@@ -44,8 +44,9 @@ def lend(policy, pool, data, rows) -> None:
     packed, rows = collate(data), np.asarray(rows)
     shown = {name: x[rows] for name, x in packed.obs.items()}
     entries = packed.entries.numpy()[rows]
+    assert pool.claim(entries).all()
     with torch.no_grad():
-        pool.write(entries, np.arange(len(rows)), policy.precompute(shown))
+        pool.write(torch.from_numpy(np.stack((entries, np.arange(len(rows))))), policy.precompute(shown))
     pool.stamp(entries, row_digests({name: x.numpy() for name, x in shown.items()}))
 
 
