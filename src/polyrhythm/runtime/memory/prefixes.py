@@ -124,7 +124,7 @@ class PrefixPool:
         inside &= (entries >= 0) & (entries < self.slots)
         try:
             with self._claims():
-                free = inside & (self._stamps[np.where(inside, entries, 0)] != _CLAIMED)
+                free: NDArray[np.bool_] = inside & (self._stamps[np.where(inside, entries, 0)] != _CLAIMED)
                 self._stamps[entries[free]] = _CLAIMED
         except BlockingIOError:
             return np.zeros(len(entries), np.bool_)
