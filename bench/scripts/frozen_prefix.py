@@ -76,7 +76,8 @@ def act(
         done = policy.act(*inputs)
     else:
         done, found = act_by_precomputed(policy, inputs)
-        lending.write(found)
+        lending.pool.claim(lending.entries)
+        lending.pool.write(lending.places(device), found)
         lending.pool.stamp(lending.entries, row_digests({name: array[:-1] for name, array in obs.items()}))
     rng = np.random.default_rng(number)
 

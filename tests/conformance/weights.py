@@ -131,13 +131,15 @@ def fill_host(memory: bytearray | memoryview, folder: Path, value: float) -> Non
 
 
 class HostHandles(SimulatedHandles):
-    """Those of a simulated device. opened: how often memory was opened."""
+    """Those of a simulated device. opened: how often memory was opened; mapped: weak references to what was."""
 
     opened = 0
 
     def open(self, handle: bytes) -> torch.Tensor:
         self.opened += 1
-        return super().open(handle)
+        memory = super().open(handle)
+        self.mapped = [*getattr(self, "mapped", ()), weakref.ref(memory.untyped_storage())]
+        return memory
 
 
 def device(layout: WeightsLayout, folder: Path, way: Way = "ipc") -> Ends:

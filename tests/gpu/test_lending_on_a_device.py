@@ -1,4 +1,5 @@
-"""Lent prefixes on a CUDA device: by captured passes within a process, and by CUDA IPC between processes."""
+"""Lent prefixes on a CUDA device: by captured passes within a process, and by CUDA IPC between processes.
+Never run: no such device was at hand."""
 
 from __future__ import annotations
 

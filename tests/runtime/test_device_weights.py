@@ -107,8 +107,10 @@ def test_nothing_is_read_from_a_trainer_that_is_dead_and_its_successor_is_opened
     first.publish(0, state(0))
     assert applied(reader, 0) == (0, [0])
     channel.mark()
+    (opened,) = channel.handles[1].mapped
     del first
     assert not reader.lies_on(CPU)
+    assert opened() is None, "nobody reads it again, so it is not kept"
     assert applied(reader, 0) == (0, [99])
     second = channel.end(Successor)
     second.publish(1, state(1))

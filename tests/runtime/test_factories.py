@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,26 @@ def test_a_simulator_has_a_part_for_each_env_batch_with_an_address_of_its_own() 
         in_memory(layout), lambda: InlineWeights(WeightsLayout.of({})), Channels(print, print, print)
     )
     assert [address for address, _ in simulator.parts(context, incarnation=4)] == ["s.4.0", "s.4.1"]
+
+
+@pytest.mark.parametrize(
+    ("lenders", "seat", "lent"),
+    [(("sim:0",), "sim:0", True), (("sim:0",), "sim:1", False), (("cpu", "sim:1"), "sim:1", True), ((), "cpu", False)],
+)
+def test_a_rank_without_a_lender_on_its_device_makes_no_pool(
+    lenders: tuple[str, ...], seat: str, lent: bool, tmp_path: Path
+) -> None:
+    layout, published = ArenaLayout(1, 1, 1, {}, {}, {}), WeightsLayout.of({})
+    context = StationContext(
+        in_memory(layout),
+        lambda: InlineWeights(published),
+        Channels(print, print, print),
+        memory=ProcessMemory(layout, published, tmp_path),
+        seat=seat,
+    )
+    trainer = factories()[-1]
+    assert isinstance(trainer, TrainerFactory)
+    assert replace(trainer, lenders=lenders).is_lent_to(context) is lent
 
 
 @pytest.mark.parametrize("leases", [False, True])

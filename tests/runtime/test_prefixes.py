@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from polyrhythm.runtime.memory.prefixes import Prefixes, PrefixPool, PrefixSeat, frozen_checksum, row_specs
+from polyrhythm.runtime.memory.published import lock_file
 from polyrhythm.specs.hashing import row_digests
 
 MIB = 2**20
@@ -39,9 +42,15 @@ def end(run: object, checksum: int = 7, dtype: torch.dtype = torch.bfloat16, **c
 
 
 def write(pool: PrefixPool, entries: NDArray[np.int64], first: int) -> None:
-    found = {name: x.to(pool.arrays[name].device) for name, x in arrays(len(entries), first).items()}
-    pool.write(entries, np.arange(len(entries)), found)
-    if pool.arrays["keys"].is_cuda:
+    assert pool.claim(entries).all()
+    write_claimed(pool, entries, first)
+
+
+def write_claimed(pool: PrefixPool, entries: NDArray[np.int64], first: int) -> None:
+    device = pool.arrays["keys"].device
+    found = {name: x.to(device) for name, x in arrays(len(entries), first).items()}
+    pool.write(torch.from_numpy(np.stack((entries, np.arange(len(entries))))).to(device), found)
+    if device.type == "cuda":
         torch.cuda.synchronize()
 
 
@@ -74,7 +83,8 @@ def test_what_is_lent_is_found_by_entry_and_observation(shared: bool, tmp_path: 
     assert held(found, [10, -1, 2**40]) == [False] * 3, "entries without a slot"
     expected = arrays(3, 20)
     assert all(torch.equal(x[[3, 9, 0]], expected[name]) for name, x in found.arrays.items())
-    pool.write(np.array([3]), np.array([1]), arrays(2, 50))
+    assert pool.claim(np.array([3])).all()
+    pool.write(torch.tensor([[3], [1]]), arrays(2, 50))
     assert held(found, [3, 9]) == [False, True], "while it is written"
     pool.stamp(np.array([3]), np.array([5]))
     assert held(found, [3], [5]) == [True]
@@ -147,6 +157,75 @@ def test_a_digest_tells_observations_apart() -> None:
     assert len(row_digests({name: array[:0] for name, array in obs.items()})) == 0
 
 
+def elsewhere(run: Path, **changes: object) -> Prefixes:
+    """An end that opens the pool as one of another process does: the run has another name."""
+    return end(f"{run}/.", **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("late", [True, False])
+def test_a_slot_that_a_pass_still_writes_is_not_lent_to_another_sample(
+    shared: bool, late: bool, tmp_path: Path
+) -> None:
+    trainer = end(tmp_path, shared=shared)
+    trainer.create(6, MIB)
+    first, second = trainer.find(), elsewhere(tmp_path).find() if shared else end(tmp_path, shared=False).find()
+    assert first is not None
+    assert second is not None
+    entries = np.array([1, 4])
+    assert first.claim(entries).all()
+    if not late:
+        write_claimed(first, entries, 20)
+    # The block of both was freed, and another generator answers its next sample.
+    again = np.array([0, 4, 1, 0, 6, -1])
+    assert second.claim(again).tolist() == [True, False, False, False, False, False]
+    write_claimed(second, again[:1], 30)
+    second.stamp(again[:1], np.array([99]))
+    if late:
+        write_claimed(first, entries, 20)
+    first.stamp(entries, entries + 1000)
+    assert held(second, [0, 1, 4], [99, 1001, 1004]) == [True] * 3
+    assert first.arrays["keys"][:, 0, 0][[0, 1, 4]].tolist() == [30, 20, 21]
+    assert second.claim(entries).all(), "after the pass"
+
+
+def test_nobody_waits_for_a_claim(tmp_path: Path) -> None:
+    trainer = end(tmp_path)
+    trainer.create(6, MIB)
+    pool = elsewhere(tmp_path).find()
+    assert pool is not None
+    with lock_file(tmp_path / "prefixes" / "cpu" / "claims", fcntl.LOCK_EX):
+        assert pool.claim(np.array([1, 4])).tolist() == [False, False]
+    assert pool.claim(np.array([1, 4])).tolist() == [True, True]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_the_pool_of_a_dead_trainer_is_not_kept_in_memory(gone: bool, tmp_path: Path) -> None:
+    trainer, generator = end(tmp_path), elsewhere(tmp_path)
+    trainer.create(6, MIB)
+    pool = generator.find()
+    assert pool is not None
+    kept = weakref.ref(pool)
+    if gone:
+        (tmp_path / "prefixes" / "cpu" / "pool").unlink()
+    del pool, trainer
+    assert generator.find() is None
+    assert kept() is None
+
+
+def test_a_refused_pool_is_known_by_its_number_not_by_its_file(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("first", "second")]
+    trainers = [end(folder, checksum) for folder, checksum in zip(folders, (8, 7), strict=True)]
+    for folder, trainer in zip(folders, trainers, strict=True):
+        folder.mkdir()
+        trainer.create(6, MIB)
+    files = [folder / "prefixes" / "cpu" / "pool" for folder in folders]
+    generator = elsewhere(folders[0])
+    assert generator.find() is None
+    files[0].write_bytes(files[1].read_bytes())  # the same inode
+    assert generator.find() is not None
+
+
 TRAINER = """
 import sys
 from tests.runtime.test_prefixes import MIB, end, held
@@ -194,8 +273,9 @@ def check_deaths(tmp_path: Path, device: str) -> None:
             successor = end(tmp_path, device=device)
             pool = successor.find()
             assert pool is not None
-            lend(pool, [2], 50)
-            assert asked(trainer) == "[True, True] [30.0, 50.0]"
+            assert pool.claim(np.array([2, 3])).tolist() == [False, True], "what the dead one was writing"
+            lend(pool, [0], 50)
+            assert asked(trainer) == "[True, False] [50.0, 40.0]"
         finally:
             trainer.send_signal(signal.SIGKILL)
             trainer.wait()

@@ -7,11 +7,13 @@ import pytest
 import torch
 from tests.training.adapted_run import collect, small
 from tests.training.toy import algorithm, training
+from torch.overrides import TorchFunctionMode
 
 from polyrhythm.runtime.memory.prefixes import Prefixes, PrefixPool, PrefixSeat, row_specs
 from polyrhythm.specs.hashing import row_digests
 from polyrhythm.training.batch import collate
 from polyrhythm.training.learner import Learner
+from polyrhythm.training.pooled import Places, PooledRows, join_pooled
 from polyrhythm.training.steps import SampleFeed, finish
 
 KL = {"kl": {"coef": 0.1}, "proximal": "recompute", "loss": "decoupled_ppo", "bootstrap": "always"}
@@ -44,8 +46,9 @@ def lend(policy, pool, data, rows) -> None:
     packed, rows = collate(data), np.asarray(rows)
     shown = {name: x[rows] for name, x in packed.obs.items()}
     entries = packed.entries.numpy()[rows]
+    assert pool.claim(entries).all()
     with torch.no_grad():
-        pool.write(entries, np.arange(len(rows)), policy.precompute(shown))
+        pool.write(torch.from_numpy(np.stack((entries, np.arange(len(rows))))), policy.precompute(shown))
     pool.stamp(entries, row_digests({name: x.numpy() for name, x in shown.items()}))
 
 
@@ -103,6 +106,54 @@ def test_what_is_not_of_the_sample_is_computed(what: str) -> None:
     assert lacking > 0
     assert computed == lacking + LAST
     assert metrics[SHARE] == pytest.approx(1 - lacking / STEPS)
+
+
+def pooled(lent: list[bool], names: tuple[str, ...] = ("keys", "values")) -> dict[str, PooledRows]:
+    """Arrays whose row i is i, of these rows lent; the others are the trainer's own."""
+    rows = len(lent)
+    own, at = [row for row in range(rows) if not lent[row]], torch.arange(rows) + 3
+    at[own] = -1 - torch.arange(len(own))
+    places, pool = Places(at, len(own)), torch.arange(-3.0, 20).view(-1, 1)
+    pool[[row + 3 for row in own]] = -99.0
+    return {name: PooledRows(pool, torch.tensor(own, dtype=torch.float32).view(-1, 1), places) for name in names}
+
+
+class Reads(TorchFunctionMode):
+    """Counts rows that are gathered from floating-point arrays, and searches of places."""
+
+    rows, searches = 0, 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.index_select and found.is_floating_point():
+            self.rows += len(found)
+        self.searches += func is torch.Tensor.nonzero
+        return found
+
+
+@pytest.mark.parametrize("lent", [[True] * 9, [False] * 9, [True, False, False, True, False, True, True, False, True]])
+def test_a_micro_batch_reads_its_own_rows_alone(lent: list[bool]) -> None:
+    index = torch.tensor([8, 0, 3, 4, 7])
+    with Reads() as reads:
+        arrays = {name: x.index_select(0, index) for name, x in pooled(lent).items()}
+        assert reads.rows == 0, "of the mini-batch nothing is copied"
+        for part in (slice(0, 2), slice(2, 4), slice(4, 5)):
+            for x in arrays.values():
+                assert x[part].squeeze(1).tolist() == index[part].tolist()
+    assert reads.rows == 2 * len(index)
+    assert reads.searches == 3 * 2, "where rows are is the same for all arrays"
+
+
+def test_pooled_rows_are_joined_and_selected_again() -> None:
+    parts = [pooled(lent) for lent in ([True, False], [False, False, True], [True])]
+    joined = {name: join_pooled([part[name] for part in parts]) for name in ("keys", "values")}
+    assert joined["keys"].places is joined["values"].places
+    expected = torch.tensor([0, 1, 0, 1, 2, 0.0])
+    for index in (torch.arange(6), torch.tensor([5, 1, 2]), torch.tensor([3])):
+        for x in joined.values():
+            found = x.index_select(0, index)
+            assert torch.equal(found[:].squeeze(1), expected[index])
+            assert torch.equal(found.index_select(0, torch.tensor([0]))[:].squeeze(1), expected[index[:1]])
 
 
 def test_an_update_in_parts_reads_each_part_where_it_was_lent() -> None:

@@ -337,6 +337,6 @@ def _own_factories(
         shard=config.placement.trainer.shard.model_dump(mode="json"),
         token_versions=aborts or settings_traits(config.policy).engine.fresh_cache,
         sync_interval=config.freshness.sync_interval,
-        lends=any(isinstance(factory, GeneratorFactory) and factory.lends for factory in factories),
+        lenders=tuple(placed.seats[x.name].device for x in factories if isinstance(x, GeneratorFactory) and x.lends),
     )
     return [*factories, trainer]

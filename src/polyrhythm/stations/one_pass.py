@@ -173,7 +173,8 @@ class OnePassEngine:
         if pool is None:
             return None
         entries = buffer.view.entries
-        rows = np.flatnonzero(gathered & (entries >= 0) & (entries < pool.slots))
+        rows = np.flatnonzero(gathered)
+        rows = rows[pool.claim(entries[rows])]
         return Lending(pool, rows, entries[rows]) if len(rows) else None
 
     def _finish(self) -> None:

@@ -49,14 +49,17 @@ class UnfitAct(Exception):
 
 
 class Lending(NamedTuple):
-    """Rows of a pass whose precomputed arrays are lent to the trainer, and their entries of the arena, both [n]."""
+    """Rows of a pass whose precomputed arrays are lent to the trainer, and their entries of the arena, both [n], whose
+    slots are claimed."""
 
     pool: PrefixPool
     rows: NDArray[np.int64]
     entries: NDArray[np.int64]
 
-    def write(self, found: Mapping[str, Tensor]) -> None:
-        self.pool.write(self.entries, self.rows, found)
+    def places(self, device: torch.device) -> Tensor:
+        """What `PrefixPool.write` needs to know on the device; the host does not wait."""
+        both = torch.from_numpy(np.stack((self.entries, self.rows)))
+        return both.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else both
 
 
 class Passes(Protocol):
@@ -118,7 +121,7 @@ class HostPasses:
             act = policy.act(*buffer.inputs)
         else:
             act, found = act_by_precomputed(policy, buffer.inputs)
-            lending.write(found)
+            lending.pool.write(lending.places(torch.device("cpu")), found)
         if wrong := buffer.form_error(act):
             raise UnfitAct(wrong)
         buffer.answer(act)
@@ -243,9 +246,10 @@ class DevicePasses:
         run = self._runs.get((policy, rows))
         if run is None:
             run = self._runs[policy, rows] = self._make_run(policy, rows)
+        places = lending.places(self._inputs.device) if lending is not None else None
         run()
-        if lending is not None:
-            lending.write(self._lent)
+        if lending is not None and places is not None:
+            lending.pool.write(places, self._lent)
         _copy(slot.memory.answers, self._answers, slice(answers))
         copies.record_computation(slot.answered)
         self._launches += 1

@@ -30,7 +30,7 @@ class TrainerFactory:
     `initial` ("": those of the seed), saves them, and publishes them as `version` unless something is published.
 
     algorithm, training, shard: these sections of the configuration as plain data. strategy: of several ranks.
-    token_versions, sync_interval: as of the learner. lends: generators on its devices lend prefixes.
+    token_versions, sync_interval: as of the learner. lenders: devices of the generators that lend prefixes.
     """
 
     name: str
@@ -45,7 +45,7 @@ class TrainerFactory:
     shard: dict[str, Any] = field(default_factory=dict)
     token_versions: bool = False
     sync_interval: int = 1
-    lends: bool = False
+    lenders: tuple[str, ...] = ()
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ class TrainerFactory:
                     raise RunFolderError(f"{self.initial}: {error}; begin another run") from error
             if self.states:
                 self.states.save(learner).wait()
-        if self.lends and not ranks.divides:
+        if self.lenders and not ranks.divides:
             self._take_prefixes(learner, context)
         publisher = Publisher(weights, learner, context.memory.host if context.memory is not None else "")
         if not published and not context.announced:  # else the conductor commands it
@@ -94,13 +94,17 @@ class TrainerFactory:
         name, arena, channels = self.name, context.arena, context.channels
         return Trainer(name, incarnation, publisher, arena, channels, self.states, overlap=context.overlap)
 
+    def is_lent_to(self, context: StationContext) -> bool:
+        """Whether a generator lends prefixes on this rank's device. In one process there is no other rank."""
+        return bool(self.lenders) and (context.memory is None or context.seat in self.lenders)
+
     def _take_prefixes(self, learner: Learner, context: StationContext) -> None:
         """Let generators lend prefixes to the learner; the first rank on a device makes the memory there."""
         host = context.memory.host if context.memory is not None else ""
         own = f"{host} {context.seat} {context.device}"
         first = learner.ranks.gather([own]).index([own]) == learner.ranks.rank
         learner.prefixes = prefixes = lent_prefixes(learner.policy, context.weights().layout, context)
-        if prefixes is not None and first:
+        if prefixes is not None and first and self.is_lent_to(context):
             layout = context.arena.layout
             prefixes.create(layout.blocks * layout.steps, learner.training.precomputed_mib * 2**20)
 

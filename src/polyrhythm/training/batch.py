@@ -112,20 +112,23 @@ class TrainingBatch:
         return int(self.valid.shape[0])
 
     def take(self, index: Tensor) -> TrainingBatch:
-        """The chunk steps at `index` (int64, any order), copied: one `index_select` per tensor, on its device."""
+        """The chunk steps at `index` (int64, any order), copied: one `index_select` per tensor, on its device. Rows of
+        a pool are copied later, micro-batch by micro-batch."""
         return self._map(lambda x: x.index_select(0, index.to(x.device)))
 
     def masked(self) -> TrainingBatch:
         """The same chunk steps, all masked: everything but the inputs of the policy is zero."""
-        zeros, none = self._map(torch.zeros_like), torch.zeros_like(self.weight, dtype=torch.bool)
-        return replace(zeros, obs=self.obs, forward_inputs=self.forward_inputs, selected=none)
+        zeros = replace(self, obs={}, forward_inputs={})._map(torch.zeros_like)
+        obs = {name: x[:] for name, x in self.obs.items()}
+        none = torch.zeros_like(self.weight, dtype=torch.bool)
+        return replace(zeros, obs=obs, forward_inputs=self.forward_inputs, selected=none)
 
     def micro_batches(
         self, sizes: Sequence[int], device: torch.device, padding: Sequence[TrainingBatch] = ()
     ) -> Iterator[TrainingBatch]:
         """Consecutive views of the given sizes, then those of `padding`, on `device`, transferred one ahead."""
         if len(sizes) == 1 and device.type == "cpu" and not padding:
-            yield self
+            yield self._map(lambda x: x[:])
             return
         ends = list(accumulate(sizes))
         places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]

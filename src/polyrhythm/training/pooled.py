@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 class LentRows(Protocol):
@@ -31,51 +33,106 @@ class PrefixSource(Protocol):
         """The pool on this device, of the trainer's own frozen tensors; None if there is none."""
 
 
-class PooledRows:
-    """Stands for a tensor [N, ...] among observations: row i is row places[i] of `pool`, or where that is negative row
-    -1 - places[i] of `own`. places [N] int64, on the host; own may be in host memory. The rows that are read are
-    copied, to the pool's device."""
+class _Sent(NamedTuple):
+    """Places of some rows on the devices that read them. pooled, own: rows of the pool and of the trainer's own;
+    to_pooled, to_own: where these are among the rows; None if all are of the pool."""
 
-    def __init__(self, pool: Tensor, own: Tensor, places: Tensor) -> None:
-        self.pool, self.own, self.places, self.device = pool, own, places, places.device
+    pooled: Tensor
+    own: Tensor
+    to_pooled: Tensor | None
+    to_own: Tensor
+
+
+class Places:
+    """Where N rows of several arrays are: row i is row at[i] of the pool, or where that is negative row -1 - at[i] of
+    the trainer's own `own_rows`. at [N] int64, on the host. What is asked for twice in a row is computed once."""
+
+    def __init__(self, at: Tensor, own_rows: int) -> None:
+        self.at, self.own_rows = at, own_rows
+        self._asked: dict[str, tuple[tuple[Any, ...], Any]] = {}
+
+    def select(self, index: Tensor) -> Places:
+        return self._once("select", (index,), lambda: Places(self.at.index_select(0, index), self.own_rows))
+
+    def join(self, *others: Places) -> Places:
+        """The places of all parts, in order, with the own rows of all."""
+
+        def joined() -> Places:
+            before, found = 0, list[Tensor]()
+            for part in (self, *others):
+                found.append(torch.where(part.at < 0, part.at - before, part.at))
+                before += part.own_rows
+            return Places(torch.cat(found), before)
+
+        return self._once("join", others, joined)
+
+    def sent(self, rows: slice, device: torch.device, own_device: torch.device) -> _Sent:
+        """Those of these rows, on the pool's device and on that of the own rows."""
+
+        def found() -> _Sent:
+            at = self.at[rows]
+            lent = at >= 0
+            to_pooled, to_own = (x.nonzero().squeeze(1) for x in (lent, ~lent))
+            own = _sent(-1 - at[to_own], own_device)
+            if not len(to_own):
+                return _Sent(_sent(at, device), own, None, to_own)
+            return _Sent(_sent(at[to_pooled], device), own, _sent(to_pooled, device), _sent(to_own, device))
+
+        return self._once("sent", (rows.start, rows.stop, device, own_device), found)
+
+    def _once(self, what: str, asked: tuple[Any, ...], make: Callable[[], T]) -> T:
+        before, found = self._asked.get(what, ((), None))
+        if len(before) != len(asked) or not all(_same(a, b) for a, b in zip(before, asked, strict=True)):
+            found = make()
+            self._asked[what] = asked, found
+        return cast(T, found)
+
+
+def _same(one: object, other: object) -> bool:
+    return one is other if isinstance(one, Tensor | Places) else one == other
+
+
+def _sent(x: Tensor, device: torch.device) -> Tensor:
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
+
+
+class PooledRows:
+    """Stands for a tensor [N, ...] among observations, whose rows are in `pool` and `own` by `places`, which all arrays
+    of the observations share; own may be in host memory. A slice is a tensor, copied, on the pool's device; what
+    `index_select` gives still stands for one."""
+
+    def __init__(self, pool: Tensor, own: Tensor, places: Places) -> None:
+        self.pool, self.own, self.places, self.device = pool, own, places, places.at.device
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.places.at)
 
     @property
     def lent(self) -> int:
         """Number of rows in the pool."""
-        return int((self.places >= 0).sum())
+        return int((self.places.at >= 0).sum())
 
-    def index_select(self, dim: int, index: Tensor) -> Tensor:
+    def index_select(self, dim: int, index: Tensor) -> PooledRows:
         assert dim == 0
-        return self._read(self.places.index_select(0, index))
+        return PooledRows(self.pool, self.own, self.places.select(index))
 
     def __getitem__(self, rows: slice) -> Tensor:
-        return self._read(self.places[rows])
+        pooled, own, to_pooled, to_own = self.places.sent(rows, self.pool.device, self.own.device)
+        if to_pooled is None:
+            return self.pool.index_select(0, pooled)
+        out = self.pool.new_empty(len(to_pooled) + len(to_own), *self.pool.shape[1:])
+        out[to_pooled] = self.pool.index_select(0, pooled)
+        out[to_own] = self.own.index_select(0, own).to(out.device)
+        return out
 
     def isfinite(self) -> Tensor:
         """Whether each row is finite, [N]; row by row, as all together may not fit in memory."""
         return torch.tensor([bool(self[row : row + 1].isfinite().all()) for row in range(len(self))])
 
-    def _read(self, places: Tensor) -> Tensor:
-        device = self.pool.device
-        lent = places >= 0
-        if lent.all():
-            return self.pool.index_select(0, places.to(device))
-        out = self.pool.new_empty(len(places), *self.pool.shape[1:])
-        at = lent.nonzero().squeeze(1)
-        out[at.to(device)] = self.pool.index_select(0, places[at].to(device))
-        at = (~lent).nonzero().squeeze(1)
-        out[at.to(device)] = self.own.index_select(0, (-1 - places[at]).to(self.own.device)).to(device)
-        return out
-
 
 def join_pooled(parts: Sequence[PooledRows]) -> PooledRows:
     """The rows of all parts, in order; they have one pool."""
-    before, places = 0, []
-    for part in parts:
-        places.append(torch.where(part.places < 0, part.places - before, part.places))
-        before += len(part.own)
-    device = torch.device("cpu") if any(part.own.is_cpu for part in parts) else parts[0].own.device
-    return PooledRows(parts[0].pool, torch.cat([part.own.to(device) for part in parts]), torch.cat(places))
+    first, *others = parts
+    device = torch.device("cpu") if any(part.own.is_cpu for part in parts) else first.own.device
+    places = first.places.join(*(part.places for part in others))
+    return PooledRows(first.pool, torch.cat([part.own.to(device) for part in parts]), places)

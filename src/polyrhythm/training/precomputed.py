@@ -16,7 +16,7 @@ from polyrhythm.policies.base import extended
 from polyrhythm.policies.traits import policy_traits
 from polyrhythm.specs.hashing import row_digests
 from polyrhythm.training.batch import Arrays, MicroBatchLimits, PackedBatch
-from polyrhythm.training.pooled import LentRows, PooledRows, PrefixSource
+from polyrhythm.training.pooled import LentRows, Places, PooledRows, PrefixSource
 from polyrhythm.training.steps import Metrics
 from polyrhythm.training.targets import TargetInputs, as_many_on_every_rank
 
@@ -48,8 +48,9 @@ def with_precomputed(
     if pool is None:
         return packed if own is None else replace(packed, obs={**packed.obs, **own})
     assert packed.entries is not None
-    places = torch.where(lent, packed.entries, 0)
-    places[missing] = -1 - torch.arange(len(missing))
+    at = torch.where(lent, packed.entries, 0)
+    at[missing] = -1 - torch.arange(len(missing))
+    places = Places(at, len(missing))
     found = {name: PooledRows(x, own[name] if own else x[:0], places) for name, x in pool.arrays.items()}
     return replace(packed, obs={**packed.obs, **cast(Arrays, found)})
 

@@ -29,6 +29,7 @@ from polyrhythm.policies.base import Policy, as_module, extended
 from polyrhythm.policies.form import PolicyForm
 from polyrhythm.policies.traits import policy_traits
 from polyrhythm.runtime.devices import devices_here
+from polyrhythm.runtime.memory.prefixes import Prefixes, PrefixSeat, row_specs
 from polyrhythm.specs import EnvSpec, Trajectory
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import finish
@@ -162,12 +163,32 @@ def update(run: Run) -> Found:
     policy = run.build("train")
     config = run.config
     learner = Learner(policy, config.algorithm, config.training, total_updates=2, seed=0)
+    learner.prefixes = _empty_pool(run, policy, data)
     held = _allocated(run.device) - before if run.device.type == "cuda" else _weights(as_module(policy))
     with _growth(run.device) as grown:
         for index in range(2):  # moments and gradients stay from the first one
             finish(learner.update(data, index))
     packed = sum(x.nbytes for one in data for x in _arrays(one)) if run.device.type == "cpu" else 0
     return Found(sum(run.planned("trainer").values()), held + grown[0] + packed)
+
+
+def _empty_pool(run: Run, policy: Policy, data: list[Trajectory]) -> Prefixes | None:
+    """A pool without prefixes, in which case all are computed; None if nothing is lent in this run."""
+    if not policy_traits(policy).precomputes or not run.config.training.precomputed_mib:
+        return None
+    row = {name: torch.from_numpy(x[:1]).to(run.device) for name, x in data[0].obs.items()}
+    with torch.no_grad():
+        found = extended(policy).precompute(row)
+    if not found:
+        return None
+    device = str(run.device)
+    prefixes = Prefixes(
+        PrefixSeat(f"measured {id(policy)}", shared=False, device=device, local=device), row_specs(found), int
+    )
+    prefixes.create(1, 2**30)
+    for sample in data:
+        sample.entries = np.full(sample.steps, 1)  # the pool has no slot for it
+    return prefixes
 
 
 def act(run: Run) -> Found:

@@ -139,7 +139,13 @@ def test_a_frozen_prefix_moves_to_a_device_that_has_room() -> None:
     mib = by_name(find_remedies(planner, run))["training.precomputed_mib"]
     moved = planner.plan(with_settings(run, {"training.precomputed_mib": mib}))
     assert moved.fits
-    assert {"lent prefixes", "precomputed of a mini-batch"} <= moved.devices[1].stations()["trainer"].keys()
+    taken = "precomputed of a mini-batch"
+    assert plan.devices[0].stations()["trainer"][taken] > 0
+    on_device = moved.devices[1].stations()["trainer"]
+    assert "lent prefixes" in on_device
+    assert all(taken not in device.stations().get("trainer", {}) for device in moved.devices), "micro-batches are read"
+    without = plan.devices[1].stations()["trainer"]
+    assert on_device["batches"] == without["batches"], "both send what was precomputed of two micro-batches"
 
 
 @pytest.mark.parametrize(("value", "text"), [(True, "a.b=true"), (3, "a.b=3"), ("lora", "a.b=lora")])

@@ -222,19 +222,19 @@ class _Parts:
         entries = self._layout.blocks * steps
         pool = min(activations.precomputed(entries), limit) if self._lenders else 0
         fits = frozen <= limit - pool
-        taken, held = mini * frozen // rows, device if fits else HOST
-        at = device if pool else held
+        held = device if fits else HOST
+        taken = 0 if pool else mini * frozen // rows  # beside a pool, micro-batches are read
         passes = self._micro_batch(activations)
-        before = activations.precomputing(micro) - taken * (at == device)  # before mini-batches
+        before = activations.precomputing(micro) - taken * (held == device)  # before mini-batches
         yield MemoryPart(name, "micro-batch", device, max(passes, before), certain=False, stays=False)
         yield MemoryPart(name, LENT, device, pool, certain=False)
         yield MemoryPart(name, PRECOMPUTED[0], held, frozen, certain=False, stays=fits)
-        yield MemoryPart(name, PRECOMPUTED[1], at, taken, certain=False, stays=fits)
+        yield MemoryPart(name, PRECOMPUTED[1], held, taken, certain=False, stays=fits)
         yield MemoryPart(name, "samples of an update", HOST, (rows + mini) * row, certain=False)
         yield MemoryPart(name, "state while it is written", HOST, self._saved(name), certain=False, stays=False)
-        if device != HOST:  # one is prefetched
-            sent = row if fits or pool else row + frozen // rows
-            yield MemoryPart(name, "batches", device, 2 * micro * sent, certain=False, stays=False)
+        read = pool or (not fits and device != HOST)
+        sent = row * (device != HOST) + frozen // rows * bool(read)
+        yield MemoryPart(name, "batches", device, 2 * micro * sent, certain=False, stays=False)  # one is prefetched
 
     def _micro_batch(self, activations: Activations) -> int:
         """Bytes of the largest micro-batch's passes beside all gradients. In the first one of a mini-batch these come

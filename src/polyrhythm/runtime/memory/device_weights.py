@@ -283,6 +283,7 @@ class DeviceWeights:
     def _open_copy(self) -> _DeviceCopy | None:
         """The copy of the living trainer; None: there is none, or this process cannot open it."""
         if not self._writes and not is_held(self._lock_path("writer")):
+            self._copy = None
             return None
         try:
             inode = self._path.stat().st_ino
@@ -293,6 +294,7 @@ class DeviceWeights:
                 self._copy = _DeviceCopy(self._path, views_of(self.layout, memory))
                 log.info("weights come from the trainer's memory on %s (%s)", self._handles.name, self._handles.means)
         except FileNotFoundError:
+            self._copy = None
             return None
         except RuntimeError as error:
             self._give_up(inode, "read from host memory", error)

@@ -4,28 +4,37 @@ on the same device, which computes only what is missing.
 The trainer allocates a pool on its device (CUDA IPC; on the CPU and on a simulated device a file of the run), and
 generators there write into it, each the chunk steps that it answers:
 
-    <folder>/prefixes/<device>/pool   number of slots; of each slot the digest of the observation that it was computed
-                                      from, 0 if it is empty; then form and handle of the memory
-    <folder>/prefixes/<device>/lock   held by the trainer's process while it lives
+    <folder>/prefixes/<device>/pool    random number of the pool; number of slots; of each slot the digest of the
+                                       observation that it was computed from, 0 if it is empty, -1 if it is claimed;
+                                       then form and handle of the memory
+    <folder>/prefixes/<device>/lock    held by the trainer's process while it lives
+    <folder>/prefixes/<device>/claims  held by a generator while it claims slots
 
 Slot n belongs to entry n of the arena, so a prefix is lent, and its slot free again, with the entry's block: whoever
 trains on, drops or loses a sample need not know of it. A pool has as many slots as its memory holds; entries beyond
 have none.
 
 Invariants: a slot that is read has the digest of the reader's own observation, and its pool the frozen tensors of the
-reader, by checksum, so its content is what the reader would compute. A slot is empty while it is written. Nobody waits
-for a prefix: what is not there is computed. Nobody writes to the pool of a dead trainer.
+reader, by checksum, so its content is what the reader would compute. A slot is written only by the pass that has
+claimed it, from before its launch until it has finished; no other pass claims it meanwhile, also if the entry's block
+was freed and has another sample by then. What a generator had claimed when it died stays so until the trainer makes
+another pool. Nobody waits for a prefix: what is not there is computed. No pass begins to write to the pool of a dead
+trainer.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import mmap
-import os
+import secrets
 import shutil
+import threading
 import weakref
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -37,14 +46,15 @@ from torch import Tensor
 
 from polyrhythm.errors import first_line
 from polyrhythm.runtime.memory.device_weights import Handles, handles_of
-from polyrhythm.runtime.memory.published import hold_lock, is_held
+from polyrhythm.runtime.memory.published import hold_lock, is_held, lock_file
 from polyrhythm.runtime.memory.tensors import State, as_bytes, views_of
 from polyrhythm.specs.weights import WeightsLayout, WeightSpec, weight_specs
 
 log = logging.getLogger(__name__)
 
-_FOLDER, _POOL, _LOCK = "prefixes", "pool", "lock"
+_FOLDER, _POOL, _LOCK, _CLAIMS = "prefixes", "pool", "lock", "claims"
 _NUMBER = 8  # bytes
+_EMPTY, _CLAIMED = 0, -1
 #: Bytes of a tensor whose sum is one number of its checksum.
 _SUMMED = 1 << 16
 #: Pools of this process, by seat.
@@ -90,24 +100,43 @@ def frozen_checksum(module: torch.nn.Module, published: Mapping[str, object]) ->
 
 class PrefixPool:
     """Slots for one row of each array. arrays: name → [slots, ...]; stamps [slots] int64, shared by all processes that
-    use the pool; frozen: checksum of the tensors that rows are computed by."""
+    use the pool; frozen: checksum of the tensors that rows are computed by; claims: excludes other claims, or raises
+    BlockingIOError."""
 
     def __init__(
-        self, specs: Mapping[str, WeightSpec], slots: int, frozen: int, memory: Tensor, stamps: NDArray[np.int64]
+        self,
+        specs: Mapping[str, WeightSpec],
+        slots: int,
+        frozen: int,
+        memory: Tensor,
+        stamps: NDArray[np.int64],
+        claims: Callable[[], AbstractContextManager[object]],
     ):
         self.specs, self.slots, self.frozen, self.nbytes = dict(specs), slots, frozen, memory.nbytes
         self.arrays = views_of(_layout(specs, slots), memory)
-        self._stamps = stamps
+        self._stamps, self._claims = stamps, claims
 
-    def write(self, entries: NDArray[np.int64], rows: NDArray[np.int64], found: State) -> None:
-        """Write these rows of the arrays to the slots of these entries, which are empty until `stamp`."""
-        self._stamps[entries] = 0
+    def claim(self, entries: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these entries have a slot that is now the caller's until `stamp`: of equal ones the first, not
+        those that a pass still writes, and none while another generator claims some."""
+        inside = np.zeros(len(entries), np.bool_)
+        inside[np.unique(entries, return_index=True)[1]] = True
+        inside &= (entries >= 0) & (entries < self.slots)
+        try:
+            with self._claims():
+                free: NDArray[np.bool_] = inside & (self._stamps[np.where(inside, entries, 0)] != _CLAIMED)
+                self._stamps[entries[free]] = _CLAIMED
+        except BlockingIOError:
+            return np.zeros(len(entries), np.bool_)
+        return free
+
+    def write(self, places: Tensor, found: State) -> None:
+        """Write to claimed slots. places [2, n], on the device: the slots, and the rows of `found` for them."""
         for name, into in self.arrays.items():
-            there, at = (torch.from_numpy(x).to(into.device) for x in (entries, rows))
-            into.index_copy_(0, there, found[name].index_select(0, at))
+            into.index_copy_(0, places[0], found[name].index_select(0, places[1]))
 
     def stamp(self, entries: NDArray[np.int64], digests: NDArray[np.int64]) -> None:
-        """Declare the slots full, with what was computed from rows of these digests."""
+        """Declare the claimed slots full, with what was computed from rows of these digests."""
         self._stamps[entries] = digests
 
     def holds(self, entries: NDArray[np.int64], digests: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -131,7 +160,7 @@ class Prefixes:
         self._folder = Path(seat.run) / _FOLDER / seat.device.replace(":", "-")
         self._own: PrefixPool | None = None
         self._opened: tuple[int, PrefixPool] | None = None
-        self._refused = 0  # inode of a pool that cannot be opened, or is of other frozen tensors
+        self._refused = -1  # number of a pool that cannot be opened, or is of other frozen tensors
 
     @property
     def checksum(self) -> int:
@@ -175,19 +204,26 @@ class Prefixes:
         nbytes = _layout(specs, slots).nbytes
         if not seat.shared:
             memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-            return PrefixPool(specs, slots, self.checksum, memory, np.zeros(slots, np.int64))
+            lock = threading.Lock()
+            return PrefixPool(specs, slots, self.checksum, memory, np.full(slots, _EMPTY, np.int64), lambda: lock)
         self._folder.mkdir(parents=True, exist_ok=True)
         path, handles = self._folder / _POOL, self._handles()
         memory = handles.allocate(nbytes)
         arrays = {name: (spec.shape, spec.dtype) for name, spec in specs.items()}
         named = msgspec.msgpack.encode(_Named(self.checksum, arrays, handles.export(memory)))
         new = path.with_suffix(".new")
-        new.write_bytes(slots.to_bytes(_NUMBER, "little") + bytes(_NUMBER * slots) + named)
+        head = np.full(2 + slots, _EMPTY, np.int64)
+        head[:2] = secrets.randbits(63), slots
+        new.write_bytes(head.tobytes() + named)
         with new.open("r+b") as file:
-            pool = PrefixPool(specs, slots, self.checksum, memory, _stamps_in(file, slots))
+            pool = PrefixPool(specs, slots, self.checksum, memory, _stamps_in(file, slots), self._claims)
         hold_lock(self._folder / _LOCK, pool)
         new.replace(path)
         return pool
+
+    @property
+    def _claims(self) -> Callable[[], AbstractContextManager[object]]:
+        return partial(lock_file, self._folder / _CLAIMS, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _handles(self) -> Handles:
         # On the CPU too the memory is that of a file.
@@ -204,19 +240,23 @@ class Prefixes:
         if pool is not None or not seat.shared:
             return pool if pool is not None and not self._difference(pool) else None
         try:
-            inode = (self._folder / _POOL).stat().st_ino
-            if inode == self._refused or not is_held(self._folder / _LOCK):
-                return None
-            if self._opened is None or self._opened[0] != inode:
-                self._opened = self._open()
-        except FileNotFoundError:  # there is none, or it is just being replaced
+            with (self._folder / _POOL).open("r+b") as file:
+                number, slots = np.frombuffer(file.read(2 * _NUMBER), np.int64).tolist()
+                if number == self._refused:
+                    return None
+                if not is_held(self._folder / _LOCK):
+                    raise FileNotFoundError
+                if self._opened is None or self._opened[0] != number:
+                    self._opened = number, self._open(file, slots)
+        except FileNotFoundError:  # there is none of a living trainer, or it is just being replaced
+            self._opened = None
             return None
         except RuntimeError as error:
-            self._refuse(inode, f"their memory cannot be opened ({first_line(error)})")
+            self._refuse(number, f"their memory cannot be opened ({first_line(error)})")
             return None
-        inode, pool = self._opened
+        number, pool = self._opened
         if difference := self._difference(pool):
-            self._refuse(inode, difference)
+            self._refuse(number, difference)
             return None
         return pool
 
@@ -225,21 +265,18 @@ class Prefixes:
             return "the trainer's have other shapes or dtypes"
         return "the trainer's frozen weights differ" if pool.frozen != self.checksum else ""
 
-    def _refuse(self, inode: int, why: str) -> None:
-        self._refused, self._opened = inode, None
+    def _refuse(self, number: int, why: str) -> None:
+        self._refused, self._opened = number, None
         log.warning("prefixes are not lent on %s: %s", self._seat.device, why)
 
-    def _open(self) -> tuple[int, PrefixPool]:
-        with (self._folder / _POOL).open("r+b") as file:
-            slots = int.from_bytes(file.read(_NUMBER), "little")
-            stamps = _stamps_in(file, slots)
-            file.seek(_NUMBER * (1 + slots))
-            named, inode = msgspec.msgpack.decode(file.read(), type=_Named), os.fstat(file.fileno()).st_ino
+    def _open(self, file: BinaryIO, slots: int) -> PrefixPool:
+        file.seek(_NUMBER * (2 + slots))
+        named = msgspec.msgpack.decode(file.read(), type=_Named)
         memory = self._handles().open(named.handle, here=True)
         specs = {name: WeightSpec(shape, dtype) for name, (shape, dtype) in named.arrays.items()}
         log.info("prefixes are lent to the trainer on %s", self._seat.device)
-        return inode, PrefixPool(specs, slots, named.frozen, memory, stamps)
+        return PrefixPool(specs, slots, named.frozen, memory, _stamps_in(file, slots), self._claims)
 
 
 def _stamps_in(file: BinaryIO, slots: int) -> NDArray[np.int64]:
-    return np.frombuffer(mmap.mmap(file.fileno(), _NUMBER * (1 + slots)), np.int64)[1:]
+    return np.frombuffer(mmap.mmap(file.fileno(), _NUMBER * (2 + slots)), np.int64)[2:]
