@@ -104,15 +104,14 @@ def offer_gl_backend(gl: GL = "auto") -> None:
     """Set `MUJOCO_GL` for environments that may use MuJoCo and render, without measuring.
 
     auto: egl with an NVIDIA GPU that nothing else of the run uses, else osmesa, by which library loads (Linux). It
-    stays unchanged if it is set, or if MuJoCo is missing or already imported. RenderingUnavailable: the library of
-    `gl` is missing.
+    stays unchanged if it is set, or if MuJoCo is missing or already imported. Else as `choose_gl_backend`.
     """
+    if gl != "auto":
+        choose_gl_backend(gl)
+        return
     if _VARIABLE in os.environ or "mujoco" in sys.modules or not sys.platform.startswith("linux"):
         return
     if importlib.util.find_spec("mujoco") is None:
-        return
-    if gl != "auto":
-        choose_gl_backend(gl)
         return
     able = [backend for backend in BACKENDS if is_loadable(backend)]
     if able:
