@@ -183,9 +183,9 @@ class Rank:
     """Facts about the process of a rank. pid: its process id, 0 while that is not known; began: when it was started;
     present: it has announced itself. heartbeat, heard: its last one, and when that came; doing, since: its call under
     way; place: where in user code that is, in words. paused: seconds in which main did not listen; heard and since are
-    later by those that came after them. turns: stations of its process, which are made one after another. status: its exit status once it has been reaped, negative for a signal;
-    failure: its report of the error that ended it; refusal: why it refused a command; killed: by somebody else, before
-    main did."""
+    later by those that came after them. turns: stations of its process, which are made one after another. status: its
+    exit status once it has been reaped, negative for a signal; failure: its report of the error that ended it; refusal:
+    why it refused a command; killed: by somebody else, before main did."""
 
     number: int
     pid: int
