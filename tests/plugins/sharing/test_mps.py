@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,6 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.long import long
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, closed, config
 
 from polyrhythm.checks import CheckContext
@@ -43,7 +43,9 @@ said = sys.stdin.read().strip() if len(sys.argv) < 2 else sys.argv[1]
 names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_VISIBLE_DEVICES")
 with open({calls!r}, "a") as file:
     file.write(json.dumps([said, {{name: os.environ.get(name) for name in names}}]) + "\\n")
-if said == "quit":
+if said == "quit" and {hangs!r}:
+    time.sleep(600)
+elif said == "quit":
     os.kill(int((folder / "pid").read_text()), signal.SIGTERM)
 elif said == "-d" and not {fails!r}:
     (folder / "pid").unlink(missing_ok=True)
@@ -58,6 +60,7 @@ elif said == "-d" and not {fails!r}:
     (folder / "new").rename(folder / "pid")
     if {stubborn!r}:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.fork()  # a server
     time.sleep(600)
 else:
     sys.exit(3)
@@ -68,10 +71,11 @@ else:
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Puts the program on the PATH; returns the file with its calls."""
 
-    def put(*, fails: bool = False, stubborn: bool = False) -> Path:
+    def put(*, fails: bool = False, stubborn: bool = False, hangs: bool = False) -> Path:
         calls, folder = tmp_path / "calls", tmp_path / "bin"
         folder.mkdir(exist_ok=True)
-        text = PROGRAM_TEXT.format(python=sys.executable, calls=str(calls), fails=fails, stubborn=stubborn)
+        how = {"fails": fails, "stubborn": stubborn, "hangs": hangs}
+        text = PROGRAM_TEXT.format(python=sys.executable, calls=str(calls), **how)
         (folder / PROGRAM).write_text(text)
         (folder / PROGRAM).chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -129,11 +133,40 @@ def test_a_run_starts_the_daemon_for_its_stations_and_ends_it(
     assert "the control daemon has ended" in caplog.text
 
 
-@pytest.mark.parametrize("stubborn", [False, pytest.param(True, marks=long(7, "a daemon of MPS that does not quit"))])
-def test_the_daemon_ends_with_a_run_that_is_killed(
-    stubborn: bool, tmp_path: Path, program: Callable[..., Path]
+@pytest.mark.parametrize("how", [{"hangs": True}, {"stubborn": True}])
+def test_a_daemon_that_does_not_quit_is_killed_with_its_servers(
+    how: dict[str, bool],
+    tmp_path: Path,
+    program: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    program(stubborn=stubborn)
+    program(**how)
+    monkeypatch.setattr("polyrhythm.plugins.sharing.guard.START_S", 0.0)  # main has no more patience than an end takes
+    with caplog.at_level("INFO"), control_daemon(tmp_path, quit_s=1.0):
+        assert daemons()
+    assert not daemons()
+    assert _is_told(caplog, 1)
+
+
+def test_an_end_that_is_not_seen_is_not_told(
+    tmp_path: Path, program: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program()
+    monkeypatch.setattr("polyrhythm.plugins.sharing.mps.longest_end_s", lambda _: 0.2)
+    with caplog.at_level("INFO"), control_daemon(tmp_path) as found:
+        pid = int((Path(found["CUDA_MPS_PIPE_DIRECTORY"]) / "pid").read_text())
+        guard = psutil.Process(pid).parent()
+        assert guard is not None
+        guard.suspend()
+    os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(Path(found["CUDA_MPS_PIPE_DIRECTORY"]).parent)
+    assert f"its guard {guard.pid} does not end; it is killed" in caplog.text
+    assert _is_told(caplog, 0)
+
+
+def test_the_daemon_ends_with_a_run_that_is_killed(program: Callable[..., Path]) -> None:
+    program()
     code = (
         "import os, signal\n"
         "from polyrhythm.plugins.sharing.mps import control_daemon\n"
@@ -174,6 +207,14 @@ def test_what_cannot_be_is_said_before_the_start(
         check.run(CheckContext(config(**ON_ONE)))
     monkeypatch.undo()
     program(fails=True)
+    with monkeypatch.context() as changes:
+        changes.setattr("polyrhythm.plugins.sharing.mps.CHILDREN", str(tmp_path / "none"))
+        with pytest.raises(MissingError, match=f"mps: this kernel does not list .*could not end {PROGRAM}; set sha"):
+            check.run(CheckContext(config(**ON_ONE)))
+    with monkeypatch.context() as changes:
+        changes.setattr(sys, "executable", "/bin/false")
+        with pytest.raises(StartError, match=f"{PROGRAM} cannot be started .its guard has ended"), control_daemon(None):
+            pass
     assert check.run(CheckContext(config(**ON_ONE)))
     with pytest.raises(ConfigError, match="mps: with launcher = ray the run does not start its stations"):
         check.run(CheckContext(config(**ON_ONE, launcher="ray")))
