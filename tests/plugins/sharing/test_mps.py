@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,8 @@ else:
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Puts the program on the PATH; returns the file with its calls."""
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Puts the program on the PATH; returns the file with its calls. No daemon is left, whatever a test finds."""
 
     def put(*, fails: bool = False, stubborn: bool = False, hangs: bool = False) -> Path:
         calls, folder = tmp_path / "calls", tmp_path / "bin"
@@ -81,18 +81,20 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         return calls
 
-    return put
+    yield put
+    for process in daemons(tmp_path):
+        process.kill()
 
 
 def calls_in(file: Path) -> list[tuple[str, dict[str, str | None]]]:
     return [(said, found) for said, found in map(json.loads, file.read_text().splitlines())]
 
 
-def daemons() -> list[psutil.Process]:
+def daemons(tmp_path: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if any(word.endswith(f"bin/{PROGRAM}") for word in words) and "-d" in words:
+        if str(tmp_path / "bin" / PROGRAM) in words and "-d" in words:
             found.append(process)
     return found
 
@@ -126,7 +128,7 @@ def test_a_run_starts_the_daemon_for_its_stations_and_ends_it(
                 assert theirs == (None if name.startswith("simulator") else pipe), name
             pipeline.loop.train_until(1)
     assert [said for said, _ in calls_in(calls)] == ["-d", "quit"]
-    assert not daemons()
+    assert not daemons(tmp_path)
     assert not Path(str(pipe)).exists()
     assert (tmp_path / "run" / "logs" / "mps").is_dir(), "what it logged stays"
     assert "generator-0, trainer share their device under a control daemon" in caplog.text
@@ -135,17 +137,12 @@ def test_a_run_starts_the_daemon_for_its_stations_and_ends_it(
 
 @pytest.mark.parametrize("how", [{"hangs": True}, {"stubborn": True}])
 def test_a_daemon_that_does_not_quit_is_killed_with_its_servers(
-    how: dict[str, bool],
-    tmp_path: Path,
-    program: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    how: dict[str, bool], tmp_path: Path, program: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     program(**how)
-    monkeypatch.setattr("polyrhythm.plugins.sharing.guard.START_S", 0.0)  # main has no more patience than an end takes
-    with caplog.at_level("INFO"), control_daemon(tmp_path, quit_s=1.0):
-        assert daemons()
-    assert not daemons()
+    with caplog.at_level("INFO"), control_daemon(tmp_path, quit_s=0.5):
+        assert daemons(tmp_path)
+    assert not daemons(tmp_path)
     assert _is_told(caplog, 1)
 
 
@@ -165,7 +162,7 @@ def test_an_end_that_is_not_seen_is_not_told(
     assert _is_told(caplog, 0)
 
 
-def test_the_daemon_ends_with_a_run_that_is_killed(program: Callable[..., Path]) -> None:
+def test_the_daemon_ends_with_a_run_that_is_killed(tmp_path: Path, program: Callable[..., Path]) -> None:
     program()
     code = (
         "import os, signal\n"
@@ -178,7 +175,7 @@ def test_the_daemon_ends_with_a_run_that_is_killed(program: Callable[..., Path])
         [sys.executable, "-c", code], env=os.environ | same_imports(), capture_output=True, text=True, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    wait_until(lambda: not daemons())
+    wait_until(lambda: not daemons(tmp_path))
     wait_until(lambda: not Path(done.stdout.strip()).exists())
 
 
@@ -194,7 +191,7 @@ def test_a_daemon_that_ends_is_reported_and_started_again(
         assert caplog.text.count("was started again; stations that used it are replaced") == 3
         assert "has ended 4 times; the device is shared by time slices from now on" in caplog.text
     assert [said for said, _ in calls_in(calls)] == ["-d"] * 4
-    assert not daemons()
+    assert not daemons(tmp_path)
 
 
 def test_what_cannot_be_is_said_before_the_start(

@@ -25,13 +25,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 CHILDREN = "/proc/thread-self/children"
 #: Seconds for the program to start the daemon, and to have it quit.
 START_S, QUIT_S = 15.0, 15.0
-#: Starts of one run, and seconds between two looks.
-_STARTS, _LOOK_S = 4, 0.25
+#: Starts of one run, seconds between two looks, and for what is killed to be gone.
+_STARTS, _LOOK_S, _KILL_S = 4, 0.25, 5.0
 
 
 def longest_end_s(quit_s: float) -> float:
-    """Seconds within which this process ends once its standard input has: a start may be under way, then `stop` is."""
-    return START_S + 3 * quit_s
+    """Seconds within which this process ends once its standard input has: a start again may be under way."""
+    return START_S + 2 * (quit_s + _KILL_S)
 
 
 def children() -> dict[int, str]:
@@ -72,7 +72,7 @@ def stop(program: str, quit_s: float) -> bool:
     until = time.monotonic() + quit_s / 3
     while children() and time.monotonic() < until:
         time.sleep(_LOOK_S / 5)
-    until = time.monotonic() + quit_s / 3
+    until = time.monotonic() + _KILL_S
     while left := children():  # servers become children once their daemon is killed
         if time.monotonic() >= until:
             return False
