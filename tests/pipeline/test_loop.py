@@ -90,7 +90,7 @@ def test_copies_of_the_last_episodes_change_no_result():
 def test_batches_wait_behind_passes_that_run_beside_the_host_and_every_sample_is_trained(monkeypatch):
     """Generators with the passes of a device, on the CPU: what is sent behind a pass is launched before its end."""
     passes = partial(DevicePasses, capture=None)
-    monkeypatch.setattr(one_pass, "passes_on", lambda device, layout, rows, _graphs: passes(device, layout, rows))
+    monkeypatch.setattr(one_pass, "passes_on", lambda device, layout, rows, *_: passes(device, layout, rows))
     one = {**ASYNCHRONOUS["rollout"], "generators": 1, "sharding": "even:6"}
     loaded = {**ASYNCHRONOUS, "rollout": one, "batching": {"type": "dynamic", "max_rows": 1, "max_wait_ms": 1}}
     pipeline = build_pipeline(RunContext(config(**loaded)), record=True)

@@ -59,7 +59,7 @@ def test_a_policy_is_not_checked_without_observations(capsys):
     assert main(words) == 1
     said = capsys.readouterr().out
     assert "  ! contract                      not checked: the check needs observations of the environment" in said
-    assert said.splitlines()[-1] == "1 of 20 checks failed: environment: observe"
+    assert said.splitlines()[-1] == "1 of 21 checks failed: environment: observe"
 
 
 def test_a_wrong_key_is_one_line(capsys):

@@ -190,8 +190,12 @@ def _run_part(part: Part, out: Path, limit_s: float) -> tuple[str, str, float]:
     if part.anew is not None:
         shutil.rmtree(part.anew, ignore_errors=True)
     words = [sys.executable, "-m", *part.command]
+    # MuJoCo sets it in a process that has drawn, and the command may draw by another backend.
+    variables = {name: value for name, value in os.environ.items() if name != "PYOPENGL_PLATFORM"}
     with (logs / f"{part.name}.txt").open("w", encoding="utf-8") as said:
-        process = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)  # noqa: S603
+        process = subprocess.Popen(  # noqa: S603
+            words, stdout=said, stderr=subprocess.STDOUT, env=variables, start_new_session=True
+        )
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:

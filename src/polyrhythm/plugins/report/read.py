@@ -91,7 +91,7 @@ class Run:
     def settings(self) -> dict[str, str]:
         """All settings as text, by dotted path."""
         try:
-            return {path: str(value) for path, value in by_path(parse(self.config, CONFIG_FILE))}
+            return {path: str(value) for path, value in by_path(parse(self.config, CONFIG_FILE) or {})}
         except ConfigError:
             return {}
 

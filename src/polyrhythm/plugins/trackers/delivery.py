@@ -115,15 +115,16 @@ class QueuedDelivery:
             self._ended, self._until = True, self._limit()
             self._changed.notify_all()
 
-    def _limit(self) -> float:
+    def _limit(self, *, opened: bool = True) -> float:
         """Time by which it must have closed if it began to now."""
-        return time.monotonic() + (self._patience.failing_close_s if self._failures.failing else self._patience.close_s)
+        works = opened and not self._failures.failing
+        return time.monotonic() + (self._patience.close_s if works else self._patience.failing_close_s)
 
     def close(self) -> None:
         if not self._tried.is_set():  # ended half-way, it may leave a database that nothing opens any more
             log.info("tracking: %s is being opened, and is waited for", self._name)
-            self._tried.wait(max(0.0, self._began + self._patience.start_s - time.monotonic()))
-            self._until = self._limit()
+            left_s = self._began + self._patience.start_s - time.monotonic()
+            self._until = self._limit(opened=self._tried.wait(max(0.0, left_s)))
         self._thread.join(max(0.0, self._until - time.monotonic()))
         if self._thread.is_alive():
             with self._changed:
