@@ -238,7 +238,7 @@ def test_a_device_is_shared_by_what_draws_and_computes_at_once(
     assert find_drawing_device(run, variables, devices=2) == found
 
 
-@pytest.mark.parametrize(("gl", "other"), [("osmesa", "egl"), ("egl", "osmesa")])
+@pytest.mark.parametrize(("gl", "other"), [("osmesa", "egl"), ("egl", "osmesa"), ("egl", "glfw")])
 def test_a_named_backend_is_taken_and_the_variable_overrides_it(
     gl: GL, other: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -79,10 +79,10 @@ def choose_gl_backend(gl: GL = "auto") -> None:
     chosen = os.environ.get(_VARIABLE, "").lower().strip()
     if chosen and chosen not in _DRAWING:
         raise RenderingUnavailable(f"{_VARIABLE}={chosen}: MuJoCo draws nothing with it; set it to osmesa or egl")
-    if not sys.platform.startswith("linux") or (chosen and chosen not in _LIBRARIES):
-        return
     if chosen and gl not in ("auto", chosen):
         warn_once(f"{_VARIABLE}={chosen} is set, so env.gl = {gl} has no effect")
+    if not sys.platform.startswith("linux") or (chosen and chosen not in _LIBRARIES):
+        return
     named = chosen or (gl if gl != "auto" else "")
     if named and not is_loadable(named):
         what = f"{_VARIABLE}={chosen}" if chosen else f"env.gl = {gl}"
