@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from tests.pipeline.runs import config
 
 from polyrhythm.config.registry import resolve
+from polyrhythm.env_warnings import forget_warnings
 from polyrhythm.envs.gl_speed import Drawn, draw, start_load
 from polyrhythm.envs.mujoco import (
     GL,
@@ -236,7 +238,7 @@ def test_a_device_is_shared_by_what_draws_and_computes_at_once(
     assert find_drawing_device(run, variables, devices=2) == found
 
 
-@pytest.mark.parametrize(("gl", "other"), [("osmesa", "egl"), ("egl", "osmesa")])
+@pytest.mark.parametrize(("gl", "other"), [("osmesa", "egl"), ("egl", "osmesa"), ("egl", "glfw")])
 def test_a_named_backend_is_taken_and_the_variable_overrides_it(
     gl: GL, other: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -253,9 +255,18 @@ def test_a_named_backend_is_taken_and_the_variable_overrides_it(
             assert os.environ["MUJOCO_GL"] == gl
     monkeypatch.setattr("polyrhythm.envs.mujoco.is_loadable", lambda _: True)
     monkeypatch.setenv("MUJOCO_GL", other)
-    choose_gl_backend(gl)
-    assert os.environ["MUJOCO_GL"] == other
-    assert f"MUJOCO_GL={other} is set, so env.gl = {gl} has no effect" in caplog.text
+    for choose in (choose_gl_backend, offer_gl_backend):
+        forget_warnings()
+        caplog.clear()
+        monkeypatch.setenv("MUJOCO_GL", other)
+        choose(gl)
+        assert os.environ["MUJOCO_GL"] == other
+        assert f"MUJOCO_GL={other} is set, so env.gl = {gl} has no effect" in caplog.text
+        monkeypatch.delenv("MUJOCO_GL")
+        with monkeypatch.context() as changes:
+            changes.setitem(sys.modules, "mujoco", types.ModuleType("mujoco"))
+            with pytest.raises(RenderingUnavailable, match=f"before the GL backend was chosen; set MUJOCO_GL={gl} in"):
+                choose(gl)
 
 
 # ------------------------------------------------------------ once per run

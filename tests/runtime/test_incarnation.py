@@ -121,6 +121,14 @@ def test_a_start_that_takes_too_long_is_given_up() -> None:
     assert not one.failure(0).was_present
 
 
+def test_stations_of_one_process_have_the_time_of_all_since_they_are_made_one_after_another() -> None:
+    one = Incarnation("t", 0, [Rank(0, 100, 0.0, turns=2)])
+    assert looks(one, 59.0, 61.0) == looks(one, 119.0, 119.98) == ""
+    assert look(one, 120.0) == "kill"
+    each = "supervision.start_s for each of the 2 stations of its process"
+    assert one.reason == f"was not ready within 120 s ({each})"
+
+
 def test_it_is_lost_once_it_has_been_reaped_and_its_last_messages_have_been_received() -> None:
     one = ready()
     hang(one)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,14 +14,16 @@ import psutil
 from tests.process.runs import PATIENCE_S, children, config, wait_until
 from tests.runtime.scripted import HANGS, RAISES, ScriptedFactory
 
-from polyrhythm.runtime.factories import Resources
+from polyrhythm.runtime.factories import Resources, StationContext
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.local import LocalHosting, RunMemory
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.memory.in_flight import InFlight
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+from polyrhythm.runtime.messages import Station
 from polyrhythm.runtime.processes.child import ChildSpec
 from polyrhythm.runtime.processes.start import start_child
+from polyrhythm.runtime.processes.together import SharingSpawn
 from polyrhythm.scheduler.records import Event, Published, PublishWeights, StationLost, TrainerJoined
 from polyrhythm.specs import WeightsLayout
 
@@ -130,6 +134,43 @@ def test_a_main_that_others_keep_busy_replaces_all_the_same(tmp_path: Path) -> N
                 time.sleep(0.005)
             assert isinstance(event, StationLost)
             assert event.station == "a"
+
+
+@dataclass(frozen=True)
+class Slow(ScriptedFactory):
+    """Its station takes a second to be made, and leaves a file then."""
+
+    made: str
+
+    def parts(self, context: StationContext, incarnation: int) -> Sequence[tuple[str, Callable[[], Station]]]:
+        ((address, make),) = super().parts(context, incarnation)
+
+        def make_slowly() -> Station:
+            time.sleep(1.0)
+            Path(self.made).touch()
+            return make()
+
+        return [(address, make_slowly)]
+
+
+def test_stations_of_one_process_announce_themselves_when_all_are_made(tmp_path: Path) -> None:
+    """Else the first one would get work while the other one is being made."""
+    made, together = tmp_path / "made", Resources(process="a")
+    stations = [(ScriptedFactory("a"), together), (Slow("b", str(made)), together)]
+    spawn = SharingSpawn(stations, start_child)
+    with closing_folder(LAYOUT) as folder:
+        hosting = LocalHosting(stations, memory_in(folder.folder), config().supervision, tmp_path, spawn=spawn)
+        with closing(hosting):
+            hosting.start()
+            made.unlink()
+            psutil.Process(process_ids(hosting)["a"]).kill()
+            joined = set[str]()
+            while joined != {"a", "b"}:
+                event = next_event(hosting)
+                if isinstance(event, TrainerJoined):
+                    assert made.exists(), f"{event.trainer} is early"
+                    joined.add(event.trainer)
+    assert not children()
 
 
 class closing_folder:  # noqa: N801 - used like `contextlib.closing`

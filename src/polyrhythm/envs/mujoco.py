@@ -79,10 +79,10 @@ def choose_gl_backend(gl: GL = "auto") -> None:
     chosen = os.environ.get(_VARIABLE, "").lower().strip()
     if chosen and chosen not in _DRAWING:
         raise RenderingUnavailable(f"{_VARIABLE}={chosen}: MuJoCo draws nothing with it; set it to osmesa or egl")
-    if not sys.platform.startswith("linux") or (chosen and chosen not in _LIBRARIES):
-        return
     if chosen and gl not in ("auto", chosen):
         warn_once(f"{_VARIABLE}={chosen} is set, so env.gl = {gl} has no effect")
+    if not sys.platform.startswith("linux") or (chosen and chosen not in _LIBRARIES):
+        return
     named = chosen or (gl if gl != "auto" else "")
     if named and not is_loadable(named):
         what = f"{_VARIABLE}={chosen}" if chosen else f"env.gl = {gl}"
@@ -104,15 +104,14 @@ def offer_gl_backend(gl: GL = "auto") -> None:
     """Set `MUJOCO_GL` for environments that may use MuJoCo and render, without measuring.
 
     auto: egl with an NVIDIA GPU that nothing else of the run uses, else osmesa, by which library loads (Linux). It
-    stays unchanged if it is set, or if MuJoCo is missing or already imported. RenderingUnavailable: the library of
-    `gl` is missing.
+    stays unchanged if it is set, or if MuJoCo is missing or already imported. Else as `choose_gl_backend`.
     """
+    if gl != "auto":
+        choose_gl_backend(gl)
+        return
     if _VARIABLE in os.environ or "mujoco" in sys.modules or not sys.platform.startswith("linux"):
         return
     if importlib.util.find_spec("mujoco") is None:
-        return
-    if gl != "auto":
-        choose_gl_backend(gl)
         return
     able = [backend for backend in BACKENDS if is_loadable(backend)]
     if able:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from tests.long import long
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, closed, config
 
 from polyrhythm.checks import CheckContext
@@ -43,7 +43,9 @@ said = sys.stdin.read().strip() if len(sys.argv) < 2 else sys.argv[1]
 names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_VISIBLE_DEVICES")
 with open({calls!r}, "a") as file:
     file.write(json.dumps([said, {{name: os.environ.get(name) for name in names}}]) + "\\n")
-if said == "quit":
+if said == "quit" and {hangs!r}:
+    time.sleep(600)
+elif said == "quit":
     os.kill(int((folder / "pid").read_text()), signal.SIGTERM)
 elif said == "-d" and not {fails!r}:
     (folder / "pid").unlink(missing_ok=True)
@@ -58,6 +60,7 @@ elif said == "-d" and not {fails!r}:
     (folder / "new").rename(folder / "pid")
     if {stubborn!r}:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.fork()  # a server
     time.sleep(600)
 else:
     sys.exit(3)
@@ -65,30 +68,33 @@ else:
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Puts the program on the PATH; returns the file with its calls."""
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Puts the program on the PATH; returns the file with its calls. No daemon is left, whatever a test finds."""
 
-    def put(*, fails: bool = False, stubborn: bool = False) -> Path:
+    def put(*, fails: bool = False, stubborn: bool = False, hangs: bool = False) -> Path:
         calls, folder = tmp_path / "calls", tmp_path / "bin"
         folder.mkdir(exist_ok=True)
-        text = PROGRAM_TEXT.format(python=sys.executable, calls=str(calls), fails=fails, stubborn=stubborn)
+        how = {"fails": fails, "stubborn": stubborn, "hangs": hangs}
+        text = PROGRAM_TEXT.format(python=sys.executable, calls=str(calls), **how)
         (folder / PROGRAM).write_text(text)
         (folder / PROGRAM).chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         return calls
 
-    return put
+    yield put
+    for process in daemons(tmp_path):
+        process.kill()
 
 
 def calls_in(file: Path) -> list[tuple[str, dict[str, str | None]]]:
     return [(said, found) for said, found in map(json.loads, file.read_text().splitlines())]
 
 
-def daemons() -> list[psutil.Process]:
+def daemons(tmp_path: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if any(word.endswith(f"bin/{PROGRAM}") for word in words) and "-d" in words:
+        if str(tmp_path / "bin" / PROGRAM) in words and "-d" in words:
             found.append(process)
     return found
 
@@ -122,18 +128,42 @@ def test_a_run_starts_the_daemon_for_its_stations_and_ends_it(
                 assert theirs == (None if name.startswith("simulator") else pipe), name
             pipeline.loop.train_until(1)
     assert [said for said, _ in calls_in(calls)] == ["-d", "quit"]
-    assert not daemons()
+    assert not daemons(tmp_path)
     assert not Path(str(pipe)).exists()
     assert (tmp_path / "run" / "logs" / "mps").is_dir(), "what it logged stays"
     assert "generator-0, trainer share their device under a control daemon" in caplog.text
     assert "the control daemon has ended" in caplog.text
 
 
-@pytest.mark.parametrize("stubborn", [False, pytest.param(True, marks=long(7, "a daemon of MPS that does not quit"))])
-def test_the_daemon_ends_with_a_run_that_is_killed(
-    stubborn: bool, tmp_path: Path, program: Callable[..., Path]
+@pytest.mark.parametrize("how", [{"hangs": True}, {"stubborn": True}])
+def test_a_daemon_that_does_not_quit_is_killed_with_its_servers(
+    how: dict[str, bool], tmp_path: Path, program: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    program(stubborn=stubborn)
+    program(**how)
+    with caplog.at_level("INFO"), control_daemon(tmp_path, quit_s=0.5):
+        assert daemons(tmp_path)
+    assert not daemons(tmp_path)
+    assert _is_told(caplog, 1)
+
+
+def test_an_end_that_is_not_seen_is_not_told(
+    tmp_path: Path, program: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program()
+    monkeypatch.setattr("polyrhythm.plugins.sharing.mps.longest_end_s", lambda _: 0.2)
+    with caplog.at_level("INFO"), control_daemon(tmp_path) as found:
+        pid = int((Path(found["CUDA_MPS_PIPE_DIRECTORY"]) / "pid").read_text())
+        guard = psutil.Process(pid).parent()
+        assert guard is not None
+        guard.suspend()
+    os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(Path(found["CUDA_MPS_PIPE_DIRECTORY"]).parent)
+    assert f"its guard {guard.pid} does not end; it is killed" in caplog.text
+    assert _is_told(caplog, 0)
+
+
+def test_the_daemon_ends_with_a_run_that_is_killed(tmp_path: Path, program: Callable[..., Path]) -> None:
+    program()
     code = (
         "import os, signal\n"
         "from polyrhythm.plugins.sharing.mps import control_daemon\n"
@@ -145,7 +175,7 @@ def test_the_daemon_ends_with_a_run_that_is_killed(
         [sys.executable, "-c", code], env=os.environ | same_imports(), capture_output=True, text=True, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    wait_until(lambda: not daemons())
+    wait_until(lambda: not daemons(tmp_path))
     wait_until(lambda: not Path(done.stdout.strip()).exists())
 
 
@@ -161,7 +191,7 @@ def test_a_daemon_that_ends_is_reported_and_started_again(
         assert caplog.text.count("was started again; stations that used it are replaced") == 3
         assert "has ended 4 times; the device is shared by time slices from now on" in caplog.text
     assert [said for said, _ in calls_in(calls)] == ["-d"] * 4
-    assert not daemons()
+    assert not daemons(tmp_path)
 
 
 def test_what_cannot_be_is_said_before_the_start(
@@ -174,6 +204,14 @@ def test_what_cannot_be_is_said_before_the_start(
         check.run(CheckContext(config(**ON_ONE)))
     monkeypatch.undo()
     program(fails=True)
+    with monkeypatch.context() as changes:
+        changes.setattr("polyrhythm.plugins.sharing.mps.CHILDREN", str(tmp_path / "none"))
+        with pytest.raises(MissingError, match=f"mps: this kernel does not list .*could not end {PROGRAM}; set sha"):
+            check.run(CheckContext(config(**ON_ONE)))
+    with monkeypatch.context() as changes:
+        changes.setattr(sys, "executable", "/bin/false")
+        with pytest.raises(StartError, match=f"{PROGRAM} cannot be started .its guard has ended"), control_daemon(None):
+            pass
     assert check.run(CheckContext(config(**ON_ONE)))
     with pytest.raises(ConfigError, match="mps: with launcher = ray the run does not start its stations"):
         check.run(CheckContext(config(**ON_ONE, launcher="ray")))

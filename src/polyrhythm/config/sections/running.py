@@ -122,7 +122,7 @@ class SupervisionSettings(Section):
     heartbeat_s: Positive = 20.0
     """Seconds without a heartbeat (a stopped process; a call that lets no other thread run)."""
     start_s: Positive = 300.0
-    """Seconds until a process must be ready."""
+    """Seconds until a process must be ready, for each station that is in it."""
     reset_s: Positive = 180.0
     """Seconds for one reset of an environment."""
     step_s: Positive = 60.0

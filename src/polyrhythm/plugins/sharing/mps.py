@@ -28,23 +28,29 @@ from polyrhythm.config.sections.placement import PlacementSettings
 from polyrhythm.errors import MissingError, StartError
 from polyrhythm.imports import same_imports
 from polyrhythm.pipeline.placed import SharedSeats
+from polyrhythm.plugins.sharing.guard import CHILDREN, QUIT_S, longest_end_s
 from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.factories import Resources
 
 log = logging.getLogger(__name__)
 
 PROGRAM = "nvidia-cuda-mps-control"
-#: Seconds for the daemon to start, and for it and its guard to end.
-_START_S, _END_S = 60.0, 20.0
+#: Seconds for the guard to say that the daemon is started.
+_START_S = 60.0
 
 
 def find_program() -> str:
-    """Where the control daemon is. MissingError: it is not on the PATH."""
+    """Where the control daemon is. MissingError: it is not on the PATH, or could not be watched here."""
     found = shutil.which(PROGRAM)
     if found is None:
         raise MissingError(
             f"placement.sharing = mps: {PROGRAM} is not on the PATH; it comes with NVIDIA's driver for Linux (in a "
             "container: the capability compute), or set sharing to share"
+        )
+    if not Path(CHILDREN).exists():
+        raise MissingError(
+            f"placement.sharing = mps: this kernel does not list the children of processes ({CHILDREN}), so the run "
+            f"could not end {PROGRAM}; set sharing to share"
         )
     return found
 
@@ -76,8 +82,9 @@ def share_seats(
 
 
 @contextmanager
-def control_daemon(logs: Path | None) -> Iterator[dict[str, str]]:
-    """A control daemon within the block; the variables by which processes find it. logs: folder of the run's logs.
+def control_daemon(logs: Path | None, quit_s: float = QUIT_S) -> Iterator[dict[str, str]]:
+    """A control daemon within the block; the variables by which processes find it. logs: folder of the run's logs;
+    quit_s: for the daemon to be told to quit, before it is killed.
 
     MissingError: there is no program. StartError: it does not start.
     """
@@ -90,7 +97,7 @@ def control_daemon(logs: Path | None) -> Iterator[dict[str, str]]:
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     with (messages / "guard.log").open("ab") as printed:
         guard = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-m", "polyrhythm.plugins.sharing.guard", program, str(folder)],
+            [sys.executable, "-m", "polyrhythm.plugins.sharing.guard", program, str(folder), str(quit_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=printed,
@@ -102,6 +109,7 @@ def control_daemon(logs: Path | None) -> Iterator[dict[str, str]]:
     try:
         ready, _, _ = select.select([guard.stdout], [], [], _START_S)
         said = guard.stdout.readline().decode(errors="replace").strip() if ready else "it does not answer"
+        said = said or "its guard has ended"
         if said != "started":
             guard.stdout.close()
             raise StartError(f"placement.sharing = mps: {PROGRAM} cannot be started ({said}); its log: {messages}")
@@ -111,12 +119,16 @@ def control_daemon(logs: Path | None) -> Iterator[dict[str, str]]:
         with suppress(OSError):
             guard.stdin.close()
         try:
-            guard.wait(_END_S)
+            status = guard.wait(longest_end_s(quit_s))
         except subprocess.TimeoutExpired:
             log.error("NVIDIA MPS: its guard %d does not end; it is killed, look for %s", guard.pid, PROGRAM)
             guard.kill()
             guard.wait()
-    log.info("NVIDIA MPS: the control daemon has ended")
+        else:
+            if status:
+                log.error("NVIDIA MPS: its guard ended with status %d; look for %s", status, PROGRAM)
+            else:
+                log.info("NVIDIA MPS: the control daemon has ended")
 
 
 def _log_changes(said: IO[bytes], messages: Path) -> None:

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -60,8 +59,8 @@ log = logging.getLogger(__name__)
 
 _BEAT_S = 0.5
 _LINGER_S = 2.0
-#: Seconds before the deadline for a start at which ranks say who of them has not come. It counts from the process's
-#: begin, main's deadline from the call that started it: that comes first where the two are further apart than this.
+#: Seconds before the deadline for a start at which ranks say who of them has not come. It counts from the station's
+#: turn, main's deadline from the call that started it: that comes first where the two are further apart than this.
 _NOTICE_S = 10.0
 #: Seconds from which on main is told where in user code a call is.
 _LONG_S = 1.0
@@ -111,16 +110,32 @@ class WarningsToMain(logging.Handler):
         self._send(wire.Warned(self._station, self._incarnation, record.getMessage()[:_WARNING_CHARS]))
 
 
+class Construction:
+    """Of the stations of one process: they are made one after another, and none announces itself before all are made.
+
+    What makes a network sets torch's random state and default dtype, which all threads share; two threads that let
+    msgspec learn one class at the same time crash it (0.22); and while a generator captures its passes, a wait for the
+    device is an error in every thread (`stations.passes.refuse_waiting`), so that no update may begin."""
+
+    def __init__(self, stations: int = 1) -> None:
+        self.turn, self._stations = threading.Lock(), stations
+        self._made: dict[str, Callable[[], None]] = {}
+
+    def is_over(self, made: str, notify: Callable[[], None]) -> bool:
+        """Whether all stations are made; this one is. notify: called when the last one is."""
+        self._made[made] = notify
+        over = len(self._made) == self._stations
+        for tell in list(self._made.values()) if over else ():
+            tell()
+        return over
+
+
 class StationProcess:
     """A process of one station: its inbox, its parts, and what it says. Events, reports and spans are said by rank 0
-    alone; the other ranks compute the same and keep them to themselves.
+    alone; the other ranks compute the same and keep them to themselves."""
 
-    building: held while the station is unpacked and its parts are made, where several stations are in one process. What
-    makes a network sets torch's random state and default dtype, which all threads share; and two threads that let
-    msgspec learn one class at the same time crash it (0.22)."""
-
-    def __init__(self, spec: ChildSpec, building: threading.Lock | None = None) -> None:
-        self._spec, self._began, self._building = spec, time.monotonic(), building
+    def __init__(self, spec: ChildSpec, construction: Construction) -> None:
+        self._spec, self._construction = spec, construction
         self._drops = DropCounter(rank_name(spec.station, spec.rank))
         self._largest = largest_message(spec.layout)
         address = spec.host.address if spec.host is not None else LOOPBACK
@@ -151,7 +166,7 @@ class StationProcess:
             rank=spec.rank,
             ranks=spec.ranks,
             rendezvous=Path(spec.folder) / f"{process_address(spec.station, spec.incarnation)}{RANKS}",
-            ready_by=self._began + spec.start_s - min(_NOTICE_S, spec.start_s / 4),
+            ready_by=time.monotonic() + spec.start_s - min(_NOTICE_S, spec.start_s / 4),
             memory=self._memory,
             seat=resources.device,
         )
@@ -169,7 +184,7 @@ class StationProcess:
         ]
 
     def _make(self, make: Callable[[], Station]) -> Station:
-        with self._building or nullcontext():
+        with self._construction.turn:
             return make()
 
     def connect(self, message: wire.Connect | wire.HostAt) -> None:
@@ -197,7 +212,7 @@ class StationProcess:
         warnings = WarningsToMain(self._spec.station, self._spec.incarnation, self._outgoing.send)
         logging.getLogger("polyrhythm.envs").addHandler(warnings)
         try:
-            with self._building or nullcontext():
+            with self._construction.turn:
                 self._parts = self._open()
             for part in self._parts:
                 part.start()
@@ -210,7 +225,8 @@ class StationProcess:
             if self._memory.is_cut_off():
                 log.error("%s ends: it cannot reach the run's main host, so it has been given up", self._name())
                 break
-            if not announced and all(part.ready.is_set() and part.error is None for part in self._parts):
+            made = all(part.ready.is_set() and part.error is None for part in self._parts)
+            if made and not announced and self._construction.is_over(self._spec.station, self.notify):
                 self._announce()
                 announced = True
             self._beat()
@@ -298,15 +314,15 @@ def die_with(parent: int) -> None:
 def run_stations(specs: Sequence[ChildSpec]) -> int:
     """Run the stations of this process, each with sockets, memory and heartbeats of its own, until all have ended, or
     one with an error: then the process ends, and the supervisor replaces all of them. The exit status."""
+    construction, ended = Construction(len(specs)), SimpleQueue[int]()
     if len(specs) == 1:
-        return StationProcess(specs[0]).run()
+        return StationProcess(specs[0], construction).run()
     sys.setswitchinterval(_SWITCH_S)
-    building, ended = threading.Lock(), SimpleQueue[int]()
 
     def run(spec: ChildSpec) -> None:
         status = 1
         try:
-            status = StationProcess(spec, building).run()
+            status = StationProcess(spec, construction).run()
         finally:
             ended.put(status)
 

@@ -183,9 +183,9 @@ class Rank:
     """Facts about the process of a rank. pid: its process id, 0 while that is not known; began: when it was started;
     present: it has announced itself. heartbeat, heard: its last one, and when that came; doing, since: its call under
     way; place: where in user code that is, in words. paused: seconds in which main did not listen; heard and since are
-    later by those that came after them. status: its exit status once it has been reaped, negative for a signal;
-    failure: its report of the error that ended it; refusal: why it refused a command; killed: by somebody else, before
-    main did."""
+    later by those that came after them. turns: stations of its process, which are made one after another. status: its
+    exit status once it has been reaped, negative for a signal; failure: its report of the error that ended it; refusal:
+    why it refused a command; killed: by somebody else, before main did."""
 
     number: int
     pid: int
@@ -197,6 +197,7 @@ class Rank:
     since: float = 0.0
     place: str = ""
     paused: float = 0.0
+    turns: int = 1
     status: int | None = None
     failure: wire.Failed | None = None
     refusal: str = ""
@@ -232,7 +233,7 @@ class Rank:
         if self.awaits:
             return self.heard + limits.heartbeat_s
         if not self.present:
-            return self.began + self.paused + limits.start_s
+            return self.began + self.paused + self.turns * limits.start_s
         due = self.heard + limits.heartbeat_s
         return min(due, self.since + call_limit(self.doing, limits)) if self.doing else due
 
@@ -255,7 +256,8 @@ class Rank:
         if self.refusal or now < self.deadline(limits):
             return self.refusal
         if not self.present and not self.awaits:
-            return f"was not ready within {limits.start_s:g} s (supervision.start_s)"
+            each = f" for each of the {self.turns} stations of its process" if self.turns > 1 else ""
+            return f"was not ready within {self.turns * limits.start_s:g} s (supervision.start_s{each})"
         if self.is_silent(now, limits):
             return f"sent no heartbeat for {limits.heartbeat_s:g} s (supervision.heartbeat_s)"
         call = f"{self.doing} for {now - self.since:.1f} s{self.place}"

@@ -219,7 +219,7 @@ class Supervisor:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with file.open("ab") as log_of_rank:  # a resumed run writes on
                     handle = self._spawn(spec, log_of_rank)
-                rank = Rank(spec.rank, handle.pid, now)
+                rank = Rank(spec.rank, handle.pid, now, turns=self._stations_in(spec.resources.process))
                 process = Process(rank_name(station.name, spec.rank), rank, handle, file)
                 if spec.host is not None:
                     process.host, process.known = spec.host.own, spec.host.servers
@@ -237,6 +237,9 @@ class Supervisor:
         station.incarnation = Incarnation(station.name, number, [process.rank for process in processes], far)
         station.joined, station.processes_by_rank, station.without_host = None, processes, False
         self._link_beside(station)
+
+    def _stations_in(self, process: str) -> int:
+        return sum(seats[0].process == process for _, *seats in self._given) if process else 1
 
     def _link_beside(self, station: SupervisedStation) -> None:
         """Stations of one process, of which the last is started now, know each other."""
