@@ -15,14 +15,14 @@ from tests.training.adapted_run import small
 from polyrhythm.pipeline.array_specs import answer_specs, shown
 from polyrhythm.policies.base import as_module
 from polyrhythm.runtime.memory.arena import ArenaLayout, RequestView, in_memory
-from polyrhythm.runtime.memory.prefixes import Prefixes, PrefixSeat, row_specs
+from polyrhythm.runtime.memory.prefixes import Prefixes, PrefixPool, PrefixSeat, row_specs
 from polyrhythm.runtime.messages import Channels
 from polyrhythm.scheduler.records import ApplyWeights, Batch, BatchDone, Request, Serve
 from polyrhythm.specs.hashing import row_digests
 from polyrhythm.stations.batch_buffer import BatchLayout
 from polyrhythm.stations.generator import Generator, GeneratorContext, PolicyCopies
 from polyrhythm.stations.one_pass import OnePassEngine
-from polyrhythm.stations.passes import DevicePasses, Passes, passes_on
+from polyrhythm.stations.passes import DevicePasses, Lending, Passes, passes_on
 
 BLOCKS, SLOTS, CPU = 4, {"a": 3, "b": 2}, torch.device("cpu")
 
@@ -107,6 +107,35 @@ def check_lending(way: str, device: torch.device = CPU) -> None:
     lender.serve(4, a=[9, 5])
     assert lender.lent([9, 5]) == [True, True]
     assert lender.generator.statistics()["lent"] == 7
+
+
+class Order(list[str]):
+    """Passes and a lending that say in which order they are used."""
+
+    def capture(self, run: Any) -> Any:
+        def replay() -> None:
+            self.append("pass")
+            run()
+
+        return replay
+
+
+def test_what_the_device_needs_to_know_is_sent_before_the_pass_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lender, order = Lender("host"), Order()
+    passes = DevicePasses(CPU, BatchLayout.of(lender.arena), 8, order.capture, lender.policy)
+    sent, write = Lending.places, PrefixPool.write
+    monkeypatch.setattr(Lending, "places", lambda *given: order.append("sent") or sent(*given))
+    monkeypatch.setattr(PrefixPool, "write", lambda *given: order.append("written") or write(*given))
+    pool, rows = lender.trainer.find(), np.arange(2)
+    assert pool is not None
+    assert pool.claim(rows + 3).all()
+    with torch.inference_mode():
+        passes.warm_up([lender.policy], (4,))
+        order.clear()
+        passes.buffer(4)
+        passes.launch(lender.policy, 4, 0, Lending(pool, rows, rows + 3))
+        passes.finish()
+    assert order == ["sent", "pass", "written"]
 
 
 def test_a_pass_that_lends_answers_as_one_that_does_not() -> None:

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from polyrhythm.runtime.memory.prefixes import Prefixes, PrefixPool, PrefixSeat, row_specs
 from polyrhythm.specs.hashing import row_digests
-from polyrhythm.training.batch import collate
+from polyrhythm.training.batch import TrainingBatch, collate
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.pooled import Places, PooledRows, join_pooled
 from polyrhythm.training.steps import SampleFeed, finish
@@ -142,6 +142,20 @@ def test_a_micro_batch_reads_its_own_rows_alone(lent: list[bool]) -> None:
                 assert x[part].squeeze(1).tolist() == index[part].tolist()
     assert reads.rows == 2 * len(index)
     assert reads.searches == 3 * 2, "where rows are is the same for all arrays"
+
+
+def test_a_policy_gets_tensors_of_a_whole_mini_batch_and_of_padding() -> None:
+    rows, x = [True, False, True, False], torch.ones(4, 1)
+    given = {"forward_inputs": {"x": x}, "valid": x > 0}
+    zeros = dict.fromkeys(("behavior", "proximal", "advantage", "weight", "old_value", "returns", "value_mask"), x)
+    batch = TrainingBatch(obs={**pooled(rows), "x": x}, **given, **zeros)  # type: ignore[arg-type]
+    index = torch.tensor([3, 0])
+    taken = batch.take(index)
+    (whole,) = taken.micro_batches([2], torch.device("cpu"))
+    assert torch.equal(whole.obs["keys"].squeeze(1), index.float())
+    *parts, padding = taken.micro_batches([1, 1], torch.device("cpu"), [batch.take(torch.tensor([1])).masked()])
+    assert [part.obs["values"].item() for part in (*parts, padding)] == [3.0, 0.0, 1.0]
+    assert not padding.weight.any()
 
 
 def test_pooled_rows_are_joined_and_selected_again() -> None:
