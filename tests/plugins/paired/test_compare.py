@@ -128,6 +128,8 @@ def test_a_result_is_used_again_only_if_it_is_the_same(tmp_path: Path, capsys: p
 def test_a_variable_that_an_evaluation_sets_is_in_no_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)  # as it was, in the end
+
     class DrawingCart(CartPoleEnv):
         def __init__(self) -> None:
             super().__init__()
