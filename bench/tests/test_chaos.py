@@ -359,6 +359,7 @@ def test_a_killed_simulator(tmp_path, monkeypatch, any_pace):
     assert result["totals"]["ledger"]["trained"] > 0
 
 
+@long(25, "polyrhythm chaos, one fault of each kind at each role")
 @pytest.mark.slow
 def test_one_fault_of_each_kind_at_each_role(tmp_path, any_pace):
     result = disturbed(tmp_path, 3, 2, 2.0)

@@ -199,7 +199,7 @@ def _run_part(part: Part, out: Path, limit_s: float) -> tuple[str, str, float]:
         shutil.rmtree(part.anew, ignore_errors=True)
     words = [sys.executable, "-m", *part.command]
     if part.timed:
-        words += ["--minutes", f"{max(limit_s - _START_S, limit_s / 2) / 60:.2f}"]
+        words += ["--minutes", f"{max(limit_s - _START_S, limit_s / 4) / 60:.2f}"]
     # MuJoCo sets it in a process that has drawn, and the command may draw by another backend.
     variables = {name: value for name, value in os.environ.items() if name != "PYOPENGL_PLATFORM"}
     with (logs / f"{part.name}.txt").open("w", encoding="utf-8") as said:

@@ -14,6 +14,7 @@ from typing import IO
 
 import psutil
 import pytest
+from tests.long import long
 from tests.process.networks import apart_by_setting, behind_a_link
 from tests.process.runs import PATIENCE_S, ROOT, children, config, orphaned_folders, wait_until
 from tests.runtime.scripted import ScriptedFactory
@@ -241,6 +242,7 @@ def test_a_killed_main_leaves_no_memory_on_any_host(tmp_path: Path) -> None:
     wait_until(lambda: not any(folder.exists() for folder in (own, *there)))
 
 
+@long(10, "an agent that waits until it ends itself")
 @pytest.mark.slow
 def test_one_that_cannot_reach_main_ends_itself(tmp_path: Path) -> None:
     """And its host's agent, with its folder."""

@@ -64,6 +64,7 @@ def nothing_lost(pipeline: Pipeline) -> None:
     assert (ledger.imbalance, set(ledger.dropped) - {DropReason.ROLLBACK}) == (0, set())
 
 
+@long(20, "four ranks on three hosts, twice lost")
 def test_a_killed_rank_and_a_lost_host_are_losses_of_the_trainer(tmp_path: Path) -> None:
     """Each time all ranks start again: on their hosts, then the one whose host is lost on another."""
     one, two, three = apart_by_setting(tmp_path, 3)
