@@ -11,6 +11,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from polyrhythm.plugins.lease.offload import DeviceStore, FileStore
 from polyrhythm.runtime.memory.tensors import count_devices
 from polyrhythm.runtime.messages import OffloadStore
 from polyrhythm_bench.harness import resources
+from polyrhythm_bench.harness.kept import KeptResults
 from polyrhythm_bench.workloads.linear_model import linear_model, seconds
 
 #: Largest ratio to the bare copies that the design allows on a CUDA device.
@@ -30,15 +32,18 @@ HOST = "cpu"
 Copies = tuple[Callable[[], None], Callable[[], None]]
 
 
-def run(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
-    """Switch a model of this size in float32 `repeats` times.
+def run(megabytes: int = 500, repeats: int = 7, out: Path | None = None) -> dict[str, Any]:
+    """Switch a model of this size in float32 `repeats` times. out: folder in which each result is kept when it is
+    there, and not measured again.
 
     Returns modes: by device what `measure` returns; within_limit: of the CUDA device, None where there is none;
     left_out: what this machine does not have, a sentence.
     """
     began = resources.read_cpu()
     devices = [HOST, "cuda:0"] if count_devices() else [HOST]
-    modes = {device: measure(device, megabytes, repeats) for device in devices}
+    names = [torch.cuda.get_device_name(0)] if count_devices() else []
+    kept = KeptResults(out, {"megabytes": megabytes, "repeats": repeats, "torch": torch.__version__, "devices": names})
+    modes = {device: kept.get(device, partial(measure, device, megabytes, repeats)) for device in devices}
     on_device = modes.get("cuda:0")
     return {
         "megabytes": megabytes,

@@ -16,8 +16,10 @@ A collective (gloo, or NCCL between two devices) is measured for comparison only
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
@@ -36,6 +38,7 @@ from polyrhythm_bench.cases.weights_shards import RANKS, open_trainer, publish
 from polyrhythm_bench.cases.weights_tcp import measure_tcp
 from polyrhythm_bench.cases.weights_tree import HOSTS, measure_tree
 from polyrhythm_bench.harness import resources
+from polyrhythm_bench.harness.kept import KeptResults
 from polyrhythm_bench.harness.worker import Worker
 from polyrhythm_bench.workloads.linear_model import layout_of, linear_model, medians, seconds, torch_name
 
@@ -59,34 +62,35 @@ class Case(NamedTuple):
         return Ends(self.trainer, (self.generator,))
 
 
-def run(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
-    """Publish and apply a model of this size in float32 `repeats` times by each way.
+def run(megabytes: int = 500, repeats: int = 7, out: Path | None = None) -> dict[str, Any]:
+    """Publish and apply a model of this size in float32 `repeats` times by each way. out: folder in which each result
+    is kept when it is there, and not measured again.
 
     Returns modes: by way what `medians` returns; serving: see `_serve`; trees: see `measure_tree`; left_out: ways that
     this machine does not have, a sentence each; ratio and within_limit: of shared memory, tensor by tensor.
     """
     began = resources.read_cpu()
     cases, left_out = _cases()
-    modes = {"inline": _measure_inline(megabytes, repeats)}
-    modes |= {name: _measure(case, megabytes, repeats) for name, case in cases.items()}
+    kept = KeptResults(out, {"megabytes": megabytes, "repeats": repeats, **_identity()})
+    ways: dict[str, Callable[[], dict[str, Any]]] = {"inline": partial(_measure_inline, megabytes, repeats)}
+    ways |= {name: partial(_measure, case, megabytes, repeats) for name, case in cases.items()}
     for ranks in RANKS:
-        modes[f"shards, {ranks} ranks"] = _measure_shards(ranks, megabytes, repeats)
-    modes[f"gathered from {RANKS[0]} ranks"] = _measure_shards(RANKS[0], megabytes, repeats, gathers=True)
-    serving = _serve(megabytes, repeats)
+        ways[f"shards, {ranks} ranks"] = partial(_measure_shards, ranks, megabytes, repeats)
+    ways[f"gathered from {RANKS[0]} ranks"] = partial(_measure_shards, RANKS[0], megabytes, repeats, gathers=True)
     for name, devices in _collectives().items():
-        modes[name] = measure_collective(name.split()[0], devices, megabytes, repeats)
-    modes["tcp between hosts"] = measure_tcp(megabytes, repeats)
-    modes["pair between hosts, simulated"] = measure_tcp(megabytes, repeats, pair=True)
-    trees = [measure_tree(hosts, min(megabytes, _MOST_OF_TREE), repeats) for hosts in HOSTS]
+        ways[name] = partial(measure_collective, name.split()[0], devices, megabytes, repeats)
+    ways["tcp between hosts"] = partial(measure_tcp, megabytes, repeats)
+    ways["pair between hosts, simulated"] = partial(measure_tcp, megabytes, repeats, pair=True)
+    modes = {name: kept.get(name, measure) for name, measure in ways.items()}
+    serving = kept.get("serving", partial(_serve, megabytes, repeats))
+    tree = partial(measure_tree, megabytes=min(megabytes, _MOST_OF_TREE), repeats=repeats)
+    trees = [kept.get(f"tree of {hosts} hosts", partial(tree, hosts)) for hosts in HOSTS]
     ratio = modes["shared memory, streamed"]["ratio"]
     return {
         "megabytes": megabytes,
         "mb": layout_of(linear_model(megabytes).state_dict()).nbytes / 1e6,
         "repeats": repeats,
-        "cores": psutil.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        **_identity(),
         "others_cores": resources.others_cores(began, resources.read_cpu()),
         "ratio": ratio,
         "limit_ratio": LIMIT_RATIO,
@@ -96,6 +100,16 @@ def run(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
         "trees": trees,
         "tree_megabytes": min(megabytes, _MOST_OF_TREE),
         "left_out": left_out,
+    }
+
+
+def _identity() -> dict[str, Any]:
+    """What measured."""
+    return {
+        "cores": psutil.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
 
 

@@ -126,8 +126,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FOLDER",
-        help="results of what is finished, which is not repeated: modes of gpu-colocated (runs/gpu-colocated), "
-        "trainings of learning and algorithms (none are kept)",
+        help="results of what is finished, which is not repeated: gpu (runs/gpu), gpu-colocated (runs/gpu-colocated); "
+        "policies, weights, switch, learning, algorithms (none are kept)",
     )
     parser.add_argument("--environments", type=Path, metavar="FOLDER", help="peers: where theirs are, or are made")
     parser.add_argument("--ray", type=Path, metavar="PYTHON", help="hosts: a Python that has Ray (none)")
@@ -219,10 +219,10 @@ def _throughput(rows: Sequence[int] = (16, 256), repeats: int = 5) -> dict[str, 
     return throughput.run(rows, repeats=repeats)
 
 
-def _weights(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
+def _weights(megabytes: int = 500, repeats: int = 7, out: Path | None = None) -> dict[str, Any]:
     from polyrhythm_bench.cases import weights
 
-    return weights.run(megabytes, repeats)
+    return weights.run(megabytes, repeats, out)
 
 
 def _hosts(
@@ -240,10 +240,10 @@ def _hosts(
     return hosts.run(repeats, megabytes, env_batches=env_batches, seconds=seconds, ray=ray)
 
 
-def _switch(megabytes: int = 500, repeats: int = 7) -> dict[str, Any]:
+def _switch(megabytes: int = 500, repeats: int = 7, out: Path | None = None) -> dict[str, Any]:
     from polyrhythm_bench.cases import switch
 
-    return switch.run(megabytes, repeats)
+    return switch.run(megabytes, repeats, out)
 
 
 def _metaworld(versions: int = 6, repeats: int = 3) -> dict[str, Any]:
