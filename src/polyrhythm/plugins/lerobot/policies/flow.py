@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from polyrhythm.config.base import Section
 from polyrhythm.errors import ConfigError, PolyrhythmError
-from polyrhythm.plugins.lerobot.policies.folder import STATE, Layout, no_flow_head
+from polyrhythm.plugins.lerobot.policies.folder import STATE, FolderLayout, no_flow_head
 from polyrhythm.plugins.lerobot.policies.serve import open_config, open_processors
 from polyrhythm.plugins.pretrained.building import load_ours
 from polyrhythm.plugins.pretrained.checkpoint import Checkpoint
@@ -85,7 +85,7 @@ class LerobotFlowSettings(Section):
         return RELEASED_TRAINING
 
     def form(self, env_spec: EnvSpec) -> PolicyForm:
-        layout, folder = Layout.of(self, env_spec), self._folder()
+        layout, folder = FolderLayout.of(self, env_spec), self._folder()
         with _calling_lerobot(folder):
             config, network_class = _opened(folder, "cpu")
             with weights_on_meta():
@@ -94,7 +94,7 @@ class LerobotFlowSettings(Section):
         return describe(lambda _: policy, answers, self.value_level)
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> FlowPolicy:  # noqa: ARG002
-        layout, folder, checkpoint = Layout.of(self, env_spec), self._folder(), Checkpoint.open(self.checkpoint)
+        layout, folder, checkpoint = FolderLayout.of(self, env_spec), self._folder(), Checkpoint.open(self.checkpoint)
         with _calling_lerobot(folder), seeded(seed):
             config, network_class = _opened(folder, device)
             network = network_class.from_pretrained(folder, config=config, local_files_only=True).float()
@@ -106,7 +106,7 @@ class LerobotFlowSettings(Section):
     def _folder(self) -> Path:
         return local_folder(self.checkpoint, what="policy.checkpoint")
 
-    def _around(self, policy: nn.Module, layout: Layout, processors: tuple[Any, Any] | None) -> FlowPolicy:
+    def _around(self, policy: nn.Module, layout: FolderLayout, processors: tuple[Any, Any] | None) -> FlowPolicy:
         network = LerobotNetwork(policy, flow_head(self, policy))
         return FlowPolicy(network, LerobotInputs(layout, processors), self, Precision(torch.float32))
 
@@ -258,7 +258,7 @@ class LerobotInputs:
     Prompts are padded to the longest of the environment's tasks, so that a prefix has one length.
     """
 
-    def __init__(self, layout: Layout, processors: tuple[Any, Any] | None) -> None:
+    def __init__(self, layout: FolderLayout, processors: tuple[Any, Any] | None) -> None:
         self.layout, self.processors = layout, processors
         self.chunk, self.action_dim, self.state_dim = layout.chunk, layout.description.entries, layout.state_entries
         self._prompt = 0

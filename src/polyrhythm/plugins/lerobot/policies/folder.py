@@ -75,7 +75,7 @@ class FolderSettings(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FolderLayout:
     """A folder's match with an environment. features: array of the environment → feature of the policy; chunk: executed
     actions of a prediction; entries: of an action; state: of `observation.state`; low, high: bounds of the actions."""
 
@@ -87,7 +87,7 @@ class Layout:
     high: tuple[float, ...]
 
     @classmethod
-    def of(cls, settings: FolderSettings, spec: EnvSpec) -> Layout:
+    def of(cls, settings: FolderSettings, spec: EnvSpec) -> FolderLayout:
         """ConfigError: the folder is not one of LeRobot, or does not fit the environment."""
         description = Description.of(local_folder(settings.checkpoint, what="policy.checkpoint"))
         if spec.action.kind != "continuous" or spec.action.dim != description.entries:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from polyrhythm.config.base import Section
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.plugins.lerobot.policies import serve
-from polyrhythm.plugins.lerobot.policies.folder import Layout, not_trained
+from polyrhythm.plugins.lerobot.policies.folder import FolderLayout, not_trained
 from polyrhythm.plugins.simulators import setup
 from polyrhythm.policies import noise
 from polyrhythm.policies.base import Act, Evaluation, Observations
@@ -61,7 +61,7 @@ class LerobotSettings(Section):
         return self._policy(env_spec, device).to(device)
 
     def _policy(self, env_spec: EnvSpec, device: str) -> LerobotPolicy:
-        return LerobotPolicy(self, Layout.of(self, env_spec), device)
+        return LerobotPolicy(self, FolderLayout.of(self, env_spec), device)
 
 
 class LerobotPolicy(nn.Module):
@@ -74,7 +74,7 @@ class LerobotPolicy(nn.Module):
     traits = _TRAITS
     exact, tolerance = False, 1e-4
 
-    def __init__(self, settings: LerobotSettings, layout: Layout, device: str) -> None:
+    def __init__(self, settings: LerobotSettings, layout: FolderLayout, device: str) -> None:
         super().__init__()
         self.settings, self.layout, self.device = settings, layout, device
         self.chunk, self.action_dim = layout.chunk, layout.description.entries
