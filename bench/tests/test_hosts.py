@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.long import long
 
 from polyrhythm.cli.main import main
 from polyrhythm_bench.cases import hosts
@@ -64,6 +65,7 @@ def test_the_trainer_of_a_disaggregated_run_is_on_hosts_of_its_own() -> None:
     assert {group.host for group in settings.simulators} == {f"node-{n}" for n in range(2, 8)}
 
 
+@long(14, "bench hosts, every workload")
 def test_every_workload_runs_at_the_smallest_size() -> None:
     found = links.run((8,))
     assert [row["case"] for row in found["placements"]] == list(links.PLACEMENTS)

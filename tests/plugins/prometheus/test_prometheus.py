@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from tests.long import long
 from tests.pipeline.runs import LOCKSTEP, config
 from tests.runtime.links import free_port
 
@@ -98,6 +99,7 @@ def test_a_scrape_has_the_newest_numbers_and_no_older_ones(endpoint, tmp_path):
     assert not any("trainer" in series for series in found)
 
 
+@long(2, "idle connections, ten seconds of waiting")
 def test_idle_connections_are_bounded_and_end_in_time(installed, tmp_path):
     with closing(PrometheusEndpoint("127.0.0.1", 0, ask_s=0.3)) as endpoint, ExitStack() as held:
         idle = [held.enter_context(socket.create_connection(("127.0.0.1", endpoint.port), 5)) for _ in range(100)]

@@ -116,6 +116,7 @@ def test_a_rank_that_fails_is_one_loss_of_the_trainer(
     }
 
 
+@long(8, "ranks that wait in a collective")
 def test_ranks_that_wait_for_one_in_a_collective_are_the_loss_of_the_trainer(tmp_path: Path) -> None:
     """Rank 1 hangs in its update and rank 0 in the sum of their gradients, both with heartbeats; they are found by
     supervision.update_s, and others go on."""

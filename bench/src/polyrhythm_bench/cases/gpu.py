@@ -292,9 +292,7 @@ def _quickstart(out: Path, *, tiny: bool, needs: Sequence[str]) -> Part:
     else:
         device = "placement.generators.devices=0 placement.trainer.devices=0"
         words += [*device.split(), "rollout.simulators=8", "rollout.rows=4", "rollout.sharding=even:1"]
-    return Part(
-        "quickstart", words, 300, 20 if tiny else 120, lambda: _learned(folder / "summary.json"), needs, anew=folder
-    )
+    return Part("quickstart", words, 330, 20 if tiny else 240, lambda: _learned(folder), needs, anew=folder)
 
 
 def _learned(folder: Path) -> list[Figure]:
@@ -342,7 +340,7 @@ def _rows(name: str, folder: Path, names: Sequence[str], tiny: bool, needs: Sequ
     def figures() -> list[Figure]:
         return _colocated_figures({row: (rows[row][0], _kept(file)) for row, file in files.items() if file.is_file()})
 
-    limit = 1.5 * scene.minimum_s * len(rows) + _START_S
+    limit = (1.0 if tiny else 1.5) * scene.minimum_s * len(rows) + _START_S
     least = 20 if tiny else 100
     return Part(name, [*words, *(["--tiny"] if tiny else [])], limit, least, figures, needs, left=left, timed=True)
 

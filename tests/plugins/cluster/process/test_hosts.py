@@ -218,6 +218,7 @@ def test_a_killed_station_of_another_host_is_replaced(lost: str, tmp_path: Path)
 
 
 @pytest.mark.slow
+@long(8, "an agent that is silent")
 def test_an_agent_that_is_silent_for_less_than_heartbeat_s_costs_nothing(tmp_path: Path) -> None:
     """The trainer's, which is stopped for 6 s while a simulator of another host is lost; a request is fetched from
     there meanwhile."""

@@ -116,6 +116,7 @@ def gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+@long(8, "an agent that speaks again")
 def test_one_that_speaks_again_is_refused_and_told_to_leave(tmp_path: Path) -> None:
     """It was stopped for longer than its heartbeat may be late. Its host is lost: it may still write there."""
     near, there = apart_by_setting(tmp_path / "memory", 2)
@@ -192,6 +193,7 @@ def test_one_that_speaks_while_its_station_waits_for_room_is_refused_too(moves: 
 
 
 @pytest.mark.slow
+@long(8, "the end of an agent")
 def test_the_run_ends_with_the_agent_of_its_own_host(tmp_path: Path) -> None:
     """Nobody else can read what lies there."""
     near, there = apart_by_setting(tmp_path / "memory", 2)

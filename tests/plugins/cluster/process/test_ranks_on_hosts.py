@@ -38,6 +38,7 @@ def ranked(count: int, strategy: str = "replicate", base: dict[str, Any] = ONE, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [pytest.param("replicate", marks=long(12, "replicas on several hosts")), "shard"])
+@long(20, "four ranks on three hosts")
 def test_four_ranks_on_three_hosts_give_the_weights_of_one(strategy: str, tmp_path: Path) -> None:
     """Ranks 0 and 3 are on the first host, with the simulator."""
     found = []
