@@ -129,6 +129,7 @@ def control_daemon(logs: Path | None, quit_s: float = QUIT_S) -> Iterator[dict[s
                 log.error("NVIDIA MPS: its guard ended with status %d; look for %s", status, PROGRAM)
             else:
                 log.info("NVIDIA MPS: the control daemon has ended")
+        shutil.rmtree(folder, ignore_errors=True)  # which a guard that is killed has not removed
 
 
 def _log_changes(said: IO[bytes], messages: Path) -> None:
