@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import statistics
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +33,7 @@ from polyrhythm.stations.passes import Lending, act_by_precomputed
 from polyrhythm.training.learner import Learner
 from polyrhythm.training.steps import finish
 from polyrhythm_bench.cases.policies import settings_of, spec_of
+from polyrhythm_bench.harness.roofline import seconds as seconds_of
 
 WAYS = ("in every epoch", "once, by the trainer", "lent by the generator")
 SAMPLES, STEPS, EPOCHS = 8, 16, (1, 2, 4)
@@ -104,16 +103,6 @@ def act(
     )
 
 
-def timed(work: Callable[[], object], device: str) -> float:
-    """Seconds of CPU, or on a GPU of the clock."""
-    clock = time.process_time if device == "cpu" else time.perf_counter
-    begin = clock()
-    work()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return clock() - begin
-
-
 def prefixes_of(policy: FlowPolicy, shown: dict[str, np.ndarray[Any, Any]], device: str) -> Prefixes:
     """A pool with room for all samples."""
     row = {name: torch.from_numpy(array[:1]).to(device) for name, array in shown.items()}
@@ -140,7 +129,7 @@ def measure(
     seconds: list[list[float]] = [[] for _ in WAYS]
     for repeat in range(repeats + 1):
         for own, learner in zip(seconds, learners, strict=True):
-            took = timed(partial(finish, learner.update(data, repeat)), device)
+            took = seconds_of(partial(finish, learner.update(data, repeat)), torch.device(device))
             if repeat:  # the first warms up
                 own.append(took)
     second, third = (dict(learner.policy.state_dict()) for learner in learners[1:])
@@ -164,7 +153,7 @@ def main() -> None:
         for number, obs in enumerate(shown):
             lending = Lending(pool, np.arange(STEPS), np.arange(STEPS) * SAMPLES + number)
             for own, use in zip(passes, (None, lending), strict=True):
-                took = timed(partial(act, policy, obs, number, use), given.device)
+                took = seconds_of(partial(act, policy, obs, number, use), torch.device(given.device))
                 if repeat:
                     own.append(took)
     data = [act(policy, obs, number) for number, obs in enumerate(shown)]

@@ -41,6 +41,7 @@ from polyrhythm.pipeline.placed import (
     generator_names,
     joined_names,
     place,
+    prefix_lenders,
     trainer_ranks,
 )
 from polyrhythm.pipeline.run_loop import RunLoop
@@ -314,13 +315,13 @@ def _own_factories(
     evaluates: dict[str, Evaluates] = {name: "too" if name == evaluator else "no" for name in generator_names(config)}
     if evaluator == EVALUATION_GENERATOR:
         evaluates[evaluator] = "only"
-    aborts = config.freshness.on_update == "abort"
+    aborts, lenders = config.freshness.on_update == "abort", prefix_lenders(config, placed)
     for name, how in evaluates.items():
         if isinstance(batching, StreamsBatching):
             factories.append(GeneratorFactory(name, policy, how, places=batching.max_rows, resumes=aborts))
         else:
-            lends = how != "only" and config.training.precomputed_mib > 0 and placed.lends_prefixes(name)
-            factories.append(GeneratorFactory(name, policy, how, buckets, config.rollout.graphs, lends=lends))
+            graphs = config.rollout.graphs
+            factories.append(GeneratorFactory(name, policy, how, buckets, graphs, lends=name in lenders))
     if not context.trainer:
         return factories
     assert not isinstance(initial, torch.nn.Module), "the trainer reads its first weights from a file"
@@ -337,6 +338,6 @@ def _own_factories(
         shard=config.placement.trainer.shard.model_dump(mode="json"),
         token_versions=aborts or settings_traits(config.policy).engine.fresh_cache,
         sync_interval=config.freshness.sync_interval,
-        lenders=tuple(placed.seats[x.name].device for x in factories if isinstance(x, GeneratorFactory) and x.lends),
+        lenders=tuple(placed.seats[name].device for name in lenders),
     )
     return [*factories, trainer]

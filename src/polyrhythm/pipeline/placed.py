@@ -18,6 +18,7 @@ from typing import Literal
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.placement import PlacementSettings, SeatSettings, list_device_ids
+from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.envs.base import traits_of
 from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.pipeline.observers.totals import EVALUATION
@@ -176,6 +177,14 @@ def joined_names(config: RunConfig) -> list[str]:
 def generator_names(config: RunConfig) -> list[str]:
     """Generators, without one for evaluation alone."""
     return [f"generator-{index}" for index in range(config.rollout.generators)]
+
+
+def prefix_lenders(config: RunConfig, placed: Placed) -> list[str]:
+    """Generators that may lend the trainer what frozen parts of the policy give: those of passes, on the device of a
+    rank, where both stay."""
+    if config.training.precomputed_mib == 0 or isinstance(config.batching, StreamsBatching):
+        return []
+    return [name for name in generator_names(config) if placed.lends_prefixes(name)]
 
 
 def scorer_names(config: RunConfig) -> list[str]:

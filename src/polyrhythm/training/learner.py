@@ -78,8 +78,8 @@ class Learner:
     sync_interval: updates of a version. If `algorithm.kl` needs a reference policy, it is the policy at the start of
     the first update (`training.moments`). halt: why the run must stop after the last update; "" if it need not.
     phase_seconds: of the last update, by phase (`PhaseTimes`). prefixes: where generators lend what frozen parts give,
-    None if nowhere. token_versions: if weights change within a message, the
-    log-prob of each token is that of its own weights, which keep nothing of older ones.
+    None if nowhere. token_versions: if weights change within a message, the log-prob of each token is that of its own
+    weights, which keep nothing of older ones.
 
     ranks: the processes that train one policy, each with a learner of the same arguments. All of them call every
     method, with the same arguments and in the same order.
@@ -341,7 +341,8 @@ class Update:
         self.times.end("collate")
         learner.statistics.begin(packed, None)  # finds that nothing of them is needed
         packed = with_precomputed(
-            *(packed, inputs),
+            packed,
+            inputs,
             limit_mib=learner.training.precomputed_mib,
             share=len(samples) / learner.training.batch_size,
             prefixes=learner.prefixes,

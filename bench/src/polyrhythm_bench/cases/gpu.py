@@ -38,8 +38,9 @@ import torch
 from polyrhythm.config.catalog import need
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import atomic_write
+from polyrhythm.observe.intervals import rate_in_words
 from polyrhythm_bench.cases import policies
-from polyrhythm_bench.harness.kept import KeptResults
+from polyrhythm_bench.harness.kept import KeptResults, content_of
 from polyrhythm_bench.harness.markdown import wrap_prose
 from polyrhythm_bench.workloads import colocated
 
@@ -284,11 +285,7 @@ def _quickstart(out: Path, *, tiny: bool, needs: Sequence[str]) -> Part:
     words = ["polyrhythm", "train", "quickstart", "--out", str(folder)]
     if tiny:
         small = "training.versions=6 supervised.steps=12 evaluation.episodes=4 demonstrations.episodes_per_task=2"
-        words += [
-            *small.split(),
-            "rollout.rows=4",
-            "training.mini_batch_samples=8",
-        ]
+        words += [*small.split(), "rollout.rows=4", "training.mini_batch_samples=8"]
     else:
         device = "placement.generators.devices=0 placement.trainer.devices=0"
         words += [*device.split(), "rollout.simulators=8", "rollout.rows=4", "rollout.sharding=even:1"]
@@ -304,7 +301,7 @@ def _learned(folder: Path) -> list[Figure]:
             [Figure(f"success in training, update {last['step']}", f"{last['env/success_once']:.2f}")] if last else []
         )
     summary = json.loads(file.read_text(encoding="utf-8"))
-    before, after = (_share(summary[name]) for name in ("before", "after"))
+    before, after = (rate_in_words(summary[name]) for name in ("before", "after"))
     learned = summary["after"]["low"] > summary["before"]["high"]
     earlier = "of 200 versions, an H200 (2026-11-27)"
     return [
@@ -312,10 +309,6 @@ def _learned(folder: Path) -> list[Figure]:
         Figure("transitions/s", f"{summary['transitions_per_s']:,.0f}", f"5,819 {earlier}"),
         Figure("the whole job", f"{summary['wall_s']['total']:.0f} s", f"102 s {earlier}"),
     ]
-
-
-def _share(found: Mapping[str, Any]) -> str:
-    return f"{100 * found['rate']:.0f}% [{100 * found['low']:.0f}, {100 * found['high']:.0f}]"
 
 
 def _colocated(out: Path, *, tiny: bool, needs: Sequence[str]) -> list[Part]:
@@ -338,7 +331,9 @@ def _rows(name: str, folder: Path, names: Sequence[str], tiny: bool, needs: Sequ
         return f"these rows are left: {', '.join(missing)}" if missing else ""
 
     def figures() -> list[Figure]:
-        return _colocated_figures({row: (rows[row][0], _kept(file)) for row, file in files.items() if file.is_file()})
+        return _colocated_figures(
+            {row: (rows[row][0], content_of(file)) for row, file in files.items() if file.is_file()}
+        )
 
     limit = (1.0 if tiny else 1.5) * scene.minimum_s * len(rows) + _START_S
     least = 20 if tiny else 100
@@ -373,11 +368,6 @@ def _computing(busy: Mapping[str, float]) -> list[float]:
     return [share for station, share in busy.items() if not station.startswith("simulator")]
 
 
-def _kept(file: Path) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
-
-
 #: Seconds to make a chunk of actions by vla-eval on an A100, and observations per second of CogACT 7B with 16 rows.
 _CHUNK_S = {"pi05": "0.11 s (vla-eval, an A100)", "groot_n1d5": "0.24 s (vla-eval, GR00T N1.7 on an A100)"}
 _OBSERVATIONS = {"openvla_oft": "486 (vla-eval, CogACT 7B)"}
@@ -399,7 +389,7 @@ def _pass_figures(kind: str, files: Mapping[str, Path]) -> list[Figure]:
     for name, file in files.items():
         if not file.is_file():
             continue
-        content = _kept(file)
+        content = content_of(file)
         found, date = content["result"], content["date"]
         action, rows = name.split("-")
         ms = found.get("captured_ms") or found["ms"]

@@ -78,12 +78,12 @@ def run(out: Path, minutes: float = 8.0, *, tiny: bool = False, only: Sequence[s
     _check_device(scene)
     form, results = form_of(colocated.config_of(scene, "lockstep", None)), kept(out, scene)
     rows = {name: row for name, row in colocated.rows_of(scene).items() if not only or name in only}
-    found = {name: one for name in rows if (one := results.read(name)) is not None}
     plan = colocated.memory_plan(scene, form)
     _check_device(scene, sum(plan.values()))
-    if left := {name: row for name, row in rows.items() if name not in found}:
+    if left := {name: row for name, row in rows.items() if results.read(name) is None}:
         out.mkdir(parents=True, exist_ok=True)
-        _run_rows(scene, results, out, left, ends, found)
+        _run_rows(scene, results, out, left, ends)
+    found = {name: one for name in rows if (one := results.read(name)) is not None}
     return summarise(scene, rows, found, plan)
 
 
@@ -141,9 +141,8 @@ def _run_rows(
     out: Path,
     left: Mapping[str, tuple[str, str]],
     ends: float,
-    found: dict[str, Any],
 ) -> None:
-    """Run these rows as far as the time goes, and add their results. The checkpoint is removed after the last one."""
+    """Run these rows as far as the time goes, and keep their results. The checkpoint is removed after the last one."""
     possible = {name: row for name, row in left.items() if not colocated.why_not(*row)}
     if not possible:
         return
@@ -166,8 +165,7 @@ def _run_rows(
         if len(pace.marks) < 2:
             log.warning("%s: %d updates in the time", name, len(pace.marks))
             continue
-        found[name] = pace.summary()
-        results.write(name, found[name])
+        results.write(name, pace.summary())
     every = [name for name, row in colocated.rows_of(scene).items() if not colocated.why_not(*row)]
     if all(results.read(name) for name in every):
         shutil.rmtree(checkpoint)

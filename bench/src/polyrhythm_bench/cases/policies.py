@@ -20,9 +20,9 @@ from __future__ import annotations
 import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -49,7 +49,6 @@ TRAIN_ROWS, CAMERAS, CHUNK, STEPS = 8, 2, 5, 4
 _STATE, _ACTIONS = 8, 7
 _GIB = 2**30
 NOT_KEPT = KeptResults(None, {})
-T = TypeVar("T")
 
 
 class _Pair(NamedTuple):
@@ -166,8 +165,8 @@ def measure(
 ) -> dict[str, Any]:
     """One type in one size: parameters in millions, the measured peaks, what the reference replaces, `weights`, and in
     `modes` the passes (`_compare`)."""
-    pair = _Lazy(lambda: build_pair(kind, size, device))
-    peaks = _Lazy(lambda: measure_peaks(device, _dtype(size)))
+    pair = cache(lambda: build_pair(kind, size, device))
+    peaks = cache(lambda: measure_peaks(device, _dtype(size)))
     # Weights first: a version is applied as it is, and no gradient is there yet.
     about = kept.get(f"{kind}-{size}", lambda: _about(pair(), peaks(), size, repeats))
     modes = {
@@ -176,20 +175,6 @@ def measure(
     }
     train = kept.get(f"{kind}-{size}-train-{TRAIN_ROWS}", lambda: training(pair(), peaks(), repeats))
     return {**about, "modes": {**modes, f"train {TRAIN_ROWS}": train}}
-
-
-class _Lazy(Generic[T]):
-    """Makes its value when it is asked for the first time."""
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-
-    def __call__(self) -> T:
-        return self._value
-
-    @cached_property
-    def _value(self) -> T:
-        return self._make()
 
 
 def build_pair(kind: str, size: str, device: torch.device) -> _Pair:

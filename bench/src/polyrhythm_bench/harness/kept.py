@@ -13,6 +13,12 @@ from polyrhythm.errors import ConfigError
 from polyrhythm.files import atomic_write
 
 
+def content_of(path: Path) -> dict[str, Any]:
+    """Of a result's file: scene, date, result."""
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
 @dataclass(frozen=True, slots=True)
 class KeptResults:
     """folder: of the files NAME.json; None keeps nothing. scene: what all results of the folder have in common, such as
@@ -25,7 +31,7 @@ class KeptResults:
         """The result; None if it is not there. ConfigError: it is of another scene."""
         if self.folder is None or not (path := self.folder / f"{name}.json").is_file():
             return None
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = content_of(path)
         if content["scene"] != self.scene:
             raise ConfigError(
                 f"--out {self.folder}: {path.name} is of {content['scene']}, this is {dict(self.scene)}; "

@@ -25,7 +25,7 @@ from polyrhythm.pipeline.array_specs import (
     shown,
     step_settings,
 )
-from polyrhythm.pipeline.placed import Placed, evaluator_name, generator_names, place
+from polyrhythm.pipeline.placed import Placed, evaluator_name, generator_names, place, prefix_lenders
 from polyrhythm.plugins.memory_estimate.activations import Activations
 from polyrhythm.plugins.ranks import count_shards
 from polyrhythm.policies.form import PolicyForm
@@ -118,10 +118,9 @@ class _Parts:
         self._layout = arena_layout(config, spec, infos, form, trainer=trains)
         self._published = WeightsLayout.of(form.published)
         traits = settings_traits(config.policy).policy
-        lends = config.training.precomputed_mib > 0 and self._share == 1 and stream_places(config, spec) == 0
-        lends = lends and traits is not None and traits.acts_from_precomputed
+        lends = self._share == 1 and traits is not None and traits.acts_from_precomputed
         #: Generators that lend the trainer what frozen parts of the policy give.
-        self._lenders = [name for name in generator_names(config) if lends and placed.lends_prefixes(name)]
+        self._lenders = prefix_lenders(config, placed) if lends else []
 
     def all(self) -> Iterator[MemoryPart]:
         placed, inline = self._placed, self._config.launcher == "inline"
