@@ -30,10 +30,11 @@ import mmap
 import secrets
 import shutil
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -57,6 +58,8 @@ _NUMBER = 8  # bytes
 _EMPTY, _CLAIMED = 0, -1
 #: Bytes of a tensor whose sum is one number of its checksum.
 _SUMMED = 1 << 16
+#: Tries to claim while another generator claims, which takes microseconds unless it is stopped, and what is between.
+_TRIES, _PAUSE_S = 20, 0.0002
 #: Pools of this process, by seat.
 _HERE: weakref.WeakValueDictionary[tuple[str, str], PrefixPool] = weakref.WeakValueDictionary()
 
@@ -118,17 +121,17 @@ class PrefixPool:
 
     def claim(self, entries: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these entries have a slot that is now the caller's until `stamp`: of equal ones the first, not
-        those that a pass still writes, and none while another generator claims some."""
+        those that a pass still writes, and none if another generator is not done with its claim in milliseconds."""
         inside = np.zeros(len(entries), np.bool_)
         inside[np.unique(entries, return_index=True)[1]] = True
         inside &= (entries >= 0) & (entries < self.slots)
-        try:
-            with self._claims():
+        for _ in range(_TRIES):
+            with suppress(BlockingIOError), self._claims():
                 free: NDArray[np.bool_] = inside & (self._stamps[np.where(inside, entries, 0)] != _CLAIMED)
                 self._stamps[entries[free]] = _CLAIMED
-        except BlockingIOError:
-            return np.zeros(len(entries), np.bool_)
-        return free
+                return free
+            time.sleep(_PAUSE_S)
+        return np.zeros(len(entries), np.bool_)
 
     def write(self, places: Tensor, found: State) -> None:
         """Write to claimed slots. places [2, n], on the device: the slots, and the rows of `found` for them."""
