@@ -1,0 +1,168 @@
+"""A profile: what each station's work takes on one machine, by its amount, in time and memory. One JSON file.
+
+    polyrhythm profile RECIPE ──▶ profile.json ──▶ simulate, plan, report
+    a finished run            ──▶ (updates it)
+
+Times are seconds, sizes bytes. Amounts are in the unit of the work: rows of a chunk step, a reset or a pass,
+transitions of a micro-batch, bytes of weights or of a station that leaves its device.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from statistics import linear_regression
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from polyrhythm.errors import ConfigError
+from polyrhythm.files import write_json
+
+FORMAT = 1
+Kind = Literal["simulator", "generator", "trainer", "scorer"]
+#: What is measured, and its unit: chunk step and reset of a simulator, forward pass of a generator, a micro-batch and
+#: the rest of an update of a trainer, publishing and loading weights, leaving and entering a device.
+UNITS = {
+    "step": "row",
+    "reset": "row",
+    "pass": "row",
+    "micro_batch": "transition",
+    "optimizer_step": "",
+    "stage": "byte",
+    "apply": "byte",
+    "offload": "byte",
+    "onload": "byte",
+    "score": "sample",
+}
+WorkName = Literal[
+    "step", "reset", "pass", "micro_batch", "optimizer_step", "stage", "apply", "offload", "onload", "score"
+]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ProfilePart(BaseModel):
+    """A part of the file: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Timing(ProfilePart):
+    """The times of one amount of work. amount: in the work's unit; count: number of measurements; memory: bytes above
+    the station's resident ones while it works, 0 if not measured."""
+
+    amount: int = Field(ge=0)
+    count: int = Field(ge=1)
+    mean_s: Seconds
+    median_s: Seconds
+    p90_s: Seconds
+    p99_s: Seconds
+    memory: int = Field(default=0, ge=0)
+
+
+class Work(ProfilePart):
+    """A kind of work by its amount, in ascending order."""
+
+    timings: tuple[Timing, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        amounts = [timing.amount for timing in self.timings]
+        if amounts != sorted(set(amounts)):
+            raise ValueError(f"amounts {amounts} do not ascend; write each once, the smallest first")
+        return self
+
+    def seconds(self, amount: int) -> float:
+        """Mean seconds of an amount: as measured; between two measured ones on the line through both; beyond them
+        parallel to the line of all."""
+        first, last = self.timings[0], self.timings[-1]
+        if amount <= first.amount:
+            return max(0.0, first.mean_s - self.per_unit * (first.amount - amount))
+        for low, high in pairwise(self.timings):
+            if amount <= high.amount:
+                share = (amount - low.amount) / (high.amount - low.amount)
+                return low.mean_s + share * (high.mean_s - low.mean_s)
+        return last.mean_s + self.per_unit * (amount - last.amount)
+
+    @property
+    def per_unit(self) -> float:
+        """Slope of the least-squares line through the means, at least 0; 0 with one amount."""
+        if len(self.timings) == 1:
+            return 0.0
+        amounts = [timing.amount for timing in self.timings]
+        return max(0.0, linear_regression(amounts, [timing.mean_s for timing in self.timings]).slope)
+
+
+class StationProfile(ProfilePart):
+    """One kind of station. device: where it was measured; resident: bytes that it keeps there (host: in host memory).
+
+    beside: factor by which its work takes longer while the named kind works on the same device (1: not at all).
+    """
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    resident: int = Field(default=0, ge=0)
+    host: int = Field(default=0, ge=0)
+    works: dict[WorkName, Work]
+    beside: dict[Kind, Annotated[float, Field(ge=1, allow_inf_nan=False)]] = {}
+
+
+class Episodes(ProfilePart):
+    """Lengths of samples in chunk steps: mean, standard deviation, longest; env steps of a chunk."""
+
+    mean: float = Field(ge=1)
+    deviation: float = Field(default=0.0, ge=0)
+    longest: int = Field(ge=1)
+    chunk: int = Field(default=1, ge=1)
+
+
+class Machine(ProfilePart):
+    """What it was measured on: cores, host memory, and devices of one name and memory (0: none)."""
+
+    cores: int = Field(ge=1)
+    memory: int = Field(ge=1)
+    devices: int = Field(default=0, ge=0)
+    device: str = ""
+    device_memory: int = Field(default=0, ge=0)
+
+
+class Profile(ProfilePart):
+    """The whole file. recipe: its name; settings: digest of the sections env, policy, algorithm and training, by which
+    a profile of another recipe is refused; date: of the measurement, ISO; weights: bytes of a version."""
+
+    format: Literal[1] = FORMAT
+    recipe: str
+    settings: str
+    date: str
+    machine: Machine
+    episodes: Episodes
+    weights: int = Field(default=0, ge=0)
+    stations: dict[Kind, StationProfile]
+
+    def save(self, path: Path) -> None:
+        write_json(path, self.model_dump(mode="json"))
+
+
+def load_profile(path: Path) -> Profile:
+    """Read a profile. ConfigError: there is none, or it is not one."""
+    remedy = "measure one with `polyrhythm profile RECIPE`"
+    if not path.is_file():
+        raise ConfigError(f"profile {str(path)!r} is not a file; {remedy}")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"profile {str(path)!r} is not JSON ({error}); {remedy}") from None
+    try:
+        return Profile.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"profile {str(path)!r}: {where or 'file'}: {first['msg']}; {remedy}") from None
+
+
+def lognormal(mean_s: float, deviation_s: float) -> str:
+    """The distribution of the simulated cluster with this mean and deviation, as a cluster file's text."""
+    if deviation_s <= 0 or mean_s <= 0:
+        return f"constant:{mean_s * 1e3:.6g}ms"
+    return f"lognormal:{mean_s * 1e3:.6g}ms:{math.sqrt(math.log1p((deviation_s / mean_s) ** 2)):.4g}"
