@@ -170,6 +170,15 @@ def kept_fork_servers() -> set[int]:
     return {server.pid for server in (_kept or {}).values()}
 
 
+def _take_kept(modules: tuple[str, ...]) -> ForkServer | None:
+    """The server that is kept for these modules, if it has not ended meanwhile."""
+    server = _kept.pop(modules, None) if _kept else None
+    if server is None or server.is_alive:
+        return server
+    server.close()
+    return None
+
+
 @contextlib.contextmanager
 def keeping_fork_servers() -> Iterator[None]:
     """Meanwhile the server of a run that has ended serves later runs of this process, if it has imported nothing but
@@ -198,12 +207,10 @@ class Template:
         self._server: ForkServer | None = None
         if len(fitting) < 2 or sys.platform != "linux":
             return
-        self._server = _kept.pop(self._modules, None) if _kept else None
-        if self._server is None or not self._server.is_alive:
-            try:
-                self._server = ForkServer(self._modules)
-            except OSError as error:
-                log.debug("stations are started one by one: %s", error)
+        try:
+            self._server = _take_kept(self._modules) or ForkServer(self._modules)
+        except OSError as error:
+            log.debug("stations are started one by one: %s", error)
 
     def spawn(self, spec: ChildSpec, log_file: IO[bytes]) -> ProcessHandle:
         if self._server is not None and _fits(spec.resources) and spec.station in self._names:
