@@ -19,8 +19,6 @@ from pathlib import Path
 from statistics import median, pstdev
 from typing import ClassVar
 
-import numpy as np
-
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
@@ -28,7 +26,7 @@ from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.plugins.planning.alone import timing_of
 from polyrhythm.plugins.planning.cluster import update_seconds
-from polyrhythm.plugins.planning.profile import Episodes, Kind, Profile, StationProfile, Work
+from polyrhythm.plugins.planning.profile import Episodes, Kind, Profile, StationProfile, Work, WorkName
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 
@@ -119,7 +117,7 @@ class UnitTimer(Observer):
             expected = self._works("simulator")["step"].seconds(begun[1])
             self.steps.append(Unit(now - begun[0] - self._ahead.pop(slot, 0.0), expected, self._training))
 
-    def _works(self, kind: Kind) -> Mapping[str, Work]:
+    def _works(self, kind: Kind) -> Mapping[WorkName, Work]:
         return self.profile.stations[kind].works
 
     @property
@@ -218,7 +216,7 @@ def _steps_of_epoch(config: RunConfig, chunk_steps: float) -> float:
 
 def _middle(values: Sequence[float]) -> list[float]:
     """The values without the largest tenth, which are of other processes on the machine rather than of the run."""
-    return np.sort(values)[: max(1, round(0.9 * len(values)))].tolist()
+    return sorted(values)[: max(1, round(0.9 * len(values)))]
 
 
 def seen_episodes(before: Episodes, samples: Sequence[records.SampleFinished]) -> Episodes:
