@@ -74,7 +74,7 @@ def test_long_runs_are_joined_without_changing_the_rate() -> None:
     long, asked = profile(chunk_steps=96), demand(rows=8, batch_size=16, minibatch_steps=0)
     each = predict(long, asked, nodes(2), APART)
     joined = predict(long, asked, nodes(2), APART, requests=1000)
-    assert joined.version_s == pytest.approx(each.version_s, rel=0.03)
+    assert joined.version_s == pytest.approx(each.version_s, rel=0.06)
 
 
 def test_memory_is_of_the_amounts_that_are_held() -> None:

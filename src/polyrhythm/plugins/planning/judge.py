@@ -37,7 +37,7 @@ COUNTED = 3
 #: Requests of a simulation at most: chunk steps are joined, several to one, until there are no more.
 REQUESTS = 12_000
 #: Chunk steps that a sample keeps at least.
-_LEAST_STEPS = 6
+_LEAST_STEPS = 8
 #: Gradient steps of an update that are simulated one by one; more are joined.
 _GRADIENT_STEPS = 4
 #: Number of the first host among the devices; its cores are what its stations share.
