@@ -236,6 +236,15 @@ class FaultPlan(ClusterSection):
     restart: Seconds | None = None
 
 
+class CostChange(ClusterSection):
+    """A planned change: from `at` on, this cost of all stations is `times` what the groups say. An update's first pass
+    over a part of its samples (`parts`) keeps its cost."""
+
+    at: Seconds
+    cost: Literal["step", "reset", "serve", "apply", "update", "publish"]
+    times: float = Field(gt=0)
+
+
 class EvaluationPlan(ClusterSection):
     """A planned evaluation, requested `at` a time, in the background or (background: false) while training pauses."""
 
@@ -308,6 +317,7 @@ class ClusterSettings(ClusterSection):
     scorers: tuple[ScorerGroup, ...] = ()
     faults: tuple[FaultPlan, ...] = ()
     evaluations: tuple[EvaluationPlan, ...] = ()
+    changes: tuple[CostChange, ...] = ()
     sharing: Literal["shared", "exclusive", "lease"] = "shared"
     lease: LeaseCosts = LeaseCosts()
     message_delay: CostText = FREE
