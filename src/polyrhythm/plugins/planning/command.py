@@ -13,7 +13,7 @@ from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, find_run, refuse_no_run
 from polyrhythm.plugin import load
 from polyrhythm.plugins.memory_estimate import command as plan_memory
-from polyrhythm.plugins.virtual.planning import Layout, Profile, Workload, advise, expected_longest, profile
+from polyrhythm.plugins.planning.theory import Layout, StageTimes, Workload, advise, expected_longest, stage_times
 from polyrhythm.specs.distributions import Constant, Distribution, parse_distribution, parse_duration
 
 #: Upper limit of max_lag.
@@ -123,7 +123,7 @@ def _predict(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _rollout(
-    arguments: argparse.Namespace, measured: Profile | None, samples: int, max_lag: float
+    arguments: argparse.Namespace, measured: StageTimes | None, samples: int, max_lag: float
 ) -> tuple[float, float, float, float]:
     """Mean, longest of a version, longest of all concurrent samples, and the expected longest of a version (or 0)."""
     longest = None if arguments.longest is None else _duration("--longest", arguments.longest)
@@ -151,7 +151,7 @@ def _duration(name: str, text: str) -> float:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _measured(folder: Path, workers: int | None) -> tuple[Profile, float]:
+def _measured(folder: Path, workers: int | None) -> tuple[StageTimes, float]:
     """The stage times of a finished run, and its own max_lag."""
     from polyrhythm.config.load import load_config
 
@@ -176,7 +176,7 @@ def _measured(folder: Path, workers: int | None) -> tuple[Profile, float]:
     lines = (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
     try:
         summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
-        return profile(layout, summary, map(json.loads, lines), workers), config.freshness.max_lag
+        return stage_times(layout, summary, map(json.loads, lines), workers), config.freshness.max_lag
     except json.JSONDecodeError as error:
         problem = f"summary.json or metrics.jsonl is truncated ({error})"
         raise RunFolderError(f"folder {str(folder)!r}: {problem}; name the folder of a finished run") from None
