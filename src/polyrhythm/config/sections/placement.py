@@ -159,8 +159,12 @@ class PlacementSettings(Section):
         If both keys are present, a `preset` was merged over the short form, so it wins.
         """
         if value is None or isinstance(value, str):
-            return {"moves": True} if value == "auto" else {"preset": value}
+            return _named(value)
         if isinstance(value, dict) and "type" in value:
             rest = {key: item for key, item in value.items() if key != "type"}
-            return {**cls._from_name(value["type"]), **rest}
+            return {**_named(value["type"]), **rest}
         return value
+
+
+def _named(name: Any) -> dict[str, Any]:
+    return {"moves": True} if name == "auto" else {"preset": name}
