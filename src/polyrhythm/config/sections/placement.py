@@ -158,9 +158,10 @@ class PlacementSettings(Section):
 
         If both keys are present, a `preset` was merged over the short form, so it wins.
         """
-        if value is None or isinstance(value, str):
-            return {"moves": True} if value == "auto" else {"preset": value}
-        if isinstance(value, dict) and "type" in value:
-            rest = {key: item for key, item in value.items() if key != "type"}
-            return {**cls._from_name(value["type"]), **rest}
+        named = value.get("type") if isinstance(value, dict) else value
+        if isinstance(value, dict) and "type" not in value:
+            return value
+        rest = {key: item for key, item in value.items() if key != "type"} if isinstance(value, dict) else {}
+        if named is None or isinstance(named, str):
+            return {**({"moves": True} if named == "auto" else {"preset": named}), **rest}
         return value
