@@ -124,34 +124,31 @@ def one(length: int, seed: int, kind: str) -> PhaseClock:
 
 
 def run(versions: int = 40, repeats: int = 1) -> dict[str, Any]:
-    """Interleaved turns. versions: of a phase. Returns `rates`, samples per second by kind of run and phase (medians),
-    what `moves` reach of the better fixed one, and the moves of each turn."""
+    """Interleaved turns. versions: of a phase. Returns `phases`, samples per second by kind of run and phase (medians),
+    and what moves reach of the better fixed one, in the whole run of the start; and the moves of each turn."""
     found: dict[str, list[list[float]]] = {"on": [], "off": [], "moves": []}
-    chosen = []
+    chosen: list[dict[str, Any]] = []
     before = resources.read_cpu()
     for turn in range(repeats):
-        for kind, rates in found.items():
+        for kind, turns in found.items():
             clock = one(versions, turn, kind)
-            rates.append(clock.rates())
+            turns.append(clock.rates())
             chosen += [
-                {
-                    "turn": turn + 1,
-                    "version": version,
-                    **{name: getattr(move, name) for name in ("outcome", "move", "expected", "measured")},
-                }
+                {"turn": turn + 1, "version": version, "outcome": move.outcome, "move": move.move}
+                | {"expected": move.expected, "measured": move.measured}
                 for version, move in clock.chosen
             ]
     others = resources.others_cores(before, resources.read_cpu())
-    names = [f"pass times {factor:g}, phase {number + 1}" for number, factor in enumerate(PHASES)] + ["whole run"]
-    rows = []
+    names = [f"{number + 1}, passes times {factor:g}" for number, factor in enumerate(PHASES)] + ["whole run"]
+    phases = []
     for place, name in enumerate(names):
         rates = {kind: median(own[place] for own in turns) for kind, turns in found.items()}
         better = max(rates["on"], rates["off"]) if place < len(PHASES) else rates["on"]
-        rows.append({"phase": name, **rates, "moves_to_better": rates["moves"] / better})
+        phases.append({"phase": name, **rates, "moves_to_better": rates["moves"] / better})
     return {
         "versions_of_a_phase": versions,
         "repeats": repeats,
         "others_cores": others,
-        "phases": rows,
+        "phases": phases,
         "moves": chosen,
     }
