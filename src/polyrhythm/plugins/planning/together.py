@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import median, pstdev
 from typing import ClassVar
 
+import psutil
+
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
@@ -153,9 +155,23 @@ def measure_together(config: RunConfig, profile: Profile, end: float) -> Profile
         until = max(end, time.monotonic() + _LEAST_S)  # however long it took to start
         pipeline.loop.add_observers(timer)
         pipeline.loop.stop = lambda: time.monotonic() >= until
+        begin, before = time.monotonic(), _others_cpu_s()
         with suppress(Interrupted):
             pipeline.loop.train_until(own)
-    return with_run(profile, config, timer)
+        others = max(0.0, _others_cpu_s() - before) / max(1e-9, time.monotonic() - begin)
+    return with_run(profile, config, timer).model_copy(update={"others_cores": others})
+
+
+def _others_cpu_s() -> float:
+    """CPU seconds of everything on this machine but this process and its descendants."""
+    times: dict[str, float] = psutil.cpu_times()._asdict()
+    idle = ("idle", "iowait", "guest", "guest_nice")  # guests are in user and nice already
+    machine, me = sum(spent for name, spent in times.items() if name not in idle), psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            own = process.cpu_times()
+            machine -= own.user + own.system
+    return machine
 
 
 def with_run(profile: Profile, config: RunConfig, timer: UnitTimer) -> Profile:
