@@ -39,7 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
         return placing.run(arguments)
     if not arguments.theory:
         if arguments.run is None or arguments.overrides:
-            raise ConfigError("plan: name the folder of one run, or add --gpus N, --theory or --memory (see plan --help)")
+            raise ConfigError(
+                "plan: name the folder of one run, or add --gpus N, --theory or --memory (see plan --help)"
+            )
         load("pipeline", "advice")(arguments.run, as_json=arguments.json)
         return 0
     if arguments.overrides:
