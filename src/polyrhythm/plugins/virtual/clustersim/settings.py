@@ -242,6 +242,15 @@ class FaultPlan(ClusterSection):
     restart: Seconds | None = None
 
 
+class CostChange(ClusterSection):
+    """A planned change: from `at` on, this cost of all stations is `times` what the groups say. An update's first pass
+    over a part of its samples (`parts`) keeps its cost."""
+
+    at: Seconds
+    cost: Literal["step", "reset", "serve", "apply", "update", "publish"]
+    times: float = Field(gt=0)
+
+
 class EvaluationPlan(ClusterSection):
     """A planned evaluation, requested `at` a time, in the background or (background: false) while training pauses."""
 
@@ -315,6 +324,7 @@ class ClusterSettings(ClusterSection):
     scorers: tuple[ScorerGroup, ...] = ()
     faults: tuple[FaultPlan, ...] = ()
     evaluations: tuple[EvaluationPlan, ...] = ()
+    changes: tuple[CostChange, ...] = ()
     sharing: Literal["shared", "exclusive", "lease"] = "shared"
     switching: float = Field(default=0.0, ge=0)
     lease: LeaseCosts = LeaseCosts()
