@@ -1,12 +1,13 @@
 """Finds a placement: a profile of each station's work, and a search over what the simulated cluster predicts from it.
 
 profile     the file of measured times and memory: begin reading here
-measure     makes one: the stations `alone`, then `together` in a short run; `from_run`: of a run's own metrics
+measure     makes it: the stations `alone`, then `together` in a short run; `from_run`: from a run's own metrics
 cluster     the simulated cluster of a recipe, with the costs of a profile
-arrangement what a placement decides, and the memory it takes
+arrangement what a placement decides, as settings of a recipe
+judge       predicts one by the real scheduler on the simulated cluster
 graph       the workflow: who sends what to whom
 search      proposes placements: cuts of the graph into temporal and spatial parts (RLinf, algorithm 1)
-judge       predicts one by the real scheduler on the simulated cluster
+problem     a recipe's placement problem: costs, choices, the answer, and what more would buy
 theory      ROLL Flash's bounds on the time of a version
 """
 

@@ -1,77 +1,32 @@
-"""What a placement decides, what it may not change, and what memory it takes. Pure.
+"""What a placement decides: where stations are, how many there are, and how much each does at a time. Pure.
 
-`Demand` is what a recipe asks for wherever its stations are; `Nodes` is the hardware; an `Arrangement` puts stations on
-it and says how many there are and how much each does at a time. Devices are numbered over all nodes, as in a run.
+    RunConfig ──arrangement_of──▶ Arrangement ──arranged──▶ RunConfig
+
+What it never changes is the recipe's: rows in all, samples of an update, freshness, everything that is learned.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from polyrhythm.plugins.planning.profile import Kind, Profile, Work
-from polyrhythm.scheduler.settings import SchedulerSettings
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.rollout import LimitedBatching
+from polyrhythm.pipeline.placed import assign_seats, station_names
+from polyrhythm.plugins.memory_estimate.plan import with_settings
+from polyrhythm.runtime.devices import CPU, Devices, number_of
 
-Sharing = Literal["share", "process", "lease"]
-#: Bytes of a process's CUDA context (assumed; `plan --memory` leaves it out).
-CONTEXT = 500_000_000
-#: Name of the host's memory in `memory_by_device`.
-HOST = "host"
-
-
-@dataclass(frozen=True, slots=True)
-class Nodes:
-    """The machines. devices: number on each node, 0 for a host of simulators; cores, memory (bytes): of each node;
-    device_memory: bytes of each device, 0: not known."""
-
-    devices: tuple[int, ...]
-    cores: int
-    memory: int = 0
-    device_memory: int = 0
-
-    @property
-    def count(self) -> int:
-        return sum(self.devices)
-
-    def node_of(self, device: int) -> int:
-        """The node of a device. IndexError: there is no such device."""
-        for node, own in enumerate(self.devices):
-            if device < own:
-                return node
-            device -= own
-        raise IndexError(device)
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a recipe asks for. scheduler: its scheduler, with limits of a batch that arrangements replace; rows: of all
-    simulators; epochs: passes over an update's samples; minibatch_steps: chunk steps of an optimizer step, 0: those of
-    a mini-batch; mini_batches: of an update; observation: bytes of a row's request; simulators_leave: they can leave
-    their device; scorers: stations that score."""
-
-    scheduler: SchedulerSettings
-    rows: int
-    epochs: int = 1
-    minibatch_steps: int = 0
-    mini_batches: int = 1
-    observation: int = 0
-    simulators_leave: bool = False
-    scorers: int = 0
-
-    def optimizer_steps(self, chunk_steps: float) -> int:
-        """Optimizer steps of an update of samples of `chunk_steps` in the mean."""
-        steps = self.scheduler.batch_size * chunk_steps / self.mini_batches
-        divided = max(1, math.ceil(steps / self.minibatch_steps)) if self.minibatch_steps else 1
-        return self.epochs * self.mini_batches * divided
+#: Of a device: time slices, one process, or turns. `mps` is left as it is.
+Sharing = Literal["share", "process", "mps", "lease"]
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Stations on devices. devices: by kind, of which station i has the i-th, counted round; the trainer has a rank on
-    each; none: on the hosts. env_batches: of a simulator; rows: of an env batch; slots: of an env batch; max_rows: of a
-    pass; micro_batch: chunk steps of a training pass, 0: an optimizer step's."""
+    """Stations on devices. simulator_devices, generator_devices, trainer_devices: numbers in the run, of which station
+    i has the i-th, counted round, and the trainer a rank on each; none: on the hosts. env_batches: of a simulator;
+    rows: of an env batch; slots: of an env batch; max_rows, max_requests: of a pass, 0: the batching has no limit;
+    micro_batch: chunk steps of a training pass of a rank, 0: those of an optimizer step."""
 
     simulators: int
     generators: int
@@ -79,6 +34,7 @@ class Arrangement:
     rows: int
     slots: int = 1
     max_rows: int = 64
+    max_requests: int = 1_000_000
     micro_batch: int = 0
     sharing: Sharing = "share"
     simulator_devices: tuple[int, ...] = ()
@@ -86,9 +42,8 @@ class Arrangement:
     trainer_devices: tuple[int, ...] = ()
 
     @property
-    def slot_rows(self) -> int:
-        """Rows of a slot."""
-        return -(-self.rows // self.slots)
+    def all_rows(self) -> int:
+        return self.simulators * self.env_batches * self.rows
 
     @property
     def ranks(self) -> int:
@@ -99,131 +54,103 @@ class Arrangement:
         """All devices that have a station."""
         return tuple(sorted({*self.simulator_devices, *self.generator_devices, *self.trainer_devices}))
 
-    def stations(self) -> Iterator[tuple[Kind, int | None]]:
-        """The kind and device of each process; None: on a host."""
-        for kind, count, devices in (
-            ("simulator", self.simulators, self.simulator_devices),
-            ("generator", self.generators, self.generator_devices),
-            ("trainer", self.ranks, self.trainer_devices),
-        ):
-            for index in range(count):
-                yield kind, devices[index % len(devices)] if devices else None  # type: ignore[misc]
+    def settings(self) -> dict[str, Any]:
+        """The settings of a recipe that make it, by dotted name."""
+        found = {
+            "placement.preset": None,
+            "placement.simulators.devices": devices_text(self.simulator_devices),
+            "placement.generators.devices": devices_text(self.generator_devices),
+            "placement.trainer.devices": devices_text(self.trainer_devices),
+            "placement.trainer.ranks": None if self.trainer_devices else 1,
+            "placement.sharing": self.sharing,
+            "rollout.simulators": self.simulators,
+            "rollout.generators": self.generators,
+            "rollout.env_batches": self.env_batches,
+            "rollout.rows": self.rows,
+            "rollout.sharding": f"even:{self.slots}" if self.slots > 1 else "whole",
+            "batching.max_rows": self.max_rows,
+            "batching.max_requests": self.max_requests,
+            "training.micro_batch_steps": self.micro_batch,
+        }
+        return found if self.max_rows else {key: value for key, value in found.items() if "batching" not in key}
 
-    def recipe(self) -> dict[str, Any]:
-        """The settings of a recipe that make it, as sections."""
-        placement: dict[str, Any] = {
-            kind: {"devices": devices_text(devices)}
-            for kind, devices in (
-                ("simulators", self.simulator_devices),
-                ("generators", self.generator_devices),
-                ("trainer", self.trainer_devices),
-            )
-        }
-        return {
-            "placement": placement | {"preset": None, "sharing": self.sharing},
-            "rollout": {
-                "simulators": self.simulators,
-                "env_batches": self.env_batches,
-                "rows": self.rows,
-                "sharding": f"even:{self.slots}" if self.slots > 1 else "whole",
-                "generators": self.generators,
-            },
-            "batching": {"max_rows": self.max_rows},
-            "training": {"micro_batch_steps": self.micro_batch},
-        }
+
+def arranged(config: RunConfig, one: Arrangement) -> RunConfig:
+    """The recipe with this arrangement, without the checks of `load_config`."""
+    return with_settings(config, one.settings())
+
+
+def arrangement_of(config: RunConfig, devices: Devices) -> Arrangement:
+    """The recipe's own arrangement on these devices. ConfigError: it names a device that is not there.
+
+    Slots of unequal size count as equal ones.
+    """
+    names = station_names(config, devices=devices)
+    seats = assign_seats(config.placement, names, devices)
+    rollout, batching = config.rollout, config.batching
+
+    def numbers(kind: str) -> tuple[int, ...]:
+        own = [seats[name].device for name in names[kind]]  # type: ignore[index]
+        return tuple(dict.fromkeys(number_of(device) for device in own if device != CPU))
+
+    return Arrangement(
+        simulators=rollout.simulators,
+        generators=rollout.generators,
+        env_batches=rollout.env_batches,
+        rows=rollout.rows,
+        slots=max(1, rollout.rows // (rollout.largest_slot_rows or rollout.rows)),
+        max_rows=batching.max_rows if isinstance(batching, LimitedBatching) else 0,
+        max_requests=batching.max_requests if isinstance(batching, LimitedBatching) else 0,
+        micro_batch=config.training.micro_batch_steps,
+        sharing=config.placement.sharing,
+        simulator_devices=numbers("simulators"),
+        generator_devices=numbers("generators"),
+        trainer_devices=numbers("trainer"),
+    )
+
+
+def changed_lines(config: RunConfig, one: Arrangement) -> list[str]:
+    """The settings that differ from the recipe's, each as `section.key=value` to paste behind a command."""
+    found = []
+    for name, value in one.settings().items():
+        own: Any = config
+        for part in name.split("."):
+            own = getattr(own, part)
+        if own != value and not (name.endswith(".devices") and own is None and value == CPU):
+            found.append(f"{name}={'null' if value is None else value}")
+    return found
 
 
 def devices_text(devices: Sequence[int]) -> str:
     """Device ids as a recipe has them: (0, 1, 2, 6) → 0-2,6; none → cpu."""
-    if not devices:
-        return "cpu"
     parts: list[list[int]] = []
     for number in devices:
         if parts and number == parts[-1][-1] + 1:
             parts[-1].append(number)
         else:
             parts.append([number])
-    return ",".join(f"{own[0]}-{own[-1]}" if len(own) > 1 else str(own[0]) for own in parts)
+    return ",".join(f"{own[0]}-{own[-1]}" if len(own) > 1 else str(own[0]) for own in parts) or CPU
 
 
-def memory_by_device(profile: Profile, demand: Demand, nodes: Nodes, one: Arrangement) -> dict[str, int]:
-    """Bytes on each device by number, and of the fullest host, at the peak. Under `lease` the largest of the stations
-    that take turns on a device counts there, and what they keep lies on the host too."""
-    needs = {kind: _station_memory(profile, demand, one, kind) for kind in ("simulator", "generator", "trainer")}
-    found = {str(number): 0 for number in range(nodes.count)}
-    hosts = [0] * len(nodes.devices)
-    turns: dict[int, list[int]] = {}
-    simulated = 0
-    for kind, device in one.stations():
-        resident, peak, host = needs[kind]
-        if device is None:  # simulators are dealt over the hosts; the rest is on the first
-            node = simulated % len(hosts) if kind == "simulator" else 0
-            simulated += kind == "simulator"
-            hosts[node] += host + peak
-            continue
-        hosts[nodes.node_of(device)] += host
-        leaves = one.sharing == "lease" and (kind != "simulator" or demand.simulators_leave)
-        if leaves:
-            turns.setdefault(device, []).append(peak)
-            hosts[nodes.node_of(device)] += resident
-        else:
-            found[str(device)] += peak + CONTEXT
-    for device, peaks in turns.items():
-        found[str(device)] += max(peaks) + CONTEXT * len(peaks)
-    if one.sharing == "process":
-        found[str(one.generator_devices[0])] -= CONTEXT
-    return found | {HOST: max(hosts)}
+def neighbours(one: Arrangement, choices: Mapping[str, Sequence[Any]]) -> Iterator[Arrangement]:
+    """Arrangements that differ in one of the choices: the next smaller and the next larger value, or any other of those
+    that have no order. Rows stay the same in all."""
+    for name, values in choices.items():
+        own = getattr(one, name)
+        ordered = all(isinstance(value, int) for value in values)
+        place = values.index(own) if own in values else -1
+        near = [values[i] for i in (place - 1, place + 1) if 0 <= i < len(values)] if ordered else values
+        for value in near:
+            if value == own:
+                continue
+            if (changed := reshaped(one, **{name: value})) is not None:
+                yield changed
 
 
-def why_not(profile: Profile, demand: Demand, nodes: Nodes, one: Arrangement) -> str:
-    """Why memory rules it out, in words; "" if it fits."""
-    for name, size in memory_by_device(profile, demand, nodes, one).items():
-        room = nodes.memory if name == HOST else nodes.device_memory
-        if room and size > room:
-            what = "the host" if name == HOST else f"device {name}"
-            return f"{what} would hold {size / 1e9:.3g} of {room / 1e9:.3g} GB"
-    return ""
-
-
-def _station_memory(profile: Profile, demand: Demand, one: Arrangement, kind: Kind) -> tuple[int, int, int]:
-    """Resident and peak bytes of a station where it works, and bytes in host memory."""
-    station = profile.stations.get(kind)
-    if station is None:
-        return 0, 0, 0
-    amount, works = {
-        "simulator": (one.rows * one.env_batches, ("step", "reset")),
-        "generator": (one.max_rows, ("pass",)),
-        "trainer": (micro_batch_of(profile, demand, one), ("micro_batch", "optimizer_step")),
-    }[kind]
-    working = max((_memory(station.works[name], amount) for name in works if name in station.works), default=0)
-    return station.resident, station.resident + working, station.host
-
-
-def micro_batch_of(profile: Profile, demand: Demand, one: Arrangement) -> int:
-    """Chunk steps of a training pass of a rank."""
-    whole = step_of_rank(profile, demand, one)
-    return min(one.micro_batch or whole, whole)
-
-
-def step_of_rank(profile: Profile, demand: Demand, one: Arrangement) -> int:
-    """Chunk steps of a rank in an optimizer step."""
-    steps = demand.scheduler.batch_size * profile.episodes.mean / demand.mini_batches
-    return max(1, math.ceil(min(demand.minibatch_steps or steps, steps) / one.ranks))
-
-
-def _memory(work: Work, amount: int) -> int:
-    """Bytes of an amount of work above the resident ones: on the lines between those measured; beyond them in
-    proportion to the last."""
-    known = [timing for timing in work.timings if timing.memory]
-    if not known:
-        return 0
-    below = [timing for timing in known if timing.amount <= amount]
-    above = [timing for timing in known if timing.amount > amount]
-    if not below:
-        return known[0].memory
-    low = below[-1]
-    if not above:
-        return round(low.memory * max(1.0, amount / max(1, low.amount)))
-    high = above[0]
-    share = (amount - low.amount) / (high.amount - low.amount)
-    return round(low.memory + share * (high.memory - low.memory))
+def reshaped(one: Arrangement, **changes: Any) -> Arrangement | None:
+    """The arrangement with these changes and as many rows in all; None if the rows do not divide."""
+    changed = replace(one, **changes)
+    rows, rest = divmod(one.all_rows, changed.simulators * changed.env_batches)
+    if rest or rows < changed.slots:
+        return None
+    return replace(changed, rows=rows)

@@ -1,4 +1,4 @@
-"""What limited a finished run; what asynchronous training would gain, by the bounds of ROLL Flash, section 3.1."""
+"""`polyrhythm plan`: what limited a finished run; what asynchronous training would gain, by ROLL Flash's bounds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from polyrhythm.cli import show
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, find_run, refuse_no_run
+from polyrhythm.plugin import load
 from polyrhythm.plugins.memory_estimate import command as plan_memory
 from polyrhythm.plugins.planning.theory import Layout, StageTimes, Workload, advise, expected_longest, stage_times
 from polyrhythm.specs.distributions import Constant, Distribution, parse_distribution, parse_duration
@@ -19,6 +20,7 @@ from polyrhythm.specs.distributions import Constant, Distribution, parse_distrib
 _LAGS = 1_000_000
 _NEEDED = ("samples", "workers", "rollout", "train", "max_lag")
 _THEORY = (*_NEEDED, "longest", "epochs")
+_PLACING = ("nodes", "profile")
 _SPLITS = {"best_share": "by β*", "equal_pace": "at equal pace"}
 _LIMITS = {
     "segment_steps": "rollout.segment_steps",
@@ -31,9 +33,16 @@ def run(arguments: argparse.Namespace) -> int:
     _check_options(arguments)
     if arguments.memory:
         return plan_memory.run(arguments)
+    if arguments.gpus is not None:
+        from polyrhythm.plugins.planning import placing
+
+        return placing.run(arguments)
     if not arguments.theory:
-        limit = _limit_of(arguments)
-        print(json.dumps({"bottleneck": limit}, indent=2) if arguments.json else limit)
+        if arguments.run is None or arguments.overrides:
+            raise ConfigError(
+                "plan: name the folder of one run, or add --gpus N, --theory or --memory (see plan --help)"
+            )
+        load("pipeline", "advice")(arguments.run, as_json=arguments.json)
         return 0
     if arguments.overrides:
         raise ConfigError(f"plan --theory: {arguments.overrides[0]!r} is not an option; it takes the folder of one run")
@@ -47,27 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_options(arguments: argparse.Namespace) -> None:
     """ConfigError: an option belongs to another kind of plan and would have no effect."""
-    for other, names in (("theory", _THEORY), ("memory", plan_memory.OPTIONS)):
+    for other, names in (("theory", _THEORY), ("memory", plan_memory.OPTIONS), ("gpus", _PLACING)):
         given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
-        if given and not getattr(arguments, other):
-            own = " --memory" if arguments.memory else " --theory" if arguments.theory else " RUN"
+        if given and getattr(arguments, other) in (False, None):
+            placing = " --gpus" if arguments.gpus is not None else " RUN"
+            own = " --memory" if arguments.memory else " --theory" if arguments.theory else placing
             raise ConfigError(f"plan{own}: {', '.join(given)} is for --{other}; leave it out")
-
-
-def _limit_of(arguments: argparse.Namespace) -> str:
-    """The sentence on what limited the run. RunFolderError: the run has none."""
-    if arguments.run is None or arguments.overrides:
-        raise ConfigError("plan: name the folder of one finished run, or add --theory or --memory (see plan --help)")
-    file = find_run(Path(arguments.run)) / SUMMARY_FILE
-    if not file.is_file():
-        raise RunFolderError(f"folder {str(file.parent)!r} has no summary.json; name the folder of a finished run")
-    try:
-        limit: str = json.loads(file.read_text(encoding="utf-8"))["bottleneck"]
-    except (ValueError, KeyError):
-        raise RunFolderError(
-            f"{str(file)!r} has no bottleneck: the run trained nothing, or an earlier version wrote it; train once more"
-        ) from None
-    return limit
 
 
 def formatted(result: dict[str, Any]) -> str:

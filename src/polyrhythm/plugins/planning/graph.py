@@ -45,8 +45,8 @@ class WorkflowGraph:
         joined = {name for flow in self.flows for name in (flow.source, flow.target)}
         if alone := [name for name in self.nodes if name not in joined and len(self.nodes) > 1]:
             raise ConfigError(
-                f"worker {alone[0]!r} sends and receives nothing, so it has no place in the workflow; give it a channel "
-                "that another worker uses, or plan without it"
+                f"worker {alone[0]!r} sends and receives nothing, so it has no place in the workflow; give it a "
+                "channel that another worker uses, or plan without it"
             )
         if len(self.nodes) > _MOST_NODES:
             raise ConfigError(f"the workflow has {len(self.nodes)} workers; at most {_MOST_NODES} can be planned")
@@ -102,10 +102,13 @@ class WorkflowGraph:
 
 def graph_of_run(config: RunConfig) -> WorkflowGraph:
     """The graph of `train`, from the stations of the configuration and what they exchange."""
-    nodes, flows = ["simulator", "generator"], [
-        Flow("requests", "simulator", "generator"),
-        Flow("actions", "generator", "simulator"),
-    ]
+    nodes, flows = (
+        ["simulator", "generator"],
+        [
+            Flow("requests", "simulator", "generator"),
+            Flow("actions", "generator", "simulator"),
+        ],
+    )
     samples = "simulator"
     if config.scoring is not None:
         nodes.append("scorer")

@@ -173,6 +173,11 @@ class Profile(ProfilePart):
     others_cores: float = Field(default=0.0, ge=0)
     left_out: tuple[str, ...] = ()
 
+    @property
+    def assumed(self) -> bool:
+        """Whether its numbers were written by hand: it has no digests then."""
+        return not self.settings
+
     def save(self, path: Path) -> None:
         write_json(path, self.model_dump(mode="json"))
 
@@ -210,7 +215,10 @@ def settings_digest(config: RunConfig) -> str:
 
 
 def refuse_other_recipe(profile: Profile, config: RunConfig) -> None:
-    """ConfigError: the profile is of another environment, policy or algorithm."""
+    """ConfigError: the profile is of another environment, policy or algorithm; one with assumed numbers, which has no
+    digests, is by the recipe's name alone."""
+    if profile.assumed and profile.recipe == config.name:
+        return
     own, here = profile.settings.split(), settings_digest(config).split()
     if differing := [name.partition(":")[0] for name in here if name not in own]:
         raise ConfigError(

@@ -361,7 +361,9 @@ class Workflow:
         """The groups that have put into each channel so far, and those that have asked for its items; `driver` is this
         process. With it a placement is searched (docs/planning.md)."""
         exchange = self._started().exchange
-        groups = {station_name(name, rank): name for name, group in self._groups.items() for rank in range(len(group.seats))}
+        groups = {
+            station_name(name, rank): name for name, group in self._groups.items() for rank in range(len(group.seats))
+        }
         seen = self._run(lambda: {name: (set(puts), set(gets)) for name, (puts, gets) in exchange.traffic.items()})
         return {
             name: ({groups.get(one, "driver") for one in puts}, {groups.get(one, "driver") for one in gets})
