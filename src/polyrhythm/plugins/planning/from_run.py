@@ -35,7 +35,6 @@ from polyrhythm.plugins.planning.profile import (
     Kind,
     Profile,
     StationProfile,
-    Timing,
     Work,
     WorkName,
     refuse_other_machine,
@@ -210,13 +209,5 @@ def _levelled(station: StationProfile, run: StationProfile) -> StationProfile:
     for name, own in run.works.items():
         seen = own.timings[0]
         expected = works[name].seconds(seen.amount) if name in works else 0.0
-        works[name] = _scaled(works[name], seen.median_s / expected) if expected > 0 else own
+        works[name] = works[name].scaled(seen.median_s / expected) if expected > 0 else own
     return station.model_copy(update={"works": works})
-
-
-def _scaled(work: Work, factor: float) -> Work:
-    def scaled(timing: Timing) -> Timing:
-        times = {name: factor * getattr(timing, name) for name in ("mean_s", "median_s", "p90_s", "p99_s")}
-        return timing.model_copy(update=times)
-
-    return Work(timings=tuple(map(scaled, work.timings)))

@@ -103,6 +103,16 @@ class Work(ProfilePart):
                 return low.mean_s + share * (high.mean_s - low.mean_s)
         return last.mean_s + self.per_unit * (amount - last.amount)
 
+    def scaled(self, factor: float) -> Work:
+        """All times multiplied."""
+        names = ("mean_s", "median_s", "p90_s", "p99_s")
+        return Work(
+            timings=tuple(
+                timing.model_copy(update={name: factor * getattr(timing, name) for name in names})
+                for timing in self.timings
+            )
+        )
+
     @property
     def per_unit(self) -> float:
         """Slope of the least-squares line through the means, at least 0; 0 with one amount."""
