@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from polyrhythm.plugins.virtual import planning as theory
+from polyrhythm.plugins.planning import theory
+from polyrhythm.plugins.planning.theory import expected_longest
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.plugins.virtual.planning import expected_longest
 from polyrhythm.scheduler.records import Command, Event, TrainUntil, UpdateDone
 from polyrhythm.specs.distributions import parse_distribution
 from polyrhythm_bench.harness.markdown import wrap_prose

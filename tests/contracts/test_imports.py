@@ -96,7 +96,7 @@ MAY_IMPORT = {
         ".envs .errors .imports .plugins.language .specs"
     ),
     "plugins/language/sandbox": "pydantic .errors .imports .plugins.language",
-    "plugins/virtual/planning.py": ".specs",
+    "plugins/planning/theory.py": ".specs",
     "plugins/virtual/clustersim": "pydantic yaml .conductors .config .errors .observe .plugins .scheduler .specs",
     "plugins/workflow": "msgspec numpy torch .config .errors .plugin .plugins .runtime .scheduler .specs",
 }

@@ -158,10 +158,13 @@ class PlacementSettings(Section):
 
         If both keys are present, a `preset` was merged over the short form, so it wins.
         """
-        named = value.get("type") if isinstance(value, dict) else value
-        if isinstance(value, dict) and "type" not in value:
-            return value
-        rest = {key: item for key, item in value.items() if key != "type"} if isinstance(value, dict) else {}
-        if named is None or isinstance(named, str):
-            return {**({"moves": True} if named == "auto" else {"preset": named}), **rest}
+        if value is None or isinstance(value, str):
+            return _named(value)
+        if isinstance(value, dict) and "type" in value:
+            rest = {key: item for key, item in value.items() if key != "type"}
+            return {**_named(value["type"]), **rest}
         return value
+
+
+def _named(name: Any) -> dict[str, Any]:
+    return {"moves": True} if name == "auto" else {"preset": name}

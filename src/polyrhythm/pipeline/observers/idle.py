@@ -1,15 +1,12 @@
-"""Meters of idle rows, of the idle trainer, of the fill of passes, and the bottleneck of a run. The meters are computed
-from decisions alone and thus equal for every launcher."""
+"""Meters of idle rows, of the idle trainer and of the fill of passes, computed from decisions alone and thus equal for
+every launcher."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
-from polyrhythm.config.schema import RunConfig
-from polyrhythm.observe.bottleneck import Load, bottleneck, idle_shares
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import AnyConductor
@@ -121,36 +118,3 @@ class PassMeter(Observer):
         self._passes = self._rows = self._padded = 0
         self._waited_s = 0.0
         return found
-
-
-_KINDS = ("simulator", "generator", "scorer", "trainer")
-
-
-def limit_of(config: RunConfig, summary: Mapping[str, Any], updates: Sequence[Mapping[str, Any]]) -> str | None:
-    """Sentence on the bottleneck of a run; None if it did not train. summary: of summary.json; updates: lines of
-    metrics.jsonl."""
-    shares: Mapping[str, float] = summary.get("utilisation", {})
-    idle = idle_shares(updates)
-    by_kind = {
-        kind: [share for name, share in shares.items() if name.startswith(kind) and not name.endswith("-evaluation")]
-        for kind in _KINDS
-    }
-    busy = {kind: fmean(own) for kind, own in by_kind.items() if own}
-    if not idle or not busy:
-        return None
-    rollout = config.rollout
-    count = {kind: len(own) for kind, own in by_kind.items()} | {"trainer": config.placement.trainer.ranks or 1}
-    limits = {"max_rows", "max_wait_ms", "fire_when_all_wait"}
-    found: dict[str, Any] = idle | config.batching.model_dump(include=limits)
-    return bottleneck(
-        Load(
-            busy,
-            count,
-            **found,
-            max_lag=config.freshness.max_lag,
-            one_thread=config.launcher == "inline",
-            one_slot=rollout.simulators * rollout.env_batches == 1 and rollout.sharding == "whole",
-            rows=rollout.rows,
-            all_rows=config.all_rows,
-        )
-    )

@@ -3,14 +3,15 @@
     polyrhythm profile RECIPE ──▶ profile.json ──▶ simulate, plan, report
     a finished run            ──▶ (updates it)
 
-Times are seconds, sizes bytes. Amounts are in the unit of the work: rows of a chunk step, a reset or a pass,
-transitions of a micro-batch, bytes of weights or of a station that leaves its device.
+Times are seconds, sizes bytes. Amounts are in the unit of the work: rows of a chunk step, a reset or a pass, chunk
+steps of a micro-batch, bytes of weights or of a station that leaves its device.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from statistics import linear_regression
@@ -18,28 +19,44 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import write_json
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 Kind = Literal["simulator", "generator", "trainer", "scorer"]
-#: What is measured, and its unit: chunk step and reset of a simulator, forward pass of a generator, a micro-batch and
-#: the rest of an update of a trainer, publishing and loading weights, leaving and entering a device.
-UNITS = {
+WorkName = Literal[
+    "step",
+    "reset",
+    "pass",
+    "prepare",
+    "micro_batch",
+    "optimizer_step",
+    "stage",
+    "apply",
+    "offload",
+    "onload",
+    "score",
+    "handover",
+]
+#: What is measured, and its unit: chunk step and reset of a simulator; forward pass of a generator; of a trainer the
+#: collation and targets of an update, forward and backward pass of a micro-batch, and an optimizer step; publishing
+#: and loading weights; leaving and entering a device; a sample's score. handover: what a unit of the station's work
+#: takes longer in a run, between the conductor's command and the report.
+UNITS: dict[WorkName, str] = {
     "step": "row",
     "reset": "row",
     "pass": "row",
-    "micro_batch": "transition",
+    "prepare": "chunk step",
+    "micro_batch": "chunk step",
     "optimizer_step": "",
     "stage": "byte",
     "apply": "byte",
     "offload": "byte",
     "onload": "byte",
     "score": "sample",
+    "handover": "",
 }
-WorkName = Literal[
-    "step", "reset", "pass", "micro_batch", "optimizer_step", "stage", "apply", "offload", "onload", "score"
-]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -109,7 +126,7 @@ class StationProfile(ProfilePart):
 
 
 class Episodes(ProfilePart):
-    """Lengths of samples in chunk steps: mean, standard deviation, longest; env steps of a chunk."""
+    """Lengths of whole episodes in chunk steps: mean, standard deviation, longest; chunk: env steps of a chunk step."""
 
     mean: float = Field(ge=1)
     deviation: float = Field(default=0.0, ge=0)
@@ -128,8 +145,10 @@ class Machine(ProfilePart):
 
 
 class Profile(ProfilePart):
-    """The whole file. recipe: its name; settings: digest of the sections env, policy, algorithm and training, by which
-    a profile of another recipe is refused; date: of the measurement, ISO; weights: bytes of a version."""
+    """The whole file. recipe: its name; settings: digests of the sections that change what work costs
+    (`settings_digest`); date: of the measurement, ISO; weights: bytes of a version; rate: transitions per
+    second of the run in which the stations were measured together, 0 without one; left_out: a sentence for each
+    measurement that was not made."""
 
     format: Literal[1] = FORMAT
     recipe: str
@@ -139,6 +158,8 @@ class Profile(ProfilePart):
     episodes: Episodes
     weights: int = Field(default=0, ge=0)
     stations: dict[Kind, StationProfile]
+    rate: float = Field(default=0.0, ge=0)
+    left_out: tuple[str, ...] = ()
 
     def save(self, path: Path) -> None:
         write_json(path, self.model_dump(mode="json"))
@@ -159,6 +180,46 @@ def load_profile(path: Path) -> Profile:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"profile {str(path)!r}: {where or 'file'}: {first['msg']}; {remedy}") from None
+
+
+def settings_digest(config: RunConfig) -> str:
+    """Digest of each section that changes what a unit of work costs: `env:1a2b3c4d policy:…`.
+
+    Amounts are not in it, because a profile has its times by amount: rows, batches, epochs, versions, placement.
+    """
+    repeat, offload, algorithm = config.rollout.action_repeat, config.training.optimizer.offload, config.algorithm
+    sections = {
+        "env": {**config.env.model_dump(mode="json"), "action_repeat": repeat},
+        "policy": config.policy.model_dump(mode="json"),
+        "algorithm": [algorithm.loss.type, algorithm.proximal, bool(algorithm.kl.coef), offload],
+    }
+    texts = {name: json.dumps(section, sort_keys=True) for name, section in sections.items()}
+    return " ".join(f"{name}:{sha256(text.encode()).hexdigest()[:8]}" for name, text in texts.items())
+
+
+def refuse_other_recipe(profile: Profile, config: RunConfig) -> None:
+    """ConfigError: the profile is of another environment, policy or algorithm."""
+    own, here = profile.settings.split(), settings_digest(config).split()
+    if differing := [name.partition(":")[0] for name in here if name not in own]:
+        raise ConfigError(
+            f"profile: it is of recipe {profile.recipe!r}, whose {' and '.join(differing)} "
+            f"{'differs' if len(differing) == 1 else 'differ'} from this one's; measure this one with "
+            f"`polyrhythm profile {config.name}`"
+        )
+
+
+def refuse_other_machine(profile: Profile, machine: Machine) -> None:
+    """ConfigError: the profile is of a machine with other cores or devices."""
+    own = profile.machine
+    pairs = [
+        (f"{own.cores} cores", f"{machine.cores}", own.cores != machine.cores),
+        (f"device {own.device or 'none'!r}", f"{machine.device or 'none'!r}", own.device != machine.device),
+    ]
+    if differing := [f"{theirs}, here {here}" for theirs, here, differs in pairs if differs]:
+        raise ConfigError(
+            f"profile: it was measured on a machine with {'; '.join(differing)}; measure here with "
+            f"`polyrhythm profile {profile.recipe}`"
+        )
 
 
 def lognormal(mean_s: float, deviation_s: float) -> str:

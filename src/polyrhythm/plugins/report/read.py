@@ -25,7 +25,7 @@ from polyrhythm.observe.run_folder import (
     read_changes,
     refuse_no_run,
 )
-from polyrhythm.pipeline.hooks import Alarm, run_hooks
+from polyrhythm.pipeline.hooks import Alarm, all_alarms
 from polyrhythm.plugins.report.parts import Part, mark
 from polyrhythm.readable import by_path
 
@@ -144,7 +144,7 @@ def _read(folder: Path) -> Run:
     run = Run(folder, label, config, updates, [], summary, finished, read_changes(folder))
     per_version = int(run.settings.get("freshness.sync_interval", 1))
     measured = _evaluations(lines, per_version)
-    alarms = [alarm for hooks in run_hooks() for alarm in hooks.alarms(lines)]
+    alarms = all_alarms(lines)
     warned = summary.get("warnings", [alarm.text for alarm in alarms])
     return replace(run, evaluations=measured, setbacks=[*damaged, *warned], alarms=alarms)
 

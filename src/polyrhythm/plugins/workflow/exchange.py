@@ -177,7 +177,10 @@ class _Channel:
 
 
 class Exchange:
+    """traffic: who has put into, and who has asked for items of, each channel; also direct ones, `sender>receiver`."""
+
     def __init__(self) -> None:
+        self.traffic: dict[str, tuple[set[str], set[str]]] = {}
         self._channels: dict[str, _Channel] = {}
         self._over = ""
 
@@ -200,7 +203,9 @@ class Exchange:
             channel.producers -= 1
             answers.append((asker, Done()))
         else:
-            waiting: deque[_Wait] | list[_Wait] = channel.putting if isinstance(request, Put) else channel.getting
+            puts = isinstance(request, Put)
+            waiting: deque[_Wait] | list[_Wait] = channel.putting if puts else channel.getting
+            self.traffic.setdefault(channel.name, (set(), set()))[not puts].add(asker[0])
             waiting.append(_Wait(asker, request, now + request.timeout_s))
         answers += _serve(channel)
         return answers

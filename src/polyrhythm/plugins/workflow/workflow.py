@@ -357,6 +357,19 @@ class Workflow:
         hosting = self._started().hosting
         return self._run(lambda: hosting.statistics(fresh=True))
 
+    def traffic(self) -> dict[str, tuple[set[str], set[str]]]:
+        """The groups that have put into each channel so far, and those that have asked for its items; `driver` is this
+        process. With it a placement is searched (docs/planning.md)."""
+        exchange = self._started().exchange
+        groups = {
+            station_name(name, rank): name for name, group in self._groups.items() for rank in range(len(group.seats))
+        }
+        seen = self._run(lambda: {name: (set(puts), set(gets)) for name, (puts, gets) in exchange.traffic.items()})
+        return {
+            name: ({groups.get(one, "driver") for one in puts}, {groups.get(one, "driver") for one in gets})
+            for name, (puts, gets) in seen.items()
+        }
+
 
 def seats(count: int | None = None, *, devices: str = "cpu", threads: int = 1) -> list[Resources]:
     """Seats for a group: `count` of them (default: one for each device). devices: `cpu`, or CUDA ids such as `0-3` or

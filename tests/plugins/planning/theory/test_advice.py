@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from polyrhythm.plugins.virtual.planning import Workload, advise
+from polyrhythm.plugins.planning.theory import Workload, advise
 
 WORK = Workload(samples=8, workers=4, rollout_s=10.0, longest_s=20.0, train_s=6.0)
 

@@ -197,7 +197,7 @@ def expected_maximum(ordered: Sequence[float], count: int) -> float:
 
 
 def advise(
-    work: Workload, max_lag: float, pool_longest_s: float, reached_s: float = 0.0, measured: Profile | None = None
+    work: Workload, max_lag: float, pool_longest_s: float, reached_s: float = 0.0, measured: StageTimes | None = None
 ) -> dict[str, Any]:
     """All predictions as plain data. Raises ValueError for invalid inputs.
 
@@ -266,7 +266,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class StageTimes:
     """Measured stage times.
 
     | quantity | source |
@@ -293,9 +293,9 @@ class Profile:
     limit: Limit
 
 
-def profile(
+def stage_times(
     layout: Layout, summary: Mapping[str, Any], updates: Iterable[Mapping[str, Any]], workers: int | None = None
-) -> Profile:
+) -> StageTimes:
     """Stage times from `summary` (summary.json) and `updates` (lines of metrics.jsonl, all phases).
 
     workers: number of processors that the stations shared, if it differs from the number of parts.
@@ -318,7 +318,7 @@ def profile(
             rollout_s += busy * rl_s * (layout.mean_over if name.startswith("simulator") else 1)
     workers = workers or layout.simulators * layout.parts + layout.generators + 1
     ratio, limit = _longest_over_mean(layout, updates)
-    return Profile(
+    return StageTimes(
         samples=layout.version_samples,
         workers=workers,
         rollout_s=rollout_s / trained,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.plugins.virtual.planning import Layout, profile
+from polyrhythm.plugins.planning.theory import Layout, stage_times
 
 #: Two simulators of two env batches in processes, one generator, one trainer: 6 workers, 24 rows.
 LAYOUT = Layout(version_samples=16, versions=10, simulators=2, parts=2, mean_over=2, generators=1, rows=24)
@@ -25,7 +25,7 @@ UPDATES: list[dict[str, Any]] = [
 
 
 def test_each_figure_by_hand() -> None:
-    found = profile(LAYOUT, SUMMARY, UPDATES)
+    found = stage_times(LAYOUT, SUMMARY, UPDATES)
     assert (found.samples, found.workers) == (16, 6)
     # Two threads of each simulator: (2·0.9 + 2·0.7 + 0.4) · 80 s of 160 samples; the trainer 0.5 · 80 s.
     assert found.rollout_s == pytest.approx(1.8)
@@ -37,21 +37,21 @@ def test_each_figure_by_hand() -> None:
 
 
 def test_in_one_thread_the_utilisation_of_a_simulator_is_the_sum_of_its_parts() -> None:
-    found = profile(Layout(16, 10, 2, 2, 1, 1, 24), SUMMARY, UPDATES)
+    found = stage_times(Layout(16, 10, 2, 2, 1, 1, 24), SUMMARY, UPDATES)
     assert found.rollout_s == pytest.approx((0.9 + 0.7 + 0.4) * 80 / 160)
     assert found.workers == 6
 
 
 def test_where_a_limit_is_known_it_is_taken_segments_first() -> None:
-    cut = profile(Layout(16, 10, 2, 2, 2, 1, 24, segment_steps=14, max_steps=100), SUMMARY, UPDATES)
+    cut = stage_times(Layout(16, 10, 2, 2, 2, 1, 24, segment_steps=14, max_steps=100), SUMMARY, UPDATES)
     assert (cut.limit, cut.longest_s) == ("segment_steps", pytest.approx(2 * 4 * 1.8))
-    limited = profile(Layout(16, 10, 2, 2, 2, 1, 24, max_steps=102), SUMMARY, UPDATES)
+    limited = stage_times(Layout(16, 10, 2, 2, 2, 1, 24, max_steps=102), SUMMARY, UPDATES)
     assert (limited.limit, limited.longest_s) == ("max_steps", pytest.approx(1.5 * 4 * 1.8))
 
 
 def test_given_workers_share_the_rows() -> None:
-    assert profile(LAYOUT, SUMMARY, UPDATES, workers=2).longest_s == pytest.approx(8 / 7 * 24 / 2 * 1.8)
-    crowd = profile(LAYOUT, SUMMARY, UPDATES, workers=100)  # more workers than rows shorten no episode
+    assert stage_times(LAYOUT, SUMMARY, UPDATES, workers=2).longest_s == pytest.approx(8 / 7 * 24 / 2 * 1.8)
+    crowd = stage_times(LAYOUT, SUMMARY, UPDATES, workers=100)  # more workers than rows shorten no episode
     assert crowd.longest_s == crowd.rollout_s
 
 
@@ -68,4 +68,4 @@ def test_a_run_that_trained_nothing_is_refused(
     summary: dict[str, Any], updates: list[dict[str, Any]], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        profile(LAYOUT, summary, updates)
+        stage_times(LAYOUT, summary, updates)

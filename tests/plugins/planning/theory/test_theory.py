@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from polyrhythm.plugins.virtual import planning as theory
+from polyrhythm.plugins.planning import theory
+from polyrhythm.plugins.planning.theory import Workload
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.plugins.virtual.planning import Workload
 from polyrhythm.plugins.virtual.simulate import simulate
 
 #: N = 8 samples of 10 s, at most 20 s, on 4 workers; each is trained on twice, 3 s each time.

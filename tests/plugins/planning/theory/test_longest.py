@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyrhythm.plugins.virtual.planning import expected_longest, expected_maximum
+from polyrhythm.plugins.planning.theory import expected_longest, expected_maximum
 from polyrhythm.specs.distributions import parse_distribution
 
 

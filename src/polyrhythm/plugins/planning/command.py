@@ -11,8 +11,9 @@ from typing import Any
 from polyrhythm.cli import show
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, find_run, refuse_no_run
+from polyrhythm.plugin import load
 from polyrhythm.plugins.memory_estimate import command as plan_memory
-from polyrhythm.plugins.virtual.planning import Layout, Profile, Workload, advise, expected_longest, profile
+from polyrhythm.plugins.planning.theory import Layout, StageTimes, Workload, advise, expected_longest, stage_times
 from polyrhythm.specs.distributions import Constant, Distribution, parse_distribution, parse_duration
 
 #: Upper limit of max_lag.
@@ -32,8 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.memory:
         return plan_memory.run(arguments)
     if not arguments.theory:
-        limit = _limit_of(arguments)
-        print(json.dumps({"bottleneck": limit}, indent=2) if arguments.json else limit)
+        if arguments.run is None or arguments.overrides:
+            raise ConfigError("plan: name the folder of one run, or add --theory or --memory (see plan --help)")
+        load("pipeline", "advice")(arguments.run, as_json=arguments.json)
         return 0
     if arguments.overrides:
         raise ConfigError(f"plan --theory: {arguments.overrides[0]!r} is not an option; it takes the folder of one run")
@@ -52,22 +54,6 @@ def _check_options(arguments: argparse.Namespace) -> None:
         if given and not getattr(arguments, other):
             own = " --memory" if arguments.memory else " --theory" if arguments.theory else " RUN"
             raise ConfigError(f"plan{own}: {', '.join(given)} is for --{other}; leave it out")
-
-
-def _limit_of(arguments: argparse.Namespace) -> str:
-    """The sentence on what limited the run. RunFolderError: the run has none."""
-    if arguments.run is None or arguments.overrides:
-        raise ConfigError("plan: name the folder of one finished run, or add --theory or --memory (see plan --help)")
-    file = find_run(Path(arguments.run)) / SUMMARY_FILE
-    if not file.is_file():
-        raise RunFolderError(f"folder {str(file.parent)!r} has no summary.json; name the folder of a finished run")
-    try:
-        limit: str = json.loads(file.read_text(encoding="utf-8"))["bottleneck"]
-    except (ValueError, KeyError):
-        raise RunFolderError(
-            f"{str(file)!r} has no bottleneck: the run trained nothing, or an earlier version wrote it; train once more"
-        ) from None
-    return limit
 
 
 def formatted(result: dict[str, Any]) -> str:
@@ -137,7 +123,7 @@ def _predict(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _rollout(
-    arguments: argparse.Namespace, measured: Profile | None, samples: int, max_lag: float
+    arguments: argparse.Namespace, measured: StageTimes | None, samples: int, max_lag: float
 ) -> tuple[float, float, float, float]:
     """Mean, longest of a version, longest of all concurrent samples, and the expected longest of a version (or 0)."""
     longest = None if arguments.longest is None else _duration("--longest", arguments.longest)
@@ -165,7 +151,7 @@ def _duration(name: str, text: str) -> float:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _measured(folder: Path, workers: int | None) -> tuple[Profile, float]:
+def _measured(folder: Path, workers: int | None) -> tuple[StageTimes, float]:
     """The stage times of a finished run, and its own max_lag."""
     from polyrhythm.config.load import load_config
 
@@ -190,7 +176,7 @@ def _measured(folder: Path, workers: int | None) -> tuple[Profile, float]:
     lines = (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
     try:
         summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
-        return profile(layout, summary, map(json.loads, lines), workers), config.freshness.max_lag
+        return stage_times(layout, summary, map(json.loads, lines), workers), config.freshness.max_lag
     except json.JSONDecodeError as error:
         problem = f"summary.json or metrics.jsonl is truncated ({error})"
         raise RunFolderError(f"folder {str(folder)!r}: {problem}; name the folder of a finished run") from None

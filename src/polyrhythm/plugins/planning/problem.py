@@ -1,0 +1,308 @@
+"""A recipe's placement problem: what its stations take on so many devices, which values may be chosen, and the answer.
+
+    profile, config, devices ──▶ PlacementProblem.solve ──▶ ranked placements ──▶ what more would buy
+
+The costs of the graph's nodes and the estimate of an arrangement are arithmetic on the profile's means; the judge is
+the simulated cluster (`judge`). Invariant: rows in all and samples of an update are the recipe's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.rollout import LimitedBatching
+from polyrhythm.envs.base import traits_of
+from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.build import env_settings
+from polyrhythm.plugins.planning.arrangement import Arrangement, arranged, arrangement_of, seats_text
+from polyrhythm.plugins.planning.cluster import sample_steps, station_memory, update_seconds
+from polyrhythm.plugins.planning.graph import graph_of_run
+from polyrhythm.plugins.planning.judge import Prediction, predict
+from polyrhythm.plugins.planning.profile import Kind, Profile, StationProfile, WorkName
+from polyrhythm.plugins.planning.search import Choices, Schedule, find_schedules, propose, search
+from polyrhythm.runtime.devices import CPU, Devices
+from polyrhythm.specs import EnvSpec
+
+#: Rows of a pass and chunk steps of a micro-batch that are tried, besides the recipe's.
+_SIZES = (8, 16, 32, 64, 128, 256)
+#: Rounds in which rows of a pass and throughput are brought into agreement.
+_ROUNDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class RankedPlacement:
+    """A judged placement."""
+
+    arrangement: Arrangement
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
+class PlacementProblem:
+    """Find the fastest placement of a recipe. base: whose rows are kept; spec: of the environment."""
+
+    profile: Profile
+    config: RunConfig
+    devices: Devices
+    spec: EnvSpec
+    base: Arrangement = field(init=False)
+    _updates: dict[tuple[int, int], float] = field(default_factory=dict)
+    _memory: dict[tuple[int, ...], dict[str, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        placement = self.config.placement
+        nowhere = type(placement)(sharing=placement.sharing)
+        base = arrangement_of(self.config.model_copy(update={"placement": nowhere}), self.devices)
+        object.__setattr__(self, "base", base)
+
+    # ------------------------------------------------------------ costs of nodes, for a version
+
+    @cached_property
+    def samples(self) -> int:
+        return self.config.training.batch_size * self.config.freshness.sync_interval
+
+    @cached_property
+    def steps(self) -> float:
+        """Chunk steps of a version."""
+        return self.samples * sample_steps(self.profile, self.config)
+
+    @cached_property
+    def cores(self) -> int:
+        """Cores of all hosts."""
+        return self.profile.machine.cores * max(1, len(self.devices.nodes))
+
+    def on_host(self, node: str) -> bool:
+        station = self.profile.stations[node]  # type: ignore[index]
+        return station.device == CPU or not self.devices.count
+
+    def seconds(self, node: str, devices: int, parts: int) -> float:
+        """Of a node's work on so many devices, with rows in `parts` groups that take turns."""
+        rows = max(1.0, self.base.all_rows / parts)
+        if node == "simulator":
+            each = self._work("simulator", "step", rows / max(1, devices))
+            beside = self.cores if not devices else 1
+            return self.steps / self.base.all_rows * parts * each / (1 if devices else max(1, min(beside, parts)))
+        if node == "generator":
+            per_pass = min(rows / max(1, devices), self.base.max_rows or rows)
+            return self.steps / max(1, devices) / per_pass * self._work("generator", "pass", per_pass)
+        if node == "trainer":
+            return self._training_s(max(1, devices))
+        return (
+            self.samples
+            * self._work("scorer", "score", 1)
+            / (self.config.scoring.processes if self.config.scoring else 1)
+        )
+
+    def memory(self, node: str, devices: int) -> int:
+        """Bytes on each device, with the smallest amounts of work that are tried."""
+        del devices
+        return self._least_memory.get(node, 0)
+
+    def switch(self, node: str) -> float:
+        """Seconds to leave a device and come back; infinite if it cannot."""
+        if node == "simulator" and not traits_of(self.config.env).leaves_device:
+            return 0.0  # it stays; the judge knows
+        station = self.profile.stations[node]  # type: ignore[index]
+        return self._amount(station, "offload", station.resident) + self._amount(station, "onload", station.resident)
+
+    @cached_property
+    def _least_memory(self) -> dict[str, int]:
+        least = {"max_rows": min(self.choices.max_rows), "micro_batch": self._smallest_micro_batch}
+        return {kind: size for kind, size in self._needs(replace(self.base, **least)).items() if not self.on_host(kind)}
+
+    @property
+    def _smallest_micro_batch(self) -> int:
+        return min(filter(None, self.choices.micro_batch), default=0)
+
+    def _training_s(self, ranks: int, micro_batch: int | None = None) -> float:
+        """Of a version's updates; infinite if a mini-batch has fewer groups than ranks."""
+        training, size = self.config.training, self.config.groups.size
+        if training.mini_batch_samples // size < ranks or 0 < training.minibatch_steps < ranks:
+            return math.inf
+        if micro_batch is not None:
+            training = training.model_copy(update={"micro_batch_steps": micro_batch})
+        steps = training.batch_size * sample_steps(self.profile, self.config) / ranks
+        each = update_seconds(self.profile, training, steps, ranks=ranks)
+        return each * self.config.freshness.sync_interval + self._work("trainer", "stage", self.profile.weights)
+
+    def _work(self, kind: Kind, name: WorkName, amount: float) -> float:
+        return self._amount(self.profile.stations[kind], name, amount)
+
+    @staticmethod
+    def _amount(station: StationProfile, name: WorkName, amount: float) -> float:
+        return station.works[name].seconds(round(amount)) if name in station.works else 0.0
+
+    # ------------------------------------------------------------ estimate of an arrangement
+
+    def estimate(self, one: Arrangement) -> float:
+        """Seconds of a version: the slowest of rollout, training and each device, but at least a sample's whole way
+        over the versions that it may be behind. Infinite if memory or the ranks rule it out."""
+        key = (one.ranks, one.micro_batch)
+        if key not in self._updates:
+            self._updates[key] = self._training_s(*key)
+        training = self._updates[key]
+        if training == math.inf or not self._fits(one):
+            return math.inf
+        lag = self.config.freshness.max_lag
+        in_flight = min(one.all_rows, math.floor((1 + lag) * self.samples))
+        rollout, passes_s, steps_s = self._rollout(one, in_flight)
+        loads = self._device_loads(one, passes_s, steps_s, training)
+        if one.sharing == "lease" and {*one.generator_devices} & {*one.trainer_devices}:
+            loads.append(rollout + training + self.switch("generator") + self.switch("trainer"))
+        sample = in_flight / self.samples * rollout  # mean time of a sample
+        return max(rollout, training, (rollout + sample / 2 + training) / (1 + lag), *loads)
+
+    def _fits(self, one: Arrangement) -> bool:
+        """Whether each device holds its stations: all, or the largest of those that take turns."""
+        room = self.profile.machine.device_memory
+        key = (one.rows, one.env_batches, one.slots, one.max_rows, one.micro_batch)
+        if key not in self._memory:
+            self._memory[key] = self._needs(one)
+        needs = self._memory[key]
+        leaves = {"simulator": traits_of(self.config.env).leaves_device, "generator": True, "trainer": True}
+        stay, turn = dict.fromkeys(one.devices, 0), dict.fromkeys(one.devices, 0)
+        for kind, count, devices in (
+            ("simulator", one.simulators, one.simulator_devices),
+            ("generator", one.generators, one.generator_devices),
+            ("trainer", one.ranks, one.trainer_devices),
+        ):
+            for index in range(count if devices else 0):
+                number, size = devices[index % len(devices)], needs.get(kind, 0)
+                if one.sharing == "lease" and leaves[kind]:
+                    turn[number] = max(turn[number], size)
+                else:
+                    stay[number] += size
+        return not room or all(stay[number] + turn[number] <= room for number in one.devices)
+
+    def _needs(self, one: Arrangement) -> dict[str, int]:
+        return {**station_memory(self.profile, arranged(self.config, one), self.spec)}
+
+    def _rollout(self, one: Arrangement, in_flight: int) -> tuple[float, float, float]:
+        """Seconds of a version's rollout alone, and busy seconds of each generator and of all simulators together."""
+        slot = -(-one.rows // one.slots)
+        most = max(slot, min(one.max_rows or in_flight, max(1, in_flight // one.generators)))
+        step = self._work("simulator", "step", slot)
+        lanes = float(one.simulators * one.env_batches)  # steps at a time
+        lanes = min(lanes, len(one.simulator_devices) / self._occupies if one.simulator_devices else self.cores)
+        steps_rate = lanes * slot / step if step else math.inf
+        per_pass, rate, serve = float(most), 0.0, 0.0
+        for _ in range(_ROUNDS):
+            serve = self._work("generator", "pass", per_pass) or 1e-9
+            rate = min(steps_rate, one.generators * per_pass / serve, in_flight / (step + serve))
+            waiting = 0.0 if rate == steps_rate else in_flight - rate * step  # half of a pass waits behind it
+            per_pass = min(most, max(slot, rate * serve / one.generators, waiting / 1.5 / one.generators))
+        resets = self.samples * self._work("simulator", "reset", 1)
+        return (
+            self.steps / rate + resets / lanes,
+            self.steps / one.generators / per_pass * serve,
+            self.steps / slot * step + resets,
+        )
+
+    @property
+    def _occupies(self) -> float:
+        beside = self.profile.stations["simulator"].beside
+        return min(1.0, max(0.05, sum(beside.values()) / len(beside) / 2)) if beside else 1.0
+
+    def _device_loads(self, one: Arrangement, passes_s: float, steps_s: float, training: float) -> list[float]:
+        """Busy seconds of each device in a version."""
+        loads = dict.fromkeys(one.devices, 0.0)
+        for index in range(one.generators if one.generator_devices else 0):
+            loads[one.generator_devices[index % len(one.generator_devices)]] += passes_s
+        for number in one.trainer_devices:
+            loads[number] += training
+        for number in one.simulator_devices:
+            loads[number] += steps_s * self._occupies / len(one.simulator_devices)
+        return list(loads.values())
+
+    # ------------------------------------------------------------ the search
+
+    @cached_property
+    def choices(self) -> Choices:
+        """What may be tried: divisors of the rows, the recipe's own values and powers of two."""
+        base, rows, training = self.base, self.base.all_rows, self.config.training
+        divisors = tuple(n for n in (1, 2, 4, 8, 16) if rows % n == 0)
+        on_host = self.on_host("simulator")
+        counts = (
+            {base.simulators, *(n for n in range(1, min(rows, self.cores) + 1) if rows % n == 0)} if on_host else {1}
+        )
+        largest = training.minibatch_steps or math.ceil(self.steps)
+        micro = {training.micro_batch_steps, *(n for n in _SIZES if n < largest)}
+        sharing = {"lease", base.sharing if base.sharing == "mps" else "share"}
+        return Choices(
+            sharing=tuple(sorted(sharing, reverse=True)) if self.devices.count else ("share",),
+            simulators=tuple(sorted(counts, reverse=True)[:4]) if on_host else (1,),
+            generators=(1,) if self.devices.count else tuple(sorted({1, base.generators})),
+            env_batches=tuple(sorted({*divisors[:4], base.env_batches})),
+            slots=tuple(sorted({1, 2, base.slots})),
+            max_rows=tuple(sorted({base.max_rows, *(n for n in _SIZES if n <= rows)})) if base.max_rows else (0,),
+            micro_batch=tuple(sorted(micro)) if self._micro_batch_matters else (training.micro_batch_steps,),
+        )
+
+    @property
+    def _micro_batch_matters(self) -> bool:
+        """Whether the profile has several micro-batches; with one, a smaller one has no known cost or memory."""
+        return len(self.profile.stations["trainer"].works["micro_batch"].timings) > 1
+
+    def schedules(self) -> list[Schedule]:
+        return find_schedules(
+            graph_of_run(self.config),
+            self.devices.count,
+            self,
+            room=self.profile.machine.device_memory,
+            ahead=self.config.freshness.max_lag,
+            kept=12,
+        )
+
+    def proposals(self) -> list[Arrangement]:
+        """All arrangements of the best schedules, the fastest by estimate first."""
+        return propose(self.base, self.schedules(), self.choices, self.estimate)
+
+    def judge(self, one: Arrangement) -> Prediction | None:
+        """None if memory rules it out, or the run could not go on."""
+        together = {*one.generator_devices, *one.simulator_devices} & {*one.trainer_devices}
+        if not self._fits(one) or (one.sharing != "share" and not together):
+            return None
+        found = predict(self.profile, arranged(self.config, one), self.devices, spec=self.spec)
+        return None if found.over or found.halted else found
+
+    def solve(self, *, first: int = 8, most: int = 20) -> list[RankedPlacement]:
+        """The judged placements, the fastest first. ConfigError: nothing fits."""
+        found = search(
+            self.proposals(), self.choices, self.judge, lambda one: one.samples_per_s, first=first, most=most
+        )
+        if not found:
+            raise ConfigError(self._why_nothing())
+        return [RankedPlacement(one, prediction) for one, prediction in found]
+
+    def _why_nothing(self) -> str:
+        needs = ", ".join(f"{kind} {size / 1e9:.3g} GB" for kind, size in self._least_memory.items())
+        room = self.profile.machine.device_memory / 1e9
+        return (
+            f"--gpus = {self.devices.count}: no placement fits on {self.devices.count} devices of {room:.3g} GB (at "
+            f"least: {needs}); add devices, or see `polyrhythm plan {self.config.name} --memory` for settings that "
+            "take less"
+        )
+
+
+def problem_of(profile: Profile, config: RunConfig, devices: Devices, spec: EnvSpec | None = None) -> PlacementProblem:
+    """ConfigError: the batching cannot be judged, or the devices are too few for what the profile has on devices."""
+    if not isinstance(config.batching, LimitedBatching) and config.batching.type != "lockstep":
+        raise ConfigError(
+            f"batching.type = {config.batching.type}: a profile has passes, not streams, so no placement can be "
+            "judged; set it to dynamic, or place the stations yourself (docs/placement.md)"
+        )
+    if not devices.count and (placed := [kind for kind, own in profile.stations.items() if own.device != CPU]):
+        raise ConfigError(
+            f"--gpus = 0: the profile has its {' and '.join(placed)} on devices; write how many there are, 1 or more"
+        )
+    return PlacementProblem(profile, config, devices, env_settings(config).spec() if spec is None else spec)
+
+
+def summary(found: Sequence[RankedPlacement]) -> str:
+    """The first one in a sentence."""
+    best = found[0]
+    return f"{best.prediction.samples_per_s:.3g} samples/s with {seats_text(best.arrangement)}"

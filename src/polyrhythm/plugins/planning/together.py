@@ -1,0 +1,231 @@
+"""Measures the stations together, in a short run of the recipe: what each unit of work takes longer than alone.
+
+    a pass      from `Serve`, or the end of the generator's previous pass, to `BatchDone`
+    a step      from `BatchDone` to the slot's next request, without the steps of the slots before it in its env batch
+    an update   the trainer's own account of its phases, without waiting
+
+What a pass and a step take longer while no update is under way is the handover: messages, and threads that wake. The
+factor by which they take longer still during updates is their slow-down beside the trainer.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, pstdev
+from typing import ClassVar
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.build import build_pipeline
+from polyrhythm.pipeline.context import RunContext
+from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.run_loop import Interrupted
+from polyrhythm.plugins.planning.alone import timing_of
+from polyrhythm.plugins.planning.cluster import update_seconds
+from polyrhythm.plugins.planning.profile import Episodes, Kind, Profile, StationProfile, Work, WorkName
+from polyrhythm.runtime.messages import Report
+from polyrhythm.scheduler import records
+
+#: Measurements below which nothing is said about their mean.
+_FEW = 5
+#: Largest factor of a slow-down; more is another fault.
+_MOST_BESIDE = 4.0
+#: Seconds that a run gets at least, once it has started.
+_LEAST_S = 4.0
+#: Phases of an update in its report.
+_PHASES = tuple(f"time/actor/{name}" for name in ("collate", "targets", "proximal", "passes", "step"))
+
+
+@dataclass(slots=True)
+class Unit:
+    """A unit of work. expected: seconds alone; trains: whether an update was under way when it began."""
+
+    seconds: float
+    expected: float
+    trains: bool
+
+
+@dataclass(slots=True, eq=False)
+class UnitTimer(Observer):
+    """Measures units of work by the conductor's events. profile: of the stations alone."""
+
+    hears: ClassVar[tuple[type, ...]] = (
+        *(records.BatchDone, records.RequestArrived, records.Serve, records.StartRows, records.StartUpdate),
+        *(records.UpdateDone, records.Published, records.SampleFinished),
+    )
+
+    profile: Profile
+    passes: list[Unit] = field(default_factory=list)
+    steps: list[Unit] = field(default_factory=list)
+    updates: list[Mapping[str, float]] = field(default_factory=list)
+    samples: list[records.SampleFinished] = field(default_factory=list)
+    published: list[tuple[float, int]] = field(default_factory=list)
+    transitions: int = 0
+    _served: dict[int, tuple[float, records.Batch]] = field(default_factory=dict)
+    _free: dict[str, float] = field(default_factory=dict)  # generator → end of its last pass
+    _away: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)  # env batch → slot → since, rows
+    _ahead: dict[str, float] = field(default_factory=dict)  # slot → seconds of the steps before its own
+    _training: bool = False
+
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        match event:
+            case records.BatchDone():
+                self._end_pass(now, event)
+            case records.RequestArrived(slot=slot):
+                self._end_step(now, slot)
+            case records.UpdateDone():
+                self._training = False
+            case records.SampleFinished(ticket=ticket) if ticket >= 0:
+                self.samples.append(event)
+                self.transitions += event.env_steps
+            case records.Published(version=version) if version > 0:
+                self.published.append((now, self.transitions))
+        for command in commands:
+            if isinstance(command, records.Serve):
+                self._served[command.batch.number] = (now, command.batch)
+            elif isinstance(command, records.StartRows):
+                self._away.get(_env_batch(command.slot), {}).pop(command.slot, None)
+            elif isinstance(command, records.StartUpdate):
+                self._training = True
+
+    def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
+        if report.topic == "update":
+            self.updates.append(report.values)
+
+    def _end_pass(self, now: float, event: records.BatchDone) -> None:
+        served = self._served.pop(event.batch, None)
+        if served is None:
+            return
+        begin, batch = max(served[0], self._free.get(event.generator, 0.0)), served[1]
+        self._free[event.generator] = now
+        rows, work = sum(request.rows for request in batch.requests), self._works("generator").get("pass")
+        if work is not None:
+            self.passes.append(Unit(now - begin, work.seconds(rows), self._training))
+        step = self._works("simulator")["step"]
+        for request in batch.requests:
+            away = self._away.setdefault(_env_batch(request.slot), {})
+            self._ahead[request.slot] = sum(step.seconds(other) for _, other in away.values())
+            away[request.slot] = (now, request.rows)
+
+    def _end_step(self, now: float, slot: str) -> None:
+        begun = self._away.get(_env_batch(slot), {}).pop(slot, None)
+        if begun is not None:
+            expected = self._works("simulator")["step"].seconds(begun[1])
+            self.steps.append(Unit(now - begun[0] - self._ahead.pop(slot, 0.0), expected, self._training))
+
+    def _works(self, kind: Kind) -> Mapping[WorkName, Work]:
+        return self.profile.stations[kind].works
+
+    @property
+    def rate(self) -> float:
+        """Transitions per second between the first and the last version, 0 if there are fewer than three."""
+        if len(self.published) <= 2:
+            return 0.0
+        (begin, before), (end, after) = self.published[0], self.published[-1]
+        return (after - before) / (end - begin)
+
+
+def _env_batch(slot: str) -> str:
+    return slot.rpartition("/")[0] or slot
+
+
+def measure_together(config: RunConfig, profile: Profile, end: float) -> Profile:
+    """The profile with what a run of the recipe adds to it. end: by `time.monotonic`, of the run. Left out is said.
+
+    The run trains from weights of the seed, without evaluation. StartError, RunHalted: as of any run.
+    """
+    timer, own = UnitTimer(profile), max(config.training.versions, 1)
+    quiet = config.model_copy(
+        update={
+            "evaluation": config.evaluation.model_copy(update={"every": 0}),
+            "init_from": "",
+            "training": config.training.model_copy(update={"versions": own}),
+        }
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="polyrhythm-") as folder,
+        closing(build_pipeline(RunContext(quiet, folder=Path(folder)))) as pipeline,
+    ):
+        until = max(end, time.monotonic() + _LEAST_S)  # however long it took to start
+        pipeline.loop.add_observers(timer)
+        pipeline.loop.stop = lambda: time.monotonic() >= until
+        with suppress(Interrupted):
+            pipeline.loop.train_until(own)
+    return with_run(profile, config, timer)
+
+
+def with_run(profile: Profile, config: RunConfig, timer: UnitTimer) -> Profile:
+    """The profile with handovers, slow-downs, episodes and the rate of this run."""
+    left_out = list(profile.left_out)
+    stations = dict(profile.stations)
+    units: dict[Kind, Sequence[Unit]] = {"simulator": timer.steps, "generator": timer.passes}
+    for kind, own in units.items():
+        stations[kind] = _with_units(stations[kind], own, kind, left_out)
+    stations["trainer"] = _with_updates(profile, config, timer, left_out)
+    return profile.model_copy(
+        update={
+            "stations": stations,
+            "episodes": seen_episodes(profile.episodes, timer.samples),
+            "rate": timer.rate,
+            "left_out": tuple(left_out),
+        }
+    )
+
+
+def _with_units(station: StationProfile, units: Sequence[Unit], kind: Kind, left_out: list[str]) -> StationProfile:
+    quiet = [unit for unit in units if not unit.trains]
+    busy = [unit for unit in units if unit.trains]
+    if len(quiet) < _FEW:
+        left_out.append(f"{kind}: its handover, as the run had {len(quiet)} units of its work without an update")
+        return station
+    handover = _middle([max(0.0, unit.seconds - unit.expected) for unit in quiet])
+    works = {**station.works, "handover": Work(timings=(timing_of(0, handover),))}
+    if len(busy) < _FEW:
+        left_out.append(f"{kind}: beside the trainer, as the run had {len(busy)} units of its work in an update")
+        return station.model_copy(update={"works": works})
+    factor = median(x.seconds for x in busy) / max(1e-9, median(x.seconds for x in quiet))
+    # Batches may be larger in one of the two.
+    factor *= median(x.expected for x in quiet) / max(1e-9, median(x.expected for x in busy))
+    beside = {**station.beside, "trainer": min(_MOST_BESIDE, max(1.0, factor))}
+    return station.model_copy(update={"works": works, "beside": beside})
+
+
+def _with_updates(profile: Profile, config: RunConfig, timer: UnitTimer, left_out: list[str]) -> StationProfile:
+    """The trainer, with the factor by which its updates take longer in the run."""
+    station, factors = profile.stations["trainer"], []
+    for values in timer.updates[1:]:  # the first one warms up
+        chunk_steps = values["env/sample_chunk_steps"] * config.training.batch_size
+        done = values["train/actor/optimizer_steps"] / max(1.0, _steps_of_epoch(config, chunk_steps))
+        alone = update_seconds(profile, config.training, chunk_steps, epochs=round(max(1.0, done)))
+        factors.append(sum(values.get(name, 0.0) for name in _PHASES) / max(1e-9, alone))
+    if len(factors) < _FEW:
+        left_out.append(f"trainer: beside the others, as the run had {len(factors)} updates after its first")
+        return station
+    factor = min(_MOST_BESIDE, max(1.0, median(factors)))
+    return station.model_copy(update={"beside": {**station.beside, "generator": factor}})
+
+
+def _steps_of_epoch(config: RunConfig, chunk_steps: float) -> float:
+    mini = config.training.minibatch_steps
+    return max(1.0, chunk_steps / mini) if mini else float(config.training.require_batches)
+
+
+def _middle(values: Sequence[float]) -> list[float]:
+    """The values without the largest tenth, which are of other processes on the machine rather than of the run."""
+    return sorted(values)[: max(1, round(0.9 * len(values)))]
+
+
+def seen_episodes(before: Episodes, samples: Sequence[records.SampleFinished]) -> Episodes:
+    """Lengths of episodes in these samples, which may be segments; as before if none has ended."""
+    whole = [sample for sample in samples if sample.end is not records.SampleEnd.SEGMENT]
+    if not whole:
+        return before
+    mean = min(before.longest, sum(sample.chunk_steps for sample in samples) / len(whole))
+    deviation = before.deviation * mean / before.mean
+    if len(whole) == len(samples):
+        deviation = pstdev(sample.chunk_steps for sample in samples)
+    return before.model_copy(update={"mean": max(1.0, mean), "deviation": deviation})

@@ -1,0 +1,140 @@
+import pytest
+
+from polyrhythm.config.load import load_config
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import ConfigError, MissingError
+from polyrhythm.plugins.planning.cluster import CORES, cluster_settings, device_memory, update_seconds
+from polyrhythm.plugins.planning.profile import (
+    Episodes,
+    Kind,
+    Machine,
+    Profile,
+    StationProfile,
+    Timing,
+    Work,
+    settings_digest,
+)
+from polyrhythm.plugins.virtual.simulate import simulate
+
+_GB = 10**9
+
+
+def recipe(*overrides: str) -> RunConfig:
+    return load_config("cartpole", overrides)
+
+
+def work(*times: tuple[int, float], memory: int = 0) -> Work:
+    """Times without spread: (amount, seconds)."""
+    return Work(
+        timings=tuple(
+            Timing(amount=n, count=9, mean_s=s, median_s=s, p90_s=s, p99_s=s, memory=memory) for n, s in times
+        )
+    )
+
+
+def profile_of(config: RunConfig, device: str = "cpu", beside: float = 0.0) -> Profile:
+    """A chunk step of 2 ms + 0.1 ms a row, a pass of 5 ms up to 64 rows, an update of 1 ms a mini-batch."""
+    factors: dict[Kind, float] = {"trainer": beside} if beside else {}
+    return Profile(
+        recipe=config.name,
+        settings=settings_digest(config),
+        date="2026-11-28T22:00:00+00:00",
+        machine=Machine(cores=4, memory=8 * _GB),
+        episodes=Episodes(mean=20, longest=20),
+        weights=1000,
+        stations={
+            "simulator": StationProfile(works={"step": work((1, 2.1e-3), (16, 3.6e-3)), "reset": work((1, 1e-4))}),
+            "generator": StationProfile(
+                device=device,
+                resident=2 * _GB,
+                works={"pass": work((1, 5e-3), (64, 5e-3), memory=_GB), "apply": work((1000, 1e-3))},
+                beside=factors,
+            ),
+            "trainer": StationProfile(
+                device=device,
+                resident=4 * _GB,
+                works={"micro_batch": work((64, 1e-3), (256, 4e-3), memory=3 * _GB), "optimizer_step": work((0, 0.0))},
+                beside=factors,
+            ),
+        },
+    )
+
+
+def test_a_lockstep_cycle_takes_step_and_pass() -> None:
+    config = recipe(
+        "batching.type=lockstep", "rollout.sharding=whole", "freshness.max_lag=0", "freshness.on_update=drain"
+    )
+    settings = cluster_settings(profile_of(config), config, versions=30)
+    summary = simulate(settings)
+    cycles = settings.versions * 20  # episodes of 20 steps, all rows together
+    update = update_seconds(profile_of(config), config.training, 320)
+    expected = cycles * (3.6e-3 + 5e-3) + settings.versions * update
+    assert summary["virtual_s"] == pytest.approx(expected, rel=0.05)
+
+
+def test_an_update_is_targets_passes_and_steps() -> None:
+    config = recipe()  # 6 epochs in mini-batches of 256 chunk steps
+    found = profile_of(config)
+    assert update_seconds(found, config.training, 1024) == pytest.approx(6 * 4 * 4e-3)
+    assert update_seconds(found, config.training, 1024, epochs=1) == pytest.approx(4 * 4e-3)
+    micro = recipe("training.micro_batch_steps=64").training
+    assert update_seconds(found, micro, 1024) == pytest.approx(6 * 4 * 4 * 1e-3)
+    assert update_seconds(found, config.training, 1024, ranks=4) == pytest.approx(6 * 16 * 1e-3)
+
+
+def test_stations_without_a_device_share_the_cores() -> None:
+    settings = cluster_settings(profile_of(recipe()), recipe())
+    for group in (*settings.simulators, *settings.generators, settings.trainer):
+        assert (group.devices, group.occupies) == ((CORES,), 0.25)  # one thread of four cores
+
+
+@pytest.mark.parametrize(("beside", "share"), [(0.0, 1.0), (1.0, 0.5), (2.0, 1.0), (2.6, 1.0)])
+def test_what_stations_take_longer_beside_others_is_shared(beside: float, share: float) -> None:
+    config = recipe("placement=colocated")
+    settings = cluster_settings(profile_of(config, "cuda", beside), config, devices=1)
+    assert settings.generators[0].devices == settings.trainer.devices == (0,)
+    assert settings.generators[0].occupies == settings.trainer.occupies == share
+    assert settings.simulators[0].devices == (CORES,)  # measured on the CPU
+
+
+def test_a_device_holds_all_stations_or_the_largest() -> None:
+    both, turns = (recipe("placement=colocated", f"placement.sharing={how}") for how in ("share", "lease"))
+    assert device_memory(profile_of(both, "cuda"), both, devices=1) == {"cuda:0": (2 + 1 + 4 + 3) * _GB}
+    assert device_memory(profile_of(turns, "cuda"), turns, devices=1) == {"cuda:0": (4 + 3) * _GB}
+    leased = cluster_settings(profile_of(turns, "cuda"), turns, devices=1)
+    assert (leased.sharing, leased.lease.devices, leased.trainer.resident_gb) == ("lease", (0,), 4.0)
+    assert simulate(leased)["switches"]["count"] > 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "differing"),
+    [
+        (["policy.hidden=65"], "policy"),
+        (["env.max_steps=400"], "env"),
+        (["rollout.action_repeat=2"], "env"),
+        (["algorithm.loss={type: ppo}", "algorithm.proximal=behavior"], "algorithm"),
+    ],
+)
+def test_a_profile_of_another_recipe_is_refused(overrides: list[str], differing: str) -> None:
+    with pytest.raises(ConfigError, match=rf"whose {differing} differs .*polyrhythm profile cartpole"):
+        cluster_settings(profile_of(recipe()), recipe(*overrides))
+
+
+@pytest.mark.parametrize("override", ["rollout.rows=32", "training.epochs=2", "algorithm.gamma=0.5"])
+def test_a_profile_is_of_any_amount(override: str) -> None:
+    assert simulate(cluster_settings(profile_of(recipe()), recipe(override)))["versions"] == 20
+
+
+def test_a_station_that_was_not_measured_is_named() -> None:
+    whole = profile_of(recipe())
+    part = whole.model_copy(update={"stations": {name: x for name, x in whole.stations.items() if name != "trainer"}})
+    with pytest.raises(ConfigError, match="lacks micro_batch, optimizer_step of the trainer"):
+        cluster_settings(part, recipe())
+
+
+def test_devices_must_be_there_and_measured() -> None:
+    config = recipe("placement=hybrid")
+    with pytest.raises(MissingError):
+        cluster_settings(profile_of(config, "cuda"), config, devices=1)
+    with pytest.raises(ConfigError, match="generator was measured on the CPU"):
+        cluster_settings(profile_of(config), config, devices=2)
