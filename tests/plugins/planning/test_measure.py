@@ -3,11 +3,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.long import long
 
 from polyrhythm.cli.main import main
+from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.plugins.planning.from_run import from_run
 from polyrhythm.plugins.planning.profile import Profile, load_profile
+from polyrhythm.plugins.planning.together import measure_together
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +168,12 @@ def test_a_folder_without_a_run_has_no_profile(run: Path, tmp_path: Path) -> Non
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
     with pytest.raises(RunFolderError, match="trained nothing"):
         from_run(tmp_path)
+
+
+@long(8, "a run in which stations are measured together")
+def test_a_short_run_shows_what_stations_take_together(measured: Path) -> None:
+    config = load_config("cartpole", ["launcher=inline"])
+    profile = measure_together(config, load_profile(measured), 0.0)
+    assert profile.rate > 0
+    for kind in ("simulator", "generator"):
+        assert 0 <= profile.stations[kind].works["handover"].seconds(0) < 1.0
