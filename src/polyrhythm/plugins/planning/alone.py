@@ -380,7 +380,7 @@ class _Generator:
         with torch.inference_mode():
             self._passes.warm_up((self.policy,), self._buckets)
         for rows in amounts:
-            if (share := budget.part()).over:
+            if (share := budget.part()).over and rows > amounts[0]:
                 self._left_out.append(f"generator: passes from {rows} rows on, as the time was over")
                 break
             found.repeat(partial(self._timed_pass, rows, found), "pass", rows, share)

@@ -40,6 +40,7 @@ from polyrhythm.plugins.planning.profile import (
     refuse_other_machine,
     refuse_other_recipe,
     settings_digest,
+    this_machine,
 )
 
 log = logging.getLogger(__name__)
@@ -118,8 +119,6 @@ def measured_updates(lines: Sequence[Line]) -> list[Line]:
 
 def profile_of(config: RunConfig, summary: Mapping[str, Any], lines: Sequence[Line]) -> Profile:
     """The profile of a run of these settings. lines: `measured_updates` of its metrics."""
-    from polyrhythm.plugins.planning.measure import this_machine
-
     chunk = fmean(line["env/sample_env_steps"] / line["env/sample_chunk_steps"] for line in lines)
     points: Points = {"simulator": {}, "generator": {}, "trainer": {}}
     _rollout(points, config, lines, chunk)
