@@ -34,7 +34,7 @@ fidelity    ten such scenes, live and simulated (half an hour)
 batching    batching auto beside the best fixed batching of a grid, simulated (half an hour)
 placement   placements of the RL-VLA3 paper, scaled, on devices that are locks: processes that sleep, beside the
             simulated cluster and the paper's ranking (40 minutes)
-papers      tables of the RL-VLA3 and ROLL Flash papers beside the simulated cluster (a quarter of an hour)
+papers      rows of RL-VLA3, ROLL Flash, verl and our H200 beside the simulated cluster (half a minute)
 moves       placement.moves beside two fixed operations while costs change by 3, in the simulated cluster and, without
             --tiny, in processes that sleep on devices that are locks (1 minute, and 10 a turn)
 streamer    basic and streamer training: figure 9 of the RL-VLA3 paper, simulated, and a small live run of stages that

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -79,7 +79,7 @@ class Finding:
     """One thing that was measured, with what to change, the first first.
 
     name: row of the table; measured: a clause with its numbers; limits: the kind of station that limits the run, or "";
-    remedy: what helps besides settings; alarm: text of the alarm that it explains.
+    remedy: what helps besides settings; note: why nothing is predicted; alarm: text of the alarm that it explains.
     """
 
     kind: Literal["stability", "throughput"]
@@ -88,6 +88,7 @@ class Finding:
     changes: Sequence[Change] = ()
     limits: str = ""
     remedy: str = ""
+    note: str = ""
     alarm: str = ""
 
     @property
@@ -95,7 +96,7 @@ class Finding:
         return f"{PAGE}#{self.name}"
 
     def as_json(self) -> dict[str, Any]:
-        own = {key: value for key, value in asdict(self).items() if key not in ("changes", "alarm")}
+        own = {key: value for key, value in asdict(self).items() if key != "changes"}
         return {**own, "page": self.page, "changes": [change.as_json() for change in self.changes]}
 
 
@@ -105,9 +106,18 @@ def in_words(findings: Sequence[Finding]) -> list[str]:
     for number, finding in enumerate(findings, 1):
         lines.append(f"{number}. {finding.kind}: {finding.measured} [{finding.page}]")
         lines += [f"   {'then ' * bool(place)}{change}" for place, change in enumerate(finding.changes)]
-        if finding.remedy:
-            lines.append(f"   {finding.remedy}")
+        lines += [f"   {words}" for words in (finding.remedy, finding.note) if words]
     return lines
+
+
+def from_json(data: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Findings of a summary."""
+    found = []
+    for one in data:
+        own = {key: value for key, value in one.items() if key not in ("page", "changes")}
+        changes = (Change(**{**change, "effect": Effect(**change["effect"])}) for change in one["changes"])
+        found.append(Finding(**own, changes=tuple(changes)))
+    return found
 
 
 def in_short(finding: Finding) -> str:

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 _FIRST, _NEWEST = 5, 40
 #: Seconds between two pieces of live advice.
 _AGAIN_S = 5.0
+#: Seconds and share of a run's time that predictions may take at its end; with fewer seconds there are none.
+_PREDICT_S, _PREDICT_SHARE, _LEAST_S = 5.0, 0.02, 0.5
 
 
 class AdvicePart(RunPart):
@@ -61,6 +63,11 @@ class AdviceHooks(RunHooks):
         lines: Sequence[Line],
     ) -> Mapping[str, Any]:
         found = advice(config, summary.get("utilisation", {}), lines, all_alarms(lines))
+        seconds = min(_PREDICT_S, _PREDICT_SHARE * summary.get("wall_s", {}).get("total", 0.0))
+        if found and seconds >= _LEAST_S:
+            from polyrhythm.plugins.advice.predicted import Predictor  # the simulated cluster, not before a run
+
+            found = Predictor(config, summary, lines, seconds).predict(found)
         for number, finding in enumerate(found, 1):
             log.info("advice %d, %s", number, in_short(finding))
         return {"advice": [finding.as_json() for finding in found]} if found else {}

@@ -23,8 +23,8 @@ def draw(run: Run) -> list[Part]:
 
 def _finding(number: int, finding: Finding) -> Iterator[Part]:
     tone = "notice" if finding.kind == "stability" else "plain"
-    remedy = f"; {finding.remedy}" if finding.remedy else ""
-    yield text(f"{number}. {finding.kind.capitalize()}: {finding.measured}{remedy}.", tone)
+    said = "; ".join(words for words in (finding.measured, finding.remedy, finding.note) if words)
+    yield text(f"{number}. {finding.kind.capitalize()}: {said}.", tone)
     if rows := [[one.override, text_of(one.now), str(one.effect), one.cost] for one in finding.changes]:
         yield table(_HEAD, rows, f"What to change for {number}, the first row first ({finding.page}).")
 

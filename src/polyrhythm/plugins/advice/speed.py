@@ -123,6 +123,17 @@ def _training(shares: Shares, config: RunConfig) -> Iterator[Change]:
         yield Change("algorithm.proximal", "recompute", "interpolate", "approximate log-probs", gain)
 
 
+def more(config: RunConfig) -> Iterator[Change]:
+    """Twice of what there is of each, in the order of the rules."""
+    rollout, lag, samples = config.rollout, config.freshness.max_lag, config.training.mini_batch_samples
+    for kind, count in (("simulator", rollout.simulators), ("generator", rollout.generators)):
+        setting, _, cost = _MORE[kind]
+        yield Change(setting, count, 2 * count, cost)
+    yield Change("rollout.rows", rollout.rows, 2 * rollout.rows, "memory; more samples under way")
+    yield Change("training.mini_batch_samples", samples, 2 * samples, "longer updates")
+    yield Change("freshness.max_lag", lag, lag + 1, f"samples up to {lag + 1:g} versions old", unstable=True)
+
+
 def _cores(shares: Shares) -> str:
     """What is said instead of more stations where all cores are in use; "" otherwise."""
     if shares.cores < _FULL:

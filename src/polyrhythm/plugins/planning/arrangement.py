@@ -25,8 +25,8 @@ Sharing = Literal["share", "process", "mps", "lease"]
 class Arrangement:
     """Stations on devices. simulator_devices, generator_devices, trainer_devices: numbers in the run, of which station
     i has the i-th, counted round, and the trainer a rank on each; none: on the hosts. env_batches: of a simulator;
-    rows: of an env batch; slots: of an env batch; max_rows: of a pass, 0: the batching has no limit; micro_batch: chunk
-    steps of a training pass of a rank, 0: those of an optimizer step."""
+    rows: of an env batch; slots: of an env batch; max_rows, max_requests: of a pass, 0: the batching has no limit;
+    micro_batch: chunk steps of a training pass of a rank, 0: those of an optimizer step."""
 
     simulators: int
     generators: int
@@ -34,6 +34,7 @@ class Arrangement:
     rows: int
     slots: int = 1
     max_rows: int = 64
+    max_requests: int = 1_000_000
     micro_batch: int = 0
     sharing: Sharing = "share"
     simulator_devices: tuple[int, ...] = ()
@@ -68,9 +69,10 @@ class Arrangement:
             "rollout.rows": self.rows,
             "rollout.sharding": f"even:{self.slots}" if self.slots > 1 else "whole",
             "batching.max_rows": self.max_rows,
+            "batching.max_requests": self.max_requests,
             "training.micro_batch_steps": self.micro_batch,
         }
-        return found if self.max_rows else {key: value for key, value in found.items() if key != "batching.max_rows"}
+        return found if self.max_rows else {key: value for key, value in found.items() if "batching" not in key}
 
 
 def arranged(config: RunConfig, one: Arrangement) -> RunConfig:
@@ -98,6 +100,7 @@ def arrangement_of(config: RunConfig, devices: Devices) -> Arrangement:
         rows=rollout.rows,
         slots=max(1, rollout.rows // (rollout.largest_slot_rows or rollout.rows)),
         max_rows=batching.max_rows if isinstance(batching, LimitedBatching) else 0,
+        max_requests=batching.max_requests if isinstance(batching, LimitedBatching) else 0,
         micro_batch=config.training.micro_batch_steps,
         sharing=config.placement.sharing,
         simulator_devices=numbers("simulators"),
@@ -127,14 +130,6 @@ def devices_text(devices: Sequence[int]) -> str:
         else:
             parts.append([number])
     return ",".join(f"{own[0]}-{own[-1]}" if len(own) > 1 else str(own[0]) for own in parts) or CPU
-
-
-def seats_text(one: Arrangement) -> str:
-    """`simulators cpu, generators 0-3, trainer 4-7`."""
-    return (
-        f"simulators {devices_text(one.simulator_devices)}, generators {devices_text(one.generator_devices)}, "
-        f"trainer {devices_text(one.trainer_devices)}"
-    )
 
 
 def neighbours(one: Arrangement, choices: Mapping[str, Sequence[Any]]) -> Iterator[Arrangement]:

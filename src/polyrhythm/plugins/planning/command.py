@@ -1,4 +1,4 @@
-"""What limited a finished run; what asynchronous training would gain, by the bounds of ROLL Flash, section 3.1."""
+"""`polyrhythm plan`: what limited a finished run; what asynchronous training would gain, by ROLL Flash's bounds."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from polyrhythm.specs.distributions import Constant, Distribution, parse_distrib
 _LAGS = 1_000_000
 _NEEDED = ("samples", "workers", "rollout", "train", "max_lag")
 _THEORY = (*_NEEDED, "longest", "epochs")
+_PLACING = ("nodes", "profile")
 _SPLITS = {"best_share": "by β*", "equal_pace": "at equal pace"}
 _LIMITS = {
     "segment_steps": "rollout.segment_steps",
@@ -32,9 +33,15 @@ def run(arguments: argparse.Namespace) -> int:
     _check_options(arguments)
     if arguments.memory:
         return plan_memory.run(arguments)
+    if arguments.gpus is not None:
+        from polyrhythm.plugins.planning import placing
+
+        return placing.run(arguments)
     if not arguments.theory:
         if arguments.run is None or arguments.overrides:
-            raise ConfigError("plan: name the folder of one run, or add --theory or --memory (see plan --help)")
+            raise ConfigError(
+                "plan: name the folder of one run, or add --gpus N, --theory or --memory (see plan --help)"
+            )
         load("pipeline", "advice")(arguments.run, as_json=arguments.json)
         return 0
     if arguments.overrides:
@@ -49,10 +56,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_options(arguments: argparse.Namespace) -> None:
     """ConfigError: an option belongs to another kind of plan and would have no effect."""
-    for other, names in (("theory", _THEORY), ("memory", plan_memory.OPTIONS)):
+    for other, names in (("theory", _THEORY), ("memory", plan_memory.OPTIONS), ("gpus", _PLACING)):
         given = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
-        if given and not getattr(arguments, other):
-            own = " --memory" if arguments.memory else " --theory" if arguments.theory else " RUN"
+        if given and getattr(arguments, other) in (False, None):
+            placing = " --gpus" if arguments.gpus is not None else " RUN"
+            own = " --memory" if arguments.memory else " --theory" if arguments.theory else placing
             raise ConfigError(f"plan{own}: {', '.join(given)} is for --{other}; leave it out")
 
 

@@ -9,9 +9,11 @@ from polyrhythm.plugins.memory_estimate import command as plan_memory
 
 
 class Plan:
-    """Say what limited a finished RUN and what to set; or predict what asynchronous training gains, or what a run
-    takes.
+    """Find the fastest placement of a RECIPE; say what limited a finished RUN; or predict what asynchronous training
+    gains, or what memory a run takes.
 
+    --gpus N: search placements on N GPUs, by a profile of the recipe (`polyrhythm profile RECIPE`) and the simulated
+    cluster: a ranked table, the settings to paste, and what more devices, generators or rows would buy.
     --theory: time per version, and how to split the workers, with the bounds of ROLL Flash, section 3.1. Stage times
     come from the options or from a finished RUN; options override measured times. Example: --samples 256 --workers 40
     --rollout lognormal:60s:0.8 --train 12s --max-lag 2
@@ -20,13 +22,19 @@ class Plan:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.usage = (
-            "%(prog)s [-h] [--json] (RUN | --theory [...] [RUN] | --memory [...] RECIPE [section.key=value ...])"
+            "%(prog)s [-h] [--json] (RECIPE --gpus N [--nodes M] [--profile FILE] [section.key=value ...] | RUN | "
+            "--theory [...] [RUN] | --memory [...] RECIPE [section.key=value ...])"
         )
-        parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a finished run; --memory: a recipe")
-        parser.add_argument("overrides", nargs="*", default=[], metavar="section.key=value", help="--memory: settings")
+        parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a finished run, or a recipe")
+        parser.add_argument("overrides", nargs="*", default=[], metavar="section.key=value", help="a recipe's settings")
         what = parser.add_mutually_exclusive_group()
+        what.add_argument("--gpus", metavar="N", help="find a placement on N GPUs in all; 4,0: by node")
         what.add_argument("--theory", action="store_true", help="use the theoretical bounds")
         what.add_argument("--memory", action="store_true", help="what a run would take on each device")
+        parser.add_argument("--nodes", type=count, metavar="M", help="--gpus: spread over M equal nodes (default: 1)")
+        parser.add_argument(
+            "--profile", metavar="FILE", help="--gpus: measured times of the recipe (default: RECIPE.profile.json)"
+        )
         plan_memory.add_arguments(parser)
         parser.add_argument("--samples", type=count, metavar="N", help="samples per version")
         parser.add_argument("--workers", type=count, metavar="K", help="equal workers that generate or train")

@@ -9,7 +9,6 @@ the simulated cluster (`judge`). Invariant: rows in all and samples of an update
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,7 +17,7 @@ from polyrhythm.config.sections.rollout import LimitedBatching
 from polyrhythm.envs.base import traits_of
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.plugins.planning.arrangement import Arrangement, arranged, arrangement_of, seats_text
+from polyrhythm.plugins.planning.arrangement import Arrangement, arranged, arrangement_of
 from polyrhythm.plugins.planning.cluster import sample_steps, station_memory, update_seconds
 from polyrhythm.plugins.planning.graph import graph_of_run
 from polyrhythm.plugins.planning.judge import Prediction, predict
@@ -151,15 +150,22 @@ class PlacementProblem:
         in_flight = min(one.all_rows, math.floor((1 + lag) * self.samples))
         rollout, passes_s, steps_s = self._rollout(one, in_flight)
         loads = self._device_loads(one, passes_s, steps_s, training)
-        if one.sharing == "lease" and {*one.generator_devices} & {*one.trainer_devices}:
+        together = bool({*one.generator_devices} & {*one.trainer_devices})
+        if one.sharing == "lease" and together:
             loads.append(rollout + training + self.switch("generator") + self.switch("trainer"))
         sample = in_flight / self.samples * rollout  # mean time of a sample
-        return max(rollout, training, (rollout + sample / 2 + training) / (1 + lag), *loads)
+        least = version = max(rollout, training, *loads)
+        for _ in range(_ROUNDS if together and one.sharing == "share" else 1):
+            slower = (1 + min(1.0, training / version), 1 + min(1.0, passes_s / version))
+            if not together or one.sharing != "share":
+                slower = (1.0, 1.0)
+            version = max(least, ((rollout + sample / 2) * slower[0] + training * slower[1]) / (1 + lag))
+        return version
 
     def _fits(self, one: Arrangement) -> bool:
         """Whether each device holds its stations: all, or the largest of those that take turns."""
         room = self.profile.machine.device_memory
-        key = (one.rows, one.env_batches, one.slots, one.max_rows, one.micro_batch)
+        key = (one.rows, one.env_batches, one.slots, one.max_rows, one.max_requests, one.micro_batch)
         if key not in self._memory:
             self._memory[key] = self._needs(one)
         needs = self._memory[key]
@@ -184,7 +190,8 @@ class PlacementProblem:
     def _rollout(self, one: Arrangement, in_flight: int) -> tuple[float, float, float]:
         """Seconds of a version's rollout alone, and busy seconds of each generator and of all simulators together."""
         slot = -(-one.rows // one.slots)
-        most = max(slot, min(one.max_rows or in_flight, max(1, in_flight // one.generators)))
+        limit = min(one.max_rows, one.max_requests * slot) if one.max_rows else in_flight
+        most = max(slot, min(limit, max(1, in_flight // one.generators)))
         step = self._work("simulator", "step", slot)
         lanes = float(one.simulators * one.env_batches)  # steps at a time
         lanes = min(lanes, len(one.simulator_devices) / self._occupies if one.simulator_devices else self.cores)
@@ -239,6 +246,7 @@ class PlacementProblem:
             env_batches=tuple(sorted({*divisors[:4], base.env_batches})),
             slots=tuple(sorted({1, 2, base.slots})),
             max_rows=tuple(sorted({base.max_rows, *(n for n in _SIZES if n <= rows)})) if base.max_rows else (0,),
+            max_requests=tuple(sorted({base.max_requests, 1_000_000})) if base.max_rows else (0,),
             micro_batch=tuple(sorted(micro)) if self._micro_batch_matters else (training.micro_batch_steps,),
         )
 
@@ -299,10 +307,9 @@ def problem_of(profile: Profile, config: RunConfig, devices: Devices, spec: EnvS
         raise ConfigError(
             f"--gpus = 0: the profile has its {' and '.join(placed)} on devices; write how many there are, 1 or more"
         )
+    if devices.count and all(own.device == CPU for own in profile.stations.values()):
+        raise ConfigError(
+            f"--gpus = {devices.count}: the profile was measured without a GPU; measure it on a machine that has "
+            "one, or write --gpus 0"
+        )
     return PlacementProblem(profile, config, devices, env_settings(config).spec() if spec is None else spec)
-
-
-def summary(found: Sequence[RankedPlacement]) -> str:
-    """The first one in a sentence."""
-    best = found[0]
-    return f"{best.prediction.samples_per_s:.3g} samples/s with {seats_text(best.arrangement)}"

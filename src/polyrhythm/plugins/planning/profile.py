@@ -146,9 +146,10 @@ class Machine(ProfilePart):
 
 class Profile(ProfilePart):
     """The whole file. recipe: its name; settings: digests of the sections that change what work costs
-    (`settings_digest`); date: of the measurement, ISO; weights: bytes of a version; rate: transitions per
-    second of the run in which the stations were measured together, 0 without one; left_out: a sentence for each
-    measurement that was not made."""
+    (`settings_digest`); date: of the measurement, ISO; weights: bytes of a version. rate: transitions per second of the
+    run in which the stations were measured together, 0 without one; others_cores: cores that other processes of the
+    machine used meanwhile, which lengthened what was measured then; left_out: a sentence for each measurement that was
+    not made."""
 
     format: Literal[1] = FORMAT
     recipe: str
@@ -159,7 +160,13 @@ class Profile(ProfilePart):
     weights: int = Field(default=0, ge=0)
     stations: dict[Kind, StationProfile]
     rate: float = Field(default=0.0, ge=0)
+    others_cores: float = Field(default=0.0, ge=0)
     left_out: tuple[str, ...] = ()
+
+    @property
+    def assumed(self) -> bool:
+        """Whether its numbers were written by hand: it has no digests then."""
+        return not self.settings
 
     def save(self, path: Path) -> None:
         write_json(path, self.model_dump(mode="json"))
@@ -198,7 +205,10 @@ def settings_digest(config: RunConfig) -> str:
 
 
 def refuse_other_recipe(profile: Profile, config: RunConfig) -> None:
-    """ConfigError: the profile is of another environment, policy or algorithm."""
+    """ConfigError: the profile is of another environment, policy or algorithm; one with assumed numbers, which has no
+    digests, is by the recipe's name alone."""
+    if profile.assumed and profile.recipe == config.name:
+        return
     own, here = profile.settings.split(), settings_digest(config).split()
     if differing := [name.partition(":")[0] for name in here if name not in own]:
         raise ConfigError(

@@ -10,8 +10,8 @@ Sub-problems are kept by node set and number of devices. Rollout may be `ahead` 
 only the slowest stage counts if the whole fits into 1 + `ahead` versions.
 
 **Arrangements** (`propose`): the schedules' seats with every choice of sharing, env batches, slots, rows of a pass and
-micro-batch, in the order of an estimate. **Search**: judge the best few, then the neighbours of the best until none is
-better or `most` are judged. Invariant: what memory rules out is not judged.
+micro-batch, in the order of an estimate. **Search**: judge the best few, then the neighbours of the best ones.
+Invariant: what memory rules out is not judged.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _KEPT = 6
 _PARTS = (1, 2, 4, 8, 16, 32)
 #: Devices are cut into at most so many places.
 _PLACES = 16
+#: Best arrangements whose neighbours are judged.
+_EXPANDED = 3
 
 
 class Costs(Protocol):
@@ -73,6 +75,11 @@ class Schedule:
         seats = tuple((node, (first + by, count)) for node, (first, count) in self.seats)
         return Schedule(seats, self.seconds, self.memory, self.parts, self.text, self.turns)
 
+    def padded(self, count: int) -> Schedule:
+        """The same on the first of `count` devices; the others are idle."""
+        memory = self.memory + (0,) * (count - len(self.memory))
+        return Schedule(self.seats, self.seconds, memory, self.parts, self.text, self.turns)
+
 
 def find_schedules(
     graph: WorkflowGraph, devices: int, costs: Costs, *, room: int = 0, ahead: float = 0.0, kept: int = _KEPT
@@ -88,6 +95,9 @@ def find_schedules(
         else:
             for first, second in graph.cuts(parts):
                 found += _together(solve(first, count), solve(second, count), costs)
+                for own in _fewer(count, first, second, costs):
+                    found += _together([one.padded(count) for one in solve(first, own)], solve(second, count), costs)
+                    found += _together(solve(first, count), [one.padded(count) for one in solve(second, own)], costs)
                 for own in _shares(count, first, second, costs):
                     pairs = product(solve(first, own), solve(second, count - own))
                     found += [_beside(one, other, own, costs, ahead) for one, other in pairs]
@@ -115,6 +125,13 @@ def _shares(count: int, first: Sequence[Component], second: Sequence[Component],
         return
     step = max(1, count // _PLACES)
     yield from range(step, count, step)
+
+
+def _fewer(count: int, first: Sequence[Component], second: Sequence[Component], costs: Costs) -> Iterator[int]:
+    """Numbers of devices that only one of two parts may have of those of the other."""
+    if not any(all(costs.on_host(node) for part in parts for node in part) for parts in (first, second)):
+        step = max(1, count // _PLACES)
+        yield from range(step, count, step)
 
 
 def _component(nodes: Component, count: int, costs: Costs) -> Iterator[Schedule]:
@@ -196,8 +213,8 @@ def _overhead(schedule: Schedule, costs: Costs, pieces: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Values that a search tries. env_batches, slots, max_rows, micro_batch, sharing, simulators, generators: of an
-    `Arrangement`; for stations on devices, simulators and generators are per device."""
+    """Values that a search tries. env_batches, slots, max_rows, max_requests, micro_batch, sharing, simulators,
+    generators: of an `Arrangement`; for stations on devices, simulators and generators are per device."""
 
     sharing: tuple[str, ...] = ("share",)
     simulators: tuple[int, ...] = (1,)
@@ -205,11 +222,13 @@ class Choices:
     env_batches: tuple[int, ...] = (1,)
     slots: tuple[int, ...] = (1,)
     max_rows: tuple[int, ...] = (64,)
+    max_requests: tuple[int, ...] = (1_000_000,)
     micro_batch: tuple[int, ...] = (0,)
 
     def steps(self) -> dict[str, Sequence[Any]]:
         """Those that `neighbours` moves one at a time."""
-        return {name: getattr(self, name) for name in ("sharing", "env_batches", "slots", "max_rows", "micro_batch")}
+        names = ("sharing", "env_batches", "slots", "max_rows", "max_requests", "micro_batch")
+        return {name: getattr(self, name) for name in names}
 
 
 def seat_sets(schedules: Iterable[Schedule]) -> Iterator[tuple[dict[str, tuple[int, ...]], bool]]:
@@ -265,8 +284,8 @@ def _with_seats(
             )
             if found is None:
                 continue
-            for slots, max_rows in product(choices.slots, choices.max_rows):
-                cut = reshaped(found, slots=slots, max_rows=max_rows, micro_batch=-1)
+            for slots, max_rows, requests in product(choices.slots, choices.max_rows, choices.max_requests):
+                cut = reshaped(found, slots=slots, max_rows=max_rows, max_requests=requests, micro_batch=-1)
                 if cut is not None:
                     yield cut
 
@@ -280,42 +299,44 @@ def search(
     first: int = 8,
     most: int = 20,
 ) -> list[tuple[Arrangement, J]]:
-    """Judge the `first` proposals, then the neighbours of the best, until none is better or `most` are judged.
+    """Judge the `first` proposals, then the neighbours of the best one whose neighbours are not judged yet, until those
+    of the `_EXPANDED` best are or `most` are judged.
 
     judge: None for what cannot be. rate: larger is better. The result is the judged ones, the best first.
     """
     known: dict[Arrangement, J] = {}
     tried: set[Arrangement] = set()
+    expanded: set[Arrangement] = set()
 
-    def better(one: Arrangement, than: float) -> bool:
-        if one in tried or len(known) >= most:
-            return False
-        tried.add(one)
-        if (found := judge(one)) is None:
-            return False
-        known[one] = found
-        return rate(found) > than
+    def try_all(those: Iterable[Arrangement]) -> None:
+        for one in those:
+            if one not in tried and len(known) < most:
+                tried.add(one)
+                if (found := judge(one)) is not None:
+                    known[one] = found
 
-    for one in varied(proposals, first):
-        better(one, math.inf)
-    while known and len(known) < most:
-        best = max(known, key=lambda one: rate(known[one]))
-        than = rate(known[best])
-        judged = [better(one, than) for one in neighbours(best, choices.steps())]  # all of them
-        if not any(judged):
+    def ranked() -> list[Arrangement]:
+        return sorted(known, key=lambda one: -rate(known[one]))
+
+    try_all(varied(proposals, first))
+    while len(known) < most:
+        best = next((one for one in ranked()[:_EXPANDED] if one not in expanded), None)
+        if best is None:
             break
-    return sorted(known.items(), key=lambda pair: -rate(pair[1]))
+        expanded.add(best)
+        try_all(neighbours(best, choices.steps()))
+    return [(one, known[one]) for one in ranked()]
 
 
 def varied(proposals: Sequence[Arrangement], count: int) -> list[Arrangement]:
-    """The first `count` proposals, at most two of the same seats and sharing as long as there are others."""
+    """The first `count` proposals, one for each set of seats and sharing as long as there are others."""
     taken: list[Arrangement] = []
     rest: list[Arrangement] = []
     seen: dict[object, int] = {}
     for one in proposals:
         key = (one.simulator_devices, one.generator_devices, one.trainer_devices, one.sharing)
         seen[key] = seen.get(key, 0) + 1
-        (taken if seen[key] <= 2 else rest).append(one)
+        (taken if seen[key] == 1 else rest).append(one)
         if len(taken) == count:
             break
     return [*taken, *rest][:count]

@@ -1,0 +1,197 @@
+"""`polyrhythm plan RECIPE --gpus N`: the ranked placements, the settings to paste, and what more would buy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.cli import show
+from polyrhythm.config.load import load_config
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.planning.arrangement import Arrangement, arranged, arrangement_of, changed_lines, devices_text
+from polyrhythm.plugins.planning.judge import Prediction, predict
+from polyrhythm.plugins.planning.measure import this_machine
+from polyrhythm.plugins.planning.problem import PlacementProblem, RankedPlacement, problem_of
+from polyrhythm.plugins.planning.profile import Profile, load_profile, refuse_other_recipe
+from polyrhythm.runtime.devices import Devices
+
+#: Placements in the table.
+_SHOWN = 5
+#: Placements within this share of the best are as good; of these, the one that changes least of the recipe comes first.
+_EQUAL = 0.01
+#: Settings changed by each what-if are not worth a word below this gain.
+_NOTABLE = 0.005
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.run is None:
+        raise ConfigError("plan --gpus needs a recipe; name one, or the path of a YAML file")
+    devices = parse_devices(arguments.gpus, arguments.nodes)
+    config = load_config(arguments.run, arguments.overrides)
+    profile = find_profile(config, arguments.profile)
+    problem = problem_of(profile, config, devices)
+    found = by_least_change(config, problem.solve())
+    own = judge_own(problem)
+    more = list(what_more_buys(problem, found[0]))
+    if arguments.json:
+        print(json.dumps(as_data(config, profile, found, own, more), indent=2))
+    else:
+        print("\n".join(lines(config, profile, devices, found, own, more)))
+    return 0
+
+
+def parse_devices(gpus: str, nodes: int | None) -> Devices:
+    """Devices from `--gpus 8 --nodes 2` or `--gpus 4,0`. ConfigError: not numbers, or they do not divide."""
+    parts = gpus.split(",")
+    if not all(part.strip().isdecimal() and len(part.strip()) < 6 for part in parts):
+        raise ConfigError(f"--gpus = {gpus}: not a number of GPUs; write 8, or 4,0 for two nodes of 4 and 0")
+    counts = [int(part) for part in parts]
+    if len(counts) > 1:
+        if nodes not in (None, len(counts)):
+            raise ConfigError(f"--nodes = {nodes}: --gpus = {gpus} names {len(counts)} nodes; leave --nodes out")
+    elif nodes is not None and nodes > 1:
+        each, rest = divmod(counts[0], nodes)
+        if rest:
+            split = ",".join(str(each + (node < rest)) for node in range(nodes))
+            raise ConfigError(f"--gpus = {gpus}: it does not divide by --nodes = {nodes}; write --gpus {split}")
+        counts = [each] * nodes
+    if len(counts) == 1:
+        return Devices((("", counts[0]),))
+    return Devices(tuple((f"node-{node}", count) for node, count in enumerate(counts)))
+
+
+def find_profile(config: RunConfig, file: str | None) -> Profile:
+    """The recipe's profile. ConfigError: there is none, or it is of another recipe."""
+    path = Path(file or f"{config.name}.profile.json")
+    if file is None and not path.is_file():
+        raise ConfigError(
+            f"plan --gpus: there is no {path}; measure it with `polyrhythm profile {config.name}`, or name a file with "
+            "--profile"
+        )
+    profile = load_profile(path)
+    refuse_other_recipe(profile, config)
+    here = this_machine().device
+    if here and profile.machine.device and here != profile.machine.device:
+        raise ConfigError(
+            f"profile {str(path)!r}: it was measured on {profile.machine.device}, and this machine has {here}; measure "
+            f"here with `polyrhythm profile {config.name}`, or plan where there is no GPU or the same one"
+        )
+    return profile
+
+
+def by_least_change(config: RunConfig, found: Sequence[RankedPlacement]) -> list[RankedPlacement]:
+    """The placements, of equally fast ones the one first that changes least of the recipe."""
+    rest, ordered = list(found), list[RankedPlacement]()
+    while rest:
+        fastest = rest[0].prediction.samples_per_s
+        equal = [one for one in rest if one.prediction.samples_per_s >= fastest * (1 - _EQUAL)]
+        best = min(equal, key=lambda one: len(changed_lines(config, one.arrangement)))
+        ordered.append(best)
+        rest.remove(best)
+    return ordered
+
+
+def judge_own(problem: PlacementProblem) -> Prediction | None:
+    """What the recipe's own placement gives on these devices; None if they do not have what it names."""
+    try:
+        one = arrangement_of(problem.config, problem.devices)
+        return predict(problem.profile, arranged(problem.config, one), problem.devices, spec=problem.spec)
+    except ConfigError:
+        return None
+
+
+def what_more_buys(problem: PlacementProblem, best: RankedPlacement) -> Iterator[tuple[str, float]]:
+    """Each addition in words, and the gain in throughput as a share; stations are placed anew for one more GPU."""
+    before = best.prediction.samples_per_s
+    if problem.devices.count:
+        (name, count), *others = problem.devices.nodes
+        wider = replace(problem, devices=Devices(((name, count + 1), *others)))
+        yield "one more GPU", max(0.0, wider.solve(first=6, most=8)[0].prediction.samples_per_s / before - 1)
+    one = best.arrangement
+    for text, changed in (
+        ("one more generator", _one_more_generator(one)),
+        ("twice the rows", replace(one, rows=2 * one.rows, max_rows=2 * one.max_rows)),
+    ):
+        found = problem.judge(changed)
+        if found is not None:
+            yield text, found.samples_per_s / before - 1
+
+
+def _one_more_generator(one: Arrangement) -> Arrangement:
+    """With a second generator on each device of generators, or one more on the host."""
+    return replace(one, generators=one.generators + max(1, len(one.generator_devices)))
+
+
+# ------------------------------------------------------------ text and data
+
+
+def lines(
+    config: RunConfig,
+    profile: Profile,
+    devices: Devices,
+    found: Sequence[RankedPlacement],
+    own: Prediction | None,
+    more: Sequence[tuple[str, float]],
+) -> list[str]:
+    """The answer as text."""
+    machine = profile.machine
+    where = f"{devices.count} x {machine.device or 'GPU'}" + f" on {len(devices.nodes)} nodes" * (
+        len(devices.nodes) > 1
+    )
+    head = f"{config.name} on {where}, by the profile of {profile.date[:10]}; predicted, not measured"
+    rows = [{"": str(rank), **_row(one)} for rank, one in enumerate(found[:_SHOWN], 1)]
+    text = [head, "", show.records(rows), ""]
+    best = found[0]
+    if own is not None:
+        gain = best.prediction.samples_per_s / own.samples_per_s - 1 if own.samples_per_s else 0.0
+        fits = f"; it does not fit: {own.over}" if own.over else ""
+        text.append(f"the recipe as it is: {own.samples_per_s:.3g} samples/s ({gain:+.0%} with 1){fits}")
+    text += [f"{what}: {gain:+.0%}" if abs(gain) >= _NOTABLE else f"{what}: no gain" for what, gain in more]
+    changed = changed_lines(config, best.arrangement)
+    launcher = [] if len(devices.nodes) == 1 or config.launcher == "ray" else ["launcher=ray"]
+    settings = " \\\n    ".join([*changed, *launcher])
+    return [*text, "", f"polyrhythm train {config.name} \\\n    {settings}" if settings else "nothing to change"]
+
+
+def _row(one: RankedPlacement) -> dict[str, str]:
+    arrangement, found = one.arrangement, one.prediction
+    largest = max((size for name, size in found.memory.items() if name != "host"), default=0)
+    return {
+        "samples/s": f"{found.samples_per_s:.3g}",
+        "busy": " ".join(f"{kind[:3]} {share:.0%}" for kind, share in found.busy.items()),
+        "GB": f"{largest / 1e9:.3g}",
+        "lag": f"{found.lag_mean:.2f}/{found.lag_max}",
+        "simulators": f"{arrangement.simulators} {devices_text(arrangement.simulator_devices)}",
+        "generators": f"{arrangement.generators} {devices_text(arrangement.generator_devices)}",
+        "trainer": devices_text(arrangement.trainer_devices),
+        "sharing": arrangement.sharing,
+        "rows": f"{arrangement.env_batches}x{arrangement.rows}" + f"/{arrangement.slots}" * (arrangement.slots > 1),
+        "pass": str(arrangement.max_rows or "all"),
+        "micro": str(arrangement.micro_batch or "whole"),
+    }
+
+
+def as_data(
+    config: RunConfig,
+    profile: Profile,
+    found: Sequence[RankedPlacement],
+    own: Prediction | None,
+    more: Sequence[tuple[str, float]],
+) -> dict[str, Any]:
+    """The answer as JSON data."""
+
+    def plain(one: Prediction) -> dict[str, Any]:
+        return {name: getattr(one, name) for name in Prediction.__slots__}
+
+    return {
+        "recipe": config.name,
+        "profile": {"recipe": profile.recipe, "date": profile.date, "machine": profile.machine.model_dump()},
+        "placements": [{**plain(one.prediction), "settings": changed_lines(config, one.arrangement)} for one in found],
+        "own": None if own is None else plain(own),
+        "more": dict(more),
+    }
