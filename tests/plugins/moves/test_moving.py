@@ -14,10 +14,11 @@ from tests.plugins.moves.scenes import WatchedRun, judged, moving, scene
 
 from polyrhythm.conductors import build_conductor, restore_conductor
 from polyrhythm.plugins.moves.conductor import MovingConductor
+from polyrhythm.plugins.moves.judge import OperationJudge
 from polyrhythm.plugins.moves.operation import Operation, neighbours
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.scheduler.records import MoveChosen, StationLost
+from polyrhythm.scheduler.records import EnvBatchInfo, MoveChosen, SimulatorJoined, SlotInfo, StationLost
 from polyrhythm.scheduler.settings import MoveRules, SchedulerSettings
 
 #: Versions within which moves have followed a change of costs.
@@ -190,3 +191,35 @@ def test_a_lost_station_spoils_the_measurement_of_its_version() -> None:
     WatchedRun(scene(versions=4), conductor=conductor)
     conductor.handle(StationLost("simulator-0", 0, "dies"), 100.0)
     assert conductor.mover.disturbed
+
+
+def test_a_simulator_for_evaluation_alone_does_not_keep_times_from_being_known() -> None:
+    conductor = lying(20.0)
+    run = WatchedRun(scene(versions=4), conductor=conductor)
+    slots = (SlotInfo("evaluation/0", 0, 1),)
+    batches = (EnvBatchInfo("evaluation", slots, reserved=True),)
+    conductor.handle(SimulatorJoined("simulator-9", 0, batches), run.cluster.driver.clock.now)
+    times = conductor.mover.timing.measured()
+    assert times is not None
+    assert list(times.simulators) == ["simulator-0"]
+    assert times.base_s == pytest.approx(0.004, rel=0.1)
+    assert times.per_row_s == pytest.approx(0.002, rel=0.1)
+    assert times.update_s == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_forecast_is_near_what_the_same_cluster_does() -> None:
+    """The times that are measured under one operation forecast the other."""
+    settings = moving(scene(versions=16))
+    assert settings.scheduler.moves is not None
+    conductor = lying(20.0)
+    WatchedRun(scene(versions=9), conductor=conductor)
+    times = conductor.mover.timing.measured()
+    assert times is not None
+    times = replace(times, version_s=1.4, events=200)
+    judge = OperationJudge(settings.scheduler, settings.scheduler.moves)
+    for off, rate in (((), 23.9), (OFF, 30.0)):
+        simulation = judge(times, Operation(off, 2.0), settings.scheduler.limits)
+        while (forecast := simulation.advance(1.0)) is None:
+            pass
+        assert forecast.samples_per_s == pytest.approx(rate, rel=0.05)
+        assert 1.0 < forecast.lag <= 2.0

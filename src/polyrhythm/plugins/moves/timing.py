@@ -222,12 +222,13 @@ class RunTiming:
 
     def measured(self) -> MeasuredTimes | None:
         """The present times; None while some are unknown."""
-        absences = {name: tuple(self.absences[name].values) for name in self.simulators if name in self.absences}
+        simulators = {name: batches for name, batches in self.simulators.items() if batches}  # not for evaluation alone
+        absences = {name: tuple(self.absences[name].values) for name in simulators if name in self.absences}
         passes, known = self.undisturbed(), self.updates.values and self.steps.values and self.generators
-        if not known or passes is None or not absences or len(absences) < len(self.simulators):
+        if not known or passes is None or not absences or len(absences) < len(simulators):
             return None
         return MeasuredTimes(
-            {name: _shape(batches) for name, batches in self.simulators.items() if batches},
+            {name: _shape(batches) for name, batches in simulators.items()},
             absences,
             tuple(self.steps.values),
             dict(self.generators),
