@@ -18,7 +18,7 @@ from polyrhythm.plugins.moves.judge import OperationJudge
 from polyrhythm.plugins.moves.operation import Operation, neighbours
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.scheduler.records import EnvBatchInfo, MoveChosen, SimulatorJoined, SlotInfo, StationLost
+from polyrhythm.scheduler.records import EnvBatchInfo, MoveChosen, SimulatorJoined, SlotInfo, StationLost, TakeDevice
 from polyrhythm.scheduler.settings import MoveRules, SchedulerSettings
 
 #: Versions within which moves have followed a change of costs.
@@ -73,6 +73,31 @@ def test_moves_follow_passes_that_become_slow_and_fast_again() -> None:
 def test_moves_follow_updates_that_become_slow_and_fast_again() -> None:
     changes = [{"at": "60s", "cost": "update", "times": 0.33}, {"at": "100s", "cost": "update", "times": 1.0}]
     check_phases(scene(changes=changes, versions=160))
+
+
+def test_a_trainer_that_leases_its_device_to_a_generator_gets_it_back_for_good() -> None:
+    """Each switch costs 100 ms for the trainer and 50 ms for the generator, which the forecast knows."""
+    resident = {"devices": "1", "resident_gb": 1.0}
+    settings = scene(
+        generators=[{"serve": "4ms+2ms", "devices": "0"}, {"serve": "4ms+2ms", **resident}],
+        trainer={"update": "1000ms", **resident, "resident_gb": 2.0},
+        sharing="lease",
+        lease={"min_hold": "200ms", "host_gb_per_s": 20.0},
+        versions=26,
+    )
+    settings = moving(settings)
+    conductor = build_conductor(settings.scheduler)
+    assert isinstance(conductor, MovingConductor)
+    cluster = VirtualCluster(settings, conductor, record=True)
+    watch = GuaranteeChecker(cluster, conductor.outer)
+    cluster.run()
+    watch.finish()
+    assert [(move.outcome, move.move) for move in conductor.chosen[:2]] == [
+        ("begun", "generator-1 off"),
+        ("kept", "generator-1 off"),
+    ]
+    last = cluster.driver.steps[-200:]
+    assert not any(isinstance(command, TakeDevice) for step in last for command in step.commands)
 
 
 def lying(true: float) -> MovingConductor:
@@ -153,6 +178,16 @@ def test_a_resumed_run_keeps_its_operation() -> None:
     assert isinstance(again, MovingConductor)
     assert again.mover.operation.off == OFF
     assert again.summary()["moves"] == []
+    assert again.mover.operation.max_lag == 2.0
+
+
+def test_a_run_that_is_resumed_without_moves_has_all_generators_and_its_own_bound() -> None:
+    conductor = WatchedRun(moving(scene(versions=30))).conductor
+    assert conductor.serving.generators.off == OFF
+    plain = scene().scheduler
+    again = restore_conductor(plain, json.loads(json.dumps(conductor.save())))
+    assert again.serving.generators.off == ()
+    assert again.rollout.max_lag == plain.max_lag
 
 
 @pytest.mark.parametrize(

@@ -133,8 +133,9 @@ class Mover:
         return [self._undo(trial, former_s / (now - self.last))]
 
     def restart_clock(self) -> None:
-        """The run is resumed under another clock: keep times and operation; a try is left as it is, unmeasured."""
+        """The run is resumed under another clock and perhaps another α: keep the times and the generators."""
         self.timing.restart_clock()
+        self.operation = replace(self.operation, max_lag=self.settings.max_lag)
         self.last, self.began, self.disturbed = -1.0, -1.0, True
         self.search, self.trial, self.next_search = None, None, 0
         self.intervals.clear()
