@@ -84,14 +84,14 @@ class Measurements:
     @contextmanager
     def time(self, name: WorkName, amount: int) -> Iterator[None]:
         """Measure the block as one unit of this work."""
-        waited, interrupted = _core_wait_s(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        waited, interrupted = core_wait_s(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         begin = time.perf_counter()
         yield
         if self.device != CPU:
             torch.cuda.synchronize(self.device)
         seconds = time.perf_counter() - begin
         clean = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == interrupted
-        waited = _core_wait_s() - waited
+        waited = core_wait_s() - waited
         self._times.setdefault((name, amount), []).append((max(0.0, seconds - waited), clean))
 
     def repeat(self, run: Callable[[], object], name: WorkName, amount: int, budget: Budget) -> None:
@@ -113,7 +113,7 @@ class Measurements:
         return {name: Work(timings=tuple(timings)) for name, timings in found.items()}
 
 
-def _core_wait_s() -> float:
+def core_wait_s() -> float:
     """Seconds for which this thread was ready and had no core, since it began; 0 where the system does not say."""
     try:
         return int(_SCHEDULED.read_text(encoding="ascii").split()[1]) * 1e-9
@@ -380,7 +380,7 @@ class _Generator:
         with torch.inference_mode():
             self._passes.warm_up((self.policy,), self._buckets)
         for rows in amounts:
-            if (share := budget.part()).over:
+            if (share := budget.part()).over and rows > amounts[0]:
                 self._left_out.append(f"generator: passes from {rows} rows on, as the time was over")
                 break
             found.repeat(partial(self._timed_pass, rows, found), "pass", rows, share)
