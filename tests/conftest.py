@@ -18,6 +18,7 @@ from polyrhythm.envs.mujoco import RenderingUnavailable, choose_gl_backend
 from polyrhythm.errors import MissingError
 from polyrhythm.plugins.simulators.maniskill.env import ManiSkillSettings
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
+from polyrhythm.runtime.processes.template import keeping_fork_servers
 
 # A shell starts what runs in its background without SIGINT. Tests send it, to themselves and to the runs they start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -37,6 +38,13 @@ def own_shared_memory() -> Iterator[None]:
         patch.setenv("POLYRHYTHM_SHARED_MEMORY", str(memory.folder))
         yield
     memory.remove()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_fork_servers() -> Iterator[None]:
+    """Most runs of the tests start their stations from what an earlier one has imported."""
+    with keeping_fork_servers():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

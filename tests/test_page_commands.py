@@ -130,8 +130,8 @@ PARSED = {
         "line.yaml", "pusht.yaml", "recipe.yaml", "reach", "mine:Settings", "module:Class", "module:function",
     ),
     "needs a simulator": ("check maniskill_pushcube", "check robosuite_lift", "doctor maniskill"),
-    "needs a GPU": ("plan metaworld_pi0 devices=1 --memory", "plan quickstart_pi0"),
-    "searches, as its own test does": ("plan metaworld_pi0 devices=1 --gpus", "plan libero_groot"),
+    "searches, in tests/plugins/planning/test_placing.py": ("plan metaworld_pi0 devices=1 --gpus", "plan libero_groot"),
+    "needs a GPU": ("plan metaworld_pi0", "plan quickstart_pi0"),
     "needs a package that make setup does not install": (
         "fetch_reach_pixels", "examples/fetch/fetch_reach.yaml", "--video", "--variants",
     ),

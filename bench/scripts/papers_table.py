@@ -21,13 +21,13 @@ RESULTS = Path(__file__).parents[1] / "results"
 INTRODUCTION = """\
 # Published throughputs and the simulated cluster
 
-`polyrhythm bench papers --json`, {date}; the page is `bench/scripts/papers_table.py`'s. Transitions per second
-(figure 9: as the rows say); an error is predicted / published - 1. Cost models see the fitted rows alone. The model,
-its limits and other forms that were tried: [papers-notes.md](papers-notes.md#the-model-and-its-limits).
+`polyrhythm bench papers --json`, {date}; the page is `bench/scripts/papers_table.py`'s. Transitions per second (others:
+as the rows say); an error is predicted / published - 1. A star marks the one fitted row of a workload; all others are
+predicted. The model, its limits and other forms that were tried:
+[papers-notes.md](papers-notes.md#the-model-and-its-limits).
 """
-ASSUMED = """\
-The same cluster where a pass takes 0.4 s and 1 ms a row, a chunk step 2.5 s and training 10 ms a transition (assumed,
-not fitted):"""
+#: Errors above this are listed first, with their reasons.
+LARGE = 0.15
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -46,31 +46,49 @@ def summary(found: dict[str, dict[str, float]]) -> list[str]:
     return table(["", "rows", "median of the amount of the error", "largest"], rows)
 
 
+def misses(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Markdown list of the predicted rows that are further off than LARGE, the worst first."""
+    found = [row for row in rows if not row["fitted"] and not row.get("again") and abs(row["error"]) > LARGE]
+    found.sort(key=lambda row: -abs(row["error"]))
+    return [
+        f"- {row['row']}: {row['published']:g}, simulated {row['predicted']:.4g} ({percent(row['error'])})"
+        for row in found
+    ]
+
+
+def claims(found: Sequence[dict[str, Any]]) -> list[str]:
+    rows = [
+        [each["claim"], ", ".join(f"{value:.4g}" for value in each["simulated"]), "yes" if each["holds"] else "**no**"]
+        for each in found
+    ]
+    return table(["the papers say", "simulated", "so"], rows)
+
+
 def comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """One Markdown table for each of the papers' tables; errors of predicted rows in bold."""
+    """One Markdown table for each group; errors of predicted rows in bold, fitted rows with a star."""
     for name in dict.fromkeys(row["table"] for row in rows):
         cells = []
         for row in (row for row in rows if row["table"] == name):
-            mark = "" if row["fitted"] else "**"
-            error = f"{mark}{percent(row['error'])}{mark}"
+            error = "\\*" if row["fitted"] else f"**{percent(row['error'])}**"
             cells.append([row["row"], f"{row['published']:g}", f"{row['predicted']:.4g}", error])
-        yield from ("", f"## {name.capitalize()}", "", *table(["row", "published", "simulated", "error"], cells))
+        title = name[0].upper() + name[1:]
+        yield from ("", f"## {title}", "", *table(["row", "published", "simulated", "error"], cells))
 
 
-def fits(found: dict[str, dict[str, float]]) -> list[str]:
-    """Markdown table of the fitted costs; misfit: the sum of squared residuals."""
+def times(found: dict[str, dict[str, Any]]) -> list[str]:
+    """Markdown table of the stage times; the fitted one in bold."""
+    units = {"step": 1000.0, "contention": 1.0, "generate": 1000.0, "train": 1000.0}
     rows = [
         [
             name,
-            f"{own['step']:.3g} s",
-            f"{own['spread']:.2f}",
-            f"{1000 * own['generate']:.3g} ms",
-            f"{1000 * own['train']:.3g} ms",
-            f"{own['misfit']:.1f}",
+            *(
+                f"**{scale * own[key]:.3g}**" if own["fitted"] == key else f"{scale * own[key]:.3g}"
+                for key, scale in units.items()
+            ),
         ]
         for name, own in found.items()
     ]
-    return table(["setup", "step", "its spread", "generate, a row", "train, a transition", "misfit"], rows)
+    return table(["workload", "step, ms a row", "contention", "generate, ms a row", "train, ms a row"], rows)
 
 
 def batching(found: Sequence[dict[str, float]]) -> list[str]:
@@ -101,20 +119,30 @@ def scaling(found: Sequence[dict[str, Any]]) -> list[str]:
 def page(result: dict[str, Any]) -> str:
     lines = [
         INTRODUCTION.format(date=dt.datetime.now(tz=dt.UTC).date()),
+        "## Further off than 15%",
+        "",
+        *misses(result["rows"]),
+        "",
+        "The reasons: [papers-notes.md](papers-notes.md#further-off-than-15).",
+        "",
+        "## Summary",
+        "",
         *summary(result["summary"]),
+        "",
+        "## Signs and rankings",
+        "",
+        *claims(result["claims"]),
         *comparison(result["rows"]),
         "",
-        "## Costs, as fitted",
+        "## Stage times",
         "",
-        *fits(result["fits"]),
+        "Bold: fitted. The others are printed, measured or carried over.",
+        "",
+        *times(result["times"]),
         "",
         "## Figure 8: RoboCasa, hybrid, fully asynchronous, by latency threshold (simulated; it prints no numbers)",
         "",
         *batching(result["batching"]),
-        "",
-        ASSUMED,
-        "",
-        *batching(result["unsaturated"]),
         "",
         "## Figure 7: LIBERO + GR00T N1.5 from 8 to 256 GPUs (simulated; it prints no numbers)",
         "",

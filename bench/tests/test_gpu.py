@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from tests.long import long
 from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.cli.main import main
@@ -101,6 +102,7 @@ def test_results_of_another_card_are_refused(campaign, tmp_path):
         Campaign(tmp_path / "out", {**SCENE, "card": "NVIDIA H100"}, [one])
 
 
+@long(75, "every part of the campaign")
 @pytest.mark.slow
 def test_the_whole_campaign_as_small_as_it_can_be(tmp_path, capsys):
     """Every part runs and has figures. Without a device its tests are skipped one by one."""

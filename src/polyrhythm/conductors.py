@@ -6,6 +6,8 @@ The scheduler imports nothing outside itself, so this module is outside of it. O
     tuner     class whose `begin(settings)` returns the `Tuner` of `batching: auto`
     scoring   subclass of `SampleScoring`, used if `SchedulerSettings.scoring` is set
     lease     function that wraps a Conductor in an `AnyConductor`, used if `SchedulerSettings.lease` is set
+    moves     class whose instances wrap that, the Conductor inside and a judge, if `SchedulerSettings.moves` is set;
+              `judge` is the address of the judges' class, which may import more than the scheduler does
 """
 
 from __future__ import annotations
@@ -21,8 +23,14 @@ def build_conductor(settings: SchedulerSettings) -> AnyConductor:
     """A new conductor. PluginError: an optional part that the settings select is not installed."""
     tuner = plugin.load("scheduler", "tuner").begin(settings) if settings.batching == "auto" else None
     scoring = plugin.load("scheduler", "scoring")() if settings.scoring is not None else None
-    conductor: AnyConductor = Conductor(settings, tuner, scoring)
-    return plugin.load("scheduler", "lease")(conductor) if settings.lease is not None else conductor
+    inner = Conductor(settings, tuner, scoring)
+    conductor: AnyConductor = plugin.load("scheduler", "lease")(inner) if settings.lease is not None else inner
+    if settings.moves is None:
+        return conductor
+    moves = plugin.load("scheduler", "moves")
+    judge = plugin.import_address(moves.judge)(settings, settings.moves)
+    moving: AnyConductor = moves(conductor, inner, judge)
+    return moving
 
 
 def restore_conductor(settings: SchedulerSettings, data: dict[str, Any]) -> AnyConductor:

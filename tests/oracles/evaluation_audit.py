@@ -193,7 +193,8 @@ def _waiting(conductor: AnyConductor) -> str:
 def _lacking_weights(conductor: AnyConductor) -> list[GeneratorState]:
     """Free generators that may take weights: an independent statement of `due_weights`, over all of them."""
     versions, evaluations = conductor.versions, conductor.rollout.evaluations
-    present = conductor.serving.generators.present.values()
+    generators = conductor.serving.generators
+    present = [g for g in generators.present.values() if g.name not in generators.off]
     live = {g.name for g in present if g.version >= max(0, versions.applied)}
     free = [g for g in present if g.batch is None and g.applying is None]
     if evaluations.begun:

@@ -355,7 +355,7 @@ class GuaranteeChecker:
         """Generators that could begin with what waits."""
         newest = max(w.asked.version for w in waiting)
         able = [n for n, s in self._seats.items() if not s.serving and not s.applying and s.version >= newest]
-        return [name for name in able if self._on_devices(name)]
+        return [name for name in able if self._on_devices(name) and name not in self._conductor.serving.generators.off]
 
     def _on_devices(self, name: str) -> bool:
         if self.leases is None:
@@ -371,7 +371,7 @@ class GuaranteeChecker:
             for name, seat in self._seats.items()
             if self._settings.batching == "dynamic" and seat.depth == 2 and len(seat.serving) == 1
             if not seat.serving[0].batch.pinned and seat.version >= self._published and name != evaluator
-            if self._on_devices(name)
+            if self._on_devices(name) and name not in self._conductor.serving.generators.off
         ]
         return sorted(found, key=lambda name: (self._seats[name].began, name))
 

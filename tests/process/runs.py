@@ -19,6 +19,7 @@ from polyrhythm.config.load import merge, validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import Pipeline
 from polyrhythm.runtime.memory.shared_folder import shared_root
+from polyrhythm.runtime.processes.template import kept_fork_servers
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,8 +66,9 @@ def closed(pipeline: Pipeline) -> Iterator[Pipeline]:
 
 
 def children() -> list[psutil.Process]:
-    """Processes that this one started, directly or not, zombies left out."""
-    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    """Processes that this one started, directly or not; without zombies, and without what all tests share."""
+    found = [p for p in psutil.Process().children(recursive=True) if p.pid not in kept_fork_servers()]
+    return [p for p in found if p.status() != psutil.STATUS_ZOMBIE]
 
 
 def orphaned_folders() -> list[Path]:

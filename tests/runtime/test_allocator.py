@@ -60,7 +60,9 @@ def faults(word: str, where: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is about glibc")
 @pytest.mark.parametrize("where", ["main", pytest.param("thread", marks=pytest.mark.slow)])
 def test_training_steps_reuse_the_memory_of_those_before(where: str) -> None:
-    assert faults("keep", where) < 0.75 * faults("leave", "main")
+    kept = faults("keep", where)
+    # By chance an allocator that is left alone keeps its memory too; one that does not has thousands of faults.
+    assert kept < 100 or kept < 0.75 * faults("leave", "main")
 
 
 @pytest.mark.parametrize(

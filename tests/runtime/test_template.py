@@ -13,15 +13,17 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.process.runs import PATIENCE_S, children, config, orphaned_folders
+from tests.process.runs import PATIENCE_S, children, closed, config, gone, orphaned_folders
 from tests.runtime.scripted import DIES
 from tests.runtime.telling import LATE, TellingFactory
 
+from polyrhythm.pipeline.build import RunContext, build_pipeline
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.launcher import Launcher, build_local_launcher
 from polyrhythm.runtime.memory.arena import ArenaLayout
 from polyrhythm.runtime.processes import template as template_module
+from polyrhythm.runtime.processes.template import kept_fork_servers
 from polyrhythm.scheduler.records import PublishWeights, StationLost, TrainerJoined
 from polyrhythm.specs import WeightsLayout
 
@@ -118,3 +120,20 @@ def test_one_station_alone_needs_no_template(tmp_path: Path, monkeypatch: pytest
     with started(tmp_path, monkeypatch, Resources()) as (launcher, told):
         assert [child.pid for child in children()] == list(process_ids(launcher.hosting).values())
         assert not told("s0.0")["forked"]
+
+
+def test_a_server_that_is_kept_serves_the_next_run_until_it_ends(tmp_path: Path) -> None:
+    """Those of the tests are kept: `shared_fork_servers`, in conftest."""
+    found = []
+    for turn in range(3):
+        with closed(build_pipeline(RunContext(config(), folder=tmp_path / str(turn)))) as pipeline:
+            pipeline.loop.train_until(1)
+        found.append(kept_fork_servers())
+        if len(found) == 2:
+            for pid in found[-1]:
+                os.kill(pid, signal.SIGKILL)
+            assert gone(list(found[-1]))
+    assert found[0], "two stations at least import the same"
+    assert found[1] == found[0]
+    assert found[2].isdisjoint(found[1])
+    assert found[2]

@@ -104,7 +104,7 @@ def test_what_stays_in_the_main_process_is_known() -> None:
     """A record that is added to the flow has to say which of the two it is."""
     at_home = {r.PayloadsLost, r.WeightsOffered, r.SaveRequested, r.TrainUntil, r.Evaluate, r.Wake}
     at_home |= {r.StartRows, r.ReleasePayloads, r.SampleEvaluated, r.EvaluationDone, r.TargetReached, r.Halt}
-    at_home |= {r.EpisodeSetAside, r.FilterExhausted, r.BatchingChosen, r.ScoreCounted}
+    at_home |= {r.EpisodeSetAside, r.FilterExhausted, r.BatchingChosen, r.MoveChosen, r.ScoreCounted}
     assert {*get_args(r.Event), *get_args(r.Command)} - at_home <= set(wire.TYPES)
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 #: First parts of all names, of plugins' and user-defined losses' metrics too. metrics.yaml describes each name.
 GROUPS = (
     "env", "staleness", "rollouter", "trainer", "time/env", "time/rollout", "time/actor", "train/actor", "train/critic",
-    "train/sft", "samples", "throughput", "stations", "hosts", "transport", "evaluation",
+    "train/sft", "samples", "throughput", "stations", "hosts", "cpu", "gpu", "transport", "evaluation",
 )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ from polyrhythm.pipeline.placed import (
     evaluator_name,
     generator_names,
     joined_names,
+    move_rules,
     place,
     prefix_lenders,
     trainer_ranks,
@@ -55,7 +56,7 @@ from polyrhythm.runtime.memory.weights import Weights
 from polyrhythm.runtime.messages import TRAINER
 from polyrhythm.scheduler.conductor import AnyConductor
 from polyrhythm.scheduler.records import Episode, SampleEvaluated, WeightsOffered
-from polyrhythm.scheduler.settings import LeaseSettings, SchedulerSettings, ScoringRules
+from polyrhythm.scheduler.settings import SchedulerSettings, ScoringRules
 from polyrhythm.specs import EnvSpec, WeightsLayout
 from polyrhythm.specs.finite import ENVIRONMENT, POLICY
 from polyrhythm.stations.generator_factory import Evaluates, GeneratorFactory, PolicyFactory
@@ -127,10 +128,9 @@ def policy_settings(config: RunConfig) -> PolicySettings:
 
 
 def scheduler_settings(
-    config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = (), lease: LeaseSettings | None = None
+    config: RunConfig, spec: EnvSpec, buckets: tuple[int, ...] = (), placed: Placed | None = None
 ) -> SchedulerSettings:
-    """The conductor's settings. buckets: row counts that passes are padded to; lease: stations that share devices in
-    turns."""
+    """The conductor's settings. buckets: row counts that passes are padded to; placed: the stations, if known."""
     rollout, freshness, batching, groups = config.rollout, config.freshness, config.batching, config.groups
     limits: dict[str, Any] = {}
     if isinstance(batching, DynamicBatching | AutoBatching):
@@ -177,8 +177,9 @@ def scheduler_settings(
         max_attempts=rollout.max_attempts,
         quarantine_after=rollout.quarantine_after,
         max_dropped=rollout.max_dropped,
-        lease=lease,
+        lease=None if placed is None else placed.lease,
         scoring=scoring,
+        moves=None if placed is None else move_rules(config, placed),
         **limits,
     )
 
@@ -216,7 +217,7 @@ def build_pipeline(context: RunContext, *, start: bool = True, record: bool = Fa
         undo.callback(launcher.close)
         if states is not None and context.trainer:
             states.reset(context.saved.trainer if context.saved else None)
-        conductor = _conductor(context, scheduler_settings(config, spec, buckets, placed.lease), launcher, spec)
+        conductor = _conductor(context, scheduler_settings(config, spec, buckets, placed), launcher, spec)
         sources = {POLICY: f"policy.type = {config.policy_type}", ENVIRONMENT: f"env.type = {config.env_type}"}
         tracebacks = None if config.launcher == "inline" else logs
         failures = SampleFailureLog(tracebacks, sources, [task.name for task in spec.tasks])

@@ -26,8 +26,8 @@ class Display(Protocol):
     def count_episodes(self, done: int, of: int) -> None:
         """Set the progress of a phase without stations, such as the recording of demonstrations."""
 
-    def watch(self, pipeline: Pipeline) -> None:
-        """Show the stations of this pipeline, and its evaluations."""
+    def watch(self, pipeline: Pipeline, parts: Sequence[RunPart] = ()) -> None:
+        """Show the stations of this pipeline, its evaluations, and the status of these parts."""
 
     def train(
         self, updates: int, episodes: EpisodeTracker, totals: RunTotals, lags: LagHistogram, after_s: float
@@ -47,10 +47,11 @@ def open_display(stream: TextIO) -> Iterator[Display | None]:
 
 
 class Alarm(NamedTuple):
-    """A problem of a run. step: of its line of metrics; None if it is one of the whole run."""
+    """A problem of a run. step: of its line of metrics; None if it is one of the whole run; name: of its condition."""
 
     step: float | None
     text: str
+    name: str = ""
 
 
 class RunPart:
@@ -64,6 +65,14 @@ class RunPart:
 
     def on_evaluation(self, name: str, result: Mapping[str, Any]) -> None:
         """Called after each evaluation. result: its tally, with `version` and `conversations`."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Called for each update's line of metrics: what to add to it."""
+        return {}
+
+    def status(self) -> Sequence[str]:
+        """Lines for the live display, which calls it twice a second."""
+        return ()
 
     def observers(self, pipeline: Pipeline) -> Sequence[Observer]:  # noqa: ARG002
         """Observers of all phases, from the start of the stations on. They stay attached: their end is `close`."""
@@ -107,6 +116,16 @@ class RunHooks:
         """Problems of a run, from its lines of metrics, for summary and report."""
         return ()
 
+    def summarise(
+        self,
+        folder: Path,  # noqa: ARG002
+        config: RunConfig,  # noqa: ARG002
+        summary: Mapping[str, Any],  # noqa: ARG002
+        lines: Sequence[Mapping[str, Any]],  # noqa: ARG002
+    ) -> Mapping[str, Any]:
+        """Fields to add to the summary of a complete run. lines: of metrics."""
+        return {}
+
     def finish(self, folder: Path) -> None:
         """Called when the run is complete and its summary is written. An error is logged and changes nothing."""
 
@@ -114,6 +133,11 @@ class RunHooks:
 def run_hooks() -> list[RunHooks]:
     """Hooks of all plugins."""
     return load_all("observer")
+
+
+def all_alarms(lines: Sequence[Mapping[str, Any]]) -> list[Alarm]:
+    """Problems of a run that any plugin finds in its lines of metrics."""
+    return [alarm for hooks in run_hooks() for alarm in hooks.alarms(lines)]
 
 
 @contextmanager

@@ -40,7 +40,7 @@ _SPARE = 32
 
 _FOR_THE_RUN = (
     *(records.SampleEvaluated, records.ScoreCounted, records.EvaluationDone, records.TargetReached),
-    *(records.EpisodeSetAside, records.FilterExhausted, records.BatchingChosen, records.Halt),
+    *(records.EpisodeSetAside, records.FilterExhausted, records.BatchingChosen, records.MoveChosen, records.Halt),
 )
 
 
@@ -231,6 +231,8 @@ class RunLoop:
                 wait = 1000.0 * command.max_wait_s
                 said = "batches of up to %d requests (%d rows), waiting up to %.3g ms: %s"
                 log.info(said, command.max_requests, command.max_rows, wait, command.reason)
+            if isinstance(command, records.MoveChosen):
+                log.info("move %s: %s: %s", command.outcome, command.move, command.reason)
             finished |= done(command)
         return finished
 

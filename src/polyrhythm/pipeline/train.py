@@ -28,9 +28,9 @@ from polyrhythm.pipeline.callbacks import Callbacks, StopTraining, UpdateForward
 from polyrhythm.pipeline.context import Launch, RunContext
 from polyrhythm.pipeline.evaluation.background import BackgroundEvaluator
 from polyrhythm.pipeline.evaluation.manager import EvaluationManager
-from polyrhythm.pipeline.hooks import Display, RunPart, begin_parts, run_hooks
+from polyrhythm.pipeline.hooks import Display, RunPart, all_alarms, begin_parts, run_hooks
 from polyrhythm.pipeline.observers.alarms import MismatchWarning, mismatch_limit
-from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter, limit_of
+from polyrhythm.pipeline.observers.idle import IdleMeter, PassMeter
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram, ProgressLogger, UpdateMetrics
 from polyrhythm.pipeline.observers.totals import StationActivity, WeightsTraffic
 from polyrhythm.pipeline.persistence.checkpoints import (
@@ -83,7 +83,7 @@ def train(
         with MetricsWriter(folder, [part.on_metrics for part in parts]) as metrics:
             finished = True
             try:
-                _Run(checked, folder, saved, progress, interrupts, metrics, callbacks, live).run(launch, parts)
+                _Run(checked, folder, saved, progress, interrupts, metrics, callbacks, live, parts).run(launch)
             except Interrupted:
                 finished = False
             except RunHalted:
@@ -134,13 +134,14 @@ class _Run:
     metrics: MetricsWriter
     callbacks: Callbacks
     live: Display | None
+    parts: Sequence[RunPart]
     pipeline: Pipeline = field(init=False)
     evaluations: EvaluationManager = field(init=False)
 
-    def run(self, launch: Launch | None, parts: Sequence[RunPart]) -> None:
+    def run(self, launch: Launch | None) -> None:
         """All phases that are not done. Interrupted: the run can be resumed."""
         config, _, policy = self.checked
-        saved, progress, folder = self.saved, self.progress, self.folder
+        saved, progress, folder, parts = self.saved, self.progress, self.folder, self.parts
         version = saved.version if saved else prepare_initial_policy(self.checked, folder, progress, self.metrics)
         training = config.training.versions > 0 and progress.result("rl") is None
         initial = folder / POLICY_FILE if training else policy
@@ -148,7 +149,7 @@ class _Run:
         pipeline = self.pipeline = build_pipeline(context, start=False)
         try:
             if self.live:
-                self.live.watch(pipeline)
+                self.live.watch(pipeline, parts)
             pipeline.loop.add_observers(*(one for part in parts for one in part.observers(pipeline)))
             pipeline.loop.add_observers(MismatchWarning(mismatch_limit(config.algorithm, policy)))
             pipeline.loop.stop = lambda: self.interrupts.requested() or self.callbacks.deliver()
@@ -252,6 +253,7 @@ class _Run:
         traffic = WeightsTraffic(launcher, placed.ends, {name: seat.device for name, seat in placed.seats.items()})
         sources = (loop.conductor.ledger, episodes, saver.totals, stations, (idle, passes))
         metrics = UpdateMetrics(self.metrics, *sources, began=self.progress.began, now=began)
+        metrics.added = [part.metrics for part in self.parts]
         forwarder = UpdateForwarder(metrics, self.callbacks)
         evaluator = self.evaluations.background(pipeline, saved.version if saved else None)
         loop.add_observers(episodes, idle, passes, metrics, forwarder, lags, stations, traffic)
@@ -298,12 +300,11 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
     for part in ("evaluation_before", "rl", "evaluation_after", "best"):
         summary |= progress.result(part) or {}
     lines = read_lines(folder)
-    summary["warnings"] = [*warnings_so_far(), *(alarm.text for hooks in run_hooks() for alarm in hooks.alarms(lines))]
+    summary["warnings"] = [*warnings_so_far(), *(alarm.text for alarm in all_alarms(lines))]
     summary["wall_s"] = progress.summary()
     summary["seats"] = describe_seats(place(checked.config).seats)
-    if (limit := limit_of(checked.config, summary, lines)) is not None:
-        summary["bottleneck"] = limit
-        log.info(limit)
+    for hooks in run_hooks():
+        summary |= hooks.summarise(folder, checked.config, summary, lines)
     write_json(folder / LEDGER_FILE, rl.get("ledger", {}))
     write_json(folder / SUMMARY_FILE, summary)
     return summary

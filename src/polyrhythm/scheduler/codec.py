@@ -27,7 +27,7 @@ class Codec:
     """Encodes instances of the given dataclasses, named tuples and enums."""
 
     def __init__(self, types: Iterable[type]) -> None:
-        own = list(types)
+        own = list(dict.fromkeys(types))
         twice = [name for name, count in Counter(kind.__name__ for kind in own).items() if count > 1]
         assert not twice, f"two classes of saved records have one name: {twice}"
         self._types = {kind.__name__: kind for kind in own}

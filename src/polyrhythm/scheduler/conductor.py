@@ -104,7 +104,7 @@ class Conductor:
 
     announced: version of the last `TargetReached`; halted: it has returned `Halt` and starts no update and no training
     episode any more, but completes an update that is lent in part, so that it can be saved. live_changes: slots that
-    became live or stopped at the last event outside `SERVING_EVENTS`, in order.
+    became live or stopped at the last event outside `SERVING_EVENTS`, in order. operated: `operate` was called since.
     """
 
     def __init__(
@@ -128,6 +128,7 @@ class Conductor:
         self.live_changes: list[str] = []
         self.announced = 0
         self.halted = False
+        self.operated = False
 
     # ------------------------------------------------------------ the two entry points
 
@@ -156,7 +157,16 @@ class Conductor:
         """Add to `commands`, which follow from the event alone, all others that became possible, except batches."""
         self.halted = self.halted or any(isinstance(command, Halt) for command in commands)
         self.live_changes = []
-        commands += self._advance(now, weights_changed=type(event) in _WEIGHT_EVENTS)
+        changed, self.operated = self.operated or type(event) in _WEIGHT_EVENTS, False
+        commands += self._advance(now, weights_changed=changed)
+
+    def operate(self, off: tuple[str, ...], max_lag: float) -> None:
+        """Switch exactly these generators off, and grant new groups by this α, at most the setting's. Both take effect
+        at the next event outside `SERVING_EVENTS`."""
+        self.serving.set_off(off)
+        self.rollout.max_lag = min(max_lag, self.settings.max_lag)
+        self._update_applied()
+        self.operated = True
 
     # ------------------------------------------------------------ what others read
 
@@ -300,7 +310,8 @@ class Conductor:
         return [*refusals, *given_up]
 
     def _update_applied(self) -> None:
-        self.versions.on_held(generator.version for generator in self.serving.generators.present.values())
+        present = self.serving.generators.present.values()
+        self.versions.on_held(generator.version for generator in present if not generator.off)
 
     def _generator(self, name: str) -> GeneratorState:
         generator = self.serving.generators.find(name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from polyrhythm.scheduler.codec import UNSAVED
 
@@ -682,6 +682,22 @@ class BatchingChosen:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveChosen:
+    """A change of the running operation (`plugins/moves`), or its result.
+
+    outcome: it was `begun`, or after some versions `kept` or `undone`. move: what changed, as text. reason: the times
+    and rates that it rests on, as text. expected, measured: trained samples per second with it, over those without;
+    measured is 0 until known.
+    """
+
+    outcome: Literal["begun", "kept", "undone"]
+    move: str
+    reason: str
+    expected: float
+    measured: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Halt:
     """The run cannot continue."""
 
@@ -692,7 +708,7 @@ SimulatorCommand = StartRows | CancelRow | PrepareEpisodes | RefuseRequest
 GeneratorCommand = Serve | StartStream | AbortStream | ApplyWeights
 TrainerCommand = StartUpdate | PublishWeights | SaveTrainer
 DeviceCommand = TakeDevice | YieldDevice
-Notice = SampleEvaluated | ScoreCounted | EpisodeSetAside | FilterExhausted | BatchingChosen
+Notice = SampleEvaluated | ScoreCounted | EpisodeSetAside | FilterExhausted | BatchingChosen | MoveChosen
 RunCommand = ReleasePayloads | EvaluationDone | TargetReached | Halt | Notice
 Command = SimulatorCommand | GeneratorCommand | ScoreSample | TrainerCommand | DeviceCommand | RunCommand
 

@@ -51,6 +51,19 @@ class ScoringRules:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
 
 
+#: What `SchedulerSettings.moves` may change during a run.
+MOVES = ("generators", "max_lag")
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRules:
+    """What the scheduler may change during a run (`placement.moves`). devices: numbers of those that each station
+    computes on, where it has any; kinds: some of MOVES."""
+
+    devices: dict[str, tuple[int, ...]]
+    kinds: tuple[str, ...] = MOVES
+
+
 _AT_LEAST_ONE = ("batch_size", "sync_interval", "group_size", "max_rows", "max_requests", "tasks", "max_attempts")
 _AT_LEAST_ZERO = ("training_states", "quarantine_after", "extra_groups", "extra_members")
 _FINITE = ("max_lag", "max_wait_s", "evaluation_max_wait_s")
@@ -85,6 +98,7 @@ class SchedulerSettings:
     batch is due, or it has waited for evaluation_max_wait_s. evaluation_hedge: rows that an evaluation has no episodes
     for run copies of its last ones (`rollout/evaluation`). lease: stations that are on their devices in turn; None for
     none. scoring: a finished sample is scored by a scorer before its group counts it; None: it has its rewards already.
+    moves: what is changed between two versions (`plugins/moves`); None for nothing.
     """
 
     batch_size: int
@@ -125,6 +139,7 @@ class SchedulerSettings:
     evaluation_hedge: bool = False
     lease: LeaseSettings | None = None
     scoring: ScoringRules | None = None
+    moves: MoveRules | None = None
 
     def __post_init__(self) -> None:
         checks = [
@@ -212,9 +227,11 @@ class SchedulerSettings:
         """B, the samples consumed per version."""
         return self.batch_size * self.sync_interval
 
-    def limit(self, version: int) -> int:
-        """floor((version + 1 + max_lag)·B): how many samples may be consumed or outstanding at `version`."""
-        return (version + 1) * self.version_samples + math.floor(self.max_lag * self.version_samples + 1e-9)
+    def limit(self, version: int, max_lag: float | None = None) -> int:
+        """floor((version + 1 + max_lag)·B): how many samples may be consumed or outstanding at `version`. max_lag: the
+        setting's by default."""
+        lag = self.max_lag if max_lag is None else max_lag
+        return (version + 1) * self.version_samples + math.floor(lag * self.version_samples + 1e-9)
 
 
 def load_function(path: str, what: str) -> Callable[..., object]:

@@ -53,7 +53,7 @@ TROUBLES = {
 
 def told(lines: list[Any]) -> list[str]:
     watch = SetbackWatch()
-    return [sentence for line in lines for sentence in watch.take(line)]
+    return [alarm.text for line in lines for alarm in watch.take(line)]
 
 
 @pytest.mark.parametrize("what", TROUBLES)
@@ -115,7 +115,7 @@ def test_updates_of_one_step_are_not_called_still() -> None:
 def test_what_a_resumed_run_has_written_already_is_not_told_again() -> None:
     lines = run(**ONE_STEP)
     watch = SetbackWatch(lines[:20])
-    assert [sentence for line in lines[20:] for sentence in watch.take(line)] == []
+    assert [alarm for line in lines[20:] for alarm in watch.take(line)] == []
 
 
 def test_alarms_that_a_run_has_overcome_are_told_then_and_not_at_its_end() -> None:

@@ -24,7 +24,8 @@ def test_a_run_whose_answers_all_earn_the_same_warns_once(tmp_path: Path, caplog
     assert "in update 1: in every group all samples have earned the same" in said[0]
     data = json.loads((tmp_path / "report.html").read_text().partition(' id="data">')[2].partition("</script>")[0])
     advice = next(section["parts"] for section in data["sections"] if section["id"] == "advice")
-    assert {"kind": "text", "text": said[0], "tone": "notice"} in advice
+    told = f"1. Stability: {said[0].partition('; ')[0]}; or take easier or harder tasks."
+    assert advice[0] == {"kind": "text", "text": told, "tone": "notice"}
 
 
 def test_an_evaluation_that_collapses_is_a_warning_of_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -36,7 +37,7 @@ def test_an_evaluation_that_collapses_is_a_warning_of_the_run(tmp_path: Path, ca
     assert summary["after"]["high"] < summary["before"]["low"], "else there is nothing to warn of"
     (said,) = [message for message in caplog.messages if message.startswith("evaluation/greedy/rate = ")]
     assert "at version 3: all of the interval is below that of version 0" in said
-    assert said in (tmp_path / "report.html").read_text()
+    assert said.partition("; ")[0] in (tmp_path / "report.html").read_text()
 
 
 def test_the_conclusion_follows_training_and_is_not_repeated_by_a_resumed_run(
@@ -45,10 +46,12 @@ def test_the_conclusion_follows_training_and_is_not_repeated_by_a_resumed_run(
     slow = config(training={"versions": 16, "optimizer": {"lr": 1e-9}}, evaluation={"episodes": 2})
     with caplog.at_level(logging.INFO):
         train(validate_run(slow), tmp_path)
-    (concluded,) = [place for place, message in enumerate(caplog.messages) if "have not become better" in message]
+    told = [place for place, message in enumerate(caplog.messages) if "have not become better" in message]
+    (concluded,) = [place for place in told if caplog.records[place].levelname == "WARNING"]
     after = [place for place, message in enumerate(caplog.messages) if message.startswith("after, version 16")]
     assert concluded < after[0]
     caplog.clear()
     (tmp_path / "summary.json").unlink()
     train(validate_run(slow, begun=True), tmp_path)
-    assert not [message for message in caplog.messages if "have not become better" in message]
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert not [message for message in warned if "have not become better" in message]

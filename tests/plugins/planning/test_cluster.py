@@ -106,6 +106,14 @@ def test_a_device_holds_all_stations_or_the_largest() -> None:
     assert simulate(leased)["switches"]["count"] > 0
 
 
+def test_stations_take_turns_on_a_host_without_devices() -> None:
+    config = recipe("placement.sharing=lease")
+    settings = cluster_settings(profile_of(config), config)
+    assert settings.generators[0].devices == settings.trainer.devices == settings.lease.devices == (CORES,)
+    assert settings.simulators[0].devices == ()  # it does not leave
+    assert simulate(settings)["switches"]["count"] > 0
+
+
 @pytest.mark.parametrize(
     ("overrides", "differing"),
     [

@@ -233,6 +233,19 @@ def test_settings_that_were_changed_are_marked_and_listed(run: Callable[..., Pat
     assert page.rows("changes")[0][:4] == ["training.versions", "8", "9", "5"]
 
 
+def test_moves_are_marked_where_they_took_effect(run: Callable[..., Path]) -> None:
+    folder = run("one")
+    with MetricsWriter(folder) as metrics:
+        for update, off in enumerate((0, 0, 1, 1), UPDATES):
+            values = {"throughput/transitions": 1000.0 * (update + 1), "throughput/transitions_per_s": 9.0}
+            metrics.log(
+                update, values | {"stations/generators_off": float(off), "staleness/max_lag": 2.0 - off}, 100.0 + update
+            )
+    moves = [mark for mark in run_marks(read_run(folder)) if mark["tone"] == "change"]
+    assert [mark["label"] for mark in moves] == ["generators_off: 0 → 1; max_lag: 2 → 1"]
+    assert moves[0]["x"] == {"transitions": 1000.0 * (UPDATES + 3), "time": 102.0 + UPDATES}
+
+
 def test_alarms_are_marked_where_they_were_raised(run: Callable[..., Path]) -> None:
     """Here: an update of which every group has earned the same."""
     folder = run("one")

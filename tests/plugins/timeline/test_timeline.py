@@ -176,6 +176,14 @@ def test_it_marks_a_choice_of_batching(tmp_path: Path) -> None:
     assert (mark["name"], mark["ts"], mark["args"]) == ("up to 4 requests, 2.5 ms", 1.5e6, {"reason": "because"})
 
 
+def test_it_marks_a_move_with_its_reason(tmp_path: Path) -> None:
+    chosen = records.MoveChosen("begun", "generator-1 off", "because", 1.2)
+    with TraceWriter(tmp_path / "trace.json") as trace:
+        TraceObserver(trace, Telling(), BEGAN).on_decision(11.5, records.Wake(), [chosen])
+    (mark,) = [event for event in json.loads((tmp_path / "trace.json").read_text()) if event["ph"] == "i"]
+    assert (mark["name"], mark["args"]) == ("begun: generator-1 off", {"reason": "because"})
+
+
 def test_it_marks_by_how_much_a_hosts_bars_are_shifted_and_when_that_was_not_true(tmp_path: Path) -> None:
     launcher = Telling()
     with TraceWriter(tmp_path / "trace.json") as trace:

@@ -68,7 +68,7 @@ def run(
     parts: dict[str, Any] = {}
     for key in only:
         setup = next(setup for setup in data.setups if setup.key == key)
-        found = fit(data.fitted(setup), sharing="exclusive") if costs is None else None
+        found = fit(data.visible(setup), sharing="exclusive") if costs is None else None
         own = found.costs if found else (costs or {})[key]
         log.info("%s: %s", setup.name, own)
         baseline, rate = find_row(data, key, "colocated", "lockstep")

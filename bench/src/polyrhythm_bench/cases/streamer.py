@@ -57,7 +57,7 @@ def run(repeats: int = 3, versions: int = 6) -> dict[str, Any]:
     """`figure_9`: what `simulated` gives; `live`: what `live` gives."""
     data = published()
     row = next(row for row in data.rows if row.setup.key == "b8" and row.mode == "full")
-    costs = fit(data.fitted(row.setup)).costs
+    costs = fit(data.visible(row.setup)).costs
     return {"figure_9": list(simulated(row, costs)), "live": live(repeats, versions)}
 
 

@@ -34,7 +34,9 @@ fidelity    ten such scenes, live and simulated (half an hour)
 batching    batching auto beside the best fixed batching of a grid, simulated (half an hour)
 placement   placements of the RL-VLA3 paper, scaled, on devices that are locks: processes that sleep, beside the
             simulated cluster and the paper's ranking (40 minutes)
-papers      tables of the RL-VLA3 and ROLL Flash papers beside the simulated cluster (a quarter of an hour)
+papers      rows of RL-VLA3, ROLL Flash, verl and our H200 beside the simulated cluster (half a minute)
+moves       placement.moves beside two fixed operations, in processes that sleep on devices that are locks, whose passes
+            become three times as slow and fast again (5 minutes a turn)
 streamer    basic and streamer training: figure 9 of the RL-VLA3 paper, simulated, and a small live run of stages that
             sleep (a quarter of an hour)
 language    with engines that sleep, beside the simulated cluster: batch rollout, queue scheduling, prompt replication
@@ -246,6 +248,12 @@ def _switch(megabytes: int = 500, repeats: int = 7, out: Path | None = None) -> 
     return switch.run(megabytes, repeats, out)
 
 
+def _moves(versions: int = 40, repeats: int = 1) -> dict[str, Any]:
+    from polyrhythm_bench.cases import moves
+
+    return moves.run(versions, repeats)
+
+
 def _metaworld(versions: int = 6, repeats: int = 3) -> dict[str, Any]:
     from polyrhythm_bench.cases import metaworld
 
@@ -451,6 +459,7 @@ _BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "fidelity": _fidelity,
     "batching": _batching,
     "placement": _placement,
+    "moves": _moves,
     "papers": _papers,
     "streamer": _streamer,
     "language": _language,

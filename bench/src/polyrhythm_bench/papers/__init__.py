@@ -1,89 +1,68 @@
 """Compares published throughputs with the simulated cluster (`bench papers`).
 
-Cost models are fitted to baselines and rollout-only rows; everything else is predicted. bench/results/papers-notes.md
-has the limits of the model, bench/results/papers.md the result.
+Stage times are printed or measured; one number of each workload is fitted to one marked row (`stages`), everything else
+is predicted. bench/results/papers-notes.md has the limits of the model, bench/results/papers.md the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from polyrhythm_bench.papers import scaling, turns
-from polyrhythm_bench.papers.fit import CHUNK_STEPS, ITERATIONS, Fit, fit
-from polyrhythm_bench.papers.model import Costs, simulate
-from polyrhythm_bench.papers.published import PaperData, PaperRow, published
+from polyrhythm_bench.papers import claims, one_gpu, scaling, stages, turns, verl
+from polyrhythm_bench.papers.published import PaperRow, published
 
-#: Tables and figures of the papers, in the order of the result.
-TABLES = ("table 1", "table 2", "table 3", "table 4", "table 5", "figure 8", "figure 9")
-#: Most chunk steps of an episode in predictions.
-LONGEST = 24
-#: Latencies and numbers of env batches of figure 8.
-WAITS_MS, BATCHES = (0.0, 100.0, 200.0, 300.0, 500.0, 1000.0), (2, 3)
-#: Costs under which its threshold matters: a pass has a fixed part, and generators are neither idle nor saturated.
-UNSATURATED, MORE_BATCHES = Costs(step=2.5, spread=0.11, generate=0.001, train=0.010, fixed=0.4), (2, 3, 6)
+#: Tables and figures of RL-VLA3, in the order of the result; and the groups of all rows.
+TABLES = ("table 1", "table 2", "table 3", "table 4", "table 5", "figure 8")
+GROUPS = (*TABLES, "figure 9", "verl", "H200")
 
 
 def run(
-    tables: Sequence[str] = TABLES,
-    *,
-    gpus: Sequence[int] = scaling.GPUS,
-    rollouts: int = 4,
-    chunk_steps: int = CHUNK_STEPS,
-    iterations: int = ITERATIONS,
-    seed: int = 0,
-    seeds: int = 5,
+    *, gpus: Sequence[int] = scaling.GPUS, rollouts: int = 4, chunk_steps: int = stages.CHUNK_STEPS, seed: int = 0
 ) -> dict[str, Any]:
     """Fit, predict and compare.
 
-    tables: which of TABLES; gpus: of the scaling table (with table 4 only); rollouts: of each setting of figure 9;
-    chunk_steps, iterations: of the fits; seeds: fits of each setup, with seeds from `seed` on, as a simulation's noise
-    moves the optimum: a prediction is the median of theirs. Raises ValueError for an unknown table. Returns
-    rows: table, row, mode, fitted, published, predicted, error = predicted / published - 1, and `again` where a row is
-    printed a second time; summary: errors by table and over all; full_by_seed: median error of full asynchrony by each
-    seed alone; fits: the costs of each setup in seconds, by the first seed; batching, unsaturated: figure 8's grid with
-    the fitted costs and with UNSATURATED; scaling: figure 7, and its first_bottleneck, with the fitted costs.
+    gpus: of the scaling table; rollouts: of each setting of ROLL Flash's figure 9; chunk_steps: of the simulated
+    episodes. Returns rows: table, row, mode, fitted, published, predicted, error = predicted / published - 1, and
+    `again` where a row is printed a second time; summary: errors by group and over all; claims: signs and rankings;
+    times: the stage times of each workload, and which of them is fitted; batching: figure 8's grid; scaling: figure 7,
+    and its first_bottleneck.
     """
-    unknown = [table for table in tables if table not in TABLES]
-    if unknown:
-        raise ValueError(f"table {unknown[0]!r} is not one of {', '.join(TABLES)}")
     data = published()
-    chosen = [row for row in data.rows if row.table in tables]
-    setups = list(dict.fromkeys(row.setup for row in chosen))
-    every = {
-        setup.key: [fit(data.fitted(setup), seed + number, chunk_steps, iterations) for number in range(seeds)]
-        for setup in setups
+    times = stages.fit(data)
+    rows = [_row(row, times[row.setup.workload], chunk_steps, seed) for row in data.rows]
+    rates = {row["row"]: row["predicted"] for row in rows}
+    rows += [*turns.rows(data, rollouts=rollouts, seed=seed), *verl.rows(), *one_gpu.rows()]
+    table = list(scaling.table(data, times["libero"], gpus, chunk_steps, seed))
+    return {
+        "rows": rows,
+        "summary": summary(rows),
+        "claims": list(claims.claims(data, times, rates)),
+        "times": {
+            row.setup.name.removesuffix(", 8 GPUs"): {
+                **asdict(times[row.setup.workload]),
+                "fitted": stages.unknown(row.setup.workload),
+            }
+            for row in data.rows
+            if row.fitted
+        },
+        "batching": list(claims.batching(data, times["robocasa"])),
+        "scaling": table,
+        "first_bottleneck": first_bottleneck(table),
     }
-    rows = [
-        _row(row, [_predict(row, found, seed + n) for n, found in enumerate(every[row.setup.key])]) for row in chosen
-    ]
-    fits = {key: found[0] for key, found in every.items()}
-    if "figure 9" in tables:
-        rows += turns.rows(data, rollouts=rollouts, seed=seed)
-    result: dict[str, Any] = {"rows": rows, "summary": summary(rows), "full_by_seed": _full_by_seed(rows, seeds)}
-    result["fits"] = {
-        setup.name: {**asdict(fits[setup.key].costs), "misfit": fits[setup.key].misfit} for setup in setups
-    }
-    if "figure 8" in tables:
-        result["batching"] = list(_batching(data, fits["robocasa"].costs, BATCHES, seed))
-        result["unsaturated"] = list(_batching(data, UNSATURATED, MORE_BATCHES, seed))
-    if "table 4" in tables:
-        result["scaling"] = list(scaling.table(data, fits["libero"].costs, gpus, seed=seed))
-        result["first_bottleneck"] = first_bottleneck(result["scaling"])
-    return result
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Median and largest |error| of the predicted rows of each table; and, of the tables and figure 8 together, of all
-    predicted rows, of the fully asynchronous ones, and of the fitted ones. There, rows printed twice count once."""
+    """Median and largest |error| of the predicted rows of each group, of all, of those of RL-VLA3, and of the latter's
+    fully asynchronous ones. There, rows printed twice count once."""
     predicted = [row for row in rows if not row["fitted"]]
-    groups = {table: [row for row in predicted if row["table"] == table] for table in TABLES}
-    ours = _each_once(rows)
-    groups["all but figure 9"] = [row for row in ours if not row["fitted"]]
-    groups["full asynchrony"] = [row for row in ours if row["mode"] == "full"]
-    groups["fitted rows"] = [row for row in ours if row["fitted"]]
+    groups = {group: [row for row in predicted if row["table"] == group] for group in GROUPS}
+    once = [row for row in predicted if not row.get("again")]
+    groups["RL-VLA3"] = [row for row in once if row["table"] in TABLES]
+    groups["RL-VLA3, full asynchrony"] = [row for row in groups["RL-VLA3"] if row["mode"] == "full"]
+    groups["all"] = once
     return {
         name: {
             "rows": len(own),
@@ -108,24 +87,8 @@ def first_bottleneck(table: Sequence[dict[str, Any]]) -> str:
     return f"{name}, from {other['gpus']} GPUs on"
 
 
-def _predict(row: PaperRow, found: Fit, seed: int) -> float:
-    """The row's transitions per second with the fitted costs."""
-    return simulate(row, found.costs, min(LONGEST, row.setup.chunk_steps), seed).throughput
-
-
-def _each_once(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of the tables and of figure 8."""
-    return [row for row in rows if row["table"] != "figure 9" and not row.get("again")]
-
-
-def _full_by_seed(rows: Sequence[dict[str, Any]], seeds: int) -> list[float]:
-    """Median |error| of full asynchrony by each seed alone."""
-    full = [row for row in _each_once(rows) if row["mode"] == "full"]
-    return [median(abs(row["by_seed"][n] / row["published"] - 1) for row in full) for n in range(seeds if full else 0)]
-
-
-def _row(row: PaperRow, by_seed: list[float]) -> dict[str, Any]:
-    predicted = median(by_seed)
+def _row(row: PaperRow, times: stages.Times, chunk_steps: int, seed: int) -> dict[str, Any]:
+    predicted = stages.simulate(row, times, chunk_steps, seed).throughput
     again = {"again": True} if row.again else {}
     return {
         "table": row.table,
@@ -134,18 +97,6 @@ def _row(row: PaperRow, by_seed: list[float]) -> dict[str, Any]:
         "fitted": row.fitted,
         "published": row.published,
         "predicted": predicted,
-        "by_seed": by_seed,
         "error": predicted / row.published - 1,
         **again,
     }
-
-
-def _batching(data: PaperData, costs: Costs, most: Sequence[int], seed: int) -> Iterator[dict[str, Any]]:
-    """Throughput of RoboCasa, hybrid, fully asynchronous, by most env batches of a pass and longest wait for them."""
-    example = next(row for row in data.rows if row.table == "figure 8" and not row.wait_ms)
-    steps = min(LONGEST, example.setup.chunk_steps)
-    for batches in most:
-        for wait_ms in WAITS_MS:
-            row = replace(example, max_batches=batches, wait_ms=wait_ms)
-            throughput = simulate(row, costs, steps, seed).throughput
-            yield {"max_batches": batches, "wait_ms": wait_ms, "throughput": throughput}

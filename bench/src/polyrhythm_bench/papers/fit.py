@@ -53,7 +53,7 @@ def fit(
 ) -> Fit:
     """Fit the costs to `rows`, all of one setup, whose devices are shared so. ValueError: a row is one to predict."""
     for row in rows:
-        if not row.fitted:
+        if not row.visible:
             raise ValueError(f"row {row.name!r} is one to predict; fit baselines and rollout-only rows")
     first = rows[0]
     seconds = first.envs * first.setup.chunk / first.published

@@ -129,8 +129,11 @@ def simulate(
     return measured(row, cluster_settings(row, costs, chunk_steps, seed, sharing), chunk_steps)
 
 
-def measured(row: PaperRow, settings: ClusterSettings, chunk_steps: int) -> Simulated:
-    """Simulate a cluster for the row, such as `cluster_settings` gives for episodes of `chunk_steps`."""
+def measured(
+    row: PaperRow, settings: ClusterSettings, chunk_steps: int, versions: tuple[int, int, int] | None = None
+) -> Simulated:
+    """Simulate a cluster for the row, such as `cluster_settings` gives for episodes of `chunk_steps`. versions: left
+    out at the start, counted, left out at the end; by default those of the row's mode."""
     cluster = VirtualCluster(settings)
     ends = [0.0]
 
@@ -140,6 +143,6 @@ def measured(row: PaperRow, settings: ClusterSettings, chunk_steps: int) -> Simu
 
     cluster.driver.observer = note
     cluster.run()
-    first, counted, _ = (versions * EPISODES for versions in _VERSIONS[row.mode])
+    first, counted, _ = (number * EPISODES for number in versions or _VERSIONS[row.mode])
     transitions = counted * row.envs * chunk_steps * row.setup.chunk
     return Simulated(transitions / (ends[first + counted] - ends[first]), cluster)

@@ -26,6 +26,8 @@ class Setup:
     """The common properties of a table's rows.
 
     chunk: env steps per chunk step; global_batch: chunk steps per gradient step; simulates_on_gpu: else on CPU cores.
+    workload: the same at several numbers of GPUs, by default `key`; policy: its model, a key of `stages.POLICIES`;
+    on_cores: physics on the host's cores is what takes a step's time, not drawing on the device.
     """
 
     key: str
@@ -34,6 +36,9 @@ class Setup:
     episode_steps: int
     global_batch: int
     simulates_on_gpu: bool = False
+    workload: str = ""
+    policy: str = ""
+    on_cores: bool = False
 
     @property
     def chunk_steps(self) -> int:
@@ -47,8 +52,8 @@ class PaperRow:
 
     placement: `colocated` (everything on all devices), `hybrid` (three of four devices simulate, one generates, all
     train) or `separate` (half, or rollout_gpus, simulate and generate; the others train). batches: env batches per
-    simulating device; max_batches: most that a generator serves in a pass, or fewer after wait_ms. held_out: excluded
-    from the fit; again: printed before.
+    simulating device; max_batches: most that a generator serves in a pass, or fewer after wait_ms. fitted: the one row
+    of its workload to which a number is fitted (`stages`); held_out: not visible; again: printed before.
     """
 
     table: str
@@ -61,13 +66,14 @@ class PaperRow:
     published: float
     max_batches: int = 1
     wait_ms: float = 0.0
+    fitted: bool = False
     held_out: bool = False
     again: bool = False
     rollout_gpus: int = 0
 
     @property
-    def fitted(self) -> bool:
-        """Whether cost models are fitted to it: baselines and rollout-only rows."""
+    def visible(self) -> bool:
+        """Whether `fit.fit` may see it: baselines and rollout-only rows."""
         return self.mode != "full" and not self.held_out
 
     @property
@@ -121,9 +127,9 @@ class PaperData:
     batch: int
     turns: int
 
-    def fitted(self, setup: Setup) -> list[PaperRow]:
-        """The rows to which the cost model of `setup` is fitted."""
-        return [row for row in self.rows if row.setup == setup and row.fitted and not row.again]
+    def visible(self, setup: Setup) -> list[PaperRow]:
+        """The rows of `setup` that `fit.fit` may see."""
+        return [row for row in self.rows if row.setup == setup and row.visible and not row.again]
 
     @property
     def setups(self) -> list[Setup]:
@@ -133,7 +139,7 @@ class PaperData:
 def published() -> PaperData:
     """Load `published.json`."""
     data: dict[str, Any] = json.loads(resources.files(__package__).joinpath("published.json").read_text("utf-8"))
-    setups = {key: Setup(key, **setup) for key, setup in data["setups"].items()}
+    setups = {key: Setup(key, **{"workload": key, **setup}) for key, setup in data["setups"].items()}
     rows = tuple(PaperRow(**{**row, "setup": setups[row["setup"]]}) for row in data["rows"])
     turns = data["turns"]
     return PaperData(rows, tuple(Latency(**point) for point in turns["rows"]), turns["batch"], turns["turns"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from pydantic import BaseModel, field_validator
 from torch import Tensor
@@ -30,6 +31,8 @@ class SlowPolicySettings(BaseModel):
     """What a forward pass takes, by its rows."""
     evaluate: str = "0ms"
     """What an evaluation for the loss takes, by its chunk steps."""
+    factor_file: str = ""
+    """File with a number that multiplies `act`, read at each pass, so that the cost can change during a run."""
 
     @field_validator("act", "evaluate")
     @classmethod
@@ -42,7 +45,8 @@ class SlowPolicySettings(BaseModel):
 
     def build(self, env_spec: EnvSpec, *, seed: int, device: str, role: Role) -> SlowPolicy:
         inner = as_settings(self.policy).build(env_spec, seed=seed, device=device, role=role)
-        return SlowPolicy(inner, parse_cost(self.act), parse_cost(self.evaluate))
+        factor = Path(self.factor_file) if self.factor_file else None
+        return SlowPolicy(inner, parse_cost(self.act), parse_cost(self.evaluate), factor=factor)
 
 
 class SlowPolicy(WrappedPolicy):
@@ -58,15 +62,17 @@ class SlowPolicy(WrappedPolicy):
         evaluate: Cost,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
+        factor: Path | None = None,
     ) -> None:
         super().__init__(policy)
         self._act, self._evaluate, self._sleep, self._clock = act, evaluate, sleep, clock
-        self._rng = random.Random()
+        self._rng, self._factor = random.Random(), factor
 
     def act(self, obs: Observations, greedy: Tensor, noise_key: Tensor) -> Act:
         begin = self._clock()
         act = self._policy.act(obs, greedy, noise_key)
-        self._last(begin, self._act.draw(self._rng, len(greedy)))
+        factor = 1.0 if self._factor is None else float(self._factor.read_text(encoding="utf-8"))
+        self._last(begin, factor * self._act.draw(self._rng, len(greedy)))
         return act
 
     def evaluate(self, obs: Observations, forward_inputs: Mapping[str, Tensor]) -> Evaluation:

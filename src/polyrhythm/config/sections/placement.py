@@ -126,7 +126,8 @@ class LeaseSection(Section):
 
 
 class PlacementSettings(Section):
-    """Devices and threads, by kind of station; `placement: NAME` is short for a preset, `placement: null` for none.
+    """Devices and threads, by kind of station; `placement: NAME` is short for a preset, `placement: null` for none, and
+    `placement: auto` for `moves: true`.
 
     An inline run has one process, so threads do not count there.
     """
@@ -145,6 +146,8 @@ class PlacementSettings(Section):
     """Of a device. share: time slices; process: generator and trainer as one; mps: NVIDIA's MPS; lease: in turn."""
     lease: LeaseSection = LeaseSection()
     """How they take turns."""
+    moves: Flag = False
+    """Change between two versions what makes training faster, and keep what is measured to: generators, max_lag."""
     simulated_devices: Whole = 0
     """Devices that this machine, or each node of a cluster, is taken to have; they compute on the CPU."""
 
@@ -156,7 +159,12 @@ class PlacementSettings(Section):
         If both keys are present, a `preset` was merged over the short form, so it wins.
         """
         if value is None or isinstance(value, str):
-            return {"preset": value}
+            return _named(value)
         if isinstance(value, dict) and "type" in value:
-            return {"preset": value["type"], **{key: item for key, item in value.items() if key != "type"}}
+            rest = {key: item for key, item in value.items() if key != "type"}
+            return {**_named(value["type"]), **rest}
         return value
+
+
+def _named(name: Any) -> dict[str, Any]:
+    return {"moves": True} if name == "auto" else {"preset": name}

@@ -1,15 +1,12 @@
-"""Meters of idle rows, of the idle trainer, of the fill of passes, and the bottleneck of a run. The meters are computed
-from decisions alone and thus equal for every launcher."""
+"""Meters of idle rows, of the idle trainer and of the fill of passes, computed from decisions alone and thus equal for
+every launcher."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
-from polyrhythm.config.schema import RunConfig
-from polyrhythm.observe.bottleneck import Load, bottleneck, idle_shares
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import AnyConductor
@@ -56,7 +53,8 @@ class IdleMeter(Observer):
         self._trainer_s += passed * (self._training or self._publishing)
 
     def take(self, now: float, worked_s: float = 0.0) -> dict[str, float]:
-        """`rollouter/idle_ratio` and `trainer/idle_ratio`, 0..1, since the last call.
+        """`rollouter/idle_ratio` and `trainer/idle_ratio`, 0..1, since the last call; with `placement.moves` also what
+        is in force now: `stations/generators_off` and `staleness/max_lag`.
 
         worked_s: seconds that the trainer reports for the update; more than decisions show if the update came in parts.
         """
@@ -65,10 +63,15 @@ class IdleMeter(Observer):
         rollouter = 1.0 - self._running_s / self._row_s if self._row_s else 0.0
         self._began, trainer_s = now, max(self._trainer_s, worked_s)
         self._row_s, self._running_s, self._trainer_s = 0.0, 0.0, 0.0
-        return {
+        found = {
             "rollouter/idle_ratio": min(1.0, max(0.0, rollouter)),
             "trainer/idle_ratio": min(1.0, max(0.0, 1.0 - trainer_s / seconds)),
         }
+        conductor = self._conductor
+        if conductor.settings.moves is not None:
+            found["stations/generators_off"] = float(len(conductor.serving.generators.off))
+            found["staleness/max_lag"] = min(conductor.rollout.max_lag, conductor.settings.max_lag)
+        return found
 
 
 class PassMeter(Observer):
@@ -115,36 +118,3 @@ class PassMeter(Observer):
         self._passes = self._rows = self._padded = 0
         self._waited_s = 0.0
         return found
-
-
-_KINDS = ("simulator", "generator", "scorer", "trainer")
-
-
-def limit_of(config: RunConfig, summary: Mapping[str, Any], updates: Sequence[Mapping[str, Any]]) -> str | None:
-    """Sentence on the bottleneck of a run; None if it did not train. summary: of summary.json; updates: lines of
-    metrics.jsonl."""
-    shares: Mapping[str, float] = summary.get("utilisation", {})
-    idle = idle_shares(updates)
-    by_kind = {
-        kind: [share for name, share in shares.items() if name.startswith(kind) and not name.endswith("-evaluation")]
-        for kind in _KINDS
-    }
-    busy = {kind: fmean(own) for kind, own in by_kind.items() if own}
-    if not idle or not busy:
-        return None
-    rollout = config.rollout
-    count = {kind: len(own) for kind, own in by_kind.items()} | {"trainer": config.placement.trainer.ranks or 1}
-    limits = {"max_rows", "max_wait_ms", "fire_when_all_wait"}
-    found: dict[str, Any] = idle | config.batching.model_dump(include=limits)
-    return bottleneck(
-        Load(
-            busy,
-            count,
-            **found,
-            max_lag=config.freshness.max_lag,
-            one_thread=config.launcher == "inline",
-            one_slot=rollout.simulators * rollout.env_batches == 1 and rollout.sharding == "whole",
-            rows=rollout.rows,
-            all_rows=config.all_rows,
-        )
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar
@@ -157,7 +157,7 @@ class UpdateMetrics(Observer):
     """Writes the metrics of each update: the trainer's and those of the other observers.
 
     An update that is repeated after the trainer was lost is rewritten. began: start time of the run; now: of training.
-    latest: the last line, including `step` and `time_s`.
+    added: give the metrics of plugins; latest: the last line, including `step` and `time_s`.
     """
 
     hears: ClassVar[tuple[type, ...]] = (records.TrainerJoined,)
@@ -175,6 +175,7 @@ class UpdateMetrics(Observer):
         now: float,
     ) -> None:
         self.latest: dict[str, float | None] = {}
+        self.added: Sequence[Callable[[], Mapping[str, float]]] = ()
         self._writer, self._ledger, self._episodes = writer, ledger, episodes
         self._totals, self._stations, (self._idle, self._passes) = totals, stations, meters
         self._began, self._last, self._transitions = began, now, totals.transitions
@@ -202,6 +203,8 @@ class UpdateMetrics(Observer):
         values["stations/faults"] = len(self._totals.faults)
         values |= self._of_hosts(utilisation)
         values["transport/dropped_messages"] = self._stations.dropped()
+        for added in self.added:
+            values |= added()
         self._writer.log(report.step, values, now - self._began)
         self.latest = {"step": report.step, "time_s": now - self._began, **values}
 

@@ -105,27 +105,29 @@ class SetbackWatch:
         self._present: set[str] = set()
         self._times: Counter[str] = Counter()
         self._updates = _Updates([], deque(maxlen=_NEWEST))
-        self._raised: list[str] = []
+        self._raised: list[Alarm] = []
         for line in lines:
             self.take(line)
 
-    def take(self, line: Line) -> list[str]:
-        """Sentences about one line of metrics: `step` and values by name."""
-        said = [sentence for way in _WAYS if (sentence := self._evaluated(way, line))]
+    def take(self, line: Line) -> list[Alarm]:
+        """Alarms about one line of metrics: `step` and values by name."""
+        step = line["step"]
+        said = [Alarm(step, sentence, "collapse") for way in _WAYS if (sentence := self._evaluated(way, line))]
         if (share := line.get(ZERO_ADVANTAGE)) is not None and self._begins("no signal", holds=share >= 1):
             times = self._times["no signal"]
             if is_told(times):
-                said.append(
-                    f"{ZERO_ADVANTAGE} = 1 in update {line['step'] + 1:.0f}{times_so_far(times)}: in every group all "
+                text = (
+                    f"{ZERO_ADVANTAGE} = 1 in update {step + 1:.0f}{times_so_far(times)}: in every group all "
                     "samples have earned the same, so nothing is learned from them; take easier or harder tasks, or a "
                     "reward with more levels, raise groups.size, or have such groups replaced (groups.min_return, "
                     "groups.max_return)"
                 )
+                said.append(Alarm(step, text, "no signal"))
         alarms = self._alarms(line) if _ENTROPY in line else []
         self._raised += alarms
         return said + alarms
 
-    def overcome(self) -> list[str]:
+    def overcome(self) -> list[Alarm]:
         """Training alarms that no longer hold, since episodes have clearly improved."""
         return self._raised if self._updates.newest and self._updates.improve(_CLEAR) else []
 
@@ -169,28 +171,30 @@ class SetbackWatch:
             "evaluation.every"
         )
 
-    def _alarms(self, line: Line) -> list[str]:
-        """Sentences about an update."""
+    def _alarms(self, line: Line) -> list[Alarm]:
+        """Alarms about an update."""
         if len(self._updates.first) < _FIRST:
             self._updates.first.append(line)
             return []
         self._updates.newest.append(line)
-        learns, said = self._updates.improve(_CLEAR), []
+        learns, raised = self._updates.improve(_CLEAR), []
         for name, alarm in _ALARMS.items():
             text = "" if learns else alarm(self._updates)
             if self._begins(name, holds=bool(text)) and is_told(times := self._times[name]):
                 problem, _, fix = text.partition("; ")
                 where = f"update {line['step'] + 1:.0f}{times_so_far(times)}"
-                said.append(f"{problem} ({where}), and training episodes are hardly better than at first; {fix}")
-        return said
+                told = f"{problem} ({where}), and training episodes are hardly better than at first; {fix}"
+                raised.append(Alarm(line["step"], told, name))
+        return raised
 
 
 def setbacks(lines: Iterable[Line]) -> list[Alarm]:
     """Alarms about all lines of a run, and its conclusion; without those that no longer hold."""
     watch = SetbackWatch()
-    raised = [Alarm(line["step"], sentence) for line in lines for sentence in watch.take(line)]
+    raised = [alarm for line in lines for alarm in watch.take(line)]
     overcome, conclusion = watch.overcome(), watch.conclusion()
-    return [alarm for alarm in raised if alarm.text not in overcome] + [Alarm(None, conclusion)] * bool(conclusion)
+    ended = [Alarm(None, conclusion, "no progress")] if conclusion else []
+    return [alarm for alarm in raised if alarm not in overcome] + ended
 
 
 def _values(name: str, lines: Iterable[Line]) -> list[float]:
@@ -296,8 +300,8 @@ class AlarmPart(RunPart):
         self._watch = SetbackWatch(read_lines(folder))
 
     def on_metrics(self, step: int, values: Mapping[str, float | None]) -> None:
-        for sentence in self._watch.take({"step": step, **values}):
-            log.warning("%s", sentence)
+        for alarm in self._watch.take({"step": step, **values}):
+            log.warning("%s", alarm.text)
 
     def on_trained(self) -> None:
         if conclusion := self._watch.conclusion():

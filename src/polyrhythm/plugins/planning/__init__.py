@@ -15,13 +15,18 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "planning",
-    needs=("virtual", "memory_estimate", "lease", "scoring"),
+    needs=("lease", "memory_estimate", "scoring", "virtual"),
     adds={
-        "command": {"plan": f"{__name__}.commands:Plan", "profile": f"{__name__}.profile_command"},
+        "command": {
+            "plan": f"{__name__}.commands:Plan",
+            "profile": f"{__name__}.profile_command",
+            "simulate": f"{__name__}.simulate_command",
+        },
         "observer": {"profile": f"{__name__}.from_run:HOOKS"},
     },
     purposes={
         "plan": "find a placement, or predict what a setting would gain, or what memory a run would take",
         "profile": "measure what each station of a recipe takes on this machine",
+        "simulate": "run the scheduler on a simulated cluster, in virtual time",
     },
 )

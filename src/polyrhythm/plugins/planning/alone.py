@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -55,6 +56,8 @@ from polyrhythm.training.objective import UNSCALED
 _MOST, _FEWEST = 200, 3
 #: Share of the times that must be without interruption for the others to be left out.
 _CLEAN = 0.1
+#: CPU time, time without a core, and turns of this thread (Linux).
+_SCHEDULED = Path("/proc/thread-self/schedstat")
 #: Rows of observations that passes and samples are made of.
 _SHOWN = 64
 #: Bytes of samples that the trainer's measurements hold at most.
@@ -68,8 +71,8 @@ _LONGEST = 256
 class Measurements:
     """Times of works by their amount. The first of each amount is not counted, as it warms up.
 
-    On a machine that does other things too, most times of a short work are its own and some are many times longer.
-    Therefore those in which the process was interrupted are left out, if enough others remain.
+    On a machine that does other things too, a work waits for a core. Linux accounts for this wait, which is not
+    counted; and times in which the process was interrupted are left out, if enough others remain: caches were cold.
     device: of the work, which is waited for.
     """
 
@@ -81,13 +84,15 @@ class Measurements:
     @contextmanager
     def time(self, name: WorkName, amount: int) -> Iterator[None]:
         """Measure the block as one unit of this work."""
-        interrupted, begin = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw, time.perf_counter()
+        waited, interrupted = _core_wait_s(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        begin = time.perf_counter()
         yield
         if self.device != CPU:
             torch.cuda.synchronize(self.device)
         seconds = time.perf_counter() - begin
         clean = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == interrupted
-        self._times.setdefault((name, amount), []).append((seconds, clean))
+        waited = _core_wait_s() - waited
+        self._times.setdefault((name, amount), []).append((max(0.0, seconds - waited), clean))
 
     def repeat(self, run: Callable[[], object], name: WorkName, amount: int, budget: Budget) -> None:
         """Call `run`, which measures the work itself, until the time is over, at least twice; and the peak memory."""
@@ -106,6 +111,14 @@ class Measurements:
                 timing_of(amount, _undisturbed(times), self._memory.get((name, amount), 0))
             )
         return {name: Work(timings=tuple(timings)) for name, timings in found.items()}
+
+
+def _core_wait_s() -> float:
+    """Seconds for which this thread was ready and had no core, since it began; 0 where the system does not say."""
+    try:
+        return int(_SCHEDULED.read_text(encoding="ascii").split()[1]) * 1e-9
+    except OSError:
+        return 0.0
 
 
 def _undisturbed(times: Sequence[tuple[float, bool]]) -> list[float]:

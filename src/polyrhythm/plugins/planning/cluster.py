@@ -117,7 +117,7 @@ def cluster_settings(
         generators=tuple(cluster.generators(buckets)),
         trainer=cluster.trainer(),
         scorers=tuple(cluster.scorers()),
-        sharing="lease" if placed.lease is not None else "shared",
+        sharing="lease" if placed.lease is not None else "exclusive" if config.launcher == "inline" else "shared",
         lease=cluster.lease(),
         links=cluster.links(),
     )
@@ -256,7 +256,8 @@ class _Cluster:
             **group,
             update=MeasuredCost.of(points, _sigma(station.works["micro_batch"])),
             streamed=min(1.0, first / whole) if whole else 1.0,
-            gradient_steps=steps_of_update if ranks > 1 else 1,
+            # In one process other stations work between two steps of an update.
+            gradient_steps=steps_of_update if ranks > 1 or self.config.launcher == "inline" else 1,
             publish=_cost(station, "stage", units=self.profile.weights),
         )
 
@@ -277,7 +278,7 @@ class _Cluster:
             for timing in (station.works[name].timings if name in station.works else ())
             if timing.mean_s and timing.amount
         ]
-        devices = tuple(sorted({number for own in rules.devices.values() for number in own}))
+        devices = tuple(sorted({_number(number) for own in rules.devices.values() for number in own}))
         speed = {"host_gb_per_s": min(speeds)} if speeds else {}
         return LeaseCosts(devices=devices, min_hold=rules.min_hold_s, switch_order=rules.switch_order, **speed)
 
@@ -301,22 +302,26 @@ class _Cluster:
 
     def _group(self, plural: PlacedKind, seats: Sequence[Resources]) -> dict[str, Any]:
         """count, host, devices, occupies and resident_gb of a group."""
-        kind = _KINDS[plural]
-        station, seat = self.profile.stations[kind], seats[0]
+        kind, seat = _KINDS[plural], seats[0]
+        station, cores = self.profile.stations[kind], self.profile.machine.cores
+        leased = self.placed.lease.devices if self.placed.lease is not None else {}
         found: dict[str, Any] = {"count": len(seats), "host": self._host(seat), "resident_gb": station.resident / 1e9}
-        on_device = seat.device != CPU
-        if on_device and station.device == CPU and kind in ("generator", "trainer"):
-            raise ConfigError(
-                f"profile: its {kind} was measured on the CPU, and placement.{plural} is on devices; measure it with "
-                "this placement on a machine that has such a device"
-            )
-        if on_device and station.device != CPU:
-            numbers = [number_of(one.device) for one in seats]
-            devices = tuple(dict.fromkeys(numbers))
-            return {**found, "devices": devices, "occupies": self._share(kind)}
-        cores = self.profile.machine.cores
-        most = max(seat.threads / cores, self._beside(kind) / 2 if station.beside else 0.0)
-        return {**found, "devices": (CORES + self._node(seat),), "occupies": min(1.0, most)}
+        if seat.leases:
+            numbers = [CORES if one.device == CPU else number_of(one.device) for one in seats]
+            resident = (station.resident or station.host) / 1e9  # without a device the host is leased
+            return {**found, "devices": tuple(dict.fromkeys(numbers)), "resident_gb": resident}
+        if CPU in (seat.device, station.device):
+            if seat.device != CPU and kind in ("generator", "trainer"):
+                raise ConfigError(
+                    f"profile: its {kind} was measured on the CPU, and placement.{plural} is on devices; measure it "
+                    "with this placement on a machine that has such a device"
+                )
+            numbers, share = [CORES + self._node(seat)], min(1.0, seat.threads / cores)
+        else:
+            numbers, share = [number_of(one.device) for one in seats], self._share(kind)
+        if any(_number(number) in numbers for own in leased.values() for number in own):
+            return found  # it stays there while the others take turns
+        return {**found, "devices": tuple(dict.fromkeys(numbers)), "occupies": share}
 
     def _share(self, kind: Kind) -> float:
         """Share of a device that the station's work takes: half of the factor by which it and another slow each
@@ -326,11 +331,7 @@ class _Cluster:
             return 0.5 if sharing in ("mps", "process") else 1.0
         if not self.profile.stations[kind].beside:
             return 1.0
-        return min(1.0, max(_LEAST_SHARE, self._beside(kind) / 2))
-
-    def _beside(self, kind: Kind) -> float:
-        """Mean slow-down beside the other kinds."""
-        return fmean(self.profile.stations[kind].beside.values() or [1.0])
+        return min(1.0, max(_LEAST_SHARE, fmean(self.profile.stations[kind].beside.values()) / 2))
 
     def _node(self, seat: Resources) -> int:
         names = [] if self.devices is None else [name for name, _ in self.devices.nodes]
@@ -358,6 +359,11 @@ def _station(profile: Profile, kind: Kind, needed: Sequence[WorkName]) -> Statio
             "not have; measure again with more --minutes"
         )
     return station
+
+
+def _number(leased: int) -> int:
+    """Number of a leased device in the simulation; the host's is negative."""
+    return leased if leased >= 0 else CORES
 
 
 def _size(batches: Sequence[EnvBatchInfo]) -> tuple[tuple[int, ...], ...]:

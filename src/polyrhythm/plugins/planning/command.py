@@ -11,6 +11,7 @@ from typing import Any
 from polyrhythm.cli import show
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, find_run, refuse_no_run
+from polyrhythm.plugin import load
 from polyrhythm.plugins.memory_estimate import command as plan_memory
 from polyrhythm.plugins.planning.theory import Layout, StageTimes, Workload, advise, expected_longest, stage_times
 from polyrhythm.specs.distributions import Constant, Distribution, parse_distribution, parse_duration
@@ -37,8 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         return placing.run(arguments)
     if not arguments.theory:
-        limit = _limit_of(arguments)
-        print(json.dumps({"bottleneck": limit}, indent=2) if arguments.json else limit)
+        if arguments.run is None or arguments.overrides:
+            raise ConfigError(
+                "plan: name the folder of one run, or add --gpus N, --theory or --memory (see plan --help)"
+            )
+        load("pipeline", "advice")(arguments.run, as_json=arguments.json)
         return 0
     if arguments.overrides:
         raise ConfigError(f"plan --theory: {arguments.overrides[0]!r} is not an option; it takes the folder of one run")
@@ -58,24 +62,6 @@ def _check_options(arguments: argparse.Namespace) -> None:
             placing = " --gpus" if arguments.gpus is not None else " RUN"
             own = " --memory" if arguments.memory else " --theory" if arguments.theory else placing
             raise ConfigError(f"plan{own}: {', '.join(given)} is for --{other}; leave it out")
-
-
-def _limit_of(arguments: argparse.Namespace) -> str:
-    """The sentence on what limited the run. RunFolderError: the run has none."""
-    if arguments.run is None or arguments.overrides:
-        raise ConfigError(
-            "plan: name the folder of one finished run, or add --gpus N, --theory or --memory (see plan --help)"
-        )
-    file = find_run(Path(arguments.run)) / SUMMARY_FILE
-    if not file.is_file():
-        raise RunFolderError(f"folder {str(file.parent)!r} has no summary.json; name the folder of a finished run")
-    try:
-        limit: str = json.loads(file.read_text(encoding="utf-8"))["bottleneck"]
-    except (ValueError, KeyError):
-        raise RunFolderError(
-            f"{str(file)!r} has no bottleneck: the run trained nothing, or an earlier version wrote it; train once more"
-        ) from None
-    return limit
 
 
 def formatted(result: dict[str, Any]) -> str:

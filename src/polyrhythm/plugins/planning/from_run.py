@@ -20,6 +20,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 PROFILE_FILE = "profile.json"
 #: First updates, in which everything warms up, if there are more than twice as many.
 _WARM_UP = 3
+#: Seconds of the shortest interval over which stations' reports are summed.
+_INTERVAL_S = 2.0
 
 Line = Mapping[str, Any]
 #: By station and work: the amount and the seconds of each update.
@@ -77,7 +80,7 @@ def from_run(folder: Path, before: Profile | None = None) -> Profile:
     refuse_no_run(folder)
     summary, lines = _read(folder)
     config = load_config(folder / CONFIG_FILE)
-    found = _profile(config, summary, lines)
+    found = profile_of(config, summary, lines)
     if before is None:
         return found
     refuse_other_recipe(before, config)
@@ -100,13 +103,19 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Line]]:
         raise RunFolderError(
             f"folder {str(folder)!r}: summary.json or metrics.jsonl is damaged ({error}); name another run"
         ) from None
-    updates = [line for line in lines if line.get("time/actor/update") and line.get("env/sample_chunk_steps")]
-    if not updates:
+    if not (updates := measured_updates(lines)):
         raise RunFolderError(f"folder {str(folder)!r}: it trained nothing; name a run that trained")
-    return summary, updates[_WARM_UP:] if len(updates) > 2 * _WARM_UP else updates
+    return summary, updates
 
 
-def _profile(config: RunConfig, summary: Mapping[str, Any], lines: Sequence[Line]) -> Profile:
+def measured_updates(lines: Sequence[Line]) -> list[Line]:
+    """The lines of updates, without the first ones, in which everything warms up."""
+    updates = [line for line in lines if line.get("time/actor/update") and line.get("env/sample_chunk_steps")]
+    return updates[_WARM_UP:] if len(updates) > 2 * _WARM_UP else updates
+
+
+def profile_of(config: RunConfig, summary: Mapping[str, Any], lines: Sequence[Line]) -> Profile:
+    """The profile of a run of these settings. lines: `measured_updates` of its metrics."""
     from polyrhythm.plugins.planning.measure import this_machine
 
     chunk = fmean(line["env/sample_env_steps"] / line["env/sample_chunk_steps"] for line in lines)
@@ -146,19 +155,22 @@ def _profile(config: RunConfig, summary: Mapping[str, Any], lines: Sequence[Line
 
 
 def _rollout(points: Points, config: RunConfig, lines: Sequence[Line], chunk: float) -> None:
-    """Steps and passes of the intervals between two updates."""
+    """Steps and passes of the intervals between two updates; shorter ones are joined, since stations report twice a
+    second and many lines of short updates have none of their time."""
     slot = config.rollout.largest_slot_rows or config.rollout.rows
-    before = 0.0
-    for line in lines:
-        rows = (line["throughput/transitions"] - before) / chunk
-        first, before = before == 0.0, line["throughput/transitions"]
-        batch_rows = line.get("rollouter/batch_rows") or 0.0
-        if first or rows <= 0 or not batch_rows:  # before the first line is more than one interval
-            continue
-        if step_s := line.get("time/env/step"):
-            points["simulator"].setdefault("step", []).append((slot, step_s / max(1.0, rows / slot)))
-        if pass_s := line.get("time/rollout/forward"):
-            points["generator"].setdefault("pass", []).append((batch_rows, pass_s / max(1.0, rows / batch_rows)))
+    rows = passes = step_s = pass_s = seconds = 0.0
+    for before, line in pairwise(lines):  # before the first line is more than one interval
+        new = max(0.0, line["throughput/transitions"] - before["throughput/transitions"]) / chunk
+        rows, passes = rows + new, passes + new / (line.get("rollouter/batch_rows") or math.inf)
+        step_s += line.get("time/env/step") or 0.0
+        pass_s += line.get("time/rollout/forward") or 0.0
+        seconds += line["time_s"] - before["time_s"]
+        if seconds >= _INTERVAL_S or line is lines[-1]:
+            if step_s and rows:
+                points["simulator"].setdefault("step", []).append((slot, step_s / max(1.0, rows / slot)))
+            if pass_s and passes:
+                points["generator"].setdefault("pass", []).append((rows / passes, pass_s / max(1.0, passes)))
+            rows = passes = step_s = pass_s = seconds = 0.0
 
 
 def _updates(points: Points, config: RunConfig, lines: Sequence[Line]) -> None:

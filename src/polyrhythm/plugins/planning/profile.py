@@ -146,9 +146,10 @@ class Machine(ProfilePart):
 
 class Profile(ProfilePart):
     """The whole file. recipe: its name; settings: digests of the sections that change what work costs
-    (`settings_digest`); date: of the measurement, ISO; weights: bytes of a version; rate: transitions per
-    second of the run in which the stations were measured together, 0 without one; left_out: a sentence for each
-    measurement that was not made."""
+    (`settings_digest`); date: of the measurement, ISO; weights: bytes of a version. rate: transitions per second of the
+    run in which the stations were measured together, 0 without one; others_cores: cores that other processes of the
+    machine used meanwhile, which lengthened what was measured then; left_out: a sentence for each measurement that was
+    not made."""
 
     format: Literal[1] = FORMAT
     recipe: str
@@ -159,6 +160,7 @@ class Profile(ProfilePart):
     weights: int = Field(default=0, ge=0)
     stations: dict[Kind, StationProfile]
     rate: float = Field(default=0.0, ge=0)
+    others_cores: float = Field(default=0.0, ge=0)
     left_out: tuple[str, ...] = ()
 
     @property

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from polyrhythm.plugins.planning.profile import Profile, Work
 
 _MINUTES = 2.0
+#: Cores of other processes from which they are mentioned.
+_MUCH = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +95,9 @@ def _text(profile: Profile, path: Path, config: RunConfig | None) -> str:
             factors = ", ".join(f"{factor:.2f} beside the {other}" for other, factor in station.beside.items())
             rows.append((f"{kind} is slower", f"by {factors}"))
     rows += list(_rates(profile, config))
+    if profile.others_cores > _MUCH:
+        many = f"other processes used {profile.others_cores:.1f} of {profile.machine.cores} cores during the run"
+        rows.append(("not alone", f"{many}, so handovers and slow-downs are too long; measure again when they are not"))
     rows += [("left out", sentence) for sentence in profile.left_out]
     return show.aligned(rows)
 

@@ -19,10 +19,14 @@ from pathlib import Path
 from statistics import median, pstdev
 from typing import ClassVar
 
+import psutil
+
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.placed import Kind as PlacedKind
+from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.plugins.planning.alone import timing_of
 from polyrhythm.plugins.planning.cluster import update_seconds
@@ -36,6 +40,8 @@ _FEW = 5
 _MOST_BESIDE = 4.0
 #: Seconds that a run gets at least, once it has started.
 _LEAST_S = 4.0
+#: The kinds' names in `Placed.names`.
+_NAMES: Mapping[Kind, PlacedKind] = {"simulator": "simulators", "generator": "generators"}
 #: Phases of an update in its report.
 _PHASES = tuple(f"time/actor/{name}" for name in ("collate", "targets", "proximal", "passes", "step"))
 
@@ -153,9 +159,23 @@ def measure_together(config: RunConfig, profile: Profile, end: float) -> Profile
         until = max(end, time.monotonic() + _LEAST_S)  # however long it took to start
         pipeline.loop.add_observers(timer)
         pipeline.loop.stop = lambda: time.monotonic() >= until
+        begin, before = time.monotonic(), _others_cpu_s()
         with suppress(Interrupted):
             pipeline.loop.train_until(own)
-    return with_run(profile, config, timer)
+        others = max(0.0, _others_cpu_s() - before) / max(1e-9, time.monotonic() - begin)
+    return with_run(profile, config, timer).model_copy(update={"others_cores": others})
+
+
+def _others_cpu_s() -> float:
+    """CPU seconds of everything on this machine but this process and its descendants."""
+    times: dict[str, float] = psutil.cpu_times()._asdict()
+    idle = ("idle", "iowait", "guest", "guest_nice")  # guests are in user and nice already
+    machine, me = sum(spent for name, spent in times.items() if name not in idle), psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            own = process.cpu_times()
+            machine -= own.user + own.system
+    return machine
 
 
 def with_run(profile: Profile, config: RunConfig, timer: UnitTimer) -> Profile:
@@ -164,7 +184,7 @@ def with_run(profile: Profile, config: RunConfig, timer: UnitTimer) -> Profile:
     stations = dict(profile.stations)
     units: dict[Kind, Sequence[Unit]] = {"simulator": timer.steps, "generator": timer.passes}
     for kind, own in units.items():
-        stations[kind] = _with_units(stations[kind], own, kind, left_out)
+        stations[kind] = _with_units(stations[kind], own, kind, left_out, beside=_is_beside_trainer(config, kind))
     stations["trainer"] = _with_updates(profile, config, timer, left_out)
     return profile.model_copy(
         update={
@@ -176,27 +196,41 @@ def with_run(profile: Profile, config: RunConfig, timer: UnitTimer) -> Profile:
     )
 
 
-def _with_units(station: StationProfile, units: Sequence[Unit], kind: Kind, left_out: list[str]) -> StationProfile:
+def _is_beside_trainer(config: RunConfig, kind: Kind) -> bool:
+    """Whether a station of the kind is on a device of the trainer, or on its cores."""
+    placed = place(config)
+    devices = {placed.seats[name].device for name in placed.names["trainer"]}
+    return any(placed.seats[name].device in devices for name in placed.names[_NAMES[kind]])
+
+
+def _with_units(
+    station: StationProfile, units: Sequence[Unit], kind: Kind, left_out: list[str], *, beside: bool
+) -> StationProfile:
+    """The station with its handover, and if it is beside the trainer with its slow-down during updates."""
     quiet = [unit for unit in units if not unit.trains]
     busy = [unit for unit in units if unit.trains]
     if len(quiet) < _FEW:
         left_out.append(f"{kind}: its handover, as the run had {len(quiet)} units of its work without an update")
         return station
-    handover = _middle([max(0.0, unit.seconds - unit.expected) for unit in quiet])
+    handover = _lower_half([max(0.0, unit.seconds - unit.expected) for unit in quiet])
     works = {**station.works, "handover": Work(timings=(timing_of(0, handover),))}
+    if not beside:
+        return station.model_copy(update={"works": works})
     if len(busy) < _FEW:
         left_out.append(f"{kind}: beside the trainer, as the run had {len(busy)} units of its work in an update")
         return station.model_copy(update={"works": works})
     factor = median(x.seconds for x in busy) / max(1e-9, median(x.seconds for x in quiet))
     # Batches may be larger in one of the two.
     factor *= median(x.expected for x in quiet) / max(1e-9, median(x.expected for x in busy))
-    beside = {**station.beside, "trainer": min(_MOST_BESIDE, max(1.0, factor))}
-    return station.model_copy(update={"works": works, "beside": beside})
+    factors = {**station.beside, "trainer": min(_MOST_BESIDE, max(1.0, factor))}
+    return station.model_copy(update={"works": works, "beside": factors})
 
 
 def _with_updates(profile: Profile, config: RunConfig, timer: UnitTimer, left_out: list[str]) -> StationProfile:
     """The trainer, with the factor by which its updates take longer in the run."""
-    station, factors = profile.stations["trainer"], []
+    station, factors = profile.stations["trainer"], list[float]()
+    if not _is_beside_trainer(config, "generator"):
+        return station
     for values in timer.updates[1:]:  # the first one warms up
         chunk_steps = values["env/sample_chunk_steps"] * config.training.batch_size
         done = values["train/actor/optimizer_steps"] / max(1.0, _steps_of_epoch(config, chunk_steps))
@@ -214,9 +248,9 @@ def _steps_of_epoch(config: RunConfig, chunk_steps: float) -> float:
     return max(1.0, chunk_steps / mini) if mini else float(config.training.require_batches)
 
 
-def _middle(values: Sequence[float]) -> list[float]:
-    """The values without the largest tenth, which are of other processes on the machine rather than of the run."""
-    return sorted(values)[: max(1, round(0.9 * len(values)))]
+def _lower_half(values: Sequence[float]) -> list[float]:
+    """The values up to the median: the others waited for cores too, of which the simulation has its own account."""
+    return sorted(values)[: (len(values) + 1) // 2]
 
 
 def seen_episodes(before: Episodes, samples: Sequence[records.SampleFinished]) -> Episodes:

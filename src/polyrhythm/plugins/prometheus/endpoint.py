@@ -46,6 +46,7 @@ _LABELLED: tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...] = (
     (re.compile(r"samples/(.+)"), "samples", ("state",)),
     (re.compile(r"hosts/utilisation/(.+)"), "host_utilisation", ("host",)),
     (re.compile(r"hosts/faults/(.+)"), "host_faults", ("host",)),
+    (re.compile(r"gpu/([^/]+)/(.+)"), "gpu_{}", ("gpu",)),
     (re.compile(r"env/success_once/task_(.+)"), "env_task_success_once", ("task",)),
     (re.compile(r"env/metrics/(.+)"), "env_metrics", ("metric",)),
     (re.compile(r"evaluation/([^/]+)/metrics/(.+)"), "evaluation_metrics", ("way", "metric")),

@@ -70,12 +70,6 @@ def _overview(runs: Sequence[Run]) -> list[Part]:
     return [*([] if runs[0].finished else [text(notice, "notice")]), *tables.tiles(runs[0])]
 
 
-def _advice(run: Run) -> list[Part]:
-    """What limits the run, and its problems, with the settings to change."""
-    limit = [text(run.summary["bottleneck"])] if "bottleneck" in run.summary else []
-    return limit + tables.setbacks(run)
-
-
 def _results(runs: Sequence[Run]) -> list[Part]:
     found = tables.results(runs)
     if len(runs) == 1:
@@ -103,7 +97,6 @@ _SECTIONS = (
     ReportSection("seeds", "Comparison", seed_sections.draw_groups),
     ReportSection("settings", "Settings that differ", seed_sections.draw_settings),
     ReportSection("curves", "Over seeds", seed_sections.draw_curves),
-    ReportSection("advice", "Advice", lambda runs: each(runs, _advice)),
     ReportSection("results", "Results", _results),
     gallery.SECTION,
     ReportSection("success", "Success", charts.success),

@@ -25,7 +25,7 @@ from polyrhythm.observe.run_folder import (
     read_changes,
     refuse_no_run,
 )
-from polyrhythm.pipeline.hooks import Alarm, run_hooks
+from polyrhythm.pipeline.hooks import Alarm, all_alarms
 from polyrhythm.plugins.report.parts import Part, mark
 from polyrhythm.readable import by_path
 
@@ -33,6 +33,8 @@ Line = Mapping[str, Any]
 
 #: Least episodes of a point of the training curve, and about its number of points; most points of other curves.
 _EPISODES, POINTS, FINE = 32, 60, 400
+#: What `placement.moves` changes.
+_MOVES = ("stations/generators_off", "staleness/max_lag")
 #: An interval between updates that is so many times the median is a pause.
 _PAUSE = 10.0
 
@@ -142,7 +144,7 @@ def _read(folder: Path) -> Run:
     run = Run(folder, label, config, updates, [], summary, finished, read_changes(folder))
     per_version = int(run.settings.get("freshness.sync_interval", 1))
     measured = _evaluations(lines, per_version)
-    alarms = [alarm for hooks in run_hooks() for alarm in hooks.alarms(lines)]
+    alarms = all_alarms(lines)
     warned = summary.get("warnings", [alarm.text for alarm in alarms])
     return replace(run, evaluations=measured, setbacks=[*damaged, *warned], alarms=alarms)
 
@@ -223,9 +225,14 @@ def pace_points(run: Run) -> list[tuple[float, float, float | None]]:
 
 
 def run_marks(run: Run) -> list[Part]:
-    """Faults, alarms and changes of settings, at the updates in which they were."""
+    """Faults, moves, alarms and changes of settings, at the updates in which they were."""
     marks = []
     lost = 0.0
+    for before, line in pairwise(run.updates):
+        pairs = [(name, before.get(name), line.get(name)) for name in _MOVES]
+        moved = [(name, old, new) for name, old, new in pairs if None not in (old, new) and old != new]
+        words = [f"{name.partition('/')[2]}: {old:g} → {new:g}" for name, old, new in moved]
+        marks += [_mark("; ".join(words), "change", line)] if words else []
     for line in run.updates:
         count = line.get("stations/faults") or 0.0
         if count > lost:

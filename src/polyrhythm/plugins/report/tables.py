@@ -169,11 +169,6 @@ def set_aside(run: Run) -> list[Part]:
     return [table(["task", "seed", "last failure"], rows, caption)] if rows else []
 
 
-def setbacks(run: Run) -> list[Part]:
-    """Problems of the run, one paragraph each."""
-    return [text(sentence, "notice") for sentence in run.setbacks]
-
-
 def weights(run: Run) -> list[Part]:
     """Means of publishing, taking and applying a version's weights, by station and transport."""
     rows = [

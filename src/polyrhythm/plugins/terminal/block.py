@@ -36,7 +36,7 @@ class Status:
     or of `left_of`; recent: success (None if not reported) and return of the last training episodes; lag: mean of the
     last update, maximum of all; buffer: finished samples that wait for the trainer; utilisation: share of the last
     seconds, by station; hosts: if there are several, the mean share of each one's stations (None without stations) and
-    its number of lost stations.
+    its number of lost stations; notes: sentences of plugins, such as advice.
     """
 
     phase: str
@@ -53,6 +53,7 @@ class Status:
     faults: int = 0
     utilisation: Mapping[str, float] = field(default_factory=dict)
     hosts: Mapping[str, tuple[float | None, int]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
 def block(status: Status, width: int, *, plain: bool = False) -> list[str]:
@@ -65,6 +66,8 @@ def block(status: Status, width: int, *, plain: bool = False) -> list[str]:
         heading.append(f"about {duration(status.left_s)} left{' of ' if status.left_of else ''}{status.left_of}")
     lines = [f"── {' · '.join(heading)} ".ljust(width, "─"), *_wrapped(_metrics(status), " · ", width)]
     lines += _wrapped(_stations(status.utilisation), "   ", width) + _wrapped(_hosts(status.hosts), "   ", width)
+    for note in status.notes:
+        lines += _wrapped(note.split(" "), " ", width)
     cut = [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
     return [line.translate(_PLAIN) for line in cut] if plain else cut
 

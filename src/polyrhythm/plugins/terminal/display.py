@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, TextIO
 
 from polyrhythm.pipeline.build import Pipeline
+from polyrhythm.pipeline.hooks import RunPart
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.observers.metrics import EpisodeTracker, LagHistogram
 from polyrhythm.pipeline.observers.totals import RunTotals, StationActivity, StationHosts, in_order
@@ -74,6 +75,7 @@ class LiveDisplay(Observer):
         self._faults: Counter[str] = Counter()  # by host
         self._hosts: StationHosts | None = None
         self._lag = 0.0
+        self._parts: Sequence[RunPart] = ()
 
     # ------------------------------------------------------------ inputs
 
@@ -96,8 +98,8 @@ class LiveDisplay(Observer):
             self._status, done=done, of=of, unit="episode", left_s=self._left(self._clock()), left_of="this phase"
         )
 
-    def watch(self, pipeline: Pipeline) -> None:
-        self._pipeline, self._stations = pipeline, StationActivity(pipeline.launcher)
+    def watch(self, pipeline: Pipeline, parts: Sequence[RunPart] = ()) -> None:
+        self._pipeline, self._stations, self._parts = pipeline, StationActivity(pipeline.launcher), parts
         self._hosts = pipeline.hosts
         pipeline.loop.add_observers(self)
 
@@ -154,6 +156,7 @@ class LiveDisplay(Observer):
             faults=self._faults.total(),
             utilisation=utilisation,
             hosts=self._of_hosts(utilisation),
+            notes=[note for part in self._parts for note in part.status()],
         )
         if training is None:
             return status

@@ -54,7 +54,12 @@ class TraceObserver(Observer):
     how many spans a station has dropped for lack of room.
     """
 
-    hears: ClassVar[tuple[type, ...]] = (records.StationLost, records.StartRows, records.BatchingChosen)
+    hears: ClassVar[tuple[type, ...]] = (
+        records.StationLost,
+        records.StartRows,
+        records.BatchingChosen,
+        records.MoveChosen,
+    )
     tick_s: ClassVar[float] = _WRITE_S
 
     def __init__(self, writer: TraceWriter, launcher: Launcher, began: float, limit: int = 1_000_000) -> None:
@@ -81,6 +86,8 @@ class TraceObserver(Observer):
                 case records.BatchingChosen(max_requests=max_requests, max_wait_s=max_wait_s, reason=reason):
                     name = f"up to {max_requests} requests, {1000.0 * max_wait_s:.3g} ms"
                     self._mark("generators", "batching", name, now, {"reason": reason})
+                case records.MoveChosen(outcome=outcome, move=move, reason=reason):
+                    self._mark("run", "moves", f"{outcome}: {move}", now, {"reason": reason})
 
     def on_tick(self, now: float) -> None:
         if self._left <= 0:

@@ -2,9 +2,4 @@
 
 from polyrhythm.plugin import Plugin
 
-PLUGIN = Plugin(
-    "virtual",
-    needs=("timeline",),
-    adds={"command": {"simulate": f"{__name__}.commands:Simulate"}},
-    purposes={"simulate": "run the scheduler on a simulated cluster, in virtual time"},
-)
+PLUGIN = Plugin("virtual", needs=("timeline",))

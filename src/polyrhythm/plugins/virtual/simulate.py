@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import json
 from collections.abc import Iterator, Mapping
@@ -24,13 +23,8 @@ from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.settings import SchedulerSettings
 
 
-def run(arguments: argparse.Namespace) -> int:
-    summary = simulate_file(_find(arguments.file), trace_path=arguments.trace)
-    print(json.dumps(summary, indent=2) if arguments.json else show.aligned(_rows(summary)))
-    return 0
-
-
-def _find(file: Path) -> Path:
+def find_cluster(file: Path) -> Path:
+    """The file, or the shipped one of this name. ConfigError: there is neither."""
     shipped = {path.stem: path for path in sorted((examples_folder() / "clusters").glob("*.yaml"))}
     if not file.is_file() and str(file) not in shipped:
         raise ConfigError(
@@ -40,9 +34,10 @@ def _find(file: Path) -> Path:
     return file if file.is_file() else shipped[str(file)]
 
 
-def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The summary as names and texts."""
     throughput, requests = summary["throughput"], summary["requests"]
-    trained, rows = throughput["trained_samples_per_s"], requests["rows_per_batch"]
+    trained, per_batch = throughput["trained_samples_per_s"], requests["rows_per_batch"]
     yield "simulated", f"{summary['versions']} versions in {summary['virtual_s']:,.1f} s, {summary['gpus']:g} GPUs"
     if summary["halted"]:
         yield "halted", summary["halted"]
@@ -50,7 +45,7 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "busy", show.shares(summary["utilisation"])
     for name, states in summary["time"].items():
         yield f"{name} spent", show.shares({state: spent["share"] for state, spent in states.items()})
-    served = f"{requests['served']:,} served in {requests['batches']:,} batches of {rows:.1f} rows"
+    served = f"{requests['served']:,} served in {requests['batches']:,} batches of {per_batch:.1f} rows"
     yield "requests", f"{served}, each after {1000 * requests['wait_s']:.1f} ms"
     if links := summary.get("links"):
         waited = ", ".join(f"{what} {seconds:,.3g} s" for what, seconds in links["waited_s"].items())
@@ -94,7 +89,11 @@ def simulate(settings: ClusterSettings, span: Span | None = None) -> dict[str, A
 def simulate_file(path: str | Path, trace_path: str | Path | None = None) -> dict[str, Any]:
     """Simulate the cluster that a YAML file describes. trace_path: where to write a timeline for Perfetto or
     chrome://tracing. Raises ConfigError for a wrong file."""
-    settings = load_cluster(path)
+    return simulate_traced(load_cluster(path), trace_path)
+
+
+def simulate_traced(settings: ClusterSettings, trace_path: str | Path | None) -> dict[str, Any]:
+    """As `simulate`, with a timeline in this file, if one is named."""
     if trace_path is None:
         return simulate(settings)
     with TraceWriter(Path(trace_path)) as trace:

@@ -95,24 +95,15 @@ class ForkedProcess:
             os.kill(self.pid, signal.SIGKILL)
 
 
-class Template:
-    """Forks the stations that name modules to import (`preload` of their factory) and work on the CPU with one thread,
-    if they are two at least; others are started as usual. With more threads numpy starts some when it is imported."""
+class ForkServer:
+    """A process that has imported `modules` and forks when it is asked."""
 
-    def __init__(self, stations: StationList) -> None:
-        preload = {factory.name: getattr(factory, "preload", ()) for factory, *_ in stations}
-        seats = [(factory.name, seat) for factory, *seats in stations for seat in seats]
-        fitting = [name for name, seat in seats if preload[name] and _fits(seat)]
-        self._names = set(fitting)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._ready = False
-        if len(fitting) > 1 and sys.platform == "linux":
-            self._start(sorted({module for name in fitting for module in preload[name]}))
-
-    def _start(self, modules: Sequence[str]) -> None:
+    def __init__(self, modules: Sequence[str]) -> None:
+        """OSError: it cannot be started."""
         words = [sys.executable, "-m", __name__, str(os.getpid()), *modules, " " * _TITLE_BYTES]
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._line.settimeout(_IMPORT_S)
+        self._ready = False
         with theirs:
             try:
                 self._process = subprocess.Popen(  # noqa: S603
@@ -123,20 +114,11 @@ class Template:
                     env=environment_of(Resources()),
                     start_new_session=True,
                 )
-            except OSError as error:
-                log.debug("stations are started one by one: %s", error)
+            except OSError:
                 self._line.close()
+                raise
 
-    def spawn(self, spec: ChildSpec, log_file: IO[bytes]) -> ProcessHandle:
-        if self._process is not None and _fits(spec.resources) and spec.station in self._names:
-            try:
-                return ForkedProcess(self._fork(spec, log_file))
-            except OSError as error:
-                log.debug("stations are started one by one: %s", error)
-                self.close()
-        return start_child(spec, log_file)
-
-    def _fork(self, spec: ChildSpec, log_file: IO[bytes]) -> int:
+    def fork(self, spec: ChildSpec, log_file: IO[bytes]) -> int:
         """The process id of a fork that works on the spec. OSError: there is none, nor will be."""
         self._ready = self._ready or bool(self._line.recv(1))
         command = station_command(spec)
@@ -151,14 +133,14 @@ class Template:
         ):
             files = [what.fileno(), content.fileno(), log_file.fileno(), theirs.fileno()]
             socket.send_fds(self._line, [b"fork"], files)
-            theirs.close()  # so that what comes ends with the fork, or with the template
+            theirs.close()  # so that what comes ends with the fork, or with the server
             ours.settimeout(_ANSWER_S)
             pid = int.from_bytes(ours.recv(_PID_BYTES), "little")
             if not pid:
-                raise ChildProcessError("the template has ended")
+                raise ChildProcessError("the fork server has ended")
             try:
                 if not ours.recv(1):
-                    raise ChildProcessError("the template's fork has ended, or has not been adopted")
+                    raise ChildProcessError("the server's fork has ended, or has not been adopted")
                 ours.send(b"1")
             except OSError:
                 _end(ForkedProcess(pid))  # a child of this process, which would stay as a zombie
@@ -166,12 +148,90 @@ class Template:
         return pid
 
     def close(self) -> None:
-        """End the template, not its forks; a second call does nothing."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        _end(process)
+        """End it, not its forks."""
+        _end(self._process)
         self._line.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+
+#: Servers of runs that have ended, by their modules, for later runs; None: they end with their run.
+_kept: dict[tuple[str, ...], ForkServer] | None = None
+
+
+def kept_fork_servers() -> set[int]:
+    """Process ids of the servers that are kept for later runs."""
+    return {server.pid for server in (_kept or {}).values()}
+
+
+def _take_kept(modules: tuple[str, ...]) -> ForkServer | None:
+    """The server that is kept for these modules, if it has not ended meanwhile."""
+    server = _kept.pop(modules, None) if _kept else None
+    if server is None or server.is_alive:
+        return server
+    server.close()
+    return None
+
+
+@contextlib.contextmanager
+def keeping_fork_servers() -> Iterator[None]:
+    """Meanwhile the server of a run that has ended serves later runs of this process, if it has imported nothing but
+    torch and modules of this package. For many short runs one after another, such as tests."""
+    global _kept  # noqa: PLW0603
+    assert _kept is None
+    _kept = {}
+    try:
+        yield
+    finally:
+        kept, _kept = _kept, None
+        for server in kept.values():
+            server.close()
+
+
+class Template:
+    """Forks the stations that name modules to import (`preload` of their factory) and work on the CPU with one thread,
+    if they are two at least; others are started as usual. With more threads numpy starts some when it is imported."""
+
+    def __init__(self, stations: StationList) -> None:
+        preload = {factory.name: getattr(factory, "preload", ()) for factory, *_ in stations}
+        seats = [(factory.name, seat) for factory, *seats in stations for seat in seats]
+        fitting = [name for name, seat in seats if preload[name] and _fits(seat)]
+        self._names = set(fitting)
+        self._modules = tuple(sorted({module for name in fitting for module in preload[name]}))
+        self._server: ForkServer | None = None
+        if len(fitting) < 2 or sys.platform != "linux":
+            return
+        try:
+            self._server = _take_kept(self._modules) or ForkServer(self._modules)
+        except OSError as error:
+            log.debug("stations are started one by one: %s", error)
+
+    def spawn(self, spec: ChildSpec, log_file: IO[bytes]) -> ProcessHandle:
+        if self._server is not None and _fits(spec.resources) and spec.station in self._names:
+            try:
+                return ForkedProcess(self._server.fork(spec, log_file))
+            except OSError as error:
+                log.debug("stations are started one by one: %s", error)
+                self._server.close()
+                self._server = None
+        return start_child(spec, log_file)
+
+    def close(self) -> None:
+        """End or keep the server; its forks go on. A second call does nothing."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        ours = all(module.partition(".")[0] in ("polyrhythm", "torch") for module in self._modules)
+        if _kept is not None and ours and server.is_alive and self._modules not in _kept:
+            _kept[self._modules] = server
+        else:
+            server.close()
 
 
 def _end(process: ProcessHandle) -> None:

@@ -2,6 +2,9 @@
 
 A generator is live when it holds the applied version or a newer one; only live generators serve training requests.
 
+A generator may be off (`set_off`, by an optional part): it ends what it has, but gets neither requests nor weights and
+does not count for the applied version, as if it were absent. If no other is present, all are on.
+
 Invariants: `live` is in the order of names; `idle` holds the live generators that could start a pass now (or streams,
 if they have places for them), `away` those that could if they were on the device that they lease, `room` those with a
 pass behind which a batch can wait. After every event `due_weights` over all generators is empty.
@@ -32,7 +35,7 @@ class GeneratorState:
     streams under way by number, including aborted ones until their end is reported; load: rows of the streams that are
     not pinned. pinned: version in its second copy, for background evaluation (-1: none yet, or loading); pinning: the
     second copy is loading; was_pinned: the last pass used the second copy. away: it leases its device and is not on it;
-    host: its host.
+    off: it is switched off; host: its host.
     """
 
     name: str
@@ -46,6 +49,7 @@ class GeneratorState:
     was_pinned: bool = False
     live: bool = False
     away: bool = False
+    off: bool = False
     streams: dict[int, Stream] = field(default_factory=dict)
     load: int = 0
     host: str = ""
@@ -76,7 +80,8 @@ class GeneratorRegistry:
     """present: generators that serve training, in the order of names; apart: the evaluator, if it does nothing else.
 
     away: live generators that could start a pass if they were on their devices; room: generators with a pass behind
-    which a batch can wait, as they hold the newest published version. several_hosts: they run on more than one host.
+    which a batch can wait, as they hold the newest published version. off: generators that are switched off, present or
+    not. several_hosts: they run on more than one host.
     """
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
@@ -87,6 +92,7 @@ class GeneratorRegistry:
     away: dict[str, None] = field(default_factory=dict)
     room: dict[str, None] = field(default_factory=dict)
     newest: int = -1
+    off: tuple[str, ...] = ()
     several_hosts: bool = field(default=False, init=False, metadata=UNSAVED)
 
     def __post_init__(self) -> None:
@@ -101,6 +107,8 @@ class GeneratorRegistry:
             return
         self.present[generator.name] = generator
         self.present = {name: self.present[name] for name in sorted(self.present)}
+        if self.off:
+            self.set_off(self.off)
         self._count_hosts()
 
     def leave(self, name: str) -> GeneratorState:
@@ -112,7 +120,19 @@ class GeneratorRegistry:
         self.live = [other for other in self.live if other != name]
         left = self.present.pop(name)
         self._count_hosts()
+        if self.off:
+            self.set_off(self.off)
         return left
+
+    def set_off(self, names: tuple[str, ...]) -> list[str]:
+        """Switch exactly these off, all others on, unless no other is present: then all are on. Returns those present
+        that went off. `update_live` must follow."""
+        if self.present.keys() <= set(names):
+            names = ()
+        before, self.off = self.off, names
+        for generator in self.present.values():
+            generator.off = generator.name in names
+        return [name for name in names if name in self.present and name not in before]
 
     def find(self, name: str) -> GeneratorState | None:
         return self.present.get(name) or self.apart.get(name)
@@ -125,7 +145,7 @@ class GeneratorRegistry:
         """Recompute the live generators and what each can do: O(generators), after a change of weights."""
         self.newest = published
         for generator in self.present.values():
-            generator.live = generator.version >= 0 and generator.version >= applied
+            generator.live = not generator.off and generator.version >= 0 and generator.version >= applied
             self.refresh(generator)
         self.live = [name for name, generator in self.present.items() if generator.live]
 
@@ -158,7 +178,7 @@ def due_weights(
     take some: the applied ones. A generator that is not live cannot serve, so it also takes the published weights when
     these are the applied ones, or when no generator is live.
     """
-    free = [generator for generator in candidates if not generator.busy]
+    free = [generator for generator in candidates if not generator.busy and not generator.off]
     if pinned:
         return [generator for generator in free if not generator.live]
     behind = [generator for generator in free if generator.version < versions.published]

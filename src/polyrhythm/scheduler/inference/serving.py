@@ -184,6 +184,12 @@ class RequestScheduler:
                 refusals.append(RefuseRequest(slot.simulator, slot.name, request.sequence, "its rows hold no tickets"))
         return refusals
 
+    def set_off(self, names: tuple[str, ...]) -> None:
+        """Switch exactly these generators off; what waits for them becomes common."""
+        for name in self.generators.set_off(names):
+            self.queue.move_all(name, ANY)
+            self.router.forget_generator(name)
+
     def on_live_change(self, name: str, *, live: bool) -> list[RefuseRequest | AbortStream]:
         """A slot became live or stopped; the waiting request of a slot without tickets is refused."""
         slot = self.slots.slots.get(name)

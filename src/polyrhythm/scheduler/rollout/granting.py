@@ -38,10 +38,21 @@ def grant(rollout: RolloutScheduler, version: int, now: float, *, training: bool
 
     def next_ticket() -> Ticket | None:
         samples, suspects = rollout.samples, rollout.suspects
+        if not admission.lost and _is_held_back(rollout, version):
+            return None
         lost_first = admission.next(version, samples, lambda lost: suspects.holds(lost, (), samples))
         return lost_first or redundancy.next_ticket(admission, rollout.buffer, version)
 
     return _deal(rollout, next_ticket, rows.next_idle, now)
+
+
+def _is_held_back(rollout: RolloutScheduler, version: int) -> bool:
+    """Whether an α below the setting's has no room for a new group. A group begun is completed all the same."""
+    admission, settings = rollout.admission, rollout.settings
+    if rollout.max_lag >= settings.max_lag or admission.open_group is not None:
+        return False
+    limit = settings.limit(version, rollout.max_lag)
+    return admission.consumed + admission.outstanding_total + settings.group_size > limit
 
 
 def grant_background(rollout: RolloutScheduler, now: float) -> list[Command]:

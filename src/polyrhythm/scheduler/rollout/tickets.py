@@ -89,7 +89,8 @@ class SampleScoring:
 @dataclass(slots=True)
 class RolloutScheduler:
     """samples: every ticket that is neither trained nor dropped; expiries: (time, ticket, attempt) in order of
-    granting. cancelling: (ticket, attempt) → (slot, row) until the simulator answers."""
+    granting. cancelling: (ticket, attempt) → (slot, row) until the simulator answers. max_lag: α by which new groups
+    are granted, if it is below the setting's, by which they are lent."""
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     scoring: SampleScoring = field(metadata=UNSAVED)
@@ -106,6 +107,7 @@ class RolloutScheduler:
     samples: dict[int, Sample] = field(default_factory=dict)
     cancelling: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
     expiries: deque[tuple[float, int, int]] = field(default_factory=deque)
+    max_lag: float = math.inf
 
     def summary(self) -> dict[str, Any]:
         """Counts of filtering and redundancy; empty if neither is on. kept_out_of_bounds: groups trained on although

@@ -1,8 +1,11 @@
 import random
+from itertools import pairwise
 
 import pytest
+from tests.plugins.virtual.clustersim.clusters import run, settings, times
 
 from polyrhythm.plugins.virtual.clustersim.costs import FREE, parse_cost, parse_count
+from polyrhythm.scheduler.records import UpdateDone
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,14 @@ def test_what_is_parsed_already_stays() -> None:
     assert parse_cost(FREE) is FREE
     count = parse_count(3)
     assert parse_count(count) is count
+
+
+def test_a_cost_changes_when_the_settings_say() -> None:
+    changes = [{"at": "500ms", "cost": "step", "times": 4.0}, {"at": "900ms", "cost": "step", "times": 0.5}]
+    cluster, _ = run(settings(versions=12, changes=changes, trainer={"update": "0ms", "publish": "0ms"}))
+    # reset 50, three times (serve 6, step 10), apply 20 from the second episode on
+    ends = [0.0, *times(cluster, UpdateDone)]
+    seconds = [round(later - earlier, 3) for earlier, later in pairwise(ends)]
+    assert seconds[:4] == [0.118, 0.118, 0.118, 0.118]
+    assert max(seconds) == 0.208, "three steps of 40"
+    assert seconds[-1] == 0.103, "three steps of 5"

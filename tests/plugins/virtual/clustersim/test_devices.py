@@ -13,10 +13,10 @@ from polyrhythm.scheduler.records import SampleFinished, UpdateDone, WeightsAppl
 near = pytest.approx
 
 
-def ends(*passes: tuple[float, float, float], exclusive: bool = False) -> list[float]:
+def ends(*passes: tuple[float, float, float], exclusive: bool = False, **costs: float) -> list[float]:
     """When passes of (begin, seconds, occupies) on one device end."""
     clock = VirtualClock()
-    device = Device(clock, exclusive=exclusive)
+    device = Device(clock, exclusive=exclusive, **costs)
     found = [0.0] * len(passes)
 
     def begin(index: int) -> None:
@@ -39,6 +39,23 @@ def test_passes_that_fit_together_do_not_slow_each_other() -> None:
 
 def test_passes_that_do_not_fit_are_slowed_alike() -> None:
     assert ends((0, 3, 0.7), (1, 1, 0.8)) == near([3.5, 2.5])
+
+
+@pytest.mark.parametrize(("count", "end"), [(1, 1.0), (2, 2.09), (3, 3.18)])
+def test_switching_costs_with_each_further_pass(count: int, end: float) -> None:
+    passes = [(0.0, 1.0, 1.0)] * count
+    assert ends(*passes, switching=0.09) == near([end] * count)
+    assert ends(*passes) == near([float(count)] * count)
+
+
+def test_switching_costs_nothing_where_passes_fit_all_the_same() -> None:
+    assert ends((0, 1, 0.4), (0, 1, 0.4), switching=0.09) == near([1, 1])
+
+
+@pytest.mark.parametrize(("contention", "end"), [(0.5, 2.0), (1.0, 4.0), (1.4, 4**1.4)])
+def test_contention_slows_passes_by_their_number(contention: float, end: float) -> None:
+    assert ends(*[(0.0, 1.0, 0.1)] * 4, contention=contention) == near([end] * 4)
+    assert ends((0, 1, 0.1), contention=contention) == near([1])
 
 
 def test_a_lease_lets_them_take_turns() -> None:
@@ -100,6 +117,16 @@ def test_a_simulator_that_occupies_little_is_not() -> None:
     place = {"devices": "0", "occupies": 0.5}
     cluster, _ = run(settings(scheduler=lag, simulators=place, generators=place, trainer=place))
     assert times(cluster, SampleFinished) == near([0.148, 0.246])
+
+
+def test_steps_at_once_contend_in_their_simulators_process() -> None:
+    """The steps of two env batches take 10 ms together without contention, and 20 ms where they gain nothing."""
+
+    def first_update(contention: float) -> float:
+        scheduler, simulators = {"batch_size": 2, "batching": "lockstep"}, {"env_batches": 2, "contention": contention}
+        return times(run(settings(scheduler=scheduler, simulators=simulators))[0], UpdateDone)[0]
+
+    assert first_update(1.0) - first_update(0.0) == near(3 * 0.010)
 
 
 def test_leases_hold_a_pass_until_the_update_is_over() -> None:

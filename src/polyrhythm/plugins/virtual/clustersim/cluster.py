@@ -9,10 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
 from polyrhythm.conductors import build_conductor
+from polyrhythm.plugins.virtual.clustersim.costs import ChangingCost
 from polyrhythm.plugins.virtual.clustersim.driver import ConductorCpu, Decider, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.generator import VirtualGenerator, VirtualStreamGenerator
 from polyrhythm.plugins.virtual.clustersim.hardware import Device, Network
@@ -57,10 +59,10 @@ class VirtualCluster:
         self.driver.delivered = self._on_event
         self.driver.scored = bool(settings.scorers)
         self.stations: dict[str, VirtualStation] = {}
-        self.members = {name: Member(name, group, devices) for name, group, devices in settings.seats()}
+        self.members = {name: Member(name, self._changing(group), devices) for name, group, devices in settings.seats()}
         numbers = sorted({number for member in self.members.values() for number in member.devices})
-        exclusive = settings.sharing == "exclusive"
-        self.devices = {number: Device(self.driver.clock, exclusive=exclusive) for number in numbers}
+        exclusive, switching = settings.sharing == "exclusive", settings.switching
+        self.devices = {n: Device(self.driver.clock, exclusive=exclusive, switching=switching) for n in numbers}
         self._rng = random.Random(f"{settings.seed}/faults")
         self.checkpoint = 0
         for member in self.members.values():
@@ -71,6 +73,23 @@ class VirtualCluster:
             episodes = tuple(Episode(task=0, instruction=0, seed=i, greedy=True) for i in range(asked.episodes))
             evaluate = Evaluate(f"evaluation-{index}", episodes, asked.background)
             self.driver.clock.at(asked.at, self.driver.submit, evaluate)
+
+    def _changing(self, group: StationGroup) -> StationGroup:
+        """The group with costs that change when the settings say."""
+
+        def factor(cost: str) -> float:
+            now = self.driver.clock.now
+            passed = [change for change in self.settings.changes if change.cost == cost and change.at <= now]
+            return max(passed, key=lambda change: change.at).times if passed else 1.0
+
+        planned = sorted({change.cost for change in self.settings.changes} & type(group).model_fields.keys())
+        costs = {name: getattr(group, name) for name in planned}
+        return group.model_copy(
+            update={
+                name: ChangingCost(cost.base, cost.per_unit, factor=partial(factor, name))
+                for name, cost in costs.items()
+            }
+        )
 
     def _connect(self) -> None:
         links, conductor, driver = self.settings.links, self.settings.conductor, self.driver

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from polyrhythm.specs.distributions import Constant, Distribution, parse_distribution, parse_duration
 
@@ -34,6 +35,16 @@ class Cost:
 
     def mean(self, units: int = 1) -> float:
         return self.base.mean + self.per_unit * units
+
+
+@dataclass(frozen=True, slots=True)
+class ChangingCost(Cost):
+    """A cost that is multiplied by `factor()`, which changes during a simulation."""
+
+    factor: Callable[[], float] = field(kw_only=True)
+
+    def draw(self, rng: random.Random, units: int = 1) -> float:
+        return self.factor() * Cost.draw(self, rng, units)
 
 
 FREE = Cost(Constant(0.0))

@@ -63,17 +63,26 @@ class Device:
     pass at a time, whatever it occupies; the others wait in the order of arrival. A lease lets only one station on a
     device at a time (`VirtualStation`), so passes of different stations never meet.
 
+    switching: what changing between passes costs, if not exclusive: each running pass beyond the first adds this to the
+    sum of the shares. With 0.09 two passes that occupy a whole device each run at 1/2.09 of their speed. contention: if
+    above 0, the shares do not matter: of k passes at once each takes k**contention times as long. Below 1 they gain
+    from running together, at 1 nothing, above 1 they lose.
+
     Worked example, shared: a pass of 3 s that occupies 0.7 begins at 0 s, one of 1 s that occupies 0.8 at 1 s. Together
     they occupy 1.5, so that the second lasts until 2.5 s; the first has done 2 s by then and ends at 3.5 s.
 
     Invariant: seconds of work done in any interval, each times what it occupies, are at most the interval's.
     """
 
-    __slots__ = ("_clock", "_exclusive", "_jobs", "_since", "_turn", "busy", "resident")
+    __slots__ = ("_clock", "_contention", "_exclusive", "_jobs", "_since", "_switching", "_turn", "busy", "resident")
 
-    def __init__(self, clock: VirtualClock, *, exclusive: bool = False) -> None:
+    def __init__(
+        self, clock: VirtualClock, *, exclusive: bool = False, switching: float = 0.0, contention: float = 0.0
+    ) -> None:
         self._clock = clock
         self._exclusive = exclusive
+        self._switching = switching
+        self._contention = contention
         self._jobs: list[Job] = []
         self._since = 0.0
         self._turn = 0
@@ -107,7 +116,12 @@ class Device:
         return self._jobs[:1] if self._exclusive else self._jobs
 
     def _load(self) -> float:
-        return 1.0 if self._exclusive and self._jobs else sum(job.occupies for job in self._jobs)
+        if self._exclusive and self._jobs:
+            return 1.0
+        if self._contention:
+            return float(len(self._jobs) ** self._contention)
+        load = sum(job.occupies for job in self._jobs)
+        return load + self._switching * (len(self._jobs) - 1) if self._switching and self._jobs else load
 
     def _plan(self) -> None:
         self._turn += 1

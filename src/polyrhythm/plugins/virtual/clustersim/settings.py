@@ -108,7 +108,9 @@ class SimulatorGroup(StationGroup):
     thread; otherwise each has its own. reset_rows: rows reset independently; otherwise the episodes of an env batch
     begin together. step: one chunk step of a slot, per active row; reset: per row that resets at once. steps: env steps
     of an episode; chunk: env steps per chunk step (C). episode_time: duration of a whole episode, replaces `step`: its
-    chunk steps share the time evenly, and a slot's step takes as long as that of its slowest row. segment_steps: chunk
+    chunk steps share the time evenly, and a slot's step takes as long as that of its slowest row. contention: how
+    a simulator's steps at once slow each other down in its process, instead of on its device (`hardware.Device`); 0 if
+    they do not. segment_steps: chunk
     steps after which an unfinished episode ships a segment; 0 for whole episodes. tokens: of the answer to one row's
     request, if the policy generates tokens; else it counts as one. same_tokens: the answers to the same initial state
     (prompt) are equally long. raises: probability that a row's chunk step fails. broken: share of initial states from
@@ -129,6 +131,7 @@ class SimulatorGroup(StationGroup):
     steps: CountText = Field(default_factory=lambda: parse_count(1))
     chunk: int = Field(default=1, ge=1)
     episode_time: CostText | None = None
+    contention: float = Field(default=0.0, ge=0)
     segment_steps: int = Field(default=0, ge=0)
     tokens: CountText | None = None
     same_tokens: bool = False
@@ -236,6 +239,15 @@ class FaultPlan(ClusterSection):
     restart: Seconds | None = None
 
 
+class CostChange(ClusterSection):
+    """A planned change: from `at` on, this cost of all stations is `times` what the groups say. An update's first pass
+    over a part of its samples (`parts`) keeps its cost."""
+
+    at: Seconds
+    cost: Literal["step", "reset", "serve", "apply", "update", "publish"]
+    times: float = Field(gt=0)
+
+
 class EvaluationPlan(ClusterSection):
     """A planned evaluation, requested `at` a time, in the background or (background: false) while training pauses."""
 
@@ -293,7 +305,8 @@ class ClusterSettings(ClusterSection):
 
     sharing: how stations share a device: their passes slow each other down (`shared`) or take turns (`exclusive`), or
     only one station is on it at a time, the others in host memory (`lease`). versions: run until this version is
-    trained, published and applied, and all evaluations requested by then ended. message_delay: latency of a message
+    trained, published and applied, and all evaluations requested by then ended. switching: of each device, if shared
+    (`hardware.Device`). message_delay: latency of a message
     between a station and the conductor. links: the network between hosts; without it everything is everywhere at once.
     conductor: what its events cost. max_time: virtual time limit of the run; 0s for none. trace_slots: number of slots
     in the trace, besides all generators and the trainer.
@@ -308,7 +321,9 @@ class ClusterSettings(ClusterSection):
     scorers: tuple[ScorerGroup, ...] = ()
     faults: tuple[FaultPlan, ...] = ()
     evaluations: tuple[EvaluationPlan, ...] = ()
+    changes: tuple[CostChange, ...] = ()
     sharing: Literal["shared", "exclusive", "lease"] = "shared"
+    switching: float = Field(default=0.0, ge=0)
     lease: LeaseCosts = LeaseCosts()
     message_delay: CostText = FREE
     links: LinkSection | None = None

@@ -12,6 +12,7 @@ meanwhile reset while the reply is computed and join the next request. A row who
 from __future__ import annotations
 
 from polyrhythm.plugins.virtual.clustersim.driver import ProtocolError, VirtualDriver
+from polyrhythm.plugins.virtual.clustersim.hardware import Device
 from polyrhythm.plugins.virtual.clustersim.measures import IN_BATCH, QUEUED, RESET, STEP, THREAD, TICKETS
 from polyrhythm.plugins.virtual.clustersim.settings import SimulatorGroup
 from polyrhythm.plugins.virtual.clustersim.slots import StepThread, VirtualEpisodes, VirtualRow, VirtualSlot
@@ -30,6 +31,7 @@ class VirtualSimulator(VirtualStation):
         super().__init__(name, incarnation, driver, group)
         self._group = group
         self._episodes = VirtualEpisodes(self, group)
+        self._process = Device(self.clock, contention=group.contention) if group.contention else None
         self._leaving: list[YieldDevice] = []
         self._left = 0
         self._slots: dict[str, VirtualSlot] = {}
@@ -61,6 +63,8 @@ class VirtualSimulator(VirtualStation):
 
     def close(self) -> None:
         super().close()
+        if self._process is not None:
+            self._process.forget(self)
         for slot in self._slots.values():
             if slot.outstanding and not slot.in_batch:
                 self._queue(-1)
@@ -190,7 +194,10 @@ class VirtualSimulator(VirtualStation):
         slot.thread.busy = True
         self._enter(slot, slot.running)
         self.meter.begin(self.clock.now)
-        self.work(seconds, self._end, slot)
+        if self._process is not None and slot.running == STEP:
+            self._process.begin(self, seconds, 1.0, self._end, slot)
+        else:
+            self.work(seconds, self._end, slot)
 
     def _end(self, slot: VirtualSlot) -> None:
         thread, unit = slot.thread, slot.running

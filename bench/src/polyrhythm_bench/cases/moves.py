@@ -1,0 +1,154 @@
+"""`placement.moves` in real processes that sleep, beside two fixed operations, while the cost of a pass changes.
+
+    device 0   generator-0
+    device 1   generator-1 and the trainer
+
+A device is a lock, held for a pass or a gradient step (`workloads.device_lock`). While passes are cheap the trainer is
+faster without generator-1 on its device; once they take three times as long, generation needs both. Each run goes
+through three phases of equal numbers of versions: cheap, dear, cheap.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, ClassVar
+
+from polyrhythm.config.load import validate
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.scheduler import records
+from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm_bench.harness import resources
+from polyrhythm_bench.harness.running import running
+
+#: Versions after a change of costs that are not counted: moves have followed it by then.
+FOLLOWED = 20
+#: Factor of a pass's cost in each phase.
+PHASES = (1.0, 3.0, 1.0)
+#: Rows of all env batches, samples of a version, gradient steps of an update.
+ENV_BATCHES, ROWS, SAMPLES, STEPS = 8, 2, 16, 16
+OFF = ("generator-1",)
+
+
+def config(folder: Path, versions: int, seed: int, *, moves: bool) -> RunConfig:
+    """The scene. versions: of all phases together."""
+    here = "polyrhythm_bench.workloads"
+    return validate(
+        {
+            "name": "moves",
+            "seed": seed,
+            "env": {"type": "latency", "episode_steps": 8, "step_time": "lognormal:80ms:0.3"},
+            "policy": {
+                "type": f"{here}.device_policy:DevicePolicySettings",
+                "policy": {
+                    "type": f"{here}.slow_policy:SlowPolicySettings",
+                    "policy": {"type": "gaussian"},
+                    "act": "4ms+6ms",
+                    "factor_file": str(folder / "factor"),
+                },
+                "folder": str(folder),
+                "generators": (0, 1),
+                "trainer": (1,),
+                "evaluate_ms": 75.0,
+            },
+            "rollout": {"simulators": 2, "env_batches": ENV_BATCHES // 2, "rows": ROWS, "generators": 2},
+            "batching": {"type": "dynamic", "max_rows": 8, "max_wait_ms": 0.0},
+            "freshness": {"max_lag": 2.0, "on_update": "continue"},
+            "training": {
+                "versions": versions,
+                "mini_batch_samples": SAMPLES,
+                "epochs": STEPS,
+                "minibatch_steps": 0,
+                "streaming": True,
+            },
+            "algorithm": {"proximal": "behavior"},
+            "checkpoint": {"every_versions": versions},
+            "placement": {
+                "simulated_devices": 2,
+                "generators": {"devices": "0,1"},
+                "trainer": {"devices": "1"},
+                "moves": moves,
+            },
+        }
+    )
+
+
+class PhaseClock(Observer):
+    """Changes the factor after each `length` versions. at: time of each version; chosen: moves, with the version."""
+
+    hears: ClassVar[tuple[type, ...]] = (records.Published, records.MoveChosen)
+
+    def __init__(self, factor: Path, length: int) -> None:
+        self._factor, self._length = factor, length
+        self.at: dict[int, float] = {}
+        self.chosen: list[tuple[int, records.MoveChosen]] = []
+
+    def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        if isinstance(event, records.Published):
+            self.at[event.version] = now
+            phase = min(event.version // self._length, len(PHASES) - 1)
+            part = self._factor.with_suffix(".new")
+            part.write_text(str(PHASES[phase]), encoding="utf-8")
+            part.replace(self._factor)
+        latest = max(self.at, default=0)
+        self.chosen += [(latest, command) for command in commands if isinstance(command, records.MoveChosen)]
+
+    def rates(self) -> list[float]:
+        """Samples per second of each phase, once moves have followed, and of the whole run."""
+        length = self._length
+        parts = [(phase * length + FOLLOWED, (phase + 1) * length - 1) for phase in range(len(PHASES))]
+        last = len(PHASES) * length - 4
+        parts[-1] = (parts[-1][0], last)
+        return [(to - since) * SAMPLES / (self.at[to] - self.at[since]) for since, to in (*parts, (1, last))]
+
+
+def one(length: int, seed: int, kind: str) -> PhaseClock:
+    """A run of one kind: both generators `on`, one `off`, or `moves`."""
+    with tempfile.TemporaryDirectory(prefix="polyrhythm-devices-") as folder:
+        factor = Path(folder, "factor")
+        factor.write_text(str(PHASES[0]), encoding="utf-8")
+        versions = len(PHASES) * length
+        own = config(Path(folder), versions, seed, moves=kind == "moves")
+        # Not validated: a trial pass in this process would have no station, and so no device.
+        with running(own, validated=False) as pipeline:
+            clock = PhaseClock(factor, length)
+            pipeline.loop.add_observers(clock)
+            if kind == "off":
+                assert isinstance(pipeline.loop.conductor, Conductor)
+                pipeline.loop.conductor.operate(OFF, own.freshness.max_lag)
+            pipeline.loop.train_until(versions)
+    return clock
+
+
+def run(versions: int = 40, repeats: int = 1) -> dict[str, Any]:
+    """Interleaved turns. versions: of a phase. Returns `phases`, samples per second by kind of run and phase (medians),
+    and what moves reach of the better fixed one, in the whole run of the start; and the moves of each turn."""
+    found: dict[str, list[list[float]]] = {"on": [], "off": [], "moves": []}
+    chosen: list[dict[str, Any]] = []
+    before = resources.read_cpu()
+    for turn in range(repeats):
+        for kind, turns in found.items():
+            clock = one(versions, turn, kind)
+            turns.append(clock.rates())
+            chosen += [
+                {"turn": turn + 1, "version": version, "outcome": move.outcome, "move": move.move}
+                | {"expected": move.expected, "measured": move.measured}
+                for version, move in clock.chosen
+            ]
+    others = resources.others_cores(before, resources.read_cpu())
+    names = [f"{number + 1}, passes times {factor:g}" for number, factor in enumerate(PHASES)] + ["whole run"]
+    phases = []
+    for place, name in enumerate(names):
+        rates = {kind: median(own[place] for own in turns) for kind, turns in found.items()}
+        better = max(rates["on"], rates["off"]) if place < len(PHASES) else rates["on"]
+        phases.append({"phase": name, **rates, "moves_to_better": rates["moves"] / better})
+    return {
+        "versions_of_a_phase": versions,
+        "repeats": repeats,
+        "others_cores": others,
+        "phases": phases,
+        "moves": chosen,
+    }

@@ -1,0 +1,76 @@
+"""Advice in a run: in its summary and log when it is complete, and its first step in the live display meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.pipeline.hooks import RunHooks, RunPart, all_alarms
+from polyrhythm.plugins.advice.findings import in_short
+from polyrhythm.plugins.advice.measures import Line, newest_utilisation
+from polyrhythm.plugins.advice.order import advice
+
+log = logging.getLogger(__name__)
+
+#: Lines of metrics from which live advice is given: the first, which alarms compare with, and the newest.
+_FIRST, _NEWEST = 5, 40
+#: Seconds between two pieces of live advice.
+_AGAIN_S = 5.0
+#: Seconds and share of a run's time that predictions may take at its end; with fewer seconds there are none.
+_PREDICT_S, _PREDICT_SHARE, _LEAST_S = 5.0, 0.02, 0.5
+
+
+class AdvicePart(RunPart):
+    """The first step of the advice so far."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config, self._first = config, list[Line]()
+        self._newest: deque[Line] = deque(maxlen=_NEWEST)
+        self._status: tuple[str, ...] = ()
+        self._due = 0.0
+
+    def on_metrics(self, step: int, values: Mapping[str, float | None]) -> None:
+        if "trainer/idle_ratio" not in values:
+            return
+        now = time.monotonic()
+        line = {"step": step, "time_s": now, **values}
+        kept = self._first if len(self._first) < _FIRST else self._newest
+        kept.append(line)
+        if now >= self._due and len(self._newest) > 1:
+            self._due = now + _AGAIN_S
+            lines = [*self._first, *self._newest]
+            found = advice(self._config, newest_utilisation(line), lines[1:], all_alarms(lines))
+            self._status = tuple(map(in_short, found[:1]))
+
+    def status(self) -> Sequence[str]:
+        return self._status
+
+
+class AdviceHooks(RunHooks):
+    def begin(self, config: RunConfig) -> RunPart:
+        return AdvicePart(config)
+
+    def summarise(
+        self,
+        folder: Path,  # noqa: ARG002
+        config: RunConfig,
+        summary: Mapping[str, Any],
+        lines: Sequence[Line],
+    ) -> Mapping[str, Any]:
+        found = advice(config, summary.get("utilisation", {}), lines, all_alarms(lines))
+        seconds = min(_PREDICT_S, _PREDICT_SHARE * summary.get("wall_s", {}).get("total", 0.0))
+        if found and seconds >= _LEAST_S:
+            from polyrhythm.plugins.advice.predicted import Predictor  # the simulated cluster, not before a run
+
+            found = Predictor(config, summary, lines, seconds).predict(found)
+        for number, finding in enumerate(found, 1):
+            log.info("advice %d, %s", number, in_short(finding))
+        return {"advice": [finding.as_json() for finding in found]} if found else {}
+
+
+HOOKS = AdviceHooks()

@@ -1,0 +1,118 @@
+"""What changes would do to the throughput: the simulated cluster with the run's own measured times, as it was and
+changed.
+
+A factor is the ratio of two simulations with the same seed. It counts only if the simulation of the run as it was comes
+close to what was measured; otherwise the bounds stay, and the finding says why. Changes of what a profile does not
+have, such as one thread for all stations, keep their bounds too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from polyrhythm.config.load import validate
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import PolyrhythmError
+from polyrhythm.plugins.advice.findings import Change, Effect, Finding
+from polyrhythm.plugins.advice.measures import Line
+from polyrhythm.plugins.advice.order import DRIFTS
+from polyrhythm.plugins.advice.speed import more
+from polyrhythm.plugins.planning.from_run import measured_updates, profile_of
+from polyrhythm.plugins.planning.judge import predict
+from polyrhythm.runtime.devices import devices_here
+
+#: Largest relative error of the simulation of the run as it was; factor from which a change gains anything, and from
+#: which one that no rule proposes is added.
+_TRUSTED, _WORTH, _ADDED = 0.25, 1.05, 1.1
+#: Versions that are counted.
+_COUNTED = 8
+#: Settings, or sections, of what is simulated.
+_SIMULATED = (
+    *("rollout.simulators", "rollout.generators", "rollout.rows", "batching.", "freshness."),
+    *("training.mini_batch_samples", "training.epochs", "training.micro_batch_steps", "placement.trainer.ranks"),
+)
+
+
+class Predictor:
+    """Simulates changes of one run. seconds: that it may take."""
+
+    def __init__(self, config: RunConfig, summary: Mapping[str, Any], lines: Sequence[Line], seconds: float) -> None:
+        self._config, self._summary, self._lines = config, summary, lines
+        self._until = time.monotonic() + seconds
+
+    def predict(self, findings: Sequence[Finding]) -> list[Finding]:
+        """The findings with predicted effects where there are any. To what limits the throughput, changes are added
+        that no rule proposes and that are predicted to gain much; those that gain nothing come last."""
+        if self._config.launcher == "inline":
+            return _noted(findings, "bounds, no predictions: the simulated cluster has a process for each station")
+        if not (updates := measured_updates(self._lines)):
+            return _noted(findings, "bounds, no predictions: the run has no metrics of times")
+        try:
+            self._profile = profile_of(self._config, self._summary, updates)
+            present, measured = self._simulated(self._config), self._measured()
+        except (PolyrhythmError, LookupError) as error:
+            return _noted(findings, f"bounds, no predictions: {error}")
+        if abs(present / measured - 1.0) > _TRUSTED:
+            told = f"simulating the run as it was gives {present:.3g} samples/s, measured were {measured:.3g}"
+            return _noted(findings, f"bounds, no predictions: {told}")
+        drifts = any(finding.name in DRIFTS for finding in findings)
+        return [self._predicted(finding, present, drifts=drifts) for finding in findings]
+
+    def _predicted(self, finding: Finding, present: float, *, drifts: bool) -> Finding:
+        changes = list(self._effects(finding.changes, present))
+        if finding.kind == "stability":
+            return replace(finding, changes=tuple(changes))
+        proposed = [change.setting for change in changes]
+        others = [one for one in more(self._config) if one.setting not in proposed and not (one.unstable and drifts)]
+        added = [one for one in self._effects(others, present) if (one.effect.factor or 0.0) >= _ADDED]
+        changes += sorted(added, key=lambda one: -(one.effect.factor or 0.0))
+        useless = [one for one in changes if one.effect.basis == "predicted" and (one.effect.factor or 0.0) < _WORTH]
+        return replace(finding, changes=(*(one for one in changes if one not in useless), *useless))
+
+    def _effects(self, changes: Sequence[Change], present: float) -> Iterator[Change]:
+        """The changes, with predicted effects as long as there is time."""
+        for change in changes:
+            if change.setting.startswith(_SIMULATED) and time.monotonic() < self._until:
+                with suppress(PolyrhythmError):  # such as a number that does not divide
+                    changed = self._simulated(with_setting(self._config, change))
+                    yield replace(change, effect=self._effect(change.setting, changed / present))
+                    continue
+            yield change
+
+    def _effect(self, setting: str, factor: float) -> Effect:
+        """A run alone has measured one number of rows, and twice the rows take as long there."""
+        one_amount = all(len(work.timings) == 1 for work in self._profile.stations["simulator"].works.values())
+        return Effect("at most" if setting == "rollout.rows" and one_amount else "predicted", factor)
+
+    def _simulated(self, config: RunConfig) -> float:
+        """Trained samples per second."""
+        count = self._profile.machine.devices
+        return predict(self._profile, config, devices_here(count), counted=_COUNTED).samples_per_s
+
+    def _measured(self) -> float:
+        """Trained samples per second of the run."""
+        steps = [line["env/sample_env_steps"] for line in self._lines if line.get("env/sample_env_steps")]
+        return float(self._summary["transitions_per_s"]) / fmean(steps)
+
+
+def with_setting(config: RunConfig, change: Change) -> RunConfig:
+    """The settings with one changed. ConfigError: it does not go with the others."""
+
+    def changed(section: Mapping[str, Any], path: str) -> dict[str, Any]:
+        first, _, rest = path.partition(".")
+        return {**section, first: changed(section[first], rest) if rest else change.to}
+
+    return validate(changed(config.model_dump(mode="json"), change.setting))
+
+
+def _noted(findings: Sequence[Finding], note: str) -> list[Finding]:
+    """The findings, the one on the throughput with this note if it proposes anything."""
+    return [
+        replace(finding, note=note) if finding.kind == "throughput" and finding.changes else finding
+        for finding in findings
+    ]

@@ -1,0 +1,17 @@
+"""`placement.moves`: changes what a running conductor may change between two versions, and keeps what measures better.
+
+timing      measured times of passes, slots, updates and weights, from the run's own events
+operation   what is changed, and the neighbours of a present operation
+search      forecasts of the neighbours, in slices
+judge       one forecast: the simulated cluster with the measured times
+mover       when a search begins, what is tried, kept or undone: begin reading here
+conductor   the conductor around another one, which feeds the mover and applies its moves
+"""
+
+from polyrhythm.plugin import Plugin
+
+PLUGIN = Plugin(
+    "moves",
+    needs=("autobatch", "virtual"),
+    adds={"scheduler": {"moves": "polyrhythm.plugins.moves.conductor:MovingConductor"}},
+)

@@ -1,0 +1,253 @@
+"""Moves between two versions: begun by a forecast, kept by a measurement.
+
+    events, commands ─▶ timing ─▶ search (forecasts of the neighbours) ─▶ the best, if clearly better ─▶ trial
+                                            rates of whole versions (measured) ─▶ kept, or undone and barred ─▲
+
+The measured rate is that of whole versions: B samples over the mean time between two publications. Versions in which a
+station was lost or training paused for an evaluation are left out, and so are those right after a change, in which the
+samples of before it are trained.
+
+Invariants: the operation changes only in `on_published` and `undo_late`; α is never above the setting's; a generator is
+always on. Equal events at equal times give equal moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, field, replace
+from math import ceil
+from statistics import fmean
+
+from polyrhythm.plugins.autobatch.search import has_drifted
+from polyrhythm.plugins.moves.operation import Operation, neighbours
+from polyrhythm.plugins.moves.search import MoveSearch
+from polyrhythm.plugins.moves.timing import RunTiming, TimingPoint
+from polyrhythm.scheduler.codec import UNSAVED
+from polyrhythm.scheduler.records import MoveChosen
+from polyrhythm.scheduler.settings import BatchLimits, MoveRules, SchedulerSettings
+
+#: Versions that are measured at least, and at most if the result is not clear.
+COUNTED, MOST_COUNTED = 3, 6
+#: Forecast gain from which a move is tried, and measured gain from which it is kept.
+MIN_GAIN, MIN_MEASURED = 0.04, 0.01
+#: A result within UNCLEAR of the least one is measured for longer. α falls where the rate stays but for the part EQUAL,
+#: and the forecast lag is lower by LESS_LAG.
+UNCLEAR, EQUAL, LESS_LAG = 0.02, 0.01, 0.2
+#: Tries may cost this part of the run's time. If the forecast of the present operation is off by more than ACCURATE, a
+#: move counts as one version lost before it is tried. A try ends at once when it has cost ALLOWED versions.
+TRIES_SHARE, ACCURATE, ALLOWED = 0.02, 0.15, 0.6
+#: Versions after which a search is repeated although nothing has changed, and for which an undone move is not tried.
+PAUSE, BARRED = 30, 40
+#: Relative loss of the rate that is taken for a change of costs which the measured times do not show.
+UNEXPLAINED = 0.08
+
+
+@dataclass(slots=True)
+class MoveTrial:
+    """A move under trial. former, rate: the operation before it, and its samples per second. fresher: it lowers α, and
+    is kept if the rate stays. gain: forecast rate over the former. excess_s: seconds by which slow versions of it took
+    longer than those of the former operation."""
+
+    former: Operation
+    rate: float
+    gain: float
+    fresher: bool
+    excess_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Mover:
+    """Decides the moves of a run.
+
+    operation: the present one. versions: publications so far; last: time of the latest, below 0 if none counts.
+    intervals: seconds of the versions since the last change that count; skip: versions still to leave out. disturbed:
+    the present version does not count. point: times under which the measured rate and `barred` hold. settled_rate:
+    samples per second of the present operation when it was first measured in full, 0 before. barred: operation →
+    version until which it is not tried. lost_s: seconds by which versions of tries that were undone, and those right
+    after them, took longer than those of the former operation; undone_s: of a version of the one before the last try.
+    began: time of the first publication. events_before, version_events: events until the latest, and of one version.
+    """
+
+    settings: SchedulerSettings = field(metadata=UNSAVED)
+    rules: MoveRules = field(metadata=UNSAVED)
+    timing: RunTiming
+    operation: Operation
+    versions: int = 0
+    last: float = -1.0
+    intervals: list[float] = field(default_factory=list)
+    skip: int = 0
+    disturbed: bool = False
+    point: TimingPoint = field(default_factory=TimingPoint)
+    settled_rate: float = 0.0
+    barred: dict[Operation, int] = field(default_factory=dict)
+    trial: MoveTrial | None = None
+    search: MoveSearch | None = None
+    next_search: int = 0
+    lost_s: float = 0.0
+    undone_s: float = 0.0
+    began: float = -1.0
+    events_before: int = 0
+    version_events: int = 0
+
+    @property
+    def settling(self) -> int:
+        """Versions after a change whose samples are mostly from before it."""
+        return 1 + min(4, ceil(self.settings.max_lag))
+
+    @property
+    def rate(self) -> float:
+        """Measured samples per second of the present operation; 0 if unknown."""
+        return self.settings.version_samples / fmean(self.intervals) if self.intervals else 0.0
+
+    def on_published(self, now: float, limits: BatchLimits) -> list[MoveChosen]:
+        """A version is out. Returns moves, after which `operation` is in force. limits: of batches, in force."""
+        self.versions += 1
+        self.began = now if self.began < 0 else self.began
+        self._count_version(now)
+        if self._costs_changed():
+            return self._start_over()
+        if self.trial is not None:
+            return self._judge_trial(self.trial)
+        if self.search is not None and not self.search.remaining:
+            search, self.search = self.search, None
+            self.next_search = self.versions + PAUSE
+            return self._choose(search, now)
+        if self.search is None and self.versions >= self.next_search and len(self.intervals) >= COUNTED:
+            self._begin_search(now, limits)
+        return []
+
+    def undo_late(self, now: float) -> list[MoveChosen]:
+        """End a try whose present version has taken too long already; called between versions."""
+        trial = self.trial
+        if trial is None or self.last < 0 or self.disturbed:
+            return []
+        former_s = self.settings.version_samples / trial.rate
+        if trial.excess_s + now - self.last - former_s <= ALLOWED * former_s:
+            return []
+        trial.excess_s += now - self.last - former_s
+        return [self._undo(trial, former_s / (now - self.last))]
+
+    def restart_clock(self) -> None:
+        """The run is resumed under another clock: keep times and operation; a try is left as it is, unmeasured."""
+        self.timing.restart_clock()
+        self.last, self.began, self.disturbed = -1.0, -1.0, True
+        self.search, self.trial, self.next_search = None, None, 0
+        self.intervals.clear()
+
+    # ------------------------------------------------------------ measuring
+
+    def _count_version(self, now: float) -> None:
+        if self.last >= 0 and not self.disturbed:
+            if self.trial is not None:
+                self.trial.excess_s += max(0.0, now - self.last - self.settings.version_samples / self.trial.rate)
+            elif self.skip and self.undone_s:
+                self.lost_s += max(0.0, now - self.last - self.undone_s)
+            if self.skip:
+                self.skip -= 1
+            else:
+                self.intervals.append(now - self.last)
+                del self.intervals[:-MOST_COUNTED]
+        self.version_events = self.timing.events - self.events_before
+        self.events_before = self.timing.events
+        self.last, self.disturbed = now, False
+        if self.trial is None and not self.settled_rate and len(self.intervals) == MOST_COUNTED:
+            self.settled_rate = self.rate
+
+    def _costs_changed(self) -> bool:
+        """Whether the times differ from those under which the present rates were measured, or the rate has fallen."""
+        point = self.timing.point(self.point.rows)
+        if any(map(has_drifted, astuple(point), astuple(self.point))):
+            self.point = self.timing.point()
+            return self.versions > 1
+        measured = self.trial is None and len(self.intervals) == MOST_COUNTED
+        return measured and self.rate < (1.0 - UNEXPLAINED) * self.settled_rate
+
+    def _start_over(self) -> list[MoveChosen]:
+        """Costs have changed: what was measured and forecast does not hold any more, and α is the setting's again."""
+        trial, self.search, self.trial, self.next_search = self.trial, None, None, 0
+        self.barred.clear()
+        self._measure_anew()
+        former = self.operation if trial is None else trial.former
+        self.operation = replace(self.operation, max_lag=self.settings.max_lag)
+        if former == self.operation:
+            return []
+        reason = "the stations' times or rate have changed, so that it cannot be compared with what was before"
+        return [MoveChosen("kept", former.describe(self.operation), reason, 1.0 if trial is None else trial.gain)]
+
+    def _measure_anew(self) -> None:
+        self.intervals.clear()
+        self.skip, self.settled_rate = self.settling, 0.0
+
+    # ------------------------------------------------------------ choosing
+
+    def _begin_search(self, now: float, limits: BatchLimits) -> None:
+        times = self.timing.measured()
+        found = neighbours(self.operation, self.timing.generators, self.settings, self.rules)
+        found = [one for one in found if self.barred.get(one, 0) <= self.versions]
+        if times is None or not found:
+            self.next_search = self.versions + PAUSE
+            return
+        times = replace(times, version_s=fmean(self.intervals), events=self.version_events)
+        self.search = MoveSearch(times, limits, now, [*reversed(found), self.operation])
+
+    def _choose(self, search: MoveSearch, now: float) -> list[MoveChosen]:
+        """Begin the move that promises most, or lower α where that costs nothing."""
+        here = search.found.get(self.operation)
+        if here is None or not here.samples_per_s or not self.rate:
+            return []
+        gains = {one: found.samples_per_s / here.samples_per_s for one, found in search.found.items()}
+        error = abs(here.samples_per_s / self.rate - 1.0)
+        best = max(gains, key=lambda one: (gains[one], one.max_lag))
+        fresher = gains[best] < 1.0 + MIN_GAIN + error / 2
+        if fresher:
+            most = (1.0 - LESS_LAG) * here.lag
+            less = [one for one, found in search.found.items() if found.lag <= most and gains[one] >= 1.0 - EQUAL / 2]
+            less = [one for one in less if one.off == self.operation.off and one.max_lag < self.operation.max_lag]
+            if not less:
+                return []
+            best = min(less, key=lambda one: search.found[one].lag)
+        lost = self.lost_s + (fmean(self.intervals) if error > ACCURATE else 0.0)
+        if lost > TRIES_SHARE * (now - self.began):
+            return []
+        times, found, off = search.times, search.found[best], f"{error:.0%}"
+        reason = (
+            f"a pass takes {1e3 * times.base_s:.3g} ms + {1e3 * times.per_row_s:.3g} ms per row, an update "
+            f"{times.update_s:.3g} s; {self.rate:.4g} samples/s are measured and {here.samples_per_s:.4g} forecast "
+            f"({off} off), with the move {found.samples_per_s:.4g}"
+        )
+        reason += f", and a lag of {found.lag:.2g} instead of {here.lag:.2g} versions" if fresher else ""
+        # After a move the trainer catches up with what was made before it, so the measured rate may be too high.
+        rate = min(self.rate, here.samples_per_s) if fresher else self.rate
+        self.trial, self.undone_s = MoveTrial(self.operation, rate, gains[best], fresher), 0.0
+        move, self.operation = self.operation.describe(best), best
+        self._measure_anew()
+        return [MoveChosen("begun", move, reason, gains[best])]
+
+    # ------------------------------------------------------------ judging
+
+    def _judge_trial(self, trial: MoveTrial) -> list[MoveChosen]:
+        counted = len(self.intervals)
+        ratio = self.rate / trial.rate if counted else 1.0
+        if trial.excess_s * trial.rate > ALLOWED * self.settings.version_samples:
+            return [self._undo(trial, ratio)]
+        least = 1.0 - EQUAL if trial.fresher else 1.0 + MIN_MEASURED
+        unclear = abs(ratio - least) < UNCLEAR and counted < MOST_COUNTED
+        if counted < COUNTED or unclear:
+            return []
+        if ratio < least:
+            return [self._undo(trial, ratio)]
+        self.trial, self.next_search = None, 0
+        return [self._tell("kept", trial, trial.former.describe(self.operation), ratio)]
+
+    def _undo(self, trial: MoveTrial, ratio: float) -> MoveChosen:
+        tried, self.operation = self.operation, trial.former
+        self.barred[tried] = self.versions + BARRED
+        self.lost_s += trial.excess_s
+        self.undone_s = self.settings.version_samples / trial.rate
+        self.trial, self.next_search = None, self.versions + 1
+        self._measure_anew()
+        return self._tell("undone", trial, tried.describe(self.operation), ratio)
+
+    @staticmethod
+    def _tell(outcome: str, trial: MoveTrial, move: str, ratio: float) -> MoveChosen:
+        reason = f"{ratio:.3g} times the rate before it is measured, {trial.gain:.3g} was forecast"
+        return MoveChosen(outcome, move, reason, trial.gain, ratio)  # type: ignore[arg-type]

@@ -1,0 +1,112 @@
+"""Predicted effects: ratios of two simulations, if the simulation of the run as it was agrees with the measurement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.plugins.planning.profiles import recipe
+
+from polyrhythm.config.load import load_config
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.plugins.advice.findings import Change, Finding, at_most
+from polyrhythm.plugins.advice.predicted import Predictor
+
+STEPS = 20
+#: Seconds of an update's training, and of a step of a slot: rollout takes 20 · 0.05 s, training 1 s.
+TRAINS, STEP = 1.0, 0.05
+
+
+def lines(rows: int = 8, updates: int = 20) -> list[dict[str, Any]]:
+    """Updates of 8 samples of 20 steps, as one without lag: rollout, then training."""
+    found = []
+    for step in range(updates):
+        transitions = 8.0 * STEPS * (step + 1)
+        requests = 8 * STEPS / rows
+        line = {"step": step, "time_s": 2.0 * (step + 1), "throughput/transitions": transitions}
+        line |= {"time/env/step": STEP * requests, "time/rollout/forward": 0.0005 * requests}
+        line |= {"time/actor/update": TRAINS, "time/actor/passes": TRAINS, "time/actor/step": 0.0}
+        line |= {"env/sample_env_steps": STEPS, "env/sample_chunk_steps": STEPS, "env/episode_len": STEPS}
+        line |= {"rollouter/batch_rows": float(rows), "train/actor/optimizer_steps": 1.0}
+        line |= {"rollouter/idle_ratio": 0.5, "trainer/idle_ratio": 0.5}
+        found.append(line)
+    return found
+
+
+def lockstep(*overrides: str) -> RunConfig:
+    alone = ("rollout.simulators=1", "rollout.rows=8", "launcher=local")
+    return recipe("freshness.max_lag=0", "freshness.on_update=drain", *alone, *overrides)
+
+
+LAG = Change("freshness.max_lag", 0, 1, "samples one version old", at_most(2.0), unstable=True)
+FINDING = Finding("throughput", "in-turn", "measured", (LAG,))
+
+
+def predicted(
+    finding: Finding = FINDING, rate: float = 80.0, seconds: float = 60.0, config: RunConfig | None = None
+) -> Finding:
+    """rate: measured transitions per second; 80 is what two seconds per version are."""
+    predictor = Predictor(config or lockstep(), {"transitions_per_s": rate}, lines(), seconds)
+    return predictor.predict([finding])[0]
+
+
+@pytest.mark.parametrize("rate", [80.0, 70.0, 90.0])
+def test_overlap_of_equal_stages_is_predicted_to_nearly_double_the_throughput(rate: float) -> None:
+    found = predicted(rate=rate)
+    (lag,) = [change for change in found.changes if change.setting == "freshness.max_lag"]
+    assert lag.effect.basis == "predicted"
+    assert lag.effect.factor == pytest.approx(2.0, rel=0.1)
+    assert found.note == ""
+
+
+@pytest.mark.parametrize("rate", [40.0, 55.0, 200.0])
+def test_a_simulation_that_does_not_agree_with_the_run_predicts_nothing(rate: float) -> None:
+    found = predicted(rate=rate)
+    assert found.changes == FINDING.changes
+    assert f"samples/s, measured were {rate / STEPS:.3g}" in found.note
+
+
+def test_one_thread_is_not_simulated() -> None:
+    found = predicted(config=load_config("latency", ["launcher=inline"]))
+    assert found.note == "bounds, no predictions: the simulated cluster has a process for each station"
+
+
+def test_without_time_the_bounds_stay() -> None:
+    assert predicted(seconds=0.0).changes == FINDING.changes
+
+
+def test_lines_without_times_predict_nothing() -> None:
+    bare = [{"time_s": 1.0, "rollouter/idle_ratio": 0.5, "trainer/idle_ratio": 0.5}]
+    (found,) = Predictor(lockstep(), {"transitions_per_s": 1.0}, bare, 60.0).predict([FINDING])
+    assert found.changes == FINDING.changes
+    assert found.note.startswith("bounds, no predictions: ")
+
+
+@pytest.mark.parametrize(
+    ("setting", "to"), [("training.optimizer.lr", 0.1), ("algorithm.proximal", "interpolate"), ("launcher", "inline")]
+)
+def test_what_is_not_simulated_keeps_its_bound(setting: str, to: Any) -> None:
+    finding = Finding("throughput", "x", "measured", (Change(setting, 0, to, "", at_most(1.3)),))
+    assert predicted(finding).changes[0].effect == at_most(1.3)
+
+
+def test_a_value_that_does_not_fit_keeps_its_bound() -> None:
+    finding = Finding("throughput", "x", "measured", (Change("rollout.simulators", 1, 0, "", at_most(1.3)),))
+    assert finding.changes[0] in predicted(finding).changes
+
+
+def test_what_gains_nothing_comes_last_and_what_gains_much_is_added() -> None:
+    """Rows wait half of the time as long as nothing overlaps, so more of them gain nothing; a lag does."""
+    more = Change("rollout.generators", 1, 2, "memory", at_most(2.0))
+    found = predicted(Finding("throughput", "inference", "measured", (more,)))
+    assert found.changes[0].setting == "freshness.max_lag"
+    assert found.changes[-1].setting == "rollout.generators"
+    assert found.changes[-1].effect.factor == pytest.approx(1.0, abs=0.04)
+
+
+def test_nothing_older_is_added_while_the_policy_drifts() -> None:
+    drifting = Finding("stability", "large-updates", "measured", (Change("training.epochs", 1, 1, ""),))
+    limit = Finding("throughput", "inference", "measured")
+    stability, throughput = Predictor(lockstep(), {"transitions_per_s": 80.0}, lines(), 60.0).predict([drifting, limit])
+    assert "freshness.max_lag" not in [change.setting for change in throughput.changes]
+    assert stability.changes[0].effect.factor == pytest.approx(1.0)

@@ -1,0 +1,192 @@
+"""Moves in the simulated cluster: they follow the costs, cost little when a forecast is wrong, and can be replayed."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from tests.long import long
+from tests.oracles.guarantees import GuaranteeChecker
+from tests.oracles.replay import first_difference
+from tests.plugins.moves.scenes import WatchedRun, judged, moving, scene
+
+from polyrhythm.conductors import build_conductor, restore_conductor
+from polyrhythm.plugins.moves.conductor import MovingConductor
+from polyrhythm.plugins.moves.operation import Operation, neighbours
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
+from polyrhythm.scheduler.records import MoveChosen, StationLost
+from polyrhythm.scheduler.settings import MoveRules, SchedulerSettings
+
+#: Versions within which moves have followed a change of costs.
+FOLLOWED = 20
+OFF = ("generator-1",)
+
+
+def phases(settings: ClusterSettings, runs: dict[str, WatchedRun]) -> list[dict[str, float]]:
+    """Samples per second of each run in each phase, from 20 versions after its beginning on."""
+    times = [0.0, *sorted({change.at for change in settings.changes})]
+    found = []
+    for index, begin in enumerate(times):
+        rates = {}
+        for name, run in runs.items():
+            last = run.at(times[index + 1]) - 1 if index + 1 < len(times) else settings.versions - 4
+            rates[name] = run.rate(run.at(begin) + FOLLOWED, last)
+        found.append(rates)
+    return found
+
+
+def check_phases(settings: ClusterSettings) -> list[tuple[int, MoveChosen]]:
+    """Each phase is within 5% of the better fixed operation, the whole no worse than the start; returns the moves."""
+    fixed = {"start": WatchedRun(settings), "off": WatchedRun(settings, OFF)}
+    moved = WatchedRun(moving(settings))
+    for rates in phases(settings, {**fixed, "moved": moved}):
+        assert rates["moved"] >= 0.95 * max(rates["start"], rates["off"]), rates
+    last = settings.versions - 4
+    assert moved.rate(0, last) >= 0.97 * fixed["start"].rate(0, last)
+    return moved.chosen
+
+
+def test_moves_follow_passes_that_become_three_times_as_fast() -> None:
+    slow = {"serve": "12ms+6ms"}
+    generators = [{**slow, "devices": "0"}, {**slow, "devices": "1"}]
+    changes = [{"at": "56s", "cost": "serve", "times": 0.333}]
+    chosen = check_phases(scene(generators=generators, changes=changes, versions=78))
+    begun = [move for _, move in chosen if move.outcome == "begun" and "generator-1" in move.move]
+    assert [move.move for move in begun] == ["generator-1 off"]
+    assert "a pass takes" in begun[0].reason
+    assert begun[0].expected > 1.1
+
+
+@long(20, "moves follow passes that become three times as slow, and fast again")
+def test_moves_follow_passes_that_become_slow_and_fast_again() -> None:
+    changes = [{"at": "50s", "cost": "serve", "times": 3.0}, {"at": "120s", "cost": "serve", "times": 1.0}]
+    chosen = check_phases(scene(changes=changes, versions=130))
+    kept = [move.move for _, move in chosen if move.outcome == "kept" and "generator-1" in move.move]
+    assert kept == ["generator-1 off", "generator-1 on", "generator-1 off"]
+
+
+@long(20, "moves follow updates that become three times as slow, and fast again")
+def test_moves_follow_updates_that_become_slow_and_fast_again() -> None:
+    changes = [{"at": "60s", "cost": "update", "times": 0.33}, {"at": "100s", "cost": "update", "times": 1.0}]
+    check_phases(scene(changes=changes, versions=160))
+
+
+def lying(true: float) -> MovingConductor:
+    """A conductor that believes every other operation to be half as fast again."""
+    rules = MoveRules({"generator-0": (0,), "generator-1": (1,), "trainer": (1,)})
+    settings = replace(scene().scheduler, moves=rules)
+    return judged(settings, lambda one: true if one == Operation((), 2.0) else 1.5 * true)
+
+
+def test_wrong_forecasts_cost_little_and_are_undone() -> None:
+    generators = [{"serve": "12ms+6ms", "devices": "0"}, {"serve": "12ms+6ms", "devices": "1"}]
+    settings = scene(generators=generators)
+    start, moved = WatchedRun(settings), WatchedRun(settings, conductor=lying(18.5))
+    outcomes = [move.outcome for _, move in moved.chosen]
+    assert outcomes[:2] == ["begun", "undone"]
+    assert outcomes.count("kept") == 0
+    assert moved.rate(0, 56) >= 0.97 * start.rate(0, 56)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_with_faults_every_sample_is_trained_once_and_no_guarantee_breaks(seed: int) -> None:
+    rng = random.Random(seed)
+    stations = ("simulator-0", "generator-0", "generator-1", "generator-1")
+    faults = [
+        {"station": rng.choice(stations), "at": 1.5 * turn, "detected": "0.1s", "restart": "0.3s"}
+        for turn in range(1, 26)
+    ]
+    settings = scene(faults=faults, versions=36)
+    conductor = lying(20.0)
+    cluster = VirtualCluster(settings, conductor)
+    watch = GuaranteeChecker(cluster, conductor.inner)
+    cluster.run()
+    watch.finish()
+    assert cluster.driver.measures.lost >= 20
+    assert conductor.ledger.trained == 36 * 32
+    assert conductor.ledger.dropped_total == 0
+
+
+def test_the_same_events_give_the_same_moves_also_after_a_restore_at_any_time() -> None:
+    run = WatchedRun(scene(versions=40), conductor=lying(22.0), record=True)
+    steps = run.cluster.driver.steps
+    assert any(isinstance(command, MoveChosen) for step in steps for command in step.commands)
+    assert first_difference(lying(22.0), steps) is None
+    conductor, rng = lying(22.0), random.Random(0)
+    for step in steps:
+        if rng.random() < 0.01:
+            saved = json.loads(json.dumps(conductor.save()))
+            conductor = lying(22.0)
+            conductor.load(saved)
+        assert tuple(conductor.handle(step.event, step.now)) == step.commands
+        conductor.deadline()
+
+
+def test_a_search_goes_on_after_a_restore_where_it_was() -> None:
+    settings = moving(scene(versions=14))
+    run = WatchedRun(settings, record=True)
+    steps = run.cluster.driver.steps
+    conductor = build_conductor(settings.scheduler)
+    restored = 0
+    for step in steps:
+        assert isinstance(conductor, MovingConductor)
+        search = conductor.mover.search
+        if search is not None and search.slices == 7 and not restored:
+            conductor = restore_conductor(settings.scheduler, json.loads(json.dumps(conductor.save())))
+            restored += 1
+        assert tuple(conductor.handle(step.event, step.now)) == step.commands
+    assert restored
+    assert any(isinstance(command, MoveChosen) for step in steps for command in step.commands)
+
+
+def test_a_resumed_run_keeps_its_operation() -> None:
+    run = WatchedRun(moving(scene(versions=20)))
+    conductor = run.conductor
+    assert isinstance(conductor, MovingConductor)
+    assert conductor.mover.operation.off == OFF
+    conductor.detach()
+    again = restore_conductor(conductor.settings, json.loads(json.dumps(conductor.save())))
+    assert isinstance(again, MovingConductor)
+    assert again.mover.operation.off == OFF
+    assert again.summary()["moves"] == []
+
+
+@pytest.mark.parametrize(
+    ("devices", "off", "expected"),
+    [
+        # alone on its device, or the only one: nothing to switch
+        ({"generator-0": (0,), "generator-1": (1,), "trainer": (2,)}, (), []),
+        ({"generator-0": (0,), "trainer": (0,)}, (), []),
+        ({"generator-0": (0,), "generator-1": (1,), "trainer": (1,)}, (), [("generator-1",)]),
+        ({"generator-0": (0,), "generator-1": (1,), "trainer": (1,)}, ("generator-1",), [()]),
+        # two equal ones beside the trainer's, never all three
+        (
+            {"generator-0": (0,), "generator-1": (0,), "trainer": (0,)},
+            (),
+            [("generator-1",)],
+        ),
+    ],
+)
+def test_neighbours_are_those_of_generators_that_share(
+    devices: dict[str, tuple[int, ...]], off: tuple[str, ...], expected: list[tuple[str, ...]]
+) -> None:
+    generators = [name for name in devices if name.startswith("generator")]
+    settings = SchedulerSettings(8, max_lag=0.0)
+    found = neighbours(Operation(off, 0.0), generators, settings, MoveRules(devices))
+    assert [one.off for one in found] == expected
+
+
+def test_a_lower_bound_is_a_neighbour_of_the_users_alone() -> None:
+    found = neighbours(Operation((), 2.0), ["generator-0"], SchedulerSettings(8, max_lag=2.0), MoveRules({}))
+    assert [one.max_lag for one in found] == [1.0, 0.5]
+    assert neighbours(Operation((), 0.0), ["generator-0"], SchedulerSettings(8, max_lag=0.0), MoveRules({})) == []
+
+
+def test_a_lost_station_spoils_the_measurement_of_its_version() -> None:
+    conductor = lying(20.0)
+    WatchedRun(scene(versions=4), conductor=conductor)
+    conductor.handle(StationLost("simulator-0", 0, "dies"), 100.0)
+    assert conductor.mover.disturbed

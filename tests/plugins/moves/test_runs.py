@@ -1,0 +1,75 @@
+"""`placement.moves` in a real run: accepted, shown in metrics and summary; refused where nothing can be moved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.pipeline.runs import LOCKSTEP
+
+from polyrhythm.cli.main import main
+from polyrhythm.config.load import merge, validate
+from polyrhythm.errors import ConfigError
+from polyrhythm.pipeline.placed import move_rules, place
+
+ASYNCHRONOUS = {
+    "freshness": {"max_lag": 2.0, "on_update": "continue"},
+    "batching": {"type": "dynamic"},
+    "rollout": {"rows": 4, "env_batches": 2, "generators": 2},
+    "training": {"versions": 12, "order": "arrival"},
+}
+SHARED: dict[str, Any] = {"simulated_devices": 2, "generators": {"devices": "0,1"}, "trainer": {"devices": "1"}}
+
+
+def test_a_run_with_moves_shows_what_is_in_force(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(merge(merge(LOCKSTEP, ASYNCHRONOUS), {"placement": SHARED | {"moves": True}})))
+    assert main(["train", str(path), "--out", str(tmp_path / "run")]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert all(move["outcome"] in ("begun", "kept", "undone") for move in summary["moves"])
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if "staleness/max_lag" in line]
+    assert len(updates) == 12
+    assert all(
+        0.5 <= line["staleness/max_lag"] <= 2.0 and line["stations/generators_off"] in (0, 1) for line in updates
+    )
+
+
+def test_auto_is_short_for_moves() -> None:
+    assert validate(merge(LOCKSTEP, {"placement": "auto"})).placement.moves
+    merged = merge(merge(LOCKSTEP, {"placement": "auto"}), {"placement": {"trainer": {"threads": 2}}})
+    assert validate(merged).placement.moves
+    assert validate(merged).placement.trainer.threads == 2
+
+
+def test_devices_of_stations_are_those_of_their_seats() -> None:
+    config = validate(merge(merge(LOCKSTEP, ASYNCHRONOUS), {"placement": SHARED | {"moves": True}}))
+    rules = move_rules(config, place(config))
+    assert rules is not None
+    assert rules.devices == {"generator-0": (0,), "generator-1": (1,), "trainer": (1,)}
+    assert move_rules(config, place(config, trainer=False)) is None
+
+
+def test_a_station_that_leases_the_host_shares_it() -> None:
+    leased = {"placement": {"sharing": "lease", "moves": True}}
+    config = validate(merge(merge(LOCKSTEP, ASYNCHRONOUS), leased))
+    rules = move_rules(config, place(config))
+    assert rules is not None
+    assert rules.devices["generator-1"] == rules.devices["trainer"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "nothing can be moved"),  # lag 0, one generator
+        ({"rollout": {"generators": 2}}, "nothing can be moved"),
+        ({"placement": {"simulated_devices": 1, "generators": {"devices": 0}, "trainer": {"devices": 0}}}, "moved"),
+    ],
+)
+def test_what_could_move_nothing_is_refused(change: dict[str, Any], words: str) -> None:
+    config = validate(merge(merge(LOCKSTEP, {"placement": {"moves": True}}), change))
+    with pytest.raises(ConfigError, match=words):
+        move_rules(config, place(config))
