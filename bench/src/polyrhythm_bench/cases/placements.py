@@ -58,7 +58,7 @@ class RandomProblem(PlacementProblem):
         return None if found.over or found.halted else found.samples_per_s
 
     @property
-    def choices(self) -> Choices:  # type: ignore[override]
+    def choices(self) -> Choices:
         """Few values, so that all can be tried."""
         sharing = ("share", "lease")
         return Choices(
