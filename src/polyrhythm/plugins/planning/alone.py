@@ -58,6 +58,8 @@ _MOST, _FEWEST = 200, 3
 _CLEAN = 0.1
 #: CPU time, time without a core, and turns of this thread (Linux).
 _SCHEDULED = Path("/proc/thread-self/schedstat")
+#: Bytes that are read between two times: more than a core's own caches.
+_OTHER_BYTES = 16 * 2**20
 #: Rows of observations that passes and samples are made of.
 _SHOWN = 64
 #: Bytes of samples that the trainer's measurements hold at most.
@@ -73,11 +75,12 @@ class Measurements:
 
     On a machine that does other things too, a work waits for a core. Linux accounts for this wait, which is not
     counted; and times in which the process was interrupted are left out, if enough others remain: caches were cold.
-    device: of the work, which is waited for.
+    device: of the work, which is waited for. cold: other memory is read between two times, as in a run, where stations
+    wait or alternate; with warm caches a small pass takes half as long.
     """
 
-    def __init__(self, device: str = CPU) -> None:
-        self.device = device
+    def __init__(self, device: str = CPU, *, cold: bool = True) -> None:
+        self.device, self._other = device, np.ones(_OTHER_BYTES // 8 if cold else 0)
         self._times: dict[tuple[WorkName, int], list[tuple[float, bool]]] = {}
         self._memory: dict[tuple[WorkName, int], int] = {}
 
@@ -100,6 +103,7 @@ class Measurements:
             for count in range(_MOST):
                 if budget.over and count > 1:
                     break
+                self._other.sum()
                 run()
         self._memory[name, amount] = max(0, peak())
 
@@ -496,7 +500,9 @@ class _Trainer:
 
     def measure(self, budget: Budget) -> tuple[list[Trajectory], StationProfile]:
         """The samples, and the profile."""
-        found, learner = Measurements(self.device), self.learner
+        # A trainer of its own does micro-batches one after another.
+        cold = self._alone.config.launcher == "inline"
+        found, learner = Measurements(self.device, cold=cold), self.learner
         torch.set_num_threads(self._seat.threads)
         samples = self._samples()
         steps = sum(sample.steps for sample in samples)
