@@ -88,15 +88,15 @@ def test_a_finding_takes_the_place_of_the_alarm_that_it_explains(tmp_path: Path)
     assert sum("optimizer_steps = 1" in text for text in texts) == 1
 
 
-def test_the_log_has_the_list(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_the_log_has_the_list(caplog: pytest.LogCaptureFixture) -> None:
     utilisation = {"utilisation": {"simulator-0": 0.9, "trainer": 0.4}}
     with caplog.at_level(logging.INFO):
-        HOOKS.summarise(tmp_path, recipe(), utilisation, [line | {KL: 0.5} for line in lines()])
+        HOOKS.summarise(recipe(), utilisation, [line | {KL: 0.5} for line in lines()])
     assert [message.partition(": ")[0] for message in caplog.messages] == [
         "advice 1, stability",
         "advice 2, throughput",
     ]
-    assert HOOKS.summarise(tmp_path, recipe(), {}, []) == {}
+    assert HOOKS.summarise(recipe(), {}, []) == {}
 
 
 def test_the_live_display_gets_the_first_step() -> None:

@@ -1,8 +1,8 @@
 """The search for a placement against all placements: random problems, each judged by the same simulated cluster.
 
 A problem is a recipe and a profile with random costs: simulators on the hosts or on devices, fast or slow passes and
-updates, 1 to 4 devices (3 with simulators on them), with and without room for all stations on one. Every placement: all ways to divide equal
-devices among the kinds, times sharing, env batches, slots and rows of a pass.
+updates, 1 to 4 devices (3 with simulators on them), with and without room for all stations on one. Every placement: all
+ways to divide equal devices among the kinds, times sharing, env batches, slots and rows of a pass.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def problem(seed: int) -> RandomProblem:
                 device="cuda" if on_device else "cpu",
                 resident=2 * _GB if on_device else 0,
                 works={"step": _work((1, step), (16, step * rng.uniform(1, 6))), "reset": _work((1, near(0.05)))},
-                beside={"generator": 1.24, "trainer": 1.24},
+                beside={"generator": 1.24, "trainer": 1.24} if on_device else {},
             ),
             "generator": StationProfile(
                 device="cuda",

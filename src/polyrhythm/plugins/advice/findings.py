@@ -31,7 +31,7 @@ class Effect:
 
     def __str__(self) -> str:
         if self.factor is None:
-            return "effect on speed not predicted"
+            return "speed not predicted"
         return f"{self.basis} ×{self.factor:.2f} transitions/s"
 
 

@@ -102,7 +102,7 @@ def _rollout_limits(shares: Shares, config: RunConfig) -> Finding:
     if one_slot and rollout.rows > 1 and both >= _BUSY:
         halves = Change("rollout.sharding", "whole", "even:2", "smaller passes", at_most(2, most))
         changes.insert(0, halves)
-    return Finding("throughput", "alternating", measured, tuple(changes), "simulator")
+    return Finding("throughput", "alternating", measured, tuple(changes), "simulator", _cores(shares))
 
 
 def _training(shares: Shares, config: RunConfig) -> Iterator[Change]:

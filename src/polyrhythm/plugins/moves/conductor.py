@@ -83,6 +83,7 @@ class MovingConductor:
         able = {*self.serving.generators.present} - {*wanted.off}
         if moves or (able and present != wanted.off):
             self.inner.operate(wanted.off, wanted.max_lag)
+            mover.timing.forget_passes(wanted.off)
         self.chosen += moves
         return moves
 

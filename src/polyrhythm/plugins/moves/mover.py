@@ -37,6 +37,8 @@ UNCLEAR, EQUAL, LESS_LAG = 0.02, 0.01, 0.2
 TRIES_SHARE, ACCURATE, ALLOWED = 0.02, 0.15, 0.6
 #: Versions after which a search is repeated although nothing has changed, and for which an undone move is not tried.
 PAUSE, BARRED = 30, 40
+#: Publications in a row at which times must differ, before they count as changed.
+DRIFTED = 2
 #: Relative loss of the rate that is taken for a change of costs which the measured times do not show.
 UNEXPLAINED = 0.08
 
@@ -60,11 +62,12 @@ class Mover:
 
     operation: the present one. versions: publications so far; last: time of the latest, below 0 if none counts.
     intervals: seconds of the versions since the last change that count; skip: versions still to leave out. disturbed:
-    the present version does not count. point: times under which the measured rate and `barred` hold. settled_rate:
-    samples per second of the present operation when it was first measured in full, 0 before. barred: operation →
-    version until which it is not tried. lost_s: seconds by which versions of tries that were undone, and those right
-    after them, took longer than those of the former operation; undone_s: of a version of the one before the last try.
-    began: time of the first publication. events_before, version_events: events until the latest, and of one version.
+    the present version does not count. point: times under which the measured rate and `barred` hold; drifted:
+    publications in a row at which the present ones differ. settled_rate: samples per second of the present operation
+    when it was first measured in full, 0 before. barred: operation → version until which it is not tried. lost_s:
+    seconds by which versions of tries that were undone, and those right after them, took longer than those of the
+    former operation; undone_s: of a version of the one before the last try. began: time of the first publication.
+    events_before, version_events: events until the latest, and of one version.
     """
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
@@ -77,6 +80,7 @@ class Mover:
     skip: int = 0
     disturbed: bool = False
     point: TimingPoint = field(default_factory=TimingPoint)
+    drifted: int = 0
     settled_rate: float = 0.0
     barred: dict[Operation, int] = field(default_factory=dict)
     trial: MoveTrial | None = None
@@ -155,8 +159,10 @@ class Mover:
     def _costs_changed(self) -> bool:
         """Whether the times differ from those under which the present rates were measured, or the rate has fallen."""
         point = self.timing.point(self.point.rows)
-        if any(map(has_drifted, astuple(point), astuple(self.point))):
-            self.point = self.timing.point()
+        drifted = any(map(has_drifted, astuple(point), astuple(self.point)))
+        self.drifted = self.drifted + 1 if drifted else 0
+        if self.drifted >= DRIFTED or not self.point.rows:
+            self.point, self.drifted = self.timing.point(), 0
             return self.versions > 1
         measured = self.trial is None and len(self.intervals) == MOST_COUNTED
         return measured and self.rate < (1.0 - UNEXPLAINED) * self.settled_rate
@@ -170,8 +176,8 @@ class Mover:
         self.operation = replace(self.operation, max_lag=self.settings.max_lag)
         if former == self.operation:
             return []
-        reason = "the stations' times or rate have changed, so that it cannot be compared with what was before"
-        return [MoveChosen("kept", former.describe(self.operation), reason, 1.0 if trial is None else trial.gain)]
+        reason = "the stations' times, or the rate, have changed: all is measured anew"
+        return [MoveChosen("reset", former.describe(self.operation), reason, 1.0 if trial is None else trial.gain)]
 
     def _measure_anew(self) -> None:
         self.intervals.clear()

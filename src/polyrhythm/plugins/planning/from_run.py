@@ -81,8 +81,11 @@ def from_run(folder: Path, before: Profile | None = None) -> Profile:
     summary, lines = _read(folder)
     config = load_config(folder / CONFIG_FILE)
     found = profile_of(config, summary, lines)
-    if before is None:
-        return found
+    return found if before is None else updated(before, found, config)
+
+
+def updated(before: Profile, found: Profile, config: RunConfig) -> Profile:
+    """A profile brought up to date by a run's. ConfigError: it is of another recipe or machine."""
     refuse_other_recipe(before, config)
     refuse_other_machine(before, found.machine)
     stations = dict(before.stations)

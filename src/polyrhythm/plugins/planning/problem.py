@@ -194,7 +194,7 @@ class PlacementProblem:
         most = max(slot, min(limit, max(1, in_flight // one.generators)))
         step = self._work("simulator", "step", slot)
         lanes = float(one.simulators * one.env_batches)  # steps at a time
-        lanes = min(lanes, len(one.simulator_devices) / self._occupies if one.simulator_devices else self.cores)
+        lanes = min(lanes, max(1, len(one.simulator_devices) or len(self.devices.nodes)) / self._occupies)
         steps_rate = lanes * slot / step if step else math.inf
         per_pass, rate, serve = float(most), 0.0, 0.0
         for _ in range(_ROUNDS):
@@ -209,10 +209,14 @@ class PlacementProblem:
             self.steps / slot * step + resets,
         )
 
-    @property
+    @cached_property
     def _occupies(self) -> float:
-        beside = self.profile.stations["simulator"].beside
-        return min(1.0, max(0.05, sum(beside.values()) / len(beside) / 2)) if beside else 1.0
+        """What a simulator's step takes of its device, or of its host's cores, as `cluster` has it."""
+        station = self.profile.stations["simulator"]
+        beside = sum(station.beside.values()) / len(station.beside) / 2 if station.beside else 0.0
+        if self.on_host("simulator"):
+            return min(1.0, max(self.config.placement.simulators.threads / self.profile.machine.cores, beside))
+        return min(1.0, max(0.05, beside)) if beside else 1.0
 
     def _device_loads(self, one: Arrangement, passes_s: float, steps_s: float, training: float) -> list[float]:
         """Busy seconds of each device in a version."""
@@ -262,6 +266,7 @@ class PlacementProblem:
             self,
             room=self.profile.machine.device_memory,
             ahead=self.config.freshness.max_lag,
+            pieces=self.config.freshness.sync_interval if self.config.training.streaming else 1,
             kept=12,
         )
 

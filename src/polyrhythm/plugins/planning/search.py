@@ -82,10 +82,17 @@ class Schedule:
 
 
 def find_schedules(
-    graph: WorkflowGraph, devices: int, costs: Costs, *, room: int = 0, ahead: float = 0.0, kept: int = _KEPT
+    graph: WorkflowGraph,
+    devices: int,
+    costs: Costs,
+    *,
+    room: int = 0,
+    ahead: float = 0.0,
+    pieces: int = _PARTS[-1],
+    kept: int = _KEPT,
 ) -> list[Schedule]:
     """The best schedules, fastest first. room: bytes of a device, 0: not known; ahead: versions that an earlier part
-    may be ahead of a later one; kept: how many."""
+    may be ahead of a later one; pieces: of a version that are handed on, at most; kept: how many schedules."""
 
     @cache
     def solve(parts: tuple[Component, ...], count: int) -> tuple[Schedule, ...]:
@@ -100,7 +107,7 @@ def find_schedules(
                     found += _together(solve(first, count), [one.padded(count) for one in solve(second, own)], costs)
                 for own in _shares(count, first, second, costs):
                     pairs = product(solve(first, own), solve(second, count - own))
-                    found += [_beside(one, other, own, costs, ahead) for one, other in pairs]
+                    found += [_beside(one, other, own, costs, ahead, pieces) for one, other in pairs]
         fitting = [one for one in found if one.seconds < math.inf and (not room or max(one.memory, default=0) <= room)]
         return tuple(_best(fitting, kept))
 
@@ -183,12 +190,12 @@ def _together(firsts: Sequence[Schedule], seconds: Sequence[Schedule], costs: Co
         yield Schedule(seats, total + switches, largest, parts, text, turns=True)
 
 
-def _beside(one: Schedule, other: Schedule, own: int, costs: Costs, ahead: float) -> Schedule:
+def _beside(one: Schedule, other: Schedule, own: int, costs: Costs, ahead: float, most: int) -> Schedule:
     """Beside each other on disjoint devices, in the best number of pieces."""
     slowest = max(one.seconds, other.seconds)
     total = one.seconds + other.seconds
     best, parts = math.inf, 1
-    for pieces in _PARTS:
+    for pieces in (number for number in _PARTS if number <= most):
         more = sum(_overhead(schedule, costs, pieces) for schedule in (one, other))
         piped = total / pieces + slowest * (pieces - 1) / pieces + more
         seconds = max(slowest, piped / (1 + ahead))
