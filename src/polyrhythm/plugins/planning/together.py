@@ -31,9 +31,9 @@ from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.placed import Kind as PlacedKind
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.run_loop import Interrupted
-from polyrhythm.plugins.planning.alone import core_wait_s, timing_of
 from polyrhythm.plugins.planning.cluster import update_seconds
 from polyrhythm.plugins.planning.profile import Episodes, Kind, Profile, StationProfile, Work, WorkName
+from polyrhythm.plugins.planning.timing import core_wait_s, timing_of
 from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.messages import TRAINER, Report
