@@ -32,8 +32,9 @@ MIN_GAIN, MIN_MEASURED = 0.04, 0.01
 #: A result within UNCLEAR of the least one is measured for longer. α falls where the rate stays but for the part EQUAL,
 #: and the forecast lag is lower by LESS_LAG.
 UNCLEAR, EQUAL, LESS_LAG = 0.02, 0.01, 0.2
-#: Tries may cost this part of the run's time. If the forecast of the present operation is off by more than ACCURATE, a
-#: move counts as one version lost before it is tried. A try ends at once when it has cost ALLOWED versions.
+#: Tries may cost this part of the run's time, counted anew when costs change. If the forecast of the present operation
+#: is off by more than ACCURATE, a move counts as one version lost before it is tried. A try ends at once when it has
+#: cost ALLOWED versions.
 TRIES_SHARE, ACCURATE, ALLOWED = 0.02, 0.15, 0.6
 #: Versions after which a search is repeated although nothing has changed, and for which an undone move is not tried.
 PAUSE, BARRED = 30, 40
@@ -66,7 +67,8 @@ class Mover:
     publications in a row at which the present ones differ. settled_rate: samples per second of the present operation
     when it was first measured in full, 0 before. barred: operation → version until which it is not tried. lost_s:
     seconds by which versions of tries that were undone, and those right after them, took longer than those of the
-    former operation; undone_s: of a version of the one before the last try. began: time of the first publication.
+    former operation, since costs changed; undone_s: of a version of the one before the last try. began: time of the
+    first publication.
     events_before, version_events: events until the latest, and of one version.
     """
 
@@ -131,8 +133,9 @@ class Mover:
         return [self._undo(trial, former_s / (now - self.last))]
 
     def restart_clock(self) -> None:
-        """The run is resumed under another clock: keep times and operation; a try is left as it is, unmeasured."""
+        """The run is resumed under another clock and perhaps another α: keep the times and the generators."""
         self.timing.restart_clock()
+        self.operation = replace(self.operation, max_lag=self.settings.max_lag)
         self.last, self.began, self.disturbed = -1.0, -1.0, True
         self.search, self.trial, self.next_search = None, None, 0
         self.intervals.clear()
@@ -171,6 +174,7 @@ class Mover:
         """Costs have changed: what was measured and forecast does not hold any more, and α is the setting's again."""
         trial, self.search, self.trial, self.next_search = self.trial, None, None, 0
         self.barred.clear()
+        self.lost_s = self.undone_s = 0.0
         self._measure_anew()
         former = self.operation if trial is None else trial.former
         self.operation = replace(self.operation, max_lag=self.settings.max_lag)

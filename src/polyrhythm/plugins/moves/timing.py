@@ -48,7 +48,7 @@ class RecentSeconds:
 
 
 @dataclass(slots=True)
-class DeviceLoad:
+class DeviceShare:
     """A device whose `running` pieces of work share it. work: seconds of work that one piece could do until `since`."""
 
     running: int = 0
@@ -138,7 +138,7 @@ class RunTiming:
     switches: dict[str, RecentSeconds] = field(default_factory=dict)
     simulators: dict[str, tuple[EnvBatchInfo, ...]] = field(default_factory=dict)
     generators: dict[str, int] = field(default_factory=dict)
-    devices: dict[int, DeviceLoad] = field(default_factory=dict)
+    devices: dict[int, DeviceShare] = field(default_factory=dict)
     working: dict[str, PieceOfWork] = field(default_factory=dict)
     ahead: dict[str, tuple[Request, ...]] = field(default_factory=dict)
     slots: dict[str, SlotAbsence] = field(default_factory=dict)
@@ -222,12 +222,13 @@ class RunTiming:
 
     def measured(self) -> MeasuredTimes | None:
         """The present times; None while some are unknown."""
-        absences = {name: tuple(self.absences[name].values) for name in self.simulators if name in self.absences}
+        simulators = {name: batches for name, batches in self.simulators.items() if batches}  # not for evaluation alone
+        absences = {name: tuple(self.absences[name].values) for name in simulators if name in self.absences}
         passes, known = self.undisturbed(), self.updates.values and self.steps.values and self.generators
-        if not known or passes is None or not absences or len(absences) < len(self.simulators):
+        if not known or passes is None or not absences or len(absences) < len(simulators):
             return None
         return MeasuredTimes(
-            {name: _shape(batches) for name, batches in self.simulators.items() if batches},
+            {name: _shape(batches) for name, batches in simulators.items()},
             absences,
             tuple(self.steps.values),
             dict(self.generators),
@@ -278,7 +279,7 @@ class RunTiming:
 
     def _begin(self, station: str, now: float) -> PieceOfWork:
         own = self.rules.devices.get(station, ())
-        work = [self.devices.setdefault(number, DeviceLoad(since=now)).advance(now, 1) for number in own]
+        work = [self.devices.setdefault(number, DeviceShare(since=now)).advance(now, 1) for number in own]
         piece = self.working[station] = PieceOfWork(now, work)
         return piece
 
