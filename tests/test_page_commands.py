@@ -87,7 +87,7 @@ ALL = sorted({(_id(page), tuple(words)) for page in PAGES for words in _commands
 
 def test_the_pages_have_commands() -> None:
     assert len(ALL) > 100
-    assert ("docs/simulate.md", ("simulate", "small")) in ALL
+    assert ("docs/planning.md", ("simulate", "small")) in ALL
 
 
 #: A command's name alone, or with one option, stands for all of its uses.
@@ -130,6 +130,7 @@ PARSED = {
         "line.yaml", "pusht.yaml", "recipe.yaml", "reach", "mine:Settings", "module:Class", "module:function",
     ),
     "needs a simulator": ("check maniskill_pushcube", "check robosuite_lift", "doctor maniskill"),
+    "searches, in tests/plugins/planning/test_placing.py": ("plan metaworld_pi0 devices=1 --gpus", "plan libero_groot"),
     "needs a GPU": ("plan metaworld_pi0", "plan quickstart_pi0"),
     "needs a package that make setup does not install": (
         "fetch_reach_pixels", "examples/fetch/fetch_reach.yaml", "--video", "--variants",

@@ -15,6 +15,7 @@ from typing import Any
 
 from polyrhythm_bench.cases import placements
 
+SCRIPT = "bench/scripts/plan_table.py"
 PAGE = Path(__file__).resolve().parents[1] / "results" / "plan.md"
 
 
@@ -54,8 +55,10 @@ def page(found: dict[str, Any], command: str) -> str:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     problems = int(sys.argv[1]) if len(sys.argv) > 1 else 60
-    found = placements.run(problems)
-    PAGE.write_text(page(found, f"python bench/scripts/plan_table.py {problems}"), encoding="utf-8")
+    rows: list[dict[str, Any]] = []
+    for seed in range(problems):  # the page has every finished problem
+        rows += placements.run(1, first=seed)["problems"]
+        PAGE.write_text(page(placements.summary(rows), f"python {SCRIPT} {problems}"), encoding="utf-8")
     print(PAGE.read_text(encoding="utf-8"))
 
 

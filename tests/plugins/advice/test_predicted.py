@@ -84,6 +84,13 @@ def test_lines_without_times_predict_nothing() -> None:
     assert found.note.startswith("bounds, no predictions: ")
 
 
+@pytest.mark.parametrize("summary", [{}, {"transitions_per_s": 0.0}, {"transitions_per_s": 0}])
+def test_a_summary_without_a_throughput_predicts_nothing(summary: dict[str, float]) -> None:
+    (found,) = Predictor(lockstep(), summary, lines(), 60.0).predict([FINDING])
+    assert found.changes == FINDING.changes
+    assert found.note.startswith("bounds, no predictions: the run's measurements have gaps (")
+
+
 @pytest.mark.parametrize(
     ("setting", "to"), [("training.optimizer.lr", 0.1), ("algorithm.proximal", "interpolate"), ("launcher", "inline")]
 )

@@ -48,7 +48,7 @@ def test_summary_report_and_plan_say_the_same(folder: Path, capsys: pytest.Captu
     assert parts[0]["text"].startswith(f"1. Throughput: {measured}")
     rows = [row for part in parts[1:] for row in part["rows"]]
     assert [row[0] for row in rows] == ["launcher=local"] * len(summary["advice"][0]["changes"])
-    assert all(f"   {row[0]} (now {row[1]}): {row[2]}; cost: {row[3]}" in out for row in rows)
+    assert all(f"   {row[0]} (now {row[2]}): transitions/s {row[1]}; cost: {row[3]}" in out for row in rows)
 
 
 def test_a_run_of_an_earlier_version_has_advice_too(folder: Path, tmp_path: Path) -> None:
@@ -106,6 +106,6 @@ def test_the_live_display_gets_the_first_step() -> None:
         part.on_metrics(line["step"], {"stations/utilisation/simulator-0": 0.9, **line})
     (status,) = part.status()
     assert status.startswith("throughput: rollout and training wait for each other: rows without a ticket 40%")
-    assert status.endswith("the time: freshness.max_lag=2 (at most ×1.67 transitions/s)")
+    assert status.endswith("the time: freshness.max_lag=2 (transitions/s at most ×1.67)")
     part.on_metrics(9, {"evaluation/greedy/rate": 0.5})
     assert part.status() == (status,)

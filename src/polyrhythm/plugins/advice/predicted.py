@@ -57,9 +57,13 @@ class Predictor:
         try:
             self._profile = self._best(profile_of(self._config, self._summary, updates))
             present, measured = self._simulated(self._config), self._measured()
-        except (PolyrhythmError, LookupError) as error:
+            deviation = abs(present / measured - 1.0)
+        except PolyrhythmError as error:
             return _noted(findings, f"bounds, no predictions: {error}")
-        if abs(present / measured - 1.0) > _TRUSTED:
+        except (LookupError, ArithmeticError, ValueError) as error:  # such as a summary without a throughput
+            told = f"{type(error).__name__}: {error}"
+            return _noted(findings, f"bounds, no predictions: the run's measurements have gaps ({told})")
+        if deviation > _TRUSTED:
             told = f"simulating the run as it was gives {present:.3g} samples/s, measured were {measured:.3g}"
             return _noted(findings, f"bounds, no predictions: {told}")
         drifts = any(finding.name in DRIFTS for finding in findings)

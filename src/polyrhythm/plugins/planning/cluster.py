@@ -167,17 +167,15 @@ def station_memory(profile: Profile, config: RunConfig, spec: EnvSpec) -> dict[K
 def device_memory(
     profile: Profile, config: RunConfig, *, devices: Devices | int | None = None, spec: EnvSpec | None = None
 ) -> dict[str, int]:
-    """Bytes on each device of the placement; of stations that take turns on it, the largest."""
+    """Bytes on each device of the placement: of its stations, and of those that take turns there the largest."""
     spec = env_settings(config).spec() if spec is None else spec
     placed, each = place(config, devices=devices), station_memory(profile, config, spec)
-    found: dict[str, list[int]] = {}
-    leased: set[str] = set()
+    found: dict[str, tuple[list[int], list[int]]] = {}  # those that stay there, and those that take turns
     for plural, names in placed.names.items():
         for seat in (placed.seats[name] for name in names):
             if seat.device != CPU:
-                found.setdefault(seat.device, []).append(each.get(_KINDS[plural], 0))
-                leased |= {seat.device} if seat.leases else set()
-    return {device: (max if device in leased else sum)(sizes) for device, sizes in sorted(found.items())}
+                found.setdefault(seat.device, ([], []))[bool(seat.leases)].append(each.get(_KINDS[plural], 0))
+    return {device: sum(stay) + max(turn, default=0) for device, (stay, turn) in sorted(found.items())}
 
 
 #: Kind of station by its plural in `Placed.names`.

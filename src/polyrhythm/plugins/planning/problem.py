@@ -110,8 +110,8 @@ class PlacementProblem:
 
     @cached_property
     def _least_memory(self) -> dict[str, int]:
-        least = {"max_rows": min(self.choices.max_rows), "micro_batch": self._smallest_micro_batch}
-        return {kind: size for kind, size in self._needs(replace(self.base, **least)).items() if not self.on_host(kind)}
+        least = replace(self.base, max_rows=min(self.choices.max_rows), micro_batch=self._smallest_micro_batch)
+        return {kind: size for kind, size in self._needs(least).items() if not self.on_host(kind)}
 
     @property
     def _smallest_micro_batch(self) -> int:
@@ -185,7 +185,8 @@ class PlacementProblem:
         return not room or all(stay[number] + turn[number] <= room for number in one.devices)
 
     def _needs(self, one: Arrangement) -> dict[str, int]:
-        return {**station_memory(self.profile, arranged(self.config, one), self.spec)}
+        found = station_memory(self.profile, arranged(self.config, one), self.spec)
+        return {str(kind): size for kind, size in found.items()}
 
     def _rollout(self, one: Arrangement, in_flight: int) -> tuple[float, float, float]:
         """Seconds of a version's rollout alone, and busy seconds of each generator and of all simulators together."""

@@ -1,0 +1,128 @@
+"""`polyrhythm plan RECIPE --gpus N`: the answer in words and as data, and what is refused, in a sentence each."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.long import long
+from tests.plugins.planning.profiles import GB, RECIPE, profile, recipe
+
+from polyrhythm.cli.main import main
+from polyrhythm.config.load import load_config
+from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.planning.judge import predict
+from polyrhythm.plugins.planning.placing import parse_devices
+from polyrhythm.plugins.planning.profile import Profile
+
+PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
+SMALL = ("training.mini_batch_samples=4", "training.minibatch_steps=0")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the profile of the small recipe, which is the working folder."""
+    monkeypatch.chdir(tmp_path)
+    small().save(tmp_path / "latency.profile.json")
+    return tmp_path
+
+
+def small() -> Profile:
+    points = ((8, 0.1, 8 * GB), (160, 2.0, 8 * GB))
+    return profile(recipe(*SMALL), chunk_steps=4, micro_batch=points, step=((1, 0.05), (8, 0.1)))
+
+
+def plan(*words: str) -> int:
+    return main(["plan", "latency", *words, *RECIPE, *SMALL])
+
+
+def test_the_answer_has_settings_that_the_recipe_takes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--gpus", "2", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    rates = [one["samples_per_s"] for one in found["placements"]]
+    assert rates[0] >= max(rates) * 0.99
+    assert found["placements"][0]["lag_max"] <= 1
+    assert set(found["more"]) == {"one more GPU", "one more generator", "twice the rows"}
+    config = load_config("latency", [*RECIPE, *SMALL, *found["placements"][0]["settings"]])
+    again = predict(small(), config, parse_devices("2", None))
+    assert again.samples_per_s == pytest.approx(rates[0])
+    assert found["own"]["samples_per_s"] <= rates[0]
+
+
+def test_the_answer_in_words(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--gpus", "1") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("latency on 1 x test, by the profile of 2026-11-28; predicted, not measured\n")
+    assert re.search(r"^1 +\S+ +sim \d+% gen \d+% tra \d+%", text, re.MULTILINE)
+    assert "one more GPU: +" in text
+    assert "polyrhythm train latency \\\n" in text
+
+
+REFUSED = {
+    "no GPU for stations that need one": (["--gpus", "0"], "--gpus = 0: the profile has its generator and trainer on"),
+    "not a number": (["--gpus", "many"], "--gpus = many: not a number of GPUs; write 8"),
+    "GPUs do not divide": (["--gpus", "3", "--nodes", "2"], "does not divide by --nodes = 2; write --gpus 2,1"),
+    "two numbers of nodes": (["--gpus", "2,2", "--nodes", "3"], "--gpus = 2,2 names 2 nodes; leave --nodes out"),
+    "no such file": (["--gpus", "1", "--profile", "none.json"], "'none.json' is not a file; measure one with"),
+    "nodes without GPUs": (["--nodes", "2"], "--nodes is for --gpus; leave it out"),
+    "streams": (["--gpus", "1", "batching.type=streams"], "a profile has passes, not streams"),
+    "another recipe": (["--gpus", "1", "env.action_dim=5"], "whose env differs from this one's; measure this one with"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_input_is_refused(case: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, why = REFUSED[case]
+    own = [*RECIPE, *SMALL]
+    if "batching.type=streams" in words:
+        own = [word for word in own if not word.startswith("batching")]
+    assert main(["plan", "latency", *own, *words]) != 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert why in told
+
+
+def test_too_few_devices_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large = small()
+    machine = large.machine.model_copy(update={"device_memory": 45 * GB})
+    large.model_copy(update={"machine": machine}).save(here / "large.json")
+    assert plan("--gpus", "2", "--profile", "large.json") != 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "--gpus = 2: no placement fits on 2 devices of 45 GB (at least: generator 11 GB, trainer 48 GB)" in told
+
+
+def test_a_missing_profile_says_how_to_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert plan("--gpus", "1") != 0
+    assert "there is no latency.profile.json; measure it with `polyrhythm profile latency`" in capsys.readouterr().err
+
+
+def test_devices_by_node() -> None:
+    assert parse_devices("8", None).nodes == (("", 8),)
+    assert parse_devices("8", 2).nodes == (("node-0", 4), ("node-1", 4))
+    assert parse_devices("1,0", None).nodes == (("node-0", 1), ("node-1", 0))
+    for wrong in ("", "-1", "2.5", "1,,2", "9" * 6):
+        with pytest.raises(ConfigError, match="not a number of GPUs"):
+            parse_devices(wrong, None)
+
+
+PAGES_COMMANDS = [
+    line.split()[1:]
+    for line in PAGE.read_text(encoding="utf-8").splitlines()
+    if re.match("polyrhythm plan .*--gpus", line)
+]
+
+
+@long(60, "the three examples of docs/planning.md, searched whole")
+@pytest.mark.parametrize("words", PAGES_COMMANDS, ids=lambda words: " ".join(words[1:5]))
+def test_the_pages_commands_find_a_placement(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["placements"][0]["samples_per_s"] >= found["own"]["samples_per_s"] * 0.99
+
+
+def test_the_page_has_three_examples() -> None:
+    assert len(PAGES_COMMANDS) == 3
