@@ -40,6 +40,7 @@ def lockstep(*overrides: str) -> RunConfig:
     return recipe("freshness.max_lag=0", "freshness.on_update=drain", *alone, *overrides)
 
 
+BUSY = {"utilisation": {"simulator-0": 0.5, "trainer": 0.5}}
 LAG = Change("freshness.max_lag", 0, 1, "samples one version old", at_most(2.0), unstable=True)
 FINDING = Finding("throughput", "in-turn", "measured", (LAG,))
 
@@ -48,7 +49,7 @@ def predicted(
     finding: Finding = FINDING, rate: float = 80.0, seconds: float = 60.0, config: RunConfig | None = None
 ) -> Finding:
     """rate: measured transitions per second; 80 is what two seconds per version are."""
-    predictor = Predictor(config or lockstep(), {"transitions_per_s": rate}, lines(), seconds)
+    predictor = Predictor(config or lockstep(), {"transitions_per_s": rate, **BUSY}, lines(), seconds)
     return predictor.predict([finding])[0]
 
 
@@ -116,7 +117,9 @@ def test_what_gains_nothing_comes_last_and_what_gains_much_is_added() -> None:
 def test_nothing_older_is_added_while_the_policy_drifts() -> None:
     drifting = Finding("stability", "large-updates", "measured", (Change("training.epochs", 1, 1, ""),))
     limit = Finding("throughput", "inference", "measured")
-    stability, throughput = Predictor(lockstep(), {"transitions_per_s": 80.0}, lines(), 60.0).predict([drifting, limit])
+    stability, throughput = Predictor(lockstep(), {"transitions_per_s": 80.0, **BUSY}, lines(), 60.0).predict(
+        [drifting, limit]
+    )
     assert "freshness.max_lag" not in [change.setting for change in throughput.changes]
     assert stability.changes[0].effect.factor == pytest.approx(1.0)
 
