@@ -139,3 +139,17 @@ def test_a_profile_of_the_recipe_tells_what_more_rows_take(tmp_path: Path, monke
     assert both[0].factor == pytest.approx(1.0, abs=0.05)
     (tmp_path / f"{config.name}.profile.json").write_text("{")
     assert predicted(more).changes == alone
+
+
+def test_stations_that_sleep_take_less_of_the_cores() -> None:
+    """So twice the simulators gain no less than where each fills a core."""
+    factors = []
+    for own in (1.0, 0.01):
+        some = [line | {"cpu/own": own} for line in lines()]
+        finding = Finding("throughput", "x", "m", (Change("rollout.simulators", 1, 2, ""),))
+        predictor = Predictor(lockstep("freshness.max_lag=1"), {"transitions_per_s": 150.0, **BUSY}, some, 60.0)
+        (found,) = predictor.predict([finding])
+        assert found.note == ""
+        factors += [change.effect.factor or 0.0 for change in found.changes if change.setting == "rollout.simulators"]
+    full, asleep = factors
+    assert 0.5 < full <= asleep + 0.02
