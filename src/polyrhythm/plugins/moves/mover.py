@@ -17,7 +17,6 @@ from dataclasses import astuple, dataclass, field, replace
 from math import ceil
 from statistics import fmean
 
-from polyrhythm.plugins.autobatch.search import has_drifted
 from polyrhythm.plugins.moves.operation import Operation, neighbours
 from polyrhythm.plugins.moves.search import MoveSearch
 from polyrhythm.plugins.moves.timing import RunTiming, TimingPoint
@@ -38,8 +37,8 @@ UNCLEAR, EQUAL, LESS_LAG = 0.02, 0.01, 0.2
 TRIES_SHARE, ACCURATE, ALLOWED = 0.02, 0.15, 0.6
 #: Versions after which a search is repeated although nothing has changed, and for which an undone move is not tried.
 PAUSE, BARRED = 30, 40
-#: Publications in a row at which times must differ, before they count as changed.
-DRIFTED = 2
+#: Relative change of a time, and publications in a row at which it must be seen, from which costs count as changed.
+DRIFT, DRIFTED = 0.4, 2
 #: Relative loss of the rate that is taken for a change of costs which the measured times do not show.
 UNEXPLAINED = 0.08
 
@@ -162,7 +161,8 @@ class Mover:
     def _costs_changed(self) -> bool:
         """Whether the times differ from those under which the present rates were measured, or the rate has fallen."""
         point = self.timing.point(self.point.rows)
-        drifted = any(map(has_drifted, astuple(point), astuple(self.point)))
+        pairs = zip(astuple(point), astuple(self.point), strict=True)
+        drifted = any(abs(new - old) > DRIFT * old for new, old in pairs)
         self.drifted = self.drifted + 1 if drifted else 0
         if self.drifted >= DRIFTED or not self.point.rows:
             self.point, self.drifted = self.timing.point(), 0
