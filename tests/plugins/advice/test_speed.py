@@ -123,7 +123,7 @@ def test_twice_the_simulators_gain_at_most_twice_and_what_the_trainer_waits(idle
 def test_shares_are_means_over_time() -> None:
     lines = [
         {"time_s": 5.0, "evaluation/greedy/rate": 0.5},
-        {"time_s": 6.0, "rollouter/idle_ratio": 1.0, "trainer/idle_ratio": 0.0, "cpu/utilization": 0.5},
+        {"time_s": 6.0, "rollouter/idle_ratio": 1.0, "trainer/idle_ratio": 0.0, "cpu/own": 0.5},
         {"time_s": 9.0, "rollouter/idle_ratio": 0.2, "trainer/idle_ratio": 0.4, "rollouter/batch_wait_ratio": 0.8},
         {"step": 2},
     ]

@@ -138,4 +138,4 @@ def _cores(shares: Shares) -> str:
     """What is said instead of more stations where all cores are in use; "" otherwise."""
     if shares.cores < _FULL:
         return ""
-    return f"the machine's processor cores are in use {shares.cores:.0%} of the time: more stations only share them"
+    return f"this run uses {shares.cores:.0%} of the machine's processor cores: more stations only share them"
