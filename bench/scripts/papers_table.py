@@ -69,7 +69,7 @@ def comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for name in dict.fromkeys(row["table"] for row in rows):
         cells = []
         for row in (row for row in rows if row["table"] == name):
-            error = "\\*" if row["fitted"] else f"**{percent(row['error'])}**"
+            error = f"{percent(row['error'])} \\*" if row["fitted"] else f"**{percent(row['error'])}**"
             cells.append([row["row"], f"{row['published']:g}", f"{row['predicted']:.4g}", error])
         title = name[0].upper() + name[1:]
         yield from ("", f"## {title}", "", *table(["row", "published", "simulated", "error"], cells))

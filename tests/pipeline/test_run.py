@@ -243,7 +243,7 @@ class Watches:
     def phase(self, name, began):
         pass
 
-    def watch(self, pipeline):
+    def watch(self, pipeline, parts=()):
         self.loop = pipeline.loop
 
     def train(self, updates, episodes, totals, lags, after_s):
@@ -253,7 +253,7 @@ class Watches:
 class CannotStart(Watches):
     """A run whose stations cannot be started."""
 
-    def watch(self, pipeline):
+    def watch(self, pipeline, parts=()):
         pipeline.loop.start = self.refuse
 
     def refuse(self):

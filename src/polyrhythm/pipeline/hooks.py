@@ -118,12 +118,11 @@ class RunHooks:
 
     def summarise(
         self,
-        folder: Path,  # noqa: ARG002
         config: RunConfig,  # noqa: ARG002
         summary: Mapping[str, Any],  # noqa: ARG002
         lines: Sequence[Mapping[str, Any]],  # noqa: ARG002
     ) -> Mapping[str, Any]:
-        """Fields to add to the summary of a complete run. lines: of metrics."""
+        """Fields to add to the summary of a complete run. lines: of metrics. An error is logged and changes nothing."""
         return {}
 
     def finish(self, folder: Path) -> None:

@@ -303,8 +303,11 @@ def _summarise(checked: ValidatedRun, folder: Path, progress: PhaseJournal) -> d
     summary["warnings"] = [*warnings_so_far(), *(alarm.text for alarm in all_alarms(lines))]
     summary["wall_s"] = progress.summary()
     summary["seats"] = describe_seats(place(checked.config).seats)
-    for hooks in run_hooks():
-        summary |= hooks.summarise(folder, checked.config, summary, lines)
+    for hooks in run_hooks():  # such as advice
+        try:
+            summary |= hooks.summarise(checked.config, summary, lines)
+        except Exception:
+            log.exception("%s failed after the run, whose summary lacks its fields", type(hooks).__name__)
     write_json(folder / LEDGER_FILE, rl.get("ledger", {}))
     write_json(folder / SUMMARY_FILE, summary)
     return summary

@@ -19,6 +19,7 @@ agree on which slots are live.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, get_args
@@ -202,6 +203,8 @@ class Conductor:
         for name in _PARTS:
             setattr(self, name, self.codec.decode(rollout if name == "rollout" else data[name], given))
         self.ledger, self.announced = self.rollout.ledger, data["announced"]
+        if self.settings.moves is None and (self.serving.generators.off or self.rollout.max_lag < math.inf):
+            self.operate((), self.settings.max_lag)  # the run was saved with moves, and goes on without
 
     def detach(self) -> None:
         """Forget the stations, after a restore: the run continues with new ones.

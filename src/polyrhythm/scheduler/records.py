@@ -685,12 +685,13 @@ class BatchingChosen:
 class MoveChosen:
     """A change of the running operation (`plugins/moves`), or its result.
 
-    outcome: it was `begun`, or after some versions `kept` or `undone`. move: what changed, as text. reason: the times
+    outcome: it was `begun`, or after some versions `kept` or `undone`; `reset` if costs changed, so that α is the
+    setting's again, and a move that had begun stays without a result. move: what changed, as text. reason: the times
     and rates that it rests on, as text. expected, measured: trained samples per second with it, over those without;
     measured is 0 until known.
     """
 
-    outcome: Literal["begun", "kept", "undone"]
+    outcome: Literal["begun", "kept", "undone", "reset"]
     move: str
     reason: str
     expected: float

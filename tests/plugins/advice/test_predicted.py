@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.plugins.planning.profiles import recipe
+from tests.plugins.planning.profiles import recipe, work
 
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.plugins.advice.findings import Change, Finding, at_most
 from polyrhythm.plugins.advice.predicted import Predictor
+from polyrhythm.plugins.planning.from_run import profile_of
 
 STEPS = 20
 #: Seconds of an update's training, and of a step of a slot: rollout takes 20 · 0.05 s, training 1 s.
@@ -82,6 +84,13 @@ def test_lines_without_times_predict_nothing() -> None:
     assert found.note.startswith("bounds, no predictions: ")
 
 
+@pytest.mark.parametrize("summary", [{}, {"transitions_per_s": 0.0}, {"transitions_per_s": 0}])
+def test_a_summary_without_a_throughput_predicts_nothing(summary: dict[str, float]) -> None:
+    (found,) = Predictor(lockstep(), summary, lines(), 60.0).predict([FINDING])
+    assert found.changes == FINDING.changes
+    assert found.note.startswith("bounds, no predictions: the run's measurements have gaps (")
+
+
 @pytest.mark.parametrize(
     ("setting", "to"), [("training.optimizer.lr", 0.1), ("algorithm.proximal", "interpolate"), ("launcher", "inline")]
 )
@@ -110,3 +119,20 @@ def test_nothing_older_is_added_while_the_policy_drifts() -> None:
     stability, throughput = Predictor(lockstep(), {"transitions_per_s": 80.0}, lines(), 60.0).predict([drifting, limit])
     assert "freshness.max_lag" not in [change.setting for change in throughput.changes]
     assert stability.changes[0].effect.factor == pytest.approx(1.0)
+
+
+def test_a_profile_of_the_recipe_tells_what_more_rows_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself a run knows one number of rows only, at which twice the rows take as long."""
+    config, more = lockstep(), Finding("throughput", "inference", "m", (Change("rollout.rows", 8, 16, ""),))
+    monkeypatch.chdir(tmp_path)
+    alone = predicted(more).changes
+    assert {change.effect.basis for change in alone if change.setting == "rollout.rows"} == {"at most"}
+    own = profile_of(config, {}, lines())
+    steps = {"step": work((8, 2 * STEP), (16, 4 * STEP)), "reset": work((1, 0.0))}
+    measured = own.stations | {"simulator": own.stations["simulator"].model_copy(update={"works": steps})}
+    own.model_copy(update={"stations": measured}).save(tmp_path / f"{config.name}.profile.json")
+    both = [change.effect for change in predicted(more).changes if change.setting == "rollout.rows"]
+    assert [effect.basis for effect in both] == ["predicted"]
+    assert both[0].factor == pytest.approx(1.0, abs=0.05)
+    (tmp_path / f"{config.name}.profile.json").write_text("{")
+    assert predicted(more).changes == alone

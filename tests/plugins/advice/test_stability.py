@@ -166,7 +166,7 @@ def test_as_json_has_present_and_proposed_values() -> None:
 def test_in_words_each_change_has_its_effect_or_says_that_there_is_no_prediction() -> None:
     words = in_words(found([line | {KL: 0.5} for line in lines()], training={"max_kl": None}))
     assert words[0].startswith("1. stability: train/actor/proximal_approx_kl = 0.5 and")
-    assert words[1] == "   training.max_kl=0.02 (now null): effect on speed not predicted; cost: updates end early"
+    assert words[1] == "   training.max_kl=0.02 (now null): transitions/s not predicted; cost: updates end early"
     assert words[2].startswith("   then training.optimizer.lr=0.001 (now 0.003)")
     assert in_short(Finding("stability", "x", "measured")) == "stability: measured"
 

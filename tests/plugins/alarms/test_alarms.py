@@ -130,3 +130,9 @@ def test_alarms_that_a_run_has_overcome_are_told_then_and_not_at_its_end() -> No
 def test_equal_returns_are_told_once_without_the_conclusion() -> None:
     (alarm,) = setbacks(run(earned=0.0))
     assert "no episode earns anything else" in alarm.text
+
+
+def test_equal_returns_explain_updates_that_change_nothing() -> None:
+    lines = run(earned=0.0, kl=0.0, clip=0)
+    assert [alarm.name for alarm in setbacks(lines)] == ["same"]
+    assert len(told(lines)) == 2, "the log has both"

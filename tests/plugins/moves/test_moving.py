@@ -14,10 +14,11 @@ from tests.plugins.moves.scenes import WatchedRun, judged, moving, scene
 
 from polyrhythm.conductors import build_conductor, restore_conductor
 from polyrhythm.plugins.moves.conductor import MovingConductor
+from polyrhythm.plugins.moves.judge import OperationJudge
 from polyrhythm.plugins.moves.operation import Operation, neighbours
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.scheduler.records import MoveChosen, StationLost
+from polyrhythm.scheduler.records import EnvBatchInfo, MoveChosen, SimulatorJoined, SlotInfo, StationLost, TakeDevice
 from polyrhythm.scheduler.settings import MoveRules, SchedulerSettings
 
 #: Versions within which moves have followed a change of costs.
@@ -72,6 +73,31 @@ def test_moves_follow_passes_that_become_slow_and_fast_again() -> None:
 def test_moves_follow_updates_that_become_slow_and_fast_again() -> None:
     changes = [{"at": "60s", "cost": "update", "times": 0.33}, {"at": "100s", "cost": "update", "times": 1.0}]
     check_phases(scene(changes=changes, versions=160))
+
+
+def test_a_trainer_that_leases_its_device_to_a_generator_gets_it_back_for_good() -> None:
+    """Each switch costs 100 ms for the trainer and 50 ms for the generator, which the forecast knows."""
+    resident = {"devices": "1", "resident_gb": 1.0}
+    settings = scene(
+        generators=[{"serve": "4ms+2ms", "devices": "0"}, {"serve": "4ms+2ms", **resident}],
+        trainer={"update": "1000ms", **resident, "resident_gb": 2.0},
+        sharing="lease",
+        lease={"min_hold": "200ms", "host_gb_per_s": 20.0},
+        versions=26,
+    )
+    settings = moving(settings)
+    conductor = build_conductor(settings.scheduler)
+    assert isinstance(conductor, MovingConductor)
+    cluster = VirtualCluster(settings, conductor, record=True)
+    watch = GuaranteeChecker(cluster, conductor.outer)
+    cluster.run()
+    watch.finish()
+    assert [(move.outcome, move.move) for move in conductor.chosen[:2]] == [
+        ("begun", "generator-1 off"),
+        ("kept", "generator-1 off"),
+    ]
+    last = cluster.driver.steps[-200:]
+    assert not any(isinstance(command, TakeDevice) for step in last for command in step.commands)
 
 
 def lying(true: float) -> MovingConductor:
@@ -152,6 +178,16 @@ def test_a_resumed_run_keeps_its_operation() -> None:
     assert isinstance(again, MovingConductor)
     assert again.mover.operation.off == OFF
     assert again.summary()["moves"] == []
+    assert again.mover.operation.max_lag == 2.0
+
+
+def test_a_run_that_is_resumed_without_moves_has_all_generators_and_its_own_bound() -> None:
+    conductor = WatchedRun(moving(scene(versions=30))).conductor
+    assert conductor.serving.generators.off == OFF
+    plain = scene().scheduler
+    again = restore_conductor(plain, json.loads(json.dumps(conductor.save())))
+    assert again.serving.generators.off == ()
+    assert again.rollout.max_lag == plain.max_lag
 
 
 @pytest.mark.parametrize(
@@ -190,3 +226,35 @@ def test_a_lost_station_spoils_the_measurement_of_its_version() -> None:
     WatchedRun(scene(versions=4), conductor=conductor)
     conductor.handle(StationLost("simulator-0", 0, "dies"), 100.0)
     assert conductor.mover.disturbed
+
+
+def test_a_simulator_for_evaluation_alone_does_not_keep_times_from_being_known() -> None:
+    conductor = lying(20.0)
+    run = WatchedRun(scene(versions=4), conductor=conductor)
+    slots = (SlotInfo("evaluation/0", 0, 1),)
+    batches = (EnvBatchInfo("evaluation", slots, reserved=True),)
+    conductor.handle(SimulatorJoined("simulator-9", 0, batches), run.cluster.driver.clock.now)
+    times = conductor.mover.timing.measured()
+    assert times is not None
+    assert list(times.simulators) == ["simulator-0"]
+    assert times.base_s == pytest.approx(0.004, rel=0.1)
+    assert times.per_row_s == pytest.approx(0.002, rel=0.1)
+    assert times.update_s == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_forecast_is_near_what_the_same_cluster_does() -> None:
+    """The times that are measured under one operation forecast the other."""
+    settings = moving(scene(versions=16))
+    assert settings.scheduler.moves is not None
+    conductor = lying(20.0)
+    WatchedRun(scene(versions=9), conductor=conductor)
+    times = conductor.mover.timing.measured()
+    assert times is not None
+    times = replace(times, version_s=1.4, events=200)
+    judge = OperationJudge(settings.scheduler, settings.scheduler.moves)
+    for off, rate in (((), 23.9), (OFF, 30.0)):
+        simulation = judge(times, Operation(off, 2.0), settings.scheduler.limits)
+        while (forecast := simulation.advance(1.0)) is None:
+            pass
+        assert forecast.samples_per_s == pytest.approx(rate, rel=0.05)
+        assert 1.0 < forecast.lag <= 2.0

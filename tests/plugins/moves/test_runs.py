@@ -29,7 +29,7 @@ def test_a_run_with_moves_shows_what_is_in_force(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(merge(merge(LOCKSTEP, ASYNCHRONOUS), {"placement": SHARED | {"moves": True}})))
     assert main(["train", str(path), "--out", str(tmp_path / "run")]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert all(move["outcome"] in ("begun", "kept", "undone") for move in summary["moves"])
+    assert all(move["outcome"] in ("begun", "kept", "undone", "reset") for move in summary["moves"])
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     updates = [line for line in lines if "staleness/max_lag" in line]
     assert len(updates) == 12

@@ -12,17 +12,23 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
 
+from polyrhythm.conductors import build_conductor
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.settings import MoveRules
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.running import running
+from polyrhythm_bench.workloads.scene import Publications
 
 #: Versions after a change of costs that are not counted: moves have followed it by then.
 FOLLOWED = 20
@@ -123,9 +129,75 @@ def one(length: int, seed: int, kind: str) -> PhaseClock:
     return clock
 
 
-def run(versions: int = 40, repeats: int = 1) -> dict[str, Any]:
-    """Interleaved turns. versions: of a phase. Returns `phases`, samples per second by kind of run and phase (medians),
-    and what moves reach of the better fixed one, in the whole run of the start; and the moves of each turn."""
+#: Costs that change in the simulated cluster: name → (cost, factors of the three phases).
+SIMULATED = {
+    "passes x3": ("serve", (1.0, 3.0, 1.0)),
+    "passes /3": ("serve", (1.0, 1 / 3, 1.0)),
+    "steps x3": ("step", (1.0, 3.0, 1.0)),
+    "updates x3": ("update", (1.0, 3.0, 1.0)),
+    "updates /3": ("update", (1.0, 1 / 3, 1.0)),
+}
+#: Seconds of virtual time of a phase.
+PHASE_S = 80.0
+
+
+def cluster(cost: str, factors: Sequence[float], *, moves: bool) -> ClusterSettings:
+    """Such a scene in the simulated cluster, where passes and updates on one device slow each other down."""
+    found = ClusterSettings.model_validate(
+        {
+            "versions": 10**9,
+            "max_time": f"{len(factors) * PHASE_S:g}s",
+            "scheduler": {"batch_size": 32, "max_lag": 2.0, "max_rows": 16, "max_wait_s": 0.0},
+            "simulators": [{"env_batches": 4, "slots": 2, "rows": 4, "step": "lognormal:100ms:0.3", "steps": 8}],
+            "generators": [{"serve": "6ms+3ms", "devices": "0"}, {"serve": "6ms+3ms", "devices": "1"}],
+            "trainer": {"update": "1000ms", "devices": "1"},
+            "changes": [{"at": f"{n * PHASE_S:g}s", "cost": cost, "times": by} for n, by in enumerate(factors)],
+        }
+    )
+    rules = MoveRules({"generator-0": (0,), "generator-1": (1,), "trainer": (1,)}) if moves else None
+    return found.model_copy(update={"scheduler": replace(found.scheduler, moves=rules)})
+
+
+def simulated(cost: str, factors: Sequence[float], kind: str) -> list[float]:
+    """Samples per second of each phase, once 20 versions of it are trained, and of the whole run."""
+    settings = cluster(cost, factors, moves=kind == "moves")
+    conductor = build_conductor(settings.scheduler)
+    machine, published = VirtualCluster(settings, conductor), Publications()
+    if kind == "off":
+        assert isinstance(conductor, Conductor)
+        machine.driver.clock.at(0.1, lambda _: conductor.operate(OFF, settings.scheduler.max_lag))
+    machine.driver.observer = published.note
+    machine.run()
+    at = published.at
+    rates = []
+    for phase in range(len(factors)):
+        own = [version for version, time in at.items() if phase * PHASE_S <= time < (phase + 1) * PHASE_S]
+        first, last = own[min(FOLLOWED, len(own) - 2)], own[-1]
+        rates.append((last - first) * 32 / (at[last] - at[first]))
+    return [*rates, max(at) * 32 / at[max(at)]]
+
+
+def in_the_cluster() -> list[dict[str, Any]]:
+    """What moves reach of the better fixed operation in each phase, and of the start in the whole run."""
+    rows = []
+    for name, (cost, factors) in SIMULATED.items():
+        found = {kind: simulated(cost, factors, kind) for kind in ("on", "off", "moves")}
+        phases = [own / max(on, off) for own, on, off in zip(found["moves"], found["on"], found["off"], strict=True)]
+        whole = {kind: rates[-1] for kind, rates in found.items()}
+        row = {f"phase_{number + 1}": share for number, share in enumerate(phases[:-1])}
+        rows.append({"costs": name, **row, **whole, "moves_to_on": whole["moves"] / whole["on"]})
+    return rows
+
+
+def run(versions: int = 40, repeats: int = 1, *, tiny: bool = False) -> dict[str, Any]:
+    """In the simulated cluster (`simulated`: shares of the better fixed operation), and unless `tiny` in processes.
+
+    Interleaved turns. versions: of a phase. `phases`: samples per second by kind of run and phase (medians), and what
+    moves reach of the better fixed one, in the whole run of the start; `moves`: those of each turn.
+    """
+    cluster_rows = in_the_cluster()
+    if tiny:
+        return {"simulated": cluster_rows}
     found: dict[str, list[list[float]]] = {"on": [], "off": [], "moves": []}
     chosen: list[dict[str, Any]] = []
     before = resources.read_cpu()
@@ -149,6 +221,7 @@ def run(versions: int = 40, repeats: int = 1) -> dict[str, Any]:
         "versions_of_a_phase": versions,
         "repeats": repeats,
         "others_cores": others,
+        "simulated": cluster_rows,
         "phases": phases,
         "moves": chosen,
     }

@@ -35,8 +35,8 @@ batching    batching auto beside the best fixed batching of a grid, simulated (h
 placement   placements of the RL-VLA3 paper, scaled, on devices that are locks: processes that sleep, beside the
             simulated cluster and the paper's ranking (40 minutes)
 papers      rows of RL-VLA3, ROLL Flash, verl and our H200 beside the simulated cluster (half a minute)
-moves       placement.moves beside two fixed operations, in processes that sleep on devices that are locks, whose passes
-            become three times as slow and fast again (5 minutes a turn)
+moves       placement.moves beside two fixed operations while costs change by 3, in the simulated cluster and, without
+            --tiny, in processes that sleep on devices that are locks (1 minute, and 10 a turn)
 streamer    basic and streamer training: figure 9 of the RL-VLA3 paper, simulated, and a small live run of stages that
             sleep (a quarter of an hour)
 language    with engines that sleep, beside the simulated cluster: batch rollout, queue scheduling, prompt replication
@@ -121,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--types", type=_names, metavar="NAME,NAME", help="policies: some of the four architectures")
     parser.add_argument("--sizes", type=_names, metavar="NAME,NAME", help="policies: tiny, released (both on a GPU)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="policies: where; cuda where there is one")
-    tiny = "gpu, gpu-colocated: small, on the CPU; language: one small scene, to try it"
+    tiny = "gpu, gpu-colocated: small, on the CPU; language: one small scene, to try it; moves: simulated alone"
     parser.add_argument("--tiny", action="store_true", default=None, help=tiny)
     parser.add_argument("--minutes", type=positive, metavar="M", help="gpu, gpu-colocated: of all parts (12, 8)")
     parser.add_argument(
@@ -248,10 +248,10 @@ def _switch(megabytes: int = 500, repeats: int = 7, out: Path | None = None) -> 
     return switch.run(megabytes, repeats, out)
 
 
-def _moves(versions: int = 40, repeats: int = 1) -> dict[str, Any]:
+def _moves(versions: int = 40, repeats: int = 1, tiny: bool = False) -> dict[str, Any]:
     from polyrhythm_bench.cases import moves
 
-    return moves.run(versions, repeats)
+    return moves.run(versions, repeats, tiny=tiny)
 
 
 def _metaworld(versions: int = 6, repeats: int = 3) -> dict[str, Any]:

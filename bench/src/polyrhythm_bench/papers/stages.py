@@ -17,6 +17,7 @@ One number per workload is fitted, to one row; the rest is given:
 | fixed part of a pass | as long as 7.2 rows | an H200: 88.8 ms for 8 rows, 415.6 ms for 64 |
 | training on a row | 3.85 rows of a pass each time, twice | an H200: 200 ms for 8 rows, 6.5 ms a row of 64; table 2 |
 | two processes on a device | each takes 2.09 times as long | an H200: a pass 2.18, an update 2.0 times |
+| most rows of a pass | 512, by the device's memory | the released configurations |
 | a chunk step | linear in its rows; ManiSkill's 22 s for a device's 256 | RL-VLA3, introduction; tables 2 and 5 |
 | exchange of gradients | a ring over one 100 Gb/s port per host | assumed, as in `links` |
 
@@ -43,6 +44,8 @@ GENERATE_S, MANISKILL_S = 9 / 640, 22 / 256
 FIXED_ROWS, TRAIN_ROWS, SWITCHING = 7.2, 3.85, 0.09
 #: Steps at once of a simulator on cores, or that draws: k of them take k to this power as long. Chosen, not fitted.
 CONTENTION = 0.65
+#: Most rows of a pass.
+MOST_ROWS = 512
 #: Standard deviation of the logarithm of a step's time; gigabytes per second of a host's port; GPUs of a host.
 SPREAD, GB_PER_S, GPUS_PER_HOST = 0.05, 12.5, 8
 #: A row of a pass relative to π0.5, and gigabytes of gradients. GR00T runs 1.5 of 2.7 billion parameters; the work of
@@ -180,6 +183,7 @@ def cluster_settings(row: PaperRow, times: Times, chunk_steps: int, seed: int = 
                     "count": len(generating),
                     "devices": generating,
                     "serve": Cost(Constant(FIXED_ROWS * times.generate), times.generate * rows),
+                    "most_rows": max(1, int(MOST_ROWS // rows)),
                 }
             ],
             "trainer": {

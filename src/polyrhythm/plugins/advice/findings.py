@@ -31,8 +31,8 @@ class Effect:
 
     def __str__(self) -> str:
         if self.factor is None:
-            return "effect on speed not predicted"
-        return f"{self.basis} ×{self.factor:.2f} transitions/s"
+            return "not predicted"
+        return f"{self.basis} ×{self.factor:.2f}"
 
 
 UNKNOWN = Effect()
@@ -67,7 +67,7 @@ class Change:
 
     def __str__(self) -> str:
         cost = f"; cost: {self.cost}" if self.cost else ""
-        return f"{self.override} (now {text_of(self.now)}): {self.effect}{cost}"
+        return f"{self.override} (now {text_of(self.now)}): transitions/s {self.effect}{cost}"
 
     def as_json(self) -> dict[str, Any]:
         effect = {"basis": self.effect.basis, "factor": self.effect.factor}
@@ -123,7 +123,7 @@ def from_json(data: Sequence[Mapping[str, Any]]) -> list[Finding]:
 def in_short(finding: Finding) -> str:
     """The finding and its first change, in one line."""
     first = finding.changes[0] if finding.changes else None
-    step = f"{first.override} ({first.effect})" if first else finding.remedy
+    step = f"{first.override} (transitions/s {first.effect})" if first else finding.remedy
     return f"{finding.kind}: {finding.measured}: {step}" if step else f"{finding.kind}: {finding.measured}"
 
 

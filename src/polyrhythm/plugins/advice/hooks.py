@@ -6,7 +6,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from polyrhythm.config.schema import RunConfig
@@ -57,7 +56,6 @@ class AdviceHooks(RunHooks):
 
     def summarise(
         self,
-        folder: Path,  # noqa: ARG002
         config: RunConfig,
         summary: Mapping[str, Any],
         lines: Sequence[Line],

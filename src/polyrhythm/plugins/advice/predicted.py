@@ -12,18 +12,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.errors import PolyrhythmError
+from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.plugins.advice.findings import Change, Effect, Finding
 from polyrhythm.plugins.advice.measures import Line
 from polyrhythm.plugins.advice.order import DRIFTS
 from polyrhythm.plugins.advice.speed import more
-from polyrhythm.plugins.planning.from_run import measured_updates, profile_of
+from polyrhythm.plugins.planning.from_run import measured_updates, profile_of, updated
 from polyrhythm.plugins.planning.judge import predict
+from polyrhythm.plugins.planning.profile import Profile, load_profile
 from polyrhythm.runtime.devices import devices_here
 
 #: Largest relative error of the simulation of the run as it was; factor from which a change gains anything, and from
@@ -53,15 +55,27 @@ class Predictor:
         if not (updates := measured_updates(self._lines)):
             return _noted(findings, "bounds, no predictions: the run has no metrics of times")
         try:
-            self._profile = profile_of(self._config, self._summary, updates)
+            self._profile = self._best(profile_of(self._config, self._summary, updates))
             present, measured = self._simulated(self._config), self._measured()
-        except (PolyrhythmError, LookupError) as error:
+            deviation = abs(present / measured - 1.0)
+        except PolyrhythmError as error:
             return _noted(findings, f"bounds, no predictions: {error}")
-        if abs(present / measured - 1.0) > _TRUSTED:
+        except (LookupError, ArithmeticError, ValueError) as error:  # such as a summary without a throughput
+            told = f"{type(error).__name__}: {error}"
+            return _noted(findings, f"bounds, no predictions: the run's measurements have gaps ({told})")
+        if deviation > _TRUSTED:
             told = f"simulating the run as it was gives {present:.3g} samples/s, measured were {measured:.3g}"
             return _noted(findings, f"bounds, no predictions: {told}")
         drifts = any(finding.name in DRIFTS for finding in findings)
         return [self._predicted(finding, present, drifts=drifts) for finding in findings]
+
+    def _best(self, own: Profile) -> Profile:
+        """The run's own profile, with the amounts of one that `polyrhythm profile` has left in this folder."""
+        path = Path(f"{self._config.name}.profile.json")
+        if path.is_file():
+            with suppress(ConfigError):  # of other settings, or of another machine
+                return updated(load_profile(path), own, self._config)
+        return own
 
     def _predicted(self, finding: Finding, present: float, *, drifts: bool) -> Finding:
         changes = list(self._effects(finding.changes, present))

@@ -10,7 +10,7 @@ from polyrhythm.plugins.report.data import each
 from polyrhythm.plugins.report.parts import Part, table, text
 from polyrhythm.plugins.report.read import ReportSection, Run
 
-_HEAD = ("set", "now", "effect", "cost")
+_HEAD = ("set", "transitions/s", "now", "cost")
 
 
 def draw(run: Run) -> list[Part]:
@@ -25,7 +25,7 @@ def _finding(number: int, finding: Finding) -> Iterator[Part]:
     tone = "notice" if finding.kind == "stability" else "plain"
     said = "; ".join(words for words in (finding.measured, finding.remedy, finding.note) if words)
     yield text(f"{number}. {finding.kind.capitalize()}: {said}.", tone)
-    if rows := [[one.override, text_of(one.now), str(one.effect), one.cost] for one in finding.changes]:
+    if rows := [[one.override, str(one.effect), text_of(one.now), one.cost] for one in finding.changes]:
         yield table(_HEAD, rows, f"What to change for {number}, the first row first ({finding.page}).")
 
 

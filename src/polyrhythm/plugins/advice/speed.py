@@ -102,7 +102,7 @@ def _rollout_limits(shares: Shares, config: RunConfig) -> Finding:
     if one_slot and rollout.rows > 1 and both >= _BUSY:
         halves = Change("rollout.sharding", "whole", "even:2", "smaller passes", at_most(2, most))
         changes.insert(0, halves)
-    return Finding("throughput", "alternating", measured, tuple(changes), "simulator")
+    return Finding("throughput", "alternating", measured, tuple(changes), "simulator", _cores(shares))
 
 
 def _training(shares: Shares, config: RunConfig) -> Iterator[Change]:
@@ -138,4 +138,4 @@ def _cores(shares: Shares) -> str:
     """What is said instead of more stations where all cores are in use; "" otherwise."""
     if shares.cores < _FULL:
         return ""
-    return f"the machine's processor cores are in use {shares.cores:.0%} of the time: more stations only share them"
+    return f"this run uses {shares.cores:.0%} of the machine's processor cores: more stations only share them"

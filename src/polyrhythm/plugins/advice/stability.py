@@ -28,8 +28,6 @@ def unstable(lines: Sequence[Line], alarms: Sequence[Alarm], config: RunConfig) 
     """Findings about what is learned, the first cause first. lines: of metrics; alarms: of the same lines."""
     measured = [found for rule in _RULES if (found := rule(lines, config)) is not None]
     newest = {alarm.name: alarm for alarm in alarms}
-    if "same" in newest:  # then updates change nothing, and no setting of theirs helps
-        newest = {name: alarm for name, alarm in newest.items() if name not in ("still", "no progress")}
     known = [_of_alarm(newest[name], config) for name in _OF_ALARM if name in newest]
     names = {finding.name for finding in measured}
     return [*measured, *(finding for finding in known if finding.name not in names)]

@@ -194,7 +194,9 @@ def setbacks(lines: Iterable[Line]) -> list[Alarm]:
     raised = [alarm for line in lines for alarm in watch.take(line)]
     overcome, conclusion = watch.overcome(), watch.conclusion()
     ended = [Alarm(None, conclusion, "no progress")] if conclusion else []
-    return [alarm for alarm in raised if alarm not in overcome] + ended
+    kept = [alarm for alarm in raised if alarm not in overcome]
+    equal = any(alarm.name == "same" for alarm in kept)  # then updates change nothing, whatever their settings
+    return [alarm for alarm in kept if not (equal and alarm.name == "still")] + ended
 
 
 def _values(name: str, lines: Iterable[Line]) -> list[float]:

@@ -25,7 +25,7 @@ from polyrhythm.scheduler.records import Command, Event, MoveChosen
 #: Classes of the saved state.
 _SAVED = (
     *(mover.Mover, mover.MoveTrial, operation.Operation, search.MoveSearch, search.MoveForecast),
-    *(timing.RunTiming, timing.RecentSeconds, timing.DeviceLoad, timing.PieceOfWork, timing.SlotAbsence),
+    *(timing.RunTiming, timing.RecentSeconds, timing.DeviceShare, timing.PieceOfWork, timing.SlotAbsence),
     *(timing.MeasuredTimes, timing.TimingPoint, PassTimeModel),
 )
 
@@ -79,10 +79,12 @@ class MovingConductor:
             moves = mover.undo_late(now)
         else:
             return []
-        present, wanted = self.serving.generators.off, mover.operation
-        able = {*self.serving.generators.present} - {*wanted.off}
-        if moves or (able and present != wanted.off):
+        generators, wanted = self.serving.generators, mover.operation
+        in_force = generators.off, min(self.rollout.max_lag, self.settings.max_lag)
+        able = {*generators.present} - {*wanted.off}
+        if moves or (able and in_force != (wanted.off, wanted.max_lag)):
             self.inner.operate(wanted.off, wanted.max_lag)
+            mover.timing.forget_passes(wanted.off)
         self.chosen += moves
         return moves
 

@@ -17,7 +17,7 @@ from polyrhythm.plugins.moves.search import MoveForecast
 from polyrhythm.plugins.moves.timing import TRAINER, MeasuredTimes
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import Cost, Count
-from polyrhythm.plugins.virtual.clustersim.driver import Deadlock
+from polyrhythm.plugins.virtual.clustersim.driver import Deadlock, ProtocolError
 from polyrhythm.plugins.virtual.clustersim.settings import (
     ClusterSettings,
     GeneratorGroup,
@@ -25,6 +25,7 @@ from polyrhythm.plugins.virtual.clustersim.settings import (
     SimulatorGroup,
     TrainerSettings,
 )
+from polyrhythm.plugins.virtual.clustersim.station import LeaseError
 from polyrhythm.scheduler.records import Command, Event, Published, TrainUntil
 from polyrhythm.scheduler.settings import BatchLimits, MoveRules, SchedulerSettings
 from polyrhythm.specs.distributions import Constant
@@ -52,10 +53,13 @@ class MeasuredValues:
 
 
 class OperationJudge:
-    """Begins forecasts (`MoveJudge`)."""
+    """Begins forecasts (`MoveJudge`). ValueError: the simulated cluster refuses these settings."""
 
     def __init__(self, settings: SchedulerSettings, rules: MoveRules) -> None:
         self._settings, self._rules = settings, rules
+        one = {"simulator-0": (1, 1, 1)}
+        times = MeasuredTimes(one, {"simulator-0": (1.0,)}, (1.0,), {"generator-0": 1}, 1.0, 1.0, 1.0, 1.0, 1.0, {})
+        self._cluster(times, Operation((), settings.max_lag), settings.limits, 1)
 
     def __call__(self, times: MeasuredTimes, operation: Operation, limits: BatchLimits) -> OperationSimulation:
         warm_up = WARM_UP + min(4, ceil(operation.max_lag))
@@ -156,7 +160,7 @@ class OperationSimulation:
         driver, last = self._cluster.driver, self._warm_up + COUNTED
         try:
             driver.run(ENDLESS, driver.clock.now + seconds)
-        except Deadlock:
+        except (Deadlock, ProtocolError, LeaseError):  # what cannot be forecast is not tried, and the run goes on
             return MoveForecast(0.0, 0.0)
         now = driver.clock.now
         if last not in self._published and not driver.halted and now < self._limit:

@@ -17,7 +17,6 @@ from dataclasses import astuple, dataclass, field, replace
 from math import ceil
 from statistics import fmean
 
-from polyrhythm.plugins.autobatch.search import has_drifted
 from polyrhythm.plugins.moves.operation import Operation, neighbours
 from polyrhythm.plugins.moves.search import MoveSearch
 from polyrhythm.plugins.moves.timing import RunTiming, TimingPoint
@@ -32,11 +31,14 @@ MIN_GAIN, MIN_MEASURED = 0.04, 0.01
 #: A result within UNCLEAR of the least one is measured for longer. α falls where the rate stays but for the part EQUAL,
 #: and the forecast lag is lower by LESS_LAG.
 UNCLEAR, EQUAL, LESS_LAG = 0.02, 0.01, 0.2
-#: Tries may cost this part of the run's time. If the forecast of the present operation is off by more than ACCURATE, a
-#: move counts as one version lost before it is tried. A try ends at once when it has cost ALLOWED versions.
+#: Tries may cost this part of the run's time, counted anew when costs change. If the forecast of the present operation
+#: is off by more than ACCURATE, a move counts as one version lost before it is tried. A try ends at once when it has
+#: cost ALLOWED versions.
 TRIES_SHARE, ACCURATE, ALLOWED = 0.02, 0.15, 0.6
 #: Versions after which a search is repeated although nothing has changed, and for which an undone move is not tried.
 PAUSE, BARRED = 30, 40
+#: Relative change of a time, and publications in a row at which it must be seen, from which costs count as changed.
+DRIFT, DRIFTED = 0.4, 2
 #: Relative loss of the rate that is taken for a change of costs which the measured times do not show.
 UNEXPLAINED = 0.08
 
@@ -60,11 +62,13 @@ class Mover:
 
     operation: the present one. versions: publications so far; last: time of the latest, below 0 if none counts.
     intervals: seconds of the versions since the last change that count; skip: versions still to leave out. disturbed:
-    the present version does not count. point: times under which the measured rate and `barred` hold. settled_rate:
-    samples per second of the present operation when it was first measured in full, 0 before. barred: operation →
-    version until which it is not tried. lost_s: seconds by which versions of tries that were undone, and those right
-    after them, took longer than those of the former operation; undone_s: of a version of the one before the last try.
-    began: time of the first publication. events_before, version_events: events until the latest, and of one version.
+    the present version does not count. point: times under which the measured rate and `barred` hold; drifted:
+    publications in a row at which the present ones differ. settled_rate: samples per second of the present operation
+    when it was first measured in full, 0 before. barred: operation → version until which it is not tried. lost_s:
+    seconds by which versions of tries that were undone, and those right after them, took longer than those of the
+    former operation, since costs changed; undone_s: of a version of the one before the last try. began: time of the
+    first publication.
+    events_before, version_events: events until the latest, and of one version.
     """
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
@@ -77,6 +81,7 @@ class Mover:
     skip: int = 0
     disturbed: bool = False
     point: TimingPoint = field(default_factory=TimingPoint)
+    drifted: int = 0
     settled_rate: float = 0.0
     barred: dict[Operation, int] = field(default_factory=dict)
     trial: MoveTrial | None = None
@@ -127,8 +132,9 @@ class Mover:
         return [self._undo(trial, former_s / (now - self.last))]
 
     def restart_clock(self) -> None:
-        """The run is resumed under another clock: keep times and operation; a try is left as it is, unmeasured."""
+        """The run is resumed under another clock and perhaps another α: keep the times and the generators."""
         self.timing.restart_clock()
+        self.operation = replace(self.operation, max_lag=self.settings.max_lag)
         self.last, self.began, self.disturbed = -1.0, -1.0, True
         self.search, self.trial, self.next_search = None, None, 0
         self.intervals.clear()
@@ -155,8 +161,11 @@ class Mover:
     def _costs_changed(self) -> bool:
         """Whether the times differ from those under which the present rates were measured, or the rate has fallen."""
         point = self.timing.point(self.point.rows)
-        if any(map(has_drifted, astuple(point), astuple(self.point))):
-            self.point = self.timing.point()
+        pairs = zip(astuple(point), astuple(self.point), strict=True)
+        drifted = any(abs(new - old) > DRIFT * old for new, old in pairs)
+        self.drifted = self.drifted + 1 if drifted else 0
+        if self.drifted >= DRIFTED or not self.point.rows:
+            self.point, self.drifted = self.timing.point(), 0
             return self.versions > 1
         measured = self.trial is None and len(self.intervals) == MOST_COUNTED
         return measured and self.rate < (1.0 - UNEXPLAINED) * self.settled_rate
@@ -165,13 +174,14 @@ class Mover:
         """Costs have changed: what was measured and forecast does not hold any more, and α is the setting's again."""
         trial, self.search, self.trial, self.next_search = self.trial, None, None, 0
         self.barred.clear()
+        self.lost_s = self.undone_s = 0.0
         self._measure_anew()
         former = self.operation if trial is None else trial.former
         self.operation = replace(self.operation, max_lag=self.settings.max_lag)
         if former == self.operation:
             return []
-        reason = "the stations' times or rate have changed, so that it cannot be compared with what was before"
-        return [MoveChosen("kept", former.describe(self.operation), reason, 1.0 if trial is None else trial.gain)]
+        reason = "the stations' times, or the rate, have changed: all is measured anew"
+        return [MoveChosen("reset", former.describe(self.operation), reason, 1.0 if trial is None else trial.gain)]
 
     def _measure_anew(self) -> None:
         self.intervals.clear()

@@ -22,6 +22,8 @@ from polyrhythm.scheduler.settings import MoveRules, SchedulerSettings
 TRAINER = "trainer"
 #: Values kept: of single events of a version, and of the many events of one.
 FEW_KEPT, MANY_KEPT = 5, 128
+#: Passes of a generator from which its times count.
+MIN_PASSES = 8
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class RecentSeconds:
 
 
 @dataclass(slots=True)
-class DeviceLoad:
+class DeviceShare:
     """A device whose `running` pieces of work share it. work: seconds of work that one piece could do until `since`."""
 
     running: int = 0
@@ -119,13 +121,15 @@ class MeasuredTimes:
 class RunTiming:
     """The measurements. Of each station only its present incarnation's work counts; times are kept over a restart.
 
+    passes: of each generator that is on. Generators count as equal, so that the fastest is the one that others disturb
+    least, and its times are those of all.
     ahead: passes queued behind one, by generator; since: times of commands under way, by (station, what). parts_since:
     the first command of the update under way, below 0 for none. events: all events so far.
     """
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     rules: MoveRules = field(metadata=UNSAVED)
-    passes: PassTimeModel = field(default_factory=PassTimeModel)
+    passes: dict[str, PassTimeModel] = field(default_factory=dict)
     updates: RecentSeconds = field(default_factory=RecentSeconds)
     publications: RecentSeconds = field(default_factory=RecentSeconds)
     applies: RecentSeconds = field(default_factory=RecentSeconds)
@@ -134,7 +138,7 @@ class RunTiming:
     switches: dict[str, RecentSeconds] = field(default_factory=dict)
     simulators: dict[str, tuple[EnvBatchInfo, ...]] = field(default_factory=dict)
     generators: dict[str, int] = field(default_factory=dict)
-    devices: dict[int, DeviceLoad] = field(default_factory=dict)
+    devices: dict[int, DeviceShare] = field(default_factory=dict)
     working: dict[str, PieceOfWork] = field(default_factory=dict)
     ahead: dict[str, tuple[Request, ...]] = field(default_factory=dict)
     slots: dict[str, SlotAbsence] = field(default_factory=dict)
@@ -218,12 +222,13 @@ class RunTiming:
 
     def measured(self) -> MeasuredTimes | None:
         """The present times; None while some are unknown."""
-        absences = {name: tuple(self.absences[name].values) for name in self.simulators if name in self.absences}
-        passes, known = self.passes, self.updates.values and self.steps.values and self.generators
-        if not known or passes.passes < 4 or not absences or len(absences) < len(self.simulators):
+        simulators = {name: batches for name, batches in self.simulators.items() if batches}  # not for evaluation alone
+        absences = {name: tuple(self.absences[name].values) for name in simulators if name in self.absences}
+        passes, known = self.undisturbed(), self.updates.values and self.steps.values and self.generators
+        if not known or passes is None or not absences or len(absences) < len(simulators):
             return None
         return MeasuredTimes(
-            {name: _shape(batches) for name, batches in self.simulators.items() if batches},
+            {name: _shape(batches) for name, batches in simulators.items()},
             absences,
             tuple(self.steps.values),
             dict(self.generators),
@@ -235,11 +240,24 @@ class RunTiming:
             {name: seconds.middle for name, seconds in self.switches.items()},
         )
 
+    def undisturbed(self, rows: float = 0.0) -> PassTimeModel | None:
+        """Times of the fastest generator, by passes of `rows` rows, or of as many as they have; None if unknown."""
+        known = [model for model in self.passes.values() if model.passes >= MIN_PASSES]
+        rows = rows or (fmean(model.mean_rows for model in known) if known else 0.0)
+        return min(known, key=lambda model: model.predict(rows), default=None)
+
     def point(self, rows: float = 0.0) -> TimingPoint:
         """The present point. rows: of the pass; by default as many as passes have now."""
         absences = [value for seconds in self.absences.values() for value in seconds.values]
-        rows = rows or self.passes.mean_rows
-        return TimingPoint(rows, self.passes.predict(rows), fmean(absences) if absences else 0.0, self.updates.middle)
+        passes = self.undisturbed(rows)
+        rows = rows or (0.0 if passes is None else passes.mean_rows)
+        pass_s = 0.0 if passes is None else passes.predict(rows)
+        return TimingPoint(rows, pass_s, fmean(absences) if absences else 0.0, self.updates.middle)
+
+    def forget_passes(self, generators: Iterable[str]) -> None:
+        """These generators went off: their times would become old."""
+        for name in generators:
+            self.passes.pop(name, None)
 
     # ------------------------------------------------------------ slots
 
@@ -261,7 +279,7 @@ class RunTiming:
 
     def _begin(self, station: str, now: float) -> PieceOfWork:
         own = self.rules.devices.get(station, ())
-        work = [self.devices.setdefault(number, DeviceLoad(since=now)).advance(now, 1) for number in own]
+        work = [self.devices.setdefault(number, DeviceShare(since=now)).advance(now, 1) for number in own]
         piece = self.working[station] = PieceOfWork(now, work)
         return piece
 
@@ -285,7 +303,8 @@ class RunTiming:
     def _end_pass(self, generator: str, now: float) -> None:
         if (found := self._finish(generator, now)) is not None:
             piece, seconds = found
-            self.passes.record(padded(piece.rows, self.settings.buckets), seconds)
+            model = self.passes.setdefault(generator, PassTimeModel())
+            model.record(padded(piece.rows, self.settings.buckets), seconds)
             for name in piece.slots:
                 if name in self.slots and self.slots[name].in_pass:
                     self._answered(self.slots[name], now)
@@ -314,6 +333,7 @@ class RunTiming:
             self.devices[number].running -= 1
         self.ahead.pop(station, None)
         self.generators.pop(station, None)
+        self.passes.pop(station, None)
         for batch in self.simulators.pop(station, ()):
             for slot in batch.slots:
                 self.slots.pop(slot.slot, None)

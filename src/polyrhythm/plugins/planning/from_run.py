@@ -35,12 +35,12 @@ from polyrhythm.plugins.planning.profile import (
     Kind,
     Profile,
     StationProfile,
-    Timing,
     Work,
     WorkName,
     refuse_other_machine,
     refuse_other_recipe,
     settings_digest,
+    this_machine,
 )
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,11 @@ def from_run(folder: Path, before: Profile | None = None) -> Profile:
     summary, lines = _read(folder)
     config = load_config(folder / CONFIG_FILE)
     found = profile_of(config, summary, lines)
-    if before is None:
-        return found
+    return found if before is None else updated(before, found, config)
+
+
+def updated(before: Profile, found: Profile, config: RunConfig) -> Profile:
+    """A profile brought up to date by a run's. ConfigError: it is of another recipe or machine."""
     refuse_other_recipe(before, config)
     refuse_other_machine(before, found.machine)
     stations = dict(before.stations)
@@ -116,8 +119,6 @@ def measured_updates(lines: Sequence[Line]) -> list[Line]:
 
 def profile_of(config: RunConfig, summary: Mapping[str, Any], lines: Sequence[Line]) -> Profile:
     """The profile of a run of these settings. lines: `measured_updates` of its metrics."""
-    from polyrhythm.plugins.planning.measure import this_machine
-
     chunk = fmean(line["env/sample_env_steps"] / line["env/sample_chunk_steps"] for line in lines)
     points: Points = {"simulator": {}, "generator": {}, "trainer": {}}
     _rollout(points, config, lines, chunk)
@@ -196,7 +197,7 @@ def _device(summary: Mapping[str, Any], kind: Kind) -> str:
 
 def _work(points: Sequence[tuple[float, float]]) -> Work:
     """A work of the points' mean amount."""
-    from polyrhythm.plugins.planning.alone import timing_of
+    from polyrhythm.plugins.planning.timing import timing_of
 
     return Work(timings=(timing_of(round(fmean(n for n, _ in points)), [seconds for _, seconds in points]),))
 
@@ -207,13 +208,5 @@ def _levelled(station: StationProfile, run: StationProfile) -> StationProfile:
     for name, own in run.works.items():
         seen = own.timings[0]
         expected = works[name].seconds(seen.amount) if name in works else 0.0
-        works[name] = _scaled(works[name], seen.median_s / expected) if expected > 0 else own
+        works[name] = works[name].scaled(seen.median_s / expected) if expected > 0 else own
     return station.model_copy(update={"works": works})
-
-
-def _scaled(work: Work, factor: float) -> Work:
-    def scaled(timing: Timing) -> Timing:
-        times = {name: factor * getattr(timing, name) for name in ("mean_s", "median_s", "p90_s", "p99_s")}
-        return timing.model_copy(update=times)
-
-    return Work(timings=tuple(map(scaled, work.timings)))

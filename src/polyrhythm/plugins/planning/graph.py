@@ -49,7 +49,7 @@ class WorkflowGraph:
                 "channel that another worker uses, or plan without it"
             )
         if len(self.nodes) > _MOST_NODES:
-            raise ConfigError(f"the workflow has {len(self.nodes)} workers; at most {_MOST_NODES} can be planned")
+            raise ConfigError(f"plan: the workflow has {len(self.nodes)} workers; at most {_MOST_NODES} can be planned")
 
     def targets(self, node: str) -> tuple[str, ...]:
         """The nodes that wait for this one within a version."""

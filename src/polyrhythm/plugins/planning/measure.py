@@ -6,15 +6,12 @@ import logging
 import time
 from datetime import UTC, datetime
 
-import psutil
-
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.plugins.planning.alone import Alone
-from polyrhythm.plugins.planning.profile import Machine, Profile, settings_digest
+from polyrhythm.plugins.planning.profile import Profile, settings_digest, this_machine
 from polyrhythm.plugins.planning.together import measure_together
-from polyrhythm.runtime.memory.tensors import count_cores, count_devices
 
 log = logging.getLogger(__name__)
 
@@ -63,15 +60,3 @@ def measure(config: RunConfig, minutes: float) -> Profile:
 
 def _without(profile: Profile, sentence: str) -> Profile:
     return profile.model_copy(update={"left_out": (*profile.left_out, sentence)})
-
-
-def this_machine() -> Machine:
-    """The cores, memory and devices of this machine."""
-    count = count_devices()
-    found: dict[str, int | str] = {}
-    if count:
-        import torch
-
-        properties = torch.cuda.get_device_properties(0)
-        found = {"devices": count, "device": properties.name, "device_memory": properties.total_memory}
-    return Machine.model_validate({"cores": count_cores(), "memory": psutil.virtual_memory().total, **found})

@@ -15,9 +15,8 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.planning.arrangement import Arrangement, arranged, arrangement_of, changed_lines, devices_text
 from polyrhythm.plugins.planning.judge import Prediction, predict
-from polyrhythm.plugins.planning.measure import this_machine
 from polyrhythm.plugins.planning.problem import PlacementProblem, RankedPlacement, problem_of
-from polyrhythm.plugins.planning.profile import Profile, load_profile, refuse_other_recipe
+from polyrhythm.plugins.planning.profile import Profile, load_profile, refuse_other_recipe, this_machine
 from polyrhythm.runtime.devices import Devices
 
 #: Placements in the table.

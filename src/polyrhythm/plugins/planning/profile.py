@@ -17,11 +17,13 @@ from pathlib import Path
 from statistics import linear_regression
 from typing import Annotated, Literal, Self
 
+import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import write_json
+from polyrhythm.runtime.memory.tensors import count_cores, count_devices
 
 FORMAT: Literal[1] = 1
 Kind = Literal["simulator", "generator", "trainer", "scorer"]
@@ -102,6 +104,16 @@ class Work(ProfilePart):
                 share = (amount - low.amount) / (high.amount - low.amount)
                 return low.mean_s + share * (high.mean_s - low.mean_s)
         return last.mean_s + self.per_unit * (amount - last.amount)
+
+    def scaled(self, factor: float) -> Work:
+        """All times multiplied."""
+        names = ("mean_s", "median_s", "p90_s", "p99_s")
+        return Work(
+            timings=tuple(
+                timing.model_copy(update={name: factor * getattr(timing, name) for name in names})
+                for timing in self.timings
+            )
+        )
 
     @property
     def per_unit(self) -> float:
@@ -187,6 +199,18 @@ def load_profile(path: Path) -> Profile:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"profile {str(path)!r}: {where or 'file'}: {first['msg']}; {remedy}") from None
+
+
+def this_machine() -> Machine:
+    """The cores, memory and devices of this machine."""
+    count = count_devices()
+    found: dict[str, int | str] = {}
+    if count:
+        import torch
+
+        properties = torch.cuda.get_device_properties(0)
+        found = {"devices": count, "device": properties.name, "device_memory": properties.total_memory}
+    return Machine.model_validate({"cores": count_cores(), "memory": psutil.virtual_memory().total, **found})
 
 
 def settings_digest(config: RunConfig) -> str:

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="YAML description of a cluster, or a shipped one; or a recipe")
     parser.add_argument("overrides", nargs="*", default=[], metavar="section.key=value", help="settings of the recipe")
     parser.add_argument("--profile", type=Path, metavar="PROFILE", help="what `polyrhythm profile` has measured")
-    parser.add_argument("--gpus", type=int, metavar="N", help="devices of the machine (default: those that are here)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="devices of another machine (default: this one)")
     parser.add_argument("--trace", type=Path, metavar="PATH", help="write a timeline for ui.perfetto.dev")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
     from polyrhythm.errors import ConfigError
     from polyrhythm.plugins.planning.cluster import CORES, cluster_settings
-    from polyrhythm.plugins.planning.profile import load_profile
+    from polyrhythm.plugins.planning.profile import load_profile, refuse_other_machine, this_machine
     from polyrhythm.plugins.virtual.simulate import find_cluster, load_cluster, rows, simulate_traced
 
     if arguments.profile is None:
@@ -38,6 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.gpus is not None and arguments.gpus < 0:
             raise ConfigError(f"--gpus = {arguments.gpus}: not a number of devices; write 0 or more")
         profile, config = load_profile(arguments.profile), load_config(arguments.file, arguments.overrides)
+        if arguments.gpus is None:
+            refuse_other_machine(profile, this_machine())
         settings = cluster_settings(profile, config, devices=arguments.gpus)
     summary = simulate_traced(settings, arguments.trace)
     if arguments.profile is not None:  # cores are devices of the simulation too

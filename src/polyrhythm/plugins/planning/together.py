@@ -2,19 +2,22 @@
 
     a pass      from `Serve`, or the end of the generator's previous pass, to `BatchDone`
     a step      from `BatchDone` to the slot's next request, without the steps of the slots before it in its env batch
-    an update   the trainer's own account of its phases, without waiting
+    an update   its phases by the trainer's own account, and its CPU time
 
 What a pass and a step take longer while no update is under way is the handover: messages, and threads that wake. The
-factor by which they take longer still during updates is their slow-down beside the trainer.
+factor by which they take longer still during updates is their slow-down beside the trainer. On a CPU an update's CPU
+time sets the level of the trainer's works: in a run its caches are cold.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median, pstdev
 from typing import ClassVar
@@ -28,20 +31,26 @@ from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.placed import Kind as PlacedKind
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.run_loop import Interrupted
-from polyrhythm.plugins.planning.alone import timing_of
 from polyrhythm.plugins.planning.cluster import update_seconds
 from polyrhythm.plugins.planning.profile import Episodes, Kind, Profile, StationProfile, Work, WorkName
-from polyrhythm.runtime.messages import Report
+from polyrhythm.plugins.planning.timing import core_wait_s, timing_of
+from polyrhythm.runtime.devices import CPU
+from polyrhythm.runtime.hosting import process_ids
+from polyrhythm.runtime.messages import TRAINER, Report
 from polyrhythm.scheduler import records
 
 #: Measurements below which nothing is said about their mean.
 _FEW = 5
+#: Shares of the handovers that count, from the shortest on.
+_COUNTED, _COUNTED_INLINE = 0.5, 0.9
 #: Largest factor of a slow-down; more is another fault.
 _MOST_BESIDE = 4.0
 #: Seconds that a run gets at least, once it has started.
 _LEAST_S = 4.0
 #: The kinds' names in `Placed.names`.
 _NAMES: Mapping[Kind, PlacedKind] = {"simulator": "simulators", "generator": "generators"}
+#: Works of which an update consists.
+_UPDATE: tuple[WorkName, ...] = ("prepare", "micro_batch", "optimizer_step")
 #: Phases of an update in its report.
 _PHASES = tuple(f"time/actor/{name}" for name in ("collate", "targets", "proximal", "passes", "step"))
 
@@ -57,7 +66,8 @@ class Unit:
 
 @dataclass(slots=True, eq=False)
 class UnitTimer(Observer):
-    """Measures units of work by the conductor's events. profile: of the stations alone."""
+    """Measures units of work by the conductor's events. profile: of the stations alone; waited: seconds that do not
+    count, so far; trainer_cpu_s: CPU time of the trainer's process, so far. updates: metrics of each, and that time."""
 
     hears: ClassVar[tuple[type, ...]] = (
         *(records.BatchDone, records.RequestArrived, records.Serve, records.StartRows, records.StartUpdate),
@@ -65,9 +75,11 @@ class UnitTimer(Observer):
     )
 
     profile: Profile
+    waited: Callable[[], float] = lambda: 0.0
+    trainer_cpu_s: Callable[[], float] = lambda: 0.0
     passes: list[Unit] = field(default_factory=list)
     steps: list[Unit] = field(default_factory=list)
-    updates: list[Mapping[str, float]] = field(default_factory=list)
+    updates: list[tuple[Mapping[str, float], float]] = field(default_factory=list)
     samples: list[records.SampleFinished] = field(default_factory=list)
     published: list[tuple[float, int]] = field(default_factory=list)
     transitions: int = 0
@@ -78,6 +90,7 @@ class UnitTimer(Observer):
     _training: bool = False
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
+        now -= self.waited()
         match event:
             case records.BatchDone():
                 self._end_pass(now, event)
@@ -100,7 +113,7 @@ class UnitTimer(Observer):
 
     def on_report(self, now: float, report: Report) -> None:  # noqa: ARG002
         if report.topic == "update":
-            self.updates.append(report.values)
+            self.updates.append((report.values, self.trainer_cpu_s()))
 
     def _end_pass(self, now: float, event: records.BatchDone) -> None:
         served = self._served.pop(event.batch, None)
@@ -144,7 +157,9 @@ def measure_together(config: RunConfig, profile: Profile, end: float) -> Profile
 
     The run trains from weights of the seed, without evaluation. StartError, RunHalted: as of any run.
     """
-    timer, own = UnitTimer(profile), max(config.training.versions, 1)
+    # In one process a wait for a core is a wait of all stations.
+    timer = UnitTimer(profile, core_wait_s) if config.launcher == "inline" else UnitTimer(profile)
+    own = max(config.training.versions, 1)
     quiet = config.model_copy(
         update={
             "evaluation": config.evaluation.model_copy(update={"every": 0}),
@@ -157,6 +172,8 @@ def measure_together(config: RunConfig, profile: Profile, end: float) -> Profile
         closing(build_pipeline(RunContext(quiet, folder=Path(folder)))) as pipeline,
     ):
         until = max(end, time.monotonic() + _LEAST_S)  # however long it took to start
+        if (pid := process_ids(pipeline.launcher.hosting).get(TRAINER)) and _computes_on_one_core(config):
+            timer.trainer_cpu_s = partial(_cpu_s, pid)
         pipeline.loop.add_observers(timer)
         pipeline.loop.stop = lambda: time.monotonic() >= until
         begin, before = time.monotonic(), _others_cpu_s()
@@ -164,6 +181,22 @@ def measure_together(config: RunConfig, profile: Profile, end: float) -> Profile
             pipeline.loop.train_until(own)
         others = max(0.0, _others_cpu_s() - before) / max(1e-9, time.monotonic() - begin)
     return with_run(profile, config, timer).model_copy(update={"others_cores": others})
+
+
+def _computes_on_one_core(config: RunConfig) -> bool:
+    """Whether the trainer is one thread on the CPU, so that its CPU time is how long it works."""
+    placed = place(config)
+    seats = [placed.seats[name] for name in placed.names["trainer"]]
+    return len(seats) == 1 and seats[0].device == CPU and seats[0].threads == 1
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU seconds of all threads of a process, to the nanosecond; 0 where the system does not say, or it has ended."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return sum(int((thread / "schedstat").read_text(encoding="ascii").split()[0]) for thread in threads) * 1e-9
+    except OSError:
+        return 0.0
 
 
 def _others_cpu_s() -> float:
@@ -184,7 +217,7 @@ def with_run(profile: Profile, config: RunConfig, timer: UnitTimer) -> Profile:
     stations = dict(profile.stations)
     units: dict[Kind, Sequence[Unit]] = {"simulator": timer.steps, "generator": timer.passes}
     for kind, own in units.items():
-        stations[kind] = _with_units(stations[kind], own, kind, left_out, beside=_is_beside_trainer(config, kind))
+        stations[kind] = _with_units(stations[kind], own, kind, left_out, config)
     stations["trainer"] = _with_updates(profile, config, timer, left_out)
     return profile.model_copy(
         update={
@@ -197,22 +230,28 @@ def with_run(profile: Profile, config: RunConfig, timer: UnitTimer) -> Profile:
 
 
 def _is_beside_trainer(config: RunConfig, kind: Kind) -> bool:
-    """Whether a station of the kind is on a device of the trainer, or on its cores."""
+    """Whether a station of the kind is on a device of the trainer, or on its cores, and works at the same time."""
+    if config.launcher == "inline":
+        return False
     placed = place(config)
     devices = {placed.seats[name].device for name in placed.names["trainer"]}
     return any(placed.seats[name].device in devices for name in placed.names[_NAMES[kind]])
 
 
 def _with_units(
-    station: StationProfile, units: Sequence[Unit], kind: Kind, left_out: list[str], *, beside: bool
+    station: StationProfile, units: Sequence[Unit], kind: Kind, left_out: list[str], config: RunConfig
 ) -> StationProfile:
     """The station with its handover, and if it is beside the trainer with its slow-down during updates."""
+    beside = _is_beside_trainer(config, kind)
     quiet = [unit for unit in units if not unit.trains]
     busy = [unit for unit in units if unit.trains]
     if len(quiet) < _FEW:
         left_out.append(f"{kind}: its handover, as the run had {len(quiet)} units of its work without an update")
         return station
-    handover = _lower_half([max(0.0, unit.seconds - unit.expected) for unit in quiet])
+    # Only in one process waits for a core are known; elsewhere they are in the longer half of the times.
+    counted = _COUNTED_INLINE if config.launcher == "inline" else _COUNTED
+    longer = sorted(max(0.0, unit.seconds - unit.expected) for unit in quiet)
+    handover = longer[: math.ceil(counted * len(longer))]
     works = {**station.works, "handover": Work(timings=(timing_of(0, handover),))}
     if not beside:
         return station.model_copy(update={"works": works})
@@ -227,30 +266,30 @@ def _with_units(
 
 
 def _with_updates(profile: Profile, config: RunConfig, timer: UnitTimer, left_out: list[str]) -> StationProfile:
-    """The trainer, with the factor by which its updates take longer in the run."""
-    station, factors = profile.stations["trainer"], list[float]()
+    """The trainer, at the level of its CPU time in the run, and its slow-down beside generators."""
+    station, updates = profile.stations["trainer"], timer.updates
+    if len(updates) <= _FEW:
+        left_out.append(f"trainer: its level and slow-down in a run, as that had {len(updates)} updates")
+        return station
+    alone, taken = list[float](), list[float]()
+    for values, _ in updates[1:]:  # the first one warms up
+        chunk_steps = values["env/sample_chunk_steps"] * config.training.batch_size
+        done = values["train/actor/optimizer_steps"] / _steps_of_epoch(config, chunk_steps)
+        alone.append(update_seconds(profile, config.training, chunk_steps, epochs=max(1, round(done))))
+        taken.append(sum(values.get(name, 0.0) for name in _PHASES))
+    level = (updates[-1][1] - updates[0][1]) / max(1e-9, sum(alone)) or 1.0
+    works = {name: work.scaled(level) if name in _UPDATE else work for name, work in station.works.items()}
+    station = station.model_copy(update={"works": works})
     if not _is_beside_trainer(config, "generator"):
         return station
-    for values in timer.updates[1:]:  # the first one warms up
-        chunk_steps = values["env/sample_chunk_steps"] * config.training.batch_size
-        done = values["train/actor/optimizer_steps"] / max(1.0, _steps_of_epoch(config, chunk_steps))
-        alone = update_seconds(profile, config.training, chunk_steps, epochs=round(max(1.0, done)))
-        factors.append(sum(values.get(name, 0.0) for name in _PHASES) / max(1e-9, alone))
-    if len(factors) < _FEW:
-        left_out.append(f"trainer: beside the others, as the run had {len(factors)} updates after its first")
-        return station
-    factor = min(_MOST_BESIDE, max(1.0, median(factors)))
-    return station.model_copy(update={"beside": {**station.beside, "generator": factor}})
+    factor = median(taken) / max(1e-9, level * median(alone))
+    beside = {**station.beside, "generator": min(_MOST_BESIDE, max(1.0, factor))}
+    return station.model_copy(update={"beside": beside})
 
 
 def _steps_of_epoch(config: RunConfig, chunk_steps: float) -> float:
     mini = config.training.minibatch_steps
     return max(1.0, chunk_steps / mini) if mini else float(config.training.require_batches)
-
-
-def _lower_half(values: Sequence[float]) -> list[float]:
-    """The values up to the median: the others waited for cores too, of which the simulation has its own account."""
-    return sorted(values)[: (len(values) + 1) // 2]
 
 
 def seen_episodes(before: Episodes, samples: Sequence[records.SampleFinished]) -> Episodes:

@@ -77,6 +77,13 @@ def test_batch_clock_waits_for_a_late_slot_and_a_call_at_its_end_still_boards() 
     assert summary["time"]["generators"]["batch_clock"]["s"] == ms(0.050)
 
 
+@pytest.mark.parametrize(("most", "passes"), [(0, 1), (4, 1), (3, 2), (2, 2), (1, 4)])
+def test_a_batch_beyond_the_memory_takes_several_passes(most: int, passes: int) -> None:
+    cluster, _ = run(settings(simulators={"rows": 4}, generators={"most_rows": most}, scheduler={"batch_size": 4}))
+    # publish 30, apply 20, reset 50, then three times: 5 for each pass and 4 rows of 1, a step of 10
+    assert times(cluster, UpdateDone)[0] == ms(0.100 + 3 * (0.005 * passes + 0.004 + 0.010) + 0.100)
+
+
 def test_slots_step_beside_each_other_unless_they_share_a_thread() -> None:
     cluster, _ = run(settings(scheduler={"batch_size": 2}, simulators={"slots": 2, "steps": 1}, versions=1))
     assert times(cluster, RequestArrived) == ms([0.100, 0.100])

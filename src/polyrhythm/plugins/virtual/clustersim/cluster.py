@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 from polyrhythm.conductors import build_conductor
-from polyrhythm.plugins.virtual.clustersim.costs import ChangingCost
+from polyrhythm.plugins.virtual.clustersim.costs import ScaledCost
 from polyrhythm.plugins.virtual.clustersim.driver import ConductorCpu, Decider, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.generator import VirtualGenerator, VirtualStreamGenerator
 from polyrhythm.plugins.virtual.clustersim.hardware import Device, Network
@@ -86,8 +86,7 @@ class VirtualCluster:
         costs = {name: getattr(group, name) for name in planned}
         return group.model_copy(
             update={
-                name: ChangingCost(cost.base, cost.per_unit, factor=partial(factor, name))
-                for name, cost in costs.items()
+                name: ScaledCost(cost.base, cost.per_unit, factor=partial(factor, name)) for name, cost in costs.items()
             }
         )
 

@@ -38,7 +38,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangingCost(Cost):
+class ScaledCost(Cost):
     """A cost that is multiplied by `factor()`, which changes during a simulation."""
 
     factor: Callable[[], float] = field(kw_only=True)

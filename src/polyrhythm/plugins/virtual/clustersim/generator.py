@@ -106,7 +106,9 @@ class VirtualGenerator(VirtualStation):
         measures.rows_local += self._rows_by_host(batch)[self.host]
         gathered, self._gathered = self._gathered, -1.0
         left = self._gather(batch) if gathered < 0 else max(0.0, gathered - self.clock.now)
-        seconds = group.serve.draw(rng, rows) + self._generate(self._tokens[batch.number], rng)
+        most = group.most_rows or max(1, rows)
+        seconds = sum(group.serve.draw(rng, min(most, rows - first)) for first in range(0, rows, most))
+        seconds += self._generate(self._tokens[batch.number], rng)
         if left:
             self.after(left, self._compute, (command, seconds))
         else:

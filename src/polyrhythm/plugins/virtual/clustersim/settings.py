@@ -154,6 +154,8 @@ class GeneratorGroup(StationGroup):
 
     gather: cost of bringing a batch's inputs together and onto the device, per row, before its pass. depth: 2 for a
     generator on a GPU, which gathers the next batch during a pass, if one is full by then; 1 for one on a CPU.
+    most_rows: rows for which the device's memory is enough; a batch of more takes several passes, each of which costs
+    `serve` for its rows. 0: no limit.
 
     For answers of several tokens: prefill: cost of reading prompts, per row, during which nothing is decoded; decode:
     of a decode step, per row that has not ended. A pass lasts until its longest answer has ended; under
@@ -168,6 +170,7 @@ class GeneratorGroup(StationGroup):
     depth: int = Field(default=1, ge=1, le=2)
     gather: CostText = FREE
     serve: CostText = FREE
+    most_rows: int = Field(default=0, ge=0)
     prefill: CostText = FREE
     decode: CostText = FREE
     apply: CostText = FREE
