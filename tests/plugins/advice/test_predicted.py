@@ -100,6 +100,30 @@ def test_what_is_not_simulated_keeps_its_bound(setting: str, to: Any) -> None:
     assert predicted(finding).changes[0].effect == at_most(1.3)
 
 
+@pytest.mark.parametrize(
+    ("change", "basis"),
+    [
+        (Change("training.micro_batch_steps", 20, 40, "memory", at_most(1.5)), "at most"),
+        (Change("training.mini_batch_samples", 8, 16, "longer updates", at_most(1.5)), "at most"),
+        (Change("rollout.simulators", 1, 2, "cores", at_most(1.5)), "at most"),
+        (Change("freshness.max_lag", 0, 1, "", at_most(1.5)), "predicted"),
+        (Change("training.epochs", 2, 1, "", at_most(1.5)), "predicted"),
+    ],
+)
+def test_more_work_at_once_than_was_measured_is_a_bound(change: Change, basis: str) -> None:
+    """A run has measured one amount of each work; twice as much is simulated to take as long."""
+    found = predicted(Finding("throughput", "x", "m", (change,)), config=lockstep("training.micro_batch_steps=20"))
+    (own,) = [one for one in found.changes if one.setting == change.setting]
+    assert own.effect.basis == basis
+    assert own.effect != change.effect
+
+
+def test_less_work_at_once_keeps_its_bound() -> None:
+    change = Change("training.micro_batch_steps", 20, 10, "", at_most(1.5))
+    found = predicted(Finding("throughput", "x", "m", (change,)), config=lockstep("training.micro_batch_steps=20"))
+    assert change in found.changes
+
+
 def test_a_value_that_does_not_fit_keeps_its_bound() -> None:
     finding = Finding("throughput", "x", "measured", (Change("rollout.simulators", 1, 0, "", at_most(1.3)),))
     assert finding.changes[0] in predicted(finding).changes
@@ -132,7 +156,12 @@ def test_a_profile_of_the_recipe_tells_what_more_rows_take(tmp_path: Path, monke
     assert {change.effect.basis for change in alone if change.setting == "rollout.rows"} == {"at most"}
     own = profile_of(config, {}, lines())
     steps = {"step": work((8, 2 * STEP), (16, 4 * STEP)), "reset": work((1, 0.0))}
-    measured = own.stations | {"simulator": own.stations["simulator"].model_copy(update={"works": steps})}
+    passes = {"pass": work((8, 0.0005), (16, 0.001))}
+    measured = {
+        **own.stations,
+        "simulator": own.stations["simulator"].model_copy(update={"works": steps}),
+        "generator": own.stations["generator"].model_copy(update={"works": passes}),
+    }
     own.model_copy(update={"stations": measured}).save(tmp_path / f"{config.name}.profile.json")
     both = [change.effect for change in predicted(more).changes if change.setting == "rollout.rows"]
     assert [effect.basis for effect in both] == ["predicted"]

@@ -111,9 +111,11 @@ def _training(shares: Shares, config: RunConfig) -> Iterator[Change]:
     most = without(shares.rows_idle)
     if shares.cores < _FULL:
         yield Change("placement.trainer.ranks", ranks, 2 * ranks, "a device, or processor cores", at_most(2, most))
-    if training.micro_batch_steps:
-        steps = training.micro_batch_steps
-        yield Change("training.micro_batch_steps", steps, 2 * steps, "memory", at_most(2, most))
+    if steps := training.micro_batch_steps:
+        more_steps = min(2 * steps, training.minibatch_steps or 2 * steps)
+        if more_steps > steps:
+            gain = at_most(more_steps / steps, most)
+            yield Change("training.micro_batch_steps", steps, more_steps, "memory", gain)
     if training.epochs > 1:
         fewer = training.epochs // 2
         gain = at_most(training.epochs / fewer, most)
