@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -12,19 +13,31 @@ from tests.oracles.arbitrary import arbitrary_cluster, arbitrary_scored, arbitra
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.plugins.lease.test_simulated import leased
 from tests.plugins.virtual.clustersim.clusters import settings as small
+from tests.scheduler.test_conductor import Script
 
 from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.lease.conductor import LeasedConductor
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler.conductor import SERVING_EVENTS, AnyConductor, Conductor
-from polyrhythm.scheduler.records import ApplyWeights, Command, Event, Serve, StartRows, TrainUntil
+from polyrhythm.scheduler.records import (
+    ApplyWeights,
+    Command,
+    Event,
+    RequestArrived,
+    Serve,
+    StartRows,
+    StationLost,
+    TrainUntil,
+    Wake,
+)
 
 examples = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class OperatedAtRandom:
-    """A conductor whose operation changes before a share of its events outside `SERVING_EVENTS`."""
+    """A conductor whose operation changes before a share of its events outside `SERVING_EVENTS`; the oracles take a
+    change to be in force at once."""
 
     def __init__(self, outer: AnyConductor, names: list[str], rng: random.Random, share: float) -> None:
         self.outer, self._names, self._rng, self._share = outer, names, rng, share
@@ -85,6 +98,61 @@ def test_fifty_faults_during_changes_lose_nothing() -> None:
     assert operated.changes > 100
     assert cluster.driver.measures.lost == 50
     assert conductor.ledger.dropped_total == 0
+
+
+def test_a_request_of_a_generator_that_is_about_to_go_off_is_served_by_another() -> None:
+    """Slot 1 belongs to g1, which is live until an event changes more than requests."""
+    script = Script(generators=2, slots=4, max_lag=9, routing="fixed")
+    assert isinstance(script.conductor, Conductor)
+    script.conductor.operate(("g1",), 9.0)
+    assert script.ask("s1") == []
+    script.finish(0)
+    script.now = 2.0
+    (serve,) = script.say(Wake())
+    assert isinstance(serve, Serve)
+    assert (serve.generator, [request.slot for request in serve.batch.requests]) == ("g0", ["s1"])
+
+
+@pytest.mark.parametrize("routing", ["fixed", "affinity"])
+@pytest.mark.parametrize("before", range(10, 34, 4))
+def test_a_change_between_two_requests_leaves_none_behind(routing: str, before: int) -> None:
+    base = small(
+        scheduler={"batch_size": 4, "routing": routing, "on_update": "continue", "max_lag": 1.0},
+        simulators={"env_batches": 4, "step": "lognormal:10ms:0.3", "steps": 8},
+        generators={"count": 2},
+    )
+    conductor = build_conductor(base.scheduler)
+    assert isinstance(conductor, Conductor)
+    left = [before]
+
+    class Operated(OperatedAtRandom):
+        def handle(self, event: Event, now: float) -> list[Command]:
+            left[0] -= isinstance(event, RequestArrived)
+            if isinstance(event, RequestArrived) and not left[0]:
+                conductor.operate(("generator-1",), 1.0)
+            return conductor.handle(event, now)
+
+    cluster = VirtualCluster(base, Operated(conductor, [], random.Random(0), 0.0))
+    check_target_reached(cluster, conductor, GuaranteeChecker(cluster, conductor))
+
+
+def test_a_lower_bound_holds_while_a_lost_ticket_waits_for_another_suspect() -> None:
+    script = Script(slots=2, max_lag=2, max_attempts=2, target=9)
+    assert isinstance(script.conductor, Conductor)
+    script.conductor.operate((), 0.0)
+    assert sorted(script.tickets) == [0, 1]
+    script.say(StationLost("sim", 0, "dies"))
+    started = script.join_simulator(8, 1, incarnation=1)
+    numbers = [grant.ticket.number for command in started for grant in getattr(command, "grants", ())]
+    assert numbers == [0], "ticket 1 waits until ticket 0 has run, and so do new ones"
+
+
+def test_a_resumed_run_has_the_bound_of_its_settings() -> None:
+    script = Script(slots=2, max_lag=2)
+    assert isinstance(script.conductor, Conductor)
+    script.conductor.operate((), 0.0)
+    script.conductor.detach()
+    assert script.conductor.rollout.max_lag == math.inf
 
 
 def operate(base: ClusterSettings, off: tuple[str, ...], max_lag: float) -> list[Command]:

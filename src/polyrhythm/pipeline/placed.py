@@ -125,8 +125,10 @@ def move_rules(config: RunConfig, placed: Placed) -> MoveRules | None:
             own = devices.get(station_of(name), ())
             devices[station_of(name)] = tuple(sorted({*own, number_of(seat.device)}))
     stations = Counter(number for own in devices.values() for number in own)
-    shared = any(stations[number] > 1 for name in placed.names["generators"] for number in devices.get(name, ()))
-    if not config.freshness.max_lag and (not shared or len(placed.names["generators"]) == 1):
+    generators, evaluator = generator_names(config), evaluator_name(config)
+    able = [name for name in generators if name != evaluator]
+    shared = any(stations[number] > 1 for name in able for number in devices.get(name, ()))
+    if not config.freshness.max_lag and (not shared or len(generators) == 1):
         raise ConfigError(
             "placement.moves = true: nothing can be moved, as freshness.max_lag is 0 and there are no two generators "
             "of which one shares a device; raise max_lag, place them so, or leave it out"

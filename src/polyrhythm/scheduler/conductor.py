@@ -61,23 +61,20 @@ Serving = BatchScheduler | StreamScheduler
 
 @dataclass(slots=True)
 class StationRegistry:
-    """incarnations: present station → its incarnation; refused: number of events of earlier ones, which are refused."""
+    """incarnations: present station → its incarnation; refused: number of events of earlier ones."""
 
     incarnations: dict[str, int] = field(default_factory=dict)
     refused: int = 0
 
     def is_outdated(self, event: Event) -> bool:
-        """Whether the sender's incarnation is not present; such an event is counted as refused."""
+        """Whether the sender's incarnation is not present."""
         kind = type(event)
         if (sender := _SENDER.get(kind)) is not None:
-            outdated = self.incarnations.get(getattr(event, sender)) != event.incarnation  # type: ignore[union-attr]
-        elif kind in JOINED:
+            return self.incarnations.get(getattr(event, sender)) != event.incarnation  # type: ignore[union-attr]
+        if kind in JOINED:
             present = self.incarnations.get(getattr(event, SENDERS[kind]), event.incarnation)  # type: ignore[union-attr]
-            outdated = event.incarnation < present  # type: ignore[union-attr]
-        else:
-            return False
-        self.refused += outdated
-        return outdated
+            return event.incarnation < present  # type: ignore[union-attr]
+        return False
 
 
 class AnyConductor(Protocol):
@@ -136,6 +133,7 @@ class Conductor:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Apply the event and return the commands that follow, in order."""
         if self.stations.is_outdated(event):
+            self.stations.refused += 1
             return []
         kind = type(event)
         commands = _HANDLERS[kind](self, event, now) or []
@@ -158,13 +156,15 @@ class Conductor:
         """Add to `commands`, which follow from the event alone, all others that became possible, except batches."""
         self.halted = self.halted or any(isinstance(command, Halt) for command in commands)
         self.live_changes = []
+        if self.operated:
+            self.serving.release_off()
         changed, self.operated = self.operated or type(event) in _WEIGHT_EVENTS, False
         commands += self._advance(now, weights_changed=changed)
 
     def operate(self, off: tuple[str, ...], max_lag: float) -> None:
         """Switch exactly these generators off, and grant new groups by this α, at most the setting's. Both take effect
-        at the next event outside `SERVING_EVENTS`."""
-        self.serving.set_off(off)
+        at the next event outside `SERVING_EVENTS`; until then the generators serve as before."""
+        self.serving.generators.set_off(off)
         self.rollout.max_lag = min(max_lag, self.settings.max_lag)
         self._update_applied()
         self.operated = True

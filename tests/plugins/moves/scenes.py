@@ -46,18 +46,19 @@ class TableSimulation:
     """A forecast that takes three slices. events: simulated so far."""
 
     rate: float
+    lag: float
     events: int = 0
 
     def advance(self, _seconds: float) -> MoveForecast | None:
         self.events += 10
-        return MoveForecast(self.rate, 1.0) if self.events >= 30 else None
+        return MoveForecast(self.rate, self.lag) if self.events >= 30 else None
 
 
 def judged(settings: SchedulerSettings, rates: Rates) -> MovingConductor:
     """A conductor whose forecasts are given."""
 
     def judge(_times: MeasuredTimes, operation: Operation, _limits: BatchLimits) -> TableSimulation:
-        return TableSimulation(rates(operation))
+        return TableSimulation(rates(operation), operation.max_lag)
 
     inner = Conductor(settings)
     return MovingConductor(inner, inner, judge)

@@ -15,10 +15,29 @@ from tests.plugins.moves.scenes import WatchedRun, judged, moving, scene
 from polyrhythm.conductors import build_conductor, restore_conductor
 from polyrhythm.plugins.moves.conductor import MovingConductor
 from polyrhythm.plugins.moves.judge import OperationJudge
+from polyrhythm.plugins.moves.mover import MoveTrial
 from polyrhythm.plugins.moves.operation import Operation, neighbours
+from polyrhythm.plugins.moves.timing import RunTiming
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm.scheduler.records import EnvBatchInfo, MoveChosen, SimulatorJoined, SlotInfo, StationLost, TakeDevice
+from polyrhythm.scheduler.records import (
+    Batch,
+    BatchDone,
+    DropReason,
+    EnvBatchInfo,
+    GeneratorJoined,
+    MoveChosen,
+    Request,
+    SampleFailed,
+    Serve,
+    SimulatorJoined,
+    SlotInfo,
+    StartUpdate,
+    StationLost,
+    TakeDevice,
+    TrainUntil,
+    UpdateDone,
+)
 from polyrhythm.scheduler.settings import MoveRules, SchedulerSettings
 
 #: Versions within which moves have followed a change of costs.
@@ -115,6 +134,83 @@ def test_wrong_forecasts_cost_little_and_are_undone() -> None:
     assert outcomes[:2] == ["begun", "undone"]
     assert outcomes.count("kept") == 0
     assert moved.rate(0, 56) >= 0.97 * start.rate(0, 56)
+
+
+def test_a_search_waits_while_the_generators_that_are_on_are_lost() -> None:
+    """Generator-1 is off when generator-0 is lost for some versions, in which a search would begin."""
+    fault = {"station": "generator-0", "at": "20s", "detected": "0.1s", "restart": "20s"}
+    run = WatchedRun(moving(scene(versions=34, faults=[fault])))
+    assert [move.move for _, move in run.chosen[:2]] == ["generator-1 off", "generator-1 off"]
+    assert max(run.published) == 34
+
+
+def test_a_forecast_without_a_generator_that_is_on_is_one_of_all() -> None:
+    settings = moving(scene())
+    assert settings.scheduler.moves is not None
+    conductor = lying(20.0)
+    WatchedRun(scene(versions=9), conductor=conductor)
+    times = conductor.mover.timing.measured()
+    assert times is not None
+    times = replace(times, generators={"generator-1": 1}, version_s=1.4, events=200)
+    judge = OperationJudge(settings.scheduler, settings.scheduler.moves)
+    assert judge(times, Operation(OFF, 2.0), settings.scheduler.limits).advance(0.1) is None
+
+
+@pytest.mark.parametrize("forecast", [0.86, 1.0, 1.1])
+def test_a_lower_bound_that_loses_is_undone_however_wrong_the_forecast_is(forecast: float) -> None:
+    """The true rates are 29.5, 26.1 and 19.8 samples/s at α 2, 1 and 0.5."""
+    simulators = [{"env_batches": 4, "slots": 2, "rows": 4, "step": "lognormal:100ms:0.9", "steps": 8}]
+    base = scene(generators=[{"serve": "4ms+2ms"}], trainer={"update": "700ms"}, simulators=simulators, versions=46)
+    settings = replace(base.scheduler, moves=MoveRules({}))
+    conductor = judged(settings, lambda one: 29.5 * forecast * (1.0 if one.max_lag >= 1.0 else 0.8))
+    run = WatchedRun(base, conductor=conductor)
+    outcomes = [(move.outcome, move.move) for _, move in run.chosen]
+    assert ("undone", "max_lag 1 → 2") in outcomes
+    assert "kept" not in [outcome for outcome, _ in outcomes]
+    assert all(move.measured < 1.0 for _, move in run.chosen)
+
+
+def in_a_try(now: float = 2.0) -> tuple[MovingConductor, float]:
+    """A conductor in the middle of a try whose present version has taken too long; the time."""
+    conductor = lying(18.5)
+    cluster = VirtualCluster(scene(trainer={"update": "4000ms", "devices": "1"}), conductor)
+    cluster.driver.submit(TrainUntil(50))
+    cluster.driver.run(50, now)
+    mover = conductor.mover
+    mover.trial, mover.last, mover.disturbed = MoveTrial(Operation(OFF, 2.0), 60.0, 1.1, fresher=False), 0.0, False
+    return conductor, cluster.driver.clock.now
+
+
+def test_an_event_of_a_lost_station_moves_nothing() -> None:
+    conductor, now = in_a_try()
+    assert conductor.handle(SampleFailed("simulator-0", 99, 0, 0, DropReason.CANCELLED), now) == []
+    assert conductor.chosen == []
+    assert conductor.mover.trial is not None
+    assert conductor.stations.refused == 1
+    (move, *_) = conductor.handle(StationLost("simulator-0", 0, "dies"), now)
+    assert isinstance(move, MoveChosen)
+    assert move.outcome == "undone"
+    assert conductor.serving.generators.live == ["generator-0"]
+
+
+def test_a_try_that_an_interruption_ends_is_given_up() -> None:
+    conductor, _ = in_a_try()
+    conductor.mover.lost_s = 30.0
+    conductor.detach()
+    mover = conductor.mover
+    assert (mover.operation, mover.trial, mover.lost_s) == (Operation(OFF, 2.0), None, 0.0)
+    assert mover.skip == mover.settling
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_update_shared_its_device_until_the_pass_ended_or_was_lost(lost: bool) -> None:
+    devices = {"generator-0": (0,), "trainer": (0,)}
+    timing = RunTiming(SchedulerSettings(8), MoveRules(devices))
+    batch = Batch(0, "generator-0", (Request("s0", "simulator-0", 1, 1, 0, "h", 0.0, None, ""),))
+    timing.on_commands([Serve("generator-0", batch), StartUpdate("trainer", 0, 0, (), ())], 0.0)
+    timing.on_event(StationLost("generator-0", 0, "dies") if lost else BatchDone("generator-0", 0, 0, 0), 10.0)
+    timing.on_event(UpdateDone("trainer", 0, 0), 20.0)
+    assert timing.updates.values == [15.0]
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -226,6 +322,17 @@ def test_a_lost_station_spoils_the_measurement_of_its_version() -> None:
     WatchedRun(scene(versions=4), conductor=conductor)
     conductor.handle(StationLost("simulator-0", 0, "dies"), 100.0)
     assert conductor.mover.disturbed
+
+
+def test_times_of_a_lost_generator_are_kept() -> None:
+    conductor = lying(20.0)
+    run = WatchedRun(scene(versions=4), conductor=conductor)
+    point, now = conductor.mover.timing.point(), run.cluster.driver.clock.now
+    for generator in ("generator-0", "generator-1"):
+        conductor.handle(StationLost(generator, 0, "dies"), now)
+        assert conductor.mover.timing.point() == point
+    conductor.handle(GeneratorJoined("generator-0", 1), now)
+    assert conductor.mover.timing.point() == point
 
 
 def test_a_simulator_for_evaluation_alone_does_not_keep_times_from_being_known() -> None:

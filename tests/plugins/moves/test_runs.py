@@ -61,6 +61,20 @@ def test_a_station_that_leases_the_host_shares_it() -> None:
     assert rules.devices["generator-1"] == rules.devices["trainer"]
 
 
+@pytest.mark.parametrize("weights", ["second_copy", "own_generator"])
+def test_a_generator_for_evaluation_is_none_that_can_be_switched_off(weights: str) -> None:
+    """The only generator for training, or the one that also evaluates, stays on."""
+    generators = {"second_copy": 2, "own_generator": 1}[weights]
+    change = {
+        "rollout": {"generators": generators},
+        "evaluation": {"every": 2, "episodes": 4, "weights": weights},
+        "placement": {"simulated_devices": 2, "generators": {"devices": "0,1"}, "trainer": {"devices": "0"}},
+    }
+    config = validate(merge(merge(LOCKSTEP, {"placement": {"moves": True}}), change))
+    with pytest.raises(ConfigError, match="nothing can be moved"):
+        move_rules(config, place(config))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -69,6 +69,7 @@ class LeasedConductor:
         """As `Conductor.handle`: the decided commands that are sent now, and the device switches."""
         inner, delivery = self.inner, self.delivery
         if self.stations.is_outdated(event):
+            self.stations.refused += 1
             return []
         changed = self._answered_slots(event)
         self._on_station(event)

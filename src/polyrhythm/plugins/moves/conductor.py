@@ -54,11 +54,11 @@ class MovingConductor:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """As `Conductor.handle`, with the moves that begin or end here."""
-        refused, mover = self.stations.refused, self.mover
+        if self.stations.is_outdated(event):
+            return self.outer.handle(event, now)
+        mover = self.mover
         moves = self._move(event, now)
         commands = self.outer.handle(event, now)
-        if self.stations.refused != refused:
-            return commands
         mover.timing.on_event(event, now)
         if type(event) not in SERVING_EVENTS:
             self._on_rare_event(event, commands, now)
@@ -71,8 +71,6 @@ class MovingConductor:
         """The moves at this event, with which the inner conductor then handles it."""
         mover = self.mover
         if isinstance(event, records.Published):
-            if event.incarnation != self.stations.incarnations.get(event.trainer):
-                return []
             tuning = self.serving.tuning
             moves = mover.on_published(now, self.settings.limits if tuning is None else tuning.limits)
         elif mover.trial is not None and type(event) not in SERVING_EVENTS:

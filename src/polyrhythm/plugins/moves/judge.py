@@ -71,7 +71,8 @@ class OperationJudge:
         self, times: MeasuredTimes, operation: Operation, limits: BatchLimits, versions: int
     ) -> ClusterSettings:
         rules, lease = self._rules, self._settings.lease
-        on = [name for name in sorted(times.generators) if name not in operation.off]
+        present = sorted(times.generators)
+        on = [name for name in present if name not in operation.off] or present  # as `Conductor.operate`
         serve, apply = Cost(Constant(times.base_s), times.per_row_s), Cost(Constant(times.apply_s))
         host: dict[str, Any] = {}
         if lease is not None:  # resident_gb at 1 GB/s are the seconds of a switch

@@ -31,9 +31,9 @@ MIN_GAIN, MIN_MEASURED = 0.04, 0.01
 #: A result within UNCLEAR of the least one is measured for longer. α falls where the rate stays but for the part EQUAL,
 #: and the forecast lag is lower by LESS_LAG.
 UNCLEAR, EQUAL, LESS_LAG = 0.02, 0.01, 0.2
-#: Tries may cost this part of the run's time, counted anew when costs change. If the forecast of the present operation
-#: is off by more than ACCURATE, a move counts as one version lost before it is tried. A try ends at once when it has
-#: cost ALLOWED versions.
+#: A try begins only while those before have cost less than this part of the time, counted anew when costs change. If
+#: the forecast of the present operation is off by more than ACCURATE, a move counts as one version lost before it is
+#: tried. A try ends at once when it has cost ALLOWED versions.
 TRIES_SHARE, ACCURATE, ALLOWED = 0.02, 0.15, 0.6
 #: Versions after which a search is repeated although nothing has changed, and for which an undone move is not tried.
 PAUSE, BARRED = 30, 40
@@ -113,9 +113,7 @@ class Mover:
         if self.trial is not None:
             return self._judge_trial(self.trial)
         if self.search is not None and not self.search.remaining:
-            search, self.search = self.search, None
-            self.next_search = self.versions + PAUSE
-            return self._choose(search, now)
+            return self._choose(self.search, now)
         if self.search is None and self.versions >= self.next_search and len(self.intervals) >= COUNTED:
             self._begin_search(now, limits)
         return []
@@ -132,12 +130,15 @@ class Mover:
         return [self._undo(trial, former_s / (now - self.last))]
 
     def restart_clock(self) -> None:
-        """The run is resumed under another clock and perhaps another α: keep the times and the generators."""
+        """The run is resumed under another clock and perhaps another α: keep the times and the generators, of a try
+        those before it."""
         self.timing.restart_clock()
-        self.operation = replace(self.operation, max_lag=self.settings.max_lag)
+        kept = self.operation if self.trial is None else self.trial.former
+        self.operation = replace(kept, max_lag=self.settings.max_lag)
         self.last, self.began, self.disturbed = -1.0, -1.0, True
         self.search, self.trial, self.next_search = None, None, 0
-        self.intervals.clear()
+        self.lost_s = self.undone_s = 0.0
+        self._measure_anew()
 
     # ------------------------------------------------------------ measuring
 
@@ -162,7 +163,8 @@ class Mover:
         """Whether the times differ from those under which the present rates were measured, or the rate has fallen."""
         point = self.timing.point(self.point.rows)
         pairs = zip(astuple(point), astuple(self.point), strict=True)
-        drifted = any(abs(new - old) > DRIFT * old for new, old in pairs)
+        # 0: not known at present
+        drifted = any(new > 0.0 and abs(new - old) > DRIFT * old for new, old in pairs)
         self.drifted = self.drifted + 1 if drifted else 0
         if self.drifted >= DRIFTED or not self.point.rows:
             self.point, self.drifted = self.timing.point(), 0
@@ -190,6 +192,8 @@ class Mover:
     # ------------------------------------------------------------ choosing
 
     def _begin_search(self, now: float, limits: BatchLimits) -> None:
+        if self.timing.generators.keys() <= set(self.operation.off):
+            return  # those that are on are lost, and all others serve until one is back
         times = self.timing.measured()
         found = neighbours(self.operation, self.timing.generators, self.settings, self.rules)
         found = [one for one in found if self.barred.get(one, 0) <= self.versions]
@@ -201,6 +205,7 @@ class Mover:
 
     def _choose(self, search: MoveSearch, now: float) -> list[MoveChosen]:
         """Begin the move that promises most, or lower α where that costs nothing."""
+        self.search, self.next_search = None, self.versions + PAUSE
         here = search.found.get(self.operation)
         if here is None or not here.samples_per_s or not self.rate:
             return []
@@ -214,6 +219,9 @@ class Mover:
             less = [one for one in less if one.off == self.operation.off and one.max_lag < self.operation.max_lag]
             if not less:
                 return []
+            if len(self.intervals) < MOST_COUNTED:  # after a move the trainer catches up with what was made before it
+                self.search = search
+                return []
             best = min(less, key=lambda one: search.found[one].lag)
         lost = self.lost_s + (fmean(self.intervals) if error > ACCURATE else 0.0)
         if lost > TRIES_SHARE * (now - self.began):
@@ -225,9 +233,7 @@ class Mover:
             f"({off} off), with the move {found.samples_per_s:.4g}"
         )
         reason += f", and a lag of {found.lag:.2g} instead of {here.lag:.2g} versions" if fresher else ""
-        # After a move the trainer catches up with what was made before it, so the measured rate may be too high.
-        rate = min(self.rate, here.samples_per_s) if fresher else self.rate
-        self.trial, self.undone_s = MoveTrial(self.operation, rate, gains[best], fresher), 0.0
+        self.trial, self.undone_s = MoveTrial(self.operation, self.rate, gains[best], fresher), 0.0
         move, self.operation = self.operation.describe(best), best
         self._measure_anew()
         return [MoveChosen("begun", move, reason, gains[best])]
@@ -240,8 +246,8 @@ class Mover:
         if trial.excess_s * trial.rate > ALLOWED * self.settings.version_samples:
             return [self._undo(trial, ratio)]
         least = 1.0 - EQUAL if trial.fresher else 1.0 + MIN_MEASURED
-        unclear = abs(ratio - least) < UNCLEAR and counted < MOST_COUNTED
-        if counted < COUNTED or unclear:
+        unclear = trial.fresher or abs(ratio - least) < UNCLEAR
+        if counted < (MOST_COUNTED if unclear else COUNTED):
             return []
         if ratio < least:
             return [self._undo(trial, ratio)]

@@ -167,22 +167,22 @@ class RunTiming:
             case records.DeviceTaken(station=name) | records.DeviceYielded(station=name):
                 self.switches.setdefault(name, RecentSeconds()).add(event.seconds)
             case _:
-                self._on_station(event)
+                self._on_station(event, now)
 
-    def _on_station(self, event: Event) -> None:
+    def _on_station(self, event: Event, now: float) -> None:
         """A station joins or is lost."""
         match event:
             case records.SimulatorJoined(simulator=name, batches=batches):
-                self._lose(name)
+                self._lose(name, now)
                 self.simulators[name] = tuple(batch for batch in batches if not batch.reserved)
             case records.GeneratorJoined(generator=name, depth=depth):
-                self._lose(name)
+                self._lose(name, now)
                 if name != self.settings.evaluator or not self.settings.evaluator_only:
                     self.generators[name] = depth if self.settings.batching == "dynamic" else 1
             case records.TrainerJoined():
-                self._lose(TRAINER)
+                self._lose(TRAINER, now)
             case records.StationLost(station=name):
-                self._lose(name)
+                self._lose(name, now)
 
     def on_commands(self, commands: Iterable[Command], now: float) -> None:
         for command in commands:
@@ -326,14 +326,11 @@ class RunTiming:
         if (since := self.since.pop(key, None)) is not None:
             seconds.add(now - since)
 
-    def _lose(self, station: str) -> None:
+    def _lose(self, station: str, now: float) -> None:
         """A station is lost, or joins anew."""
-        piece = self.working.pop(station, None)
-        for number in self.rules.devices.get(station, ()) if piece is not None else ():
-            self.devices[number].running -= 1
+        self._finish(station, now)
         self.ahead.pop(station, None)
         self.generators.pop(station, None)
-        self.passes.pop(station, None)
         for batch in self.simulators.pop(station, ()):
             for slot in batch.slots:
                 self.slots.pop(slot.slot, None)

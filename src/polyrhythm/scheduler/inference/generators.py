@@ -124,15 +124,12 @@ class GeneratorRegistry:
             self.set_off(self.off)
         return left
 
-    def set_off(self, names: tuple[str, ...]) -> list[str]:
-        """Switch exactly these off, all others on, unless no other is present: then all are on. Returns those present
-        that went off. `update_live` must follow."""
-        if self.present.keys() <= set(names):
-            names = ()
-        before, self.off = self.off, names
+    def set_off(self, names: tuple[str, ...]) -> None:
+        """Switch exactly these off, all others on, unless no other is present: then all are on. `update_live` must
+        follow."""
+        self.off = () if self.present.keys() <= set(names) else names
         for generator in self.present.values():
-            generator.off = generator.name in names
-        return [name for name in names if name in self.present and name not in before]
+            generator.off = generator.name in self.off
 
     def find(self, name: str) -> GeneratorState | None:
         return self.present.get(name) or self.apart.get(name)

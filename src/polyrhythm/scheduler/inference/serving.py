@@ -184,9 +184,9 @@ class RequestScheduler:
                 refusals.append(RefuseRequest(slot.simulator, slot.name, request.sequence, "its rows hold no tickets"))
         return refusals
 
-    def set_off(self, names: tuple[str, ...]) -> None:
-        """Switch exactly these generators off; what waits for them becomes common."""
-        for name in self.generators.set_off(names):
+    def release_off(self) -> None:
+        """What waits for generators that are off becomes common; called before they stop being live."""
+        for name in self.generators.off:
             self.queue.move_all(name, ANY)
             self.router.forget_generator(name)
 

@@ -35,10 +35,13 @@ def grant(rollout: RolloutScheduler, version: int, now: float, *, training: bool
     if not training or (admission.closed(version) and redundancy.is_closed(admission, rollout.buffer)):
         return []
     rows.sort_idle()
+    samples, suspects = rollout.samples, rollout.suspects
+
+    def is_held(lost: int) -> bool:
+        return lost not in samples or suspects.holds(samples[lost].ticket, (), samples)
 
     def next_ticket() -> Ticket | None:
-        samples, suspects = rollout.samples, rollout.suspects
-        if not admission.lost and _is_held_back(rollout, version):
+        if _is_held_back(rollout, version) and all(map(is_held, admission.lost)):
             return None
         lost_first = admission.next(version, samples, lambda lost: suspects.holds(lost, (), samples))
         return lost_first or redundancy.next_ticket(admission, rollout.buffer, version)

@@ -302,7 +302,7 @@ class RolloutScheduler:
 
     def detach(self, simulators: Sequence[str]) -> None:
         """The run was resumed without its simulators: their tickets are granted again without counting an attempt.
-        Evaluations are forgotten, because their requester is gone."""
+        Evaluations are forgotten, because their requester is gone, and α is the setting's."""
         self.samples = {number: sample for number, sample in self.samples.items() if not sample.ticket.evaluation}
         self.evaluations.queue.clear()
         self.evaluations.background.clear()
@@ -313,6 +313,7 @@ class RolloutScheduler:
         self.expiries.clear()
         self.cancelling.clear()
         self.scoring.detach(self.samples)
+        self.max_lag = math.inf
 
     def next_expiry(self) -> float:
         """Time at which the oldest running ticket expires; infinite without a deadline."""
