@@ -13,6 +13,7 @@ from polyrhythm.plugins.planning.cluster import (
     update_seconds,
 )
 from polyrhythm.plugins.planning.from_run import profile_of as profile_of_run
+from polyrhythm.plugins.planning.from_run import updated
 from polyrhythm.plugins.planning.profile import (
     Episodes,
     Kind,
@@ -208,3 +209,27 @@ def test_ranks_share_the_memory_of_a_micro_batch() -> None:
     assert one["trainer"] == 4 * _GB + 256 * _GB // 10
     assert eight["trainer"] == 4 * _GB + 64 * _GB // 10  # 32 and √32 more: the next measured amount is 64
     assert one["generator"] == eight["generator"]
+
+
+@pytest.mark.parametrize(("busy", "slower"), [(1.0, 2.0), (0.5, 1.5), (0.1, 1.1)])
+def test_a_run_does_not_count_the_slow_down_twice(busy: float, slower: float) -> None:
+    """Everything took 1.8 times as long in the run, in which the trainer was busy for this share."""
+    config = recipe("training.epochs=1")
+    before = profile_of(config, beside=2.0).model_copy(update={"rate": 1e3, "others_cores": 3.0})
+    stations = {
+        kind: station.model_copy(
+            update={
+                "works": {name: Work(timings=(work.scaled(1.8).timings[-1],)) for name, work in station.works.items()},
+                "beside": {},
+            }
+        )
+        for kind, station in before.stations.items()
+    }
+    found = before.model_copy(update={"stations": stations, "others_cores": 0.0})
+    steps = 20 * config.training.batch_size
+    rate = busy * steps / update_seconds(found, config.training, steps)
+    after = updated(before, found.model_copy(update={"rate": rate}), config)
+    assert after.stations["generator"].works["pass"].seconds(64) == pytest.approx(5e-3 * 1.8 / slower)
+    assert after.stations["simulator"].works["step"].seconds(16) == pytest.approx(3.6e-3 * 1.8)  # beside nobody
+    assert after.stations["generator"].works["apply"].seconds(1000) == pytest.approx(1.8e-3)
+    assert (after.rate, after.others_cores) == (rate, 0.0)

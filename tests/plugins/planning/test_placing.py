@@ -13,9 +13,9 @@ from tests.plugins.planning.profiles import GB, RECIPE, profile, recipe
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError
-from polyrhythm.plugins.planning.arrangement import arrangement_of, changed_lines
+from polyrhythm.plugins.planning.arrangement import Arrangement, arrangement_of, changed_lines
 from polyrhythm.plugins.planning.judge import predict
-from polyrhythm.plugins.planning.placing import parse_devices
+from polyrhythm.plugins.planning.placing import moved_up, parse_devices, what_more_buys
 from polyrhythm.plugins.planning.problem import problem_of
 from polyrhythm.plugins.planning.profile import Profile
 
@@ -172,3 +172,20 @@ def test_train_takes_every_ranked_placement(rows: int) -> None:
     costs = profile(config, chunk_steps=4, micro_batch=points, step=((1, 0.05), (8, 0.1)), simulators_on="cuda")
     for one in problem_of(costs, config, parse_devices("2", None)).solve(most=10):
         load_config("latency", [*RECIPE, *SMALL, *own, *changed_lines(config, one.arrangement)])
+
+
+@pytest.mark.parametrize(("before", "found"), [((0,), (0,)), ((0, 1), (0, 1)), ((1, 2), (1, 3)), ((2, 3), (3, 4))])
+def test_a_placement_stays_where_a_device_is_added_behind_it(before: tuple[int, ...], found: tuple[int, ...]) -> None:
+    one = Arrangement(1, 1, 1, 8, generator_devices=before, trainer_devices=before)
+    assert moved_up(one, 2).generator_devices == moved_up(one, 2).trainer_devices == found
+
+
+def test_one_more_gpu_is_searched_as_long_as_the_others() -> None:
+    """A device that helps nobody: the best placement is judged again, and nothing is found below it."""
+    config = recipe(*SMALL)
+    problem = problem_of(small(), config, parse_devices("2", None))
+    best = problem.solve()[0]
+    gains = dict(what_more_buys(problem, best))
+    wider = problem_of(small(), config, parse_devices("3", None)).solve()[0]
+    assert gains["one more GPU"] >= wider.prediction.samples_per_s / best.prediction.samples_per_s - 1 - 1e-9
+    assert gains["one more GPU"] >= 0.0

@@ -11,7 +11,8 @@
 `apply` is from summary.json, and episodes from `env/episode_len`. A run has few amounts of each work. So it changes the
 level of a profile's curve, and keeps its shape: all times of a work are multiplied by what the run took over what the
 profile said for this amount. The times of a run include what its stations took from each other: where the profile has
-that on its own (`beside`, `handover`), it is taken out of the level.
+that on its own (`beside`), it is taken out of the level, for the share of the run in which both worked. Handovers are
+between the stations, and in none of these times.
 """
 
 from __future__ import annotations
@@ -49,11 +50,8 @@ log = logging.getLogger(__name__)
 PROFILE_FILE = "profile.json"
 #: First updates, in which everything warms up, if there are more than twice as many.
 _WARM_UP = 3
-#: Works that other stations of the device slow down, and those that take a handover in addition.
+#: Works that other stations of the device slow down.
 _SHARED: tuple[WorkName, ...] = ("step", "pass", "prepare", "micro_batch", "optimizer_step")
-_HANDED_OVER: tuple[WorkName, ...] = ("step", "pass")
-#: Least share of its former time to which a run lowers a work.
-_LEAST_LEVEL = 0.1
 #: Seconds of the shortest interval over which stations' reports are summed.
 _INTERVAL_S = 2.0
 
@@ -94,9 +92,9 @@ def updated(before: Profile, found: Profile, config: RunConfig) -> Profile:
     """A profile brought up to date by a run's. ConfigError: it is of another recipe or machine."""
     refuse_other_recipe(before, config)
     refuse_other_machine(before, found.machine)
-    stations = dict(before.stations)
+    stations, busy = dict(before.stations), _busy(found, config)
     for kind, station in found.stations.items():
-        stations[kind] = _levelled(stations[kind], station) if kind in stations else station
+        stations[kind] = _levelled(stations[kind], station, busy) if kind in stations else station
     changed = {"date": found.date, "episodes": found.episodes, "stations": stations}
     return before.model_copy(update={**changed, "rate": found.rate, "others_cores": found.others_cores})
 
@@ -210,18 +208,27 @@ def _work(points: Sequence[tuple[float, float]]) -> Work:
     return Work(timings=(timing_of(round(fmean(n for n, _ in points)), [seconds for _, seconds in points]),))
 
 
-def _levelled(station: StationProfile, run: StationProfile) -> StationProfile:
-    """The station's works, each multiplied so that, with the handover and slow-down that are simulated on top, it takes
-    what it took in the run, at the run's amount."""
+def _busy(found: Profile, config: RunConfig) -> dict[Kind, float]:
+    """Shares of the run in which its trainer and a generator worked, by its own measurements; 1 if it has no rate."""
+    from polyrhythm.plugins.planning.cluster import sample_steps, update_seconds
+
+    training, generator = config.training, found.stations["generator"].works
+    steps = training.batch_size * sample_steps(found, config)
+    each = steps * found.episodes.chunk / found.rate if found.rate else 0.0  # seconds of a version
+    passes = generator["pass"].timings[0] if "pass" in generator else None
+    generates = passes.mean_s * steps / max(1, passes.amount) / config.rollout.generators if passes else 0.0
+    worked: dict[Kind, float] = {"trainer": update_seconds(found, training, steps), "generator": generates}
+    return {kind: min(1.0, seconds / each) if each else 1.0 for kind, seconds in worked.items()}
+
+
+def _levelled(station: StationProfile, run: StationProfile, busy: Mapping[Kind, float]) -> StationProfile:
+    """The station's works, each multiplied so that it takes what it took in the run, at the run's amount, with the
+    slow-down that is simulated on top. busy: shares of the run in which others worked."""
     works = dict(station.works)
-    slower = fmean(station.beside.values()) if station.beside else 1.0
-    handover = works["handover"].seconds(0) if "handover" in works else 0.0
+    slower = 1.0 + sum((factor - 1.0) * busy.get(kind, 1.0) for kind, factor in station.beside.items())
     for name, own in run.works.items():
         seen = own.timings[0]
         expected = works[name].seconds(seen.amount) if name in works else 0.0
-        if name in _SHARED:
-            alone = max(seen.median_s / slower - handover * (name in _HANDED_OVER), _LEAST_LEVEL * expected)
-        else:
-            alone = seen.median_s
+        alone = seen.median_s / (slower if name in _SHARED else 1.0)
         works[name] = works[name].scaled(alone / expected) if expected > 0 else own
     return station.model_copy(update={"works": works})

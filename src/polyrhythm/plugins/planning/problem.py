@@ -302,11 +302,10 @@ class PlacementProblem:
             return None
         return found
 
-    def solve(self, *, first: int = 8, most: int = 20) -> list[RankedPlacement]:
-        """The judged placements, the fastest first. ConfigError: nothing fits."""
-        found = search(
-            self.proposals(), self.choices, self.judge, lambda one: one.samples_per_s, first=first, most=most
-        )
+    def solve(self, *, first: int = 8, most: int = 20, also: Arrangement | None = None) -> list[RankedPlacement]:
+        """The judged placements, the fastest first. also: one that is judged in any case. ConfigError: nothing fits."""
+        proposals = [*([] if also is None else [also]), *self.proposals()]
+        found = search(proposals, self.choices, self.judge, lambda one: one.samples_per_s, first=first, most=most)
         if not found:
             raise ConfigError(self._why_nothing())
         return [RankedPlacement(one, prediction) for one, prediction in found]
