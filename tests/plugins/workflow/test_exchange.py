@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.plugins.workflow.exchange import SEND_AHEAD, Answers, Entry, Exchange
+from polyrhythm.plugins.workflow.exchange import SEND_AHEAD, TRACED, Answers, Entry, Exchange
 from polyrhythm.plugins.workflow.protocol import Close, Denied, Done, Get, Given, Parcel, Put
 
 
@@ -349,3 +349,13 @@ def test_no_item_is_lost_or_given_twice_and_the_bound_holds(
         assert numbers(rest) == sorted(numbers(rest), key=lambda n: (-puts[n][1], 0)) if by_weight else True
         assert not by_weight or weights == sorted(weights, reverse=True)
         assert by_weight or numbers(rest) == sorted(numbers(rest))
+
+
+def test_the_first_puts_and_gets_tell_who_feeds_whom() -> None:
+    bench = Bench(capacity=2)
+    for number in range(TRACED):
+        bench.ask(put(number), "a")
+        bench.ask(get(), "b")
+    bench.ask(put(0), "late")
+    bench.ask(get(), "late")
+    assert bench.exchange.traffic == {"c": ({"a"}, {"b"})}

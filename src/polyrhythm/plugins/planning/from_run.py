@@ -10,7 +10,9 @@
 
 `apply` is from summary.json, and episodes from `env/episode_len`. A run has few amounts of each work. So it changes the
 level of a profile's curve, and keeps its shape: all times of a work are multiplied by what the run took over what the
-profile said for this amount. The times of a run include what its stations took from each other.
+profile said for this amount. The times of a run include what its stations took from each other: where the profile has
+that on its own (`beside`), it is taken out of the level, for the share of the run in which both worked. Handovers are
+between the stations, and in none of these times.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ log = logging.getLogger(__name__)
 PROFILE_FILE = "profile.json"
 #: First updates, in which everything warms up, if there are more than twice as many.
 _WARM_UP = 3
+#: Works that other stations of the device slow down.
+_SHARED: tuple[WorkName, ...] = ("step", "pass", "prepare", "micro_batch", "optimizer_step")
 #: Seconds of the shortest interval over which stations' reports are summed.
 _INTERVAL_S = 2.0
 
@@ -88,10 +92,11 @@ def updated(before: Profile, found: Profile, config: RunConfig) -> Profile:
     """A profile brought up to date by a run's. ConfigError: it is of another recipe or machine."""
     refuse_other_recipe(before, config)
     refuse_other_machine(before, found.machine)
-    stations = dict(before.stations)
+    stations, busy = dict(before.stations), _busy(found, config)
     for kind, station in found.stations.items():
-        stations[kind] = _levelled(stations[kind], station) if kind in stations else station
-    return before.model_copy(update={"date": found.date, "episodes": found.episodes, "stations": stations})
+        stations[kind] = _levelled(stations[kind], station, busy) if kind in stations else station
+    changed = {"date": found.date, "episodes": found.episodes, "stations": stations}
+    return before.model_copy(update={**changed, "rate": found.rate, "others_cores": found.others_cores})
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], list[Line]]:
@@ -122,7 +127,7 @@ def profile_of(config: RunConfig, summary: Mapping[str, Any], lines: Sequence[Li
     chunk = fmean(line["env/sample_env_steps"] / line["env/sample_chunk_steps"] for line in lines)
     points: Points = {"simulator": {}, "generator": {}, "trainer": {}}
     _rollout(points, config, lines, chunk)
-    _updates(points, config, lines)
+    _updates(points, config, lines, sum(name.startswith("trainer") for name in summary.get("seats", {})))
     weights = 0
     for name, ways in summary.get("weights", {}).items():
         if name.startswith("generator") and (apply := ways.get("apply")):
@@ -174,14 +179,15 @@ def _rollout(points: Points, config: RunConfig, lines: Sequence[Line], chunk: fl
             rows = passes = step_s = pass_s = seconds = 0.0
 
 
-def _updates(points: Points, config: RunConfig, lines: Sequence[Line]) -> None:
-    """Targets, micro-batches and optimizer steps of the updates."""
+def _updates(points: Points, config: RunConfig, lines: Sequence[Line], ranks: int) -> None:
+    """Targets, micro-batches and optimizer steps of the updates, of a rank."""
+    from polyrhythm.plugins.planning.cluster import mini_batch
+
     training, trainer = config.training, points["trainer"]
     for line in lines:
-        total = line["env/sample_chunk_steps"] * training.batch_size
+        total = line["env/sample_chunk_steps"] * training.batch_size / max(1, ranks)
         steps = max(1.0, line.get("train/actor/optimizer_steps", 1.0))
-        mini = total / max(1.0, math.ceil(total / training.minibatch_steps) if training.minibatch_steps else 1.0)
-        parts = math.ceil(mini / training.micro_batch_steps) if training.micro_batch_steps else 1
+        mini, parts = mini_batch(training, total, max(1, ranks))
         prepare = sum(line.get(f"time/actor/{name}", 0.0) for name in ("collate", "targets", "proximal"))
         trainer.setdefault("prepare", []).append((total, prepare))
         passes = line.get("time/actor/passes", 0.0) / (steps * parts)
@@ -202,11 +208,27 @@ def _work(points: Sequence[tuple[float, float]]) -> Work:
     return Work(timings=(timing_of(round(fmean(n for n, _ in points)), [seconds for _, seconds in points]),))
 
 
-def _levelled(station: StationProfile, run: StationProfile) -> StationProfile:
-    """The station's works, each multiplied so that it takes what it took in the run, at the run's amount."""
+def _busy(found: Profile, config: RunConfig) -> dict[Kind, float]:
+    """Shares of the run in which its trainer and a generator worked, by its own measurements; 1 if it has no rate."""
+    from polyrhythm.plugins.planning.cluster import sample_steps, update_seconds
+
+    training, generator = config.training, found.stations["generator"].works
+    steps = training.batch_size * sample_steps(found, config)
+    each = steps * found.episodes.chunk / found.rate if found.rate else 0.0  # seconds of a version
+    passes = generator["pass"].timings[0] if "pass" in generator else None
+    generates = passes.mean_s * steps / max(1, passes.amount) / config.rollout.generators if passes else 0.0
+    worked: dict[Kind, float] = {"trainer": update_seconds(found, training, steps), "generator": generates}
+    return {kind: min(1.0, seconds / each) if each else 1.0 for kind, seconds in worked.items()}
+
+
+def _levelled(station: StationProfile, run: StationProfile, busy: Mapping[Kind, float]) -> StationProfile:
+    """The station's works, each multiplied so that it takes what it took in the run, at the run's amount, with the
+    slow-down that is simulated on top. busy: shares of the run in which others worked."""
     works = dict(station.works)
+    slower = 1.0 + sum((factor - 1.0) * busy.get(kind, 1.0) for kind, factor in station.beside.items())
     for name, own in run.works.items():
         seen = own.timings[0]
         expected = works[name].seconds(seen.amount) if name in works else 0.0
-        works[name] = works[name].scaled(seen.median_s / expected) if expected > 0 else own
+        alone = seen.median_s / (slower if name in _SHARED else 1.0)
+        works[name] = works[name].scaled(alone / expected) if expected > 0 else own
     return station.model_copy(update={"works": works})

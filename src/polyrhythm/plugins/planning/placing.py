@@ -105,12 +105,14 @@ def judge_own(problem: PlacementProblem) -> Prediction | None:
 
 
 def what_more_buys(problem: PlacementProblem, best: RankedPlacement) -> Iterator[tuple[str, float]]:
-    """Each addition in words, and the gain in throughput as a share; stations are placed anew for one more GPU."""
+    """Each addition in words, and the gain in throughput as a share. One more GPU: by a search like that of `best`,
+    which is in it."""
     before = best.prediction.samples_per_s
     if problem.devices.count:
         (name, count), *others = problem.devices.nodes
         wider = replace(problem, devices=Devices(((name, count + 1), *others)))
-        yield "one more GPU", max(0.0, wider.solve(first=6, most=8)[0].prediction.samples_per_s / before - 1)
+        again = wider.solve(also=moved_up(best.arrangement, count))
+        yield "one more GPU", again[0].prediction.samples_per_s / before - 1
     one = best.arrangement
     for text, changed in (
         ("one more generator", _one_more_generator(one)),
@@ -119,6 +121,13 @@ def what_more_buys(problem: PlacementProblem, best: RankedPlacement) -> Iterator
         found = problem.judge(changed)
         if found is not None:
             yield text, found.samples_per_s / before - 1
+
+
+def moved_up(one: Arrangement, after: int) -> Arrangement:
+    """The same arrangement where a device was added behind the first `after`, which it leaves idle."""
+    kinds = ("simulator_devices", "generator_devices", "trainer_devices")
+    places = {kind: tuple(n + (n >= after) for n in getattr(one, kind)) for kind in kinds}
+    return replace(one, **places)  # type: ignore[arg-type]
 
 
 def _one_more_generator(one: Arrangement) -> Arrangement:

@@ -43,6 +43,8 @@ class Entry:
     weight: float
 
 
+#: Puts and gets of a channel by which it is known who feeds whom.
+TRACED = 1000
 #: Sort key of items: the smallest goes first, equal ones in order of arrival.
 Order = Callable[[Entry], Any]
 #: One order, the name of one, several by name, or None for arrival.
@@ -162,7 +164,7 @@ class _Wait:
 @dataclass(slots=True)
 class _Channel:
     """producers: number of producers that have not closed it; putting, getting: waiting requests in order of arrival.
-    given: weight received, by consumer."""
+    given: weight received, by consumer; traced: puts and gets in `Exchange.traffic`."""
 
     name: str
     queue: Queue
@@ -170,6 +172,7 @@ class _Channel:
     putting: deque[_Wait] = field(default_factory=deque)
     getting: list[_Wait] = field(default_factory=list)
     given: Counter[str] = field(default_factory=Counter)
+    traced: Counter[bool] = field(default_factory=Counter)
 
     @property
     def closed(self) -> bool:
@@ -177,7 +180,8 @@ class _Channel:
 
 
 class Exchange:
-    """traffic: who has put into, and who has asked for items of, each channel; also direct ones, `sender>receiver`."""
+    """traffic: who has put into, and who has asked for items of, each channel, by its first `TRACED` of each; also
+    direct ones, `sender>receiver`."""
 
     def __init__(self) -> None:
         self.traffic: dict[str, tuple[set[str], set[str]]] = {}
@@ -205,7 +209,9 @@ class Exchange:
         else:
             puts = isinstance(request, Put)
             waiting: deque[_Wait] | list[_Wait] = channel.putting if puts else channel.getting
-            self.traffic.setdefault(channel.name, (set(), set()))[not puts].add(asker[0])
+            if channel.traced[puts] < TRACED:
+                channel.traced[puts] += 1
+                self.traffic.setdefault(channel.name, (set(), set()))[not puts].add(asker[0])
             waiting.append(_Wait(asker, request, now + request.timeout_s))
         answers += _serve(channel)
         return answers

@@ -358,8 +358,8 @@ class Workflow:
         return self._run(lambda: hosting.statistics(fresh=True))
 
     def traffic(self) -> dict[str, tuple[set[str], set[str]]]:
-        """The groups that have put into each channel so far, and those that have asked for its items; `driver` is this
-        process. With it a placement is searched (docs/planning.md)."""
+        """The groups that have put into each channel, and those that have asked for its items, by its first thousand of
+        each; `driver` is this process (docs/planning.md)."""
         exchange = self._started().exchange
         groups = {
             station_name(name, rank): name for name, group in self._groups.items() for rank in range(len(group.seats))
