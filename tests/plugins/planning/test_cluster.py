@@ -3,7 +3,16 @@ import pytest
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, MissingError
-from polyrhythm.plugins.planning.cluster import CORES, cluster_settings, device_memory, update_seconds
+from polyrhythm.pipeline.build import env_settings
+from polyrhythm.plugins.planning.cluster import (
+    CORES,
+    cluster_settings,
+    device_memory,
+    mini_batch,
+    station_memory,
+    update_seconds,
+)
+from polyrhythm.plugins.planning.from_run import profile_of as profile_of_run
 from polyrhythm.plugins.planning.profile import (
     Episodes,
     Kind,
@@ -146,3 +155,56 @@ def test_devices_must_be_there_and_measured() -> None:
         cluster_settings(profile_of(config, "cuda"), config, devices=1)
     with pytest.raises(ConfigError, match="generator was measured on the CPU"):
         cluster_settings(profile_of(config), config, devices=2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "chunk_steps", "ranks", "expected"),
+    [
+        (("minibatch_steps=0", "require_batches=4"), 1024, 1, (256, 1)),
+        (("minibatch_steps=0", "require_batches=4"), 256, 4, (64, 1)),
+        (("minibatch_steps=256", "require_batches=2"), 256, 1, (128, 1)),
+        (("minibatch_steps=256", "micro_batch_steps=64"), 1024, 1, (256, 4)),
+        (("minibatch_steps=256", "micro_batch_steps=64"), 256, 4, (64, 1)),
+        (("minibatch_steps=64",), 65, 1, (32.5, 1)),  # the learner cuts 33 + 32
+        (("minibatch_steps=160",), 160 / 3, 3, (160 / 3, 1)),
+    ],
+)
+def test_mini_batches_are_those_of_the_learner(
+    overrides: tuple[str, ...], chunk_steps: float, ranks: int, expected: tuple[float, int]
+) -> None:
+    training = recipe("training.micro_batch_steps=0", *(f"training.{text}" for text in overrides)).training
+    assert mini_batch(training, chunk_steps, ranks) == pytest.approx(expected)
+
+
+def test_a_runs_micro_batches_are_counted_as_they_are_simulated() -> None:
+    """Four optimizer steps of 0.1 s each: a rank's update of 0.4 s is measured and simulated."""
+    config = recipe("training.minibatch_steps=0", "training.require_batches=4", "training.epochs=1")
+    for ranks in (1, 2):
+        line = {"time_s": 1.0, "env/sample_env_steps": 20, "env/sample_chunk_steps": 20}
+        line |= {"train/actor/optimizer_steps": 4, "time/actor/passes": 0.4}
+        seats = {f"trainer.{rank}": {"device": f"cuda:{rank}"} for rank in range(ranks)}
+        found = profile_of_run(config, {"seats": seats}, [line])
+        (timing,) = found.stations["trainer"].works["micro_batch"].timings
+        assert timing.amount == 20 * config.training.mini_batch_samples / ranks
+        assert timing.mean_s == pytest.approx(0.1)
+        steps = 20 * config.training.batch_size / ranks
+        assert update_seconds(found, config.training, steps, ranks=ranks) == pytest.approx(0.4)
+
+
+def test_ranks_share_the_memory_of_a_micro_batch() -> None:
+    config = recipe("training.micro_batch_steps=0", "training.minibatch_steps=256", "placement.trainer.devices=0-7")
+    placed = config.model_copy(update={"rollout": config.rollout.model_copy(update={"generators": 1})})
+    own = profile_of(config, "cuda")
+    works = {**own.stations["trainer"].works}
+    works["micro_batch"] = Work(
+        timings=tuple(
+            timing.model_copy(update={"memory": timing.amount * _GB // 10}) for timing in works["micro_batch"].timings
+        )
+    )
+    trainer = own.stations["trainer"].model_copy(update={"works": works})
+    own = own.model_copy(update={"stations": {**own.stations, "trainer": trainer}})
+    one = station_memory(own, placed, env_settings(config).spec())
+    eight = station_memory(own, placed, env_settings(config).spec(), 8)
+    assert one["trainer"] == 4 * _GB + 256 * _GB // 10
+    assert eight["trainer"] == 4 * _GB + 64 * _GB // 10  # 32 and √32 more: the next measured amount is 64
+    assert one["generator"] == eight["generator"]

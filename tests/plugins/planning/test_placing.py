@@ -13,8 +13,10 @@ from tests.plugins.planning.profiles import GB, RECIPE, profile, recipe
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.planning.arrangement import arrangement_of, changed_lines
 from polyrhythm.plugins.planning.judge import predict
 from polyrhythm.plugins.planning.placing import parse_devices
+from polyrhythm.plugins.planning.problem import problem_of
 from polyrhythm.plugins.planning.profile import Profile
 
 PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
@@ -126,3 +128,47 @@ def test_the_pages_commands_find_a_placement(words: list[str], capsys: pytest.Ca
 
 def test_the_page_has_three_examples() -> None:
     assert len(PAGES_COMMANDS) == 3
+
+
+def on_host_of(gb: float, own: Profile | None = None) -> Profile:
+    own = own or small()
+    return own.model_copy(update={"machine": own.machine.model_copy(update={"memory": round(gb * GB)})})
+
+
+@pytest.mark.parametrize(("simulators", "gb"), [(1, 3), (2, 3), (64, 3), (4, 500)])
+def test_the_hosts_memory_is_searched_too(simulators: int, gb: float) -> None:
+    """Each simulator takes a gigabyte of the host."""
+    config = recipe(*SMALL, f"rollout.simulators={simulators}", f"rollout.rows={64 // simulators}")
+    found = problem_of(on_host_of(gb), config, parse_devices("1", None)).solve(first=2, most=3)
+    assert found[0].arrangement.simulators <= gb
+    assert found[0].arrangement.all_rows == 64
+
+
+def test_the_recipes_own_placement_is_judged() -> None:
+    """64 rows of one simulator, though 2 to 16 would be the first."""
+    config = recipe(*SMALL, "rollout.simulators=1", "rollout.rows=64")
+    problem = problem_of(small(), config, parse_devices("1", None))
+    assert 1 in [one.arrangement.simulators for one in problem.solve(first=2, most=2)]
+    placed = problem.proposals()[5]
+    config = load_config("latency", [*RECIPE, *SMALL, *changed_lines(config, placed)])
+    problem = problem_of(small(), config, parse_devices("1", None))
+    own = arrangement_of(config, parse_devices("1", None))
+    assert own in [one.arrangement for one in problem.solve(first=2, most=2)]
+
+
+def test_a_host_that_is_too_small_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    on_host_of(0.5).save(here / "narrow.json")
+    assert plan("--gpus", "2", "--profile", "narrow.json") != 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "no placement can run: the host would hold 1 of 0.5 GB; see" in told
+
+
+@pytest.mark.parametrize("rows", [32, 64])
+def test_train_takes_every_ranked_placement(rows: int) -> None:
+    """A slot has 32 rows or more here, and a pass never fewer than a slot."""
+    own = ("rollout.simulators=2", f"rollout.rows={rows}")
+    config = recipe(*SMALL, *own)
+    points = ((8, 0.1, 8 * GB), (160, 2.0, 8 * GB))
+    costs = profile(config, chunk_steps=4, micro_batch=points, step=((1, 0.05), (8, 0.1)), simulators_on="cuda")
+    for one in problem_of(costs, config, parse_devices("2", None)).solve(most=10):
+        load_config("latency", [*RECIPE, *SMALL, *own, *changed_lines(config, one.arrangement)])

@@ -71,3 +71,15 @@ def test_segments_count_for_their_episode(ends: str, mean: float) -> None:
     samples = [records.SampleFinished("simulator-0", 0, 1, 0, "", names[end], 20, 20, 0, 0, None, 0.0) for end in ends]
     before = profile_of(CONFIG).episodes.model_copy(update={"longest": 500})
     assert seen_episodes(before, samples).mean == mean
+
+
+@pytest.mark.parametrize("last", [0.0, 0.2])
+def test_a_trainer_that_was_restarted_has_no_level(last: float) -> None:
+    profile = profile_of(CONFIG)
+    spent = iter([1.0 + 0.5 * number for number in range(7)] + [last])
+    timer = UnitTimer(profile, trainer_cpu_s=lambda: next(spent))
+    values = {"env/sample_chunk_steps": 16.0, "train/actor/optimizer_steps": 6.0, "time/actor/passes": 1.0}
+    for number in range(8):
+        timer.on_report(float(number), Report("trainer", 0, "update", number, values))
+    trainer = with_run(profile, CONFIG, timer).stations["trainer"]
+    assert trainer.works["micro_batch"] == profile.stations["trainer"].works["micro_batch"]

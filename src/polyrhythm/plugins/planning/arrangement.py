@@ -148,9 +148,10 @@ def neighbours(one: Arrangement, choices: Mapping[str, Sequence[Any]]) -> Iterat
 
 
 def reshaped(one: Arrangement, **changes: Any) -> Arrangement | None:
-    """The arrangement with these changes and as many rows in all; None if the rows do not divide."""
+    """The arrangement with these changes and as many rows in all; None if the rows do not divide, or a pass has fewer
+    than a slot, whose request is never split."""
     changed = replace(one, **changes)
     rows, rest = divmod(one.all_rows, changed.simulators * changed.env_batches)
-    if rest or rows < changed.slots:
+    if rest or rows < changed.slots or 0 < changed.max_rows < -(-rows // changed.slots):
         return None
     return replace(changed, rows=rows)

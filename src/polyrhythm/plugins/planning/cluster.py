@@ -22,6 +22,7 @@ from polyrhythm.pipeline.array_specs import bucket_sizes, env_batch_infos, large
 from polyrhythm.pipeline.build import env_settings, scheduler_settings
 from polyrhythm.pipeline.placed import Kind as PlacedKind
 from polyrhythm.pipeline.placed import Placed, place
+from polyrhythm.plugins.memory_estimate.needs import micro_batch_rows
 from polyrhythm.plugins.planning.profile import Kind, Profile, StationProfile, Work, WorkName, refuse_other_recipe
 from polyrhythm.plugins.virtual.clustersim.costs import Cost, Count
 from polyrhythm.plugins.virtual.clustersim.settings import (
@@ -47,6 +48,8 @@ _Z90 = 1.2816
 _WIDEST = 1.0
 #: Chunk steps of an update, as shares of the expected ones, at which its time is computed; between them it is linear.
 _SHARES = (0.25, 0.5, 1.0, 1.5, 2.0, 4.0)
+#: By which a quotient may be off.
+_ROUNDING = 1e-9
 #: Least share of a device that a pass takes.
 _LEAST_SHARE = 0.05
 
@@ -132,12 +135,20 @@ def update_seconds(
     epochs: instead of the recipe's. Updates that `training.max_kl` ends are shorter.
     """
     works = _station(profile, "trainer", ("micro_batch", "optimizer_step")).works
-    mini = training.minibatch_steps / ranks or chunk_steps / training.require_batches
-    mini = max(1.0, min(mini, chunk_steps))
-    parts = max(1, math.ceil(mini / (training.micro_batch_steps or mini)))
+    mini, parts = mini_batch(training, chunk_steps, ranks)
     each = parts * _seconds(works["micro_batch"], mini / parts) + works["optimizer_step"].seconds(1)
     prepare = _seconds(works["prepare"], chunk_steps) if "prepare" in works else 0.0
     return prepare + (training.epochs if epochs is None else epochs) * max(1.0, chunk_steps / mini) * each
+
+
+def mini_batch(training: TrainingSettings, chunk_steps: float, ranks: int = 1) -> tuple[float, int]:
+    """A rank's chunk steps of an optimizer step, and the number of its micro-batches. chunk_steps: of a rank's
+    update. A share of `require_batches` is cut into the fewest equal mini-batches, as the learner does."""
+    mini = chunk_steps / training.require_batches
+    if training.minibatch_steps:
+        mini /= max(1, math.ceil(mini * ranks / training.minibatch_steps - _ROUNDING))
+    mini = max(1.0, mini)
+    return mini, max(1, math.ceil(mini / (training.micro_batch_steps or mini) - _ROUNDING))
 
 
 def sample_steps(profile: Profile, config: RunConfig) -> float:
@@ -146,16 +157,15 @@ def sample_steps(profile: Profile, config: RunConfig) -> float:
     return mean if not segment else mean / math.ceil(mean / segment)
 
 
-def station_memory(profile: Profile, config: RunConfig, spec: EnvSpec) -> dict[Kind, int]:
-    """Bytes that a station of each kind has on its device while it works, by the recipe's amounts."""
-    training, infos = config.training, env_batch_infos(config, spec)
-    steps = training.batch_size * sample_steps(profile, config)
-    mini = min(training.minibatch_steps or steps, steps)
+def station_memory(profile: Profile, config: RunConfig, spec: EnvSpec, ranks: int = 1) -> dict[Kind, int]:
+    """Bytes that a station of each kind has on its device while it works, by the recipe's amounts. ranks: share the
+    trainer's work; what each keeps is not divided."""
+    infos, steps = env_batch_infos(config, spec), sample_steps(profile, config)
     amounts: dict[WorkName, float] = {
         "step": config.rollout.rows,
         "pass": largest_batch(config, infos),
-        "micro_batch": training.micro_batch_steps or mini,
-        "prepare": steps,
+        "micro_batch": micro_batch_rows(config, math.ceil(steps), ranks),
+        "prepare": config.training.batch_size * steps / ranks,
     }
     found: dict[Kind, int] = {}
     for kind, station in profile.stations.items():
@@ -169,7 +179,8 @@ def device_memory(
 ) -> dict[str, int]:
     """Bytes on each device of the placement: of its stations, and of those that take turns there the largest."""
     spec = env_settings(config).spec() if spec is None else spec
-    placed, each = place(config, devices=devices), station_memory(profile, config, spec)
+    placed = place(config, devices=devices)
+    each = station_memory(profile, config, spec, len(placed.names["trainer"]))
     found: dict[str, tuple[list[int], list[int]]] = {}  # those that stay there, and those that take turns
     for plural, names in placed.names.items():
         for seat in (placed.seats[name] for name in names):
@@ -251,7 +262,7 @@ class _Cluster:
         group = self._group("trainer", seats) | {"count": 1}
         if all(seat.device == CPU for seat in seats):
             group |= {"ranks": ranks, **({"devices": (), "occupies": 1.0} if ranks > 1 else {})}
-        steps_of_update = training.epochs * max(1, round(steps * ranks / (training.minibatch_steps or steps * ranks)))
+        steps_of_update = training.epochs * max(1, round(steps / mini_batch(training, steps, ranks)[0]))
         return TrainerSettings(
             **group,
             update=MeasuredCost.of(points, _sigma(station.works["micro_batch"])),

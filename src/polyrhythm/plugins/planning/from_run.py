@@ -10,7 +10,8 @@
 
 `apply` is from summary.json, and episodes from `env/episode_len`. A run has few amounts of each work. So it changes the
 level of a profile's curve, and keeps its shape: all times of a work are multiplied by what the run took over what the
-profile said for this amount. The times of a run include what its stations took from each other.
+profile said for this amount. The times of a run include what its stations took from each other: where the profile has
+that on its own (`beside`, `handover`), it is taken out of the level.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ log = logging.getLogger(__name__)
 PROFILE_FILE = "profile.json"
 #: First updates, in which everything warms up, if there are more than twice as many.
 _WARM_UP = 3
+#: Works that other stations of the device slow down, and those that take a handover in addition.
+_SHARED: tuple[WorkName, ...] = ("step", "pass", "prepare", "micro_batch", "optimizer_step")
+_HANDED_OVER: tuple[WorkName, ...] = ("step", "pass")
+#: Least share of its former time to which a run lowers a work.
+_LEAST_LEVEL = 0.1
 #: Seconds of the shortest interval over which stations' reports are summed.
 _INTERVAL_S = 2.0
 
@@ -100,7 +106,8 @@ def updated(before: Profile, found: Profile, config: RunConfig) -> Profile:
     stations = dict(before.stations)
     for kind, station in found.stations.items():
         stations[kind] = _levelled(stations[kind], station) if kind in stations else station
-    return before.model_copy(update={"date": found.date, "episodes": found.episodes, "stations": stations})
+    changed = {"date": found.date, "episodes": found.episodes, "stations": stations}
+    return before.model_copy(update={**changed, "rate": found.rate, "others_cores": found.others_cores})
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], list[Line]]:
@@ -132,7 +139,7 @@ def profile_of(config: RunConfig, summary: Mapping[str, Any], lines: Sequence[Li
     chunk = fmean(line["env/sample_env_steps"] / line["env/sample_chunk_steps"] for line in lines)
     points: Points = {"simulator": {}, "generator": {}, "trainer": {}}
     _rollout(points, config, lines, chunk)
-    _updates(points, config, lines)
+    _updates(points, config, lines, sum(name.startswith("trainer") for name in summary.get("seats", {})))
     weights = 0
     for name, ways in summary.get("weights", {}).items():
         if name.startswith("generator") and (apply := ways.get("apply")):
@@ -184,14 +191,15 @@ def _rollout(points: Points, config: RunConfig, lines: Sequence[Line], chunk: fl
             rows = passes = step_s = pass_s = seconds = 0.0
 
 
-def _updates(points: Points, config: RunConfig, lines: Sequence[Line]) -> None:
-    """Targets, micro-batches and optimizer steps of the updates."""
+def _updates(points: Points, config: RunConfig, lines: Sequence[Line], ranks: int) -> None:
+    """Targets, micro-batches and optimizer steps of the updates, of a rank."""
+    from polyrhythm.plugins.planning.cluster import mini_batch
+
     training, trainer = config.training, points["trainer"]
     for line in lines:
-        total = line["env/sample_chunk_steps"] * training.batch_size
+        total = line["env/sample_chunk_steps"] * training.batch_size / max(1, ranks)
         steps = max(1.0, line.get("train/actor/optimizer_steps", 1.0))
-        mini = total / max(1.0, math.ceil(total / training.minibatch_steps) if training.minibatch_steps else 1.0)
-        parts = math.ceil(mini / training.micro_batch_steps) if training.micro_batch_steps else 1
+        mini, parts = mini_batch(training, total, max(1, ranks))
         prepare = sum(line.get(f"time/actor/{name}", 0.0) for name in ("collate", "targets", "proximal"))
         trainer.setdefault("prepare", []).append((total, prepare))
         passes = line.get("time/actor/passes", 0.0) / (steps * parts)
@@ -213,10 +221,17 @@ def _work(points: Sequence[tuple[float, float]]) -> Work:
 
 
 def _levelled(station: StationProfile, run: StationProfile) -> StationProfile:
-    """The station's works, each multiplied so that it takes what it took in the run, at the run's amount."""
+    """The station's works, each multiplied so that, with the handover and slow-down that are simulated on top, it takes
+    what it took in the run, at the run's amount."""
     works = dict(station.works)
+    slower = fmean(station.beside.values()) if station.beside else 1.0
+    handover = works["handover"].seconds(0) if "handover" in works else 0.0
     for name, own in run.works.items():
         seen = own.timings[0]
         expected = works[name].seconds(seen.amount) if name in works else 0.0
-        works[name] = works[name].scaled(seen.median_s / expected) if expected > 0 else own
+        if name in _SHARED:
+            alone = max(seen.median_s / slower - handover * (name in _HANDED_OVER), _LEAST_LEVEL * expected)
+        else:
+            alone = seen.median_s
+        works[name] = works[name].scaled(alone / expected) if expected > 0 else own
     return station.model_copy(update={"works": works})

@@ -104,10 +104,15 @@ def predict(
 def memory_of(profile: Profile, config: RunConfig, devices: Devices, spec: EnvSpec) -> dict[str, int]:
     """Bytes on each device, and of the fullest host: processes of the CPU's simulators are dealt over the hosts, all
     others count on the first."""
-    rollout, hosts = config.rollout, max(1, len(devices.nodes))
-    counts = {"simulator": math.ceil(rollout.simulators / hosts), "generator": rollout.generators, "trainer": 1}
-    host = sum(profile.stations[kind].host * count for kind, count in counts.items() if kind in profile.stations)
+    host = host_memory(profile, config.rollout.simulators, config.rollout.generators, devices)
     return {**device_memory(profile, config, devices=devices, spec=spec), HOST: host}
+
+
+def host_memory(profile: Profile, simulators: int, generators: int, devices: Devices) -> int:
+    """Bytes of the processes of so many stations on the fullest host."""
+    hosts = max(1, len(devices.nodes))
+    counts = {"simulator": math.ceil(simulators / hosts), "generator": generators, "trainer": 1}
+    return sum(profile.stations[kind].host * count for kind, count in counts.items() if kind in profile.stations)
 
 
 def why_over(profile: Profile, memory: dict[str, int]) -> str:

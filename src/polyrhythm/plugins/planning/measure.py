@@ -49,6 +49,10 @@ def measure(config: RunConfig, minutes: float) -> Profile:
         left_out=tuple(left_out),
     )
     del alone
+    if profile.machine.devices:  # else the run's processes have less memory than on their own
+        import torch
+
+        torch.cuda.empty_cache()
     if not runs:
         why = "simulators that join are not here" if config.join.simulators else "the time is too short for it"
         return _without(profile, f"the stations together: {why}; give more --minutes")

@@ -9,6 +9,9 @@ the simulated cluster (`judge`). Invariant: rows in all and samples of an update
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,7 +23,7 @@ from polyrhythm.pipeline.build import env_settings
 from polyrhythm.plugins.planning.arrangement import Arrangement, arranged, arrangement_of
 from polyrhythm.plugins.planning.cluster import sample_steps, station_memory, update_seconds
 from polyrhythm.plugins.planning.graph import graph_of_run
-from polyrhythm.plugins.planning.judge import Prediction, predict
+from polyrhythm.plugins.planning.judge import HOST, Prediction, host_memory, predict, why_over
 from polyrhythm.plugins.planning.profile import Kind, Profile, StationProfile, WorkName
 from polyrhythm.plugins.planning.search import Choices, Schedule, find_schedules, propose, search
 from polyrhythm.runtime.devices import CPU, Devices
@@ -51,6 +54,7 @@ class PlacementProblem:
     base: Arrangement = field(init=False)
     _updates: dict[tuple[int, int], float] = field(default_factory=dict)
     _memory: dict[tuple[int, ...], dict[str, int]] = field(default_factory=dict)
+    _refused: Counter[str] = field(init=False, default_factory=Counter)  # why arrangements could not be judged
 
     def __post_init__(self) -> None:
         placement = self.config.placement
@@ -98,8 +102,7 @@ class PlacementProblem:
 
     def memory(self, node: str, devices: int) -> int:
         """Bytes on each device, with the smallest amounts of work that are tried."""
-        del devices
-        return self._least_memory.get(node, 0)
+        return self._least_memory(max(1, devices)).get(node, 0)
 
     def switch(self, node: str) -> float:
         """Seconds to leave a device and come back; infinite if it cannot."""
@@ -108,14 +111,11 @@ class PlacementProblem:
         station = self.profile.stations[node]  # type: ignore[index]
         return self._amount(station, "offload", station.resident) + self._amount(station, "onload", station.resident)
 
-    @cached_property
-    def _least_memory(self) -> dict[str, int]:
-        least = replace(self.base, max_rows=min(self.choices.max_rows), micro_batch=self._smallest_micro_batch)
-        return {kind: size for kind, size in self._needs(least).items() if not self.on_host(kind)}
-
-    @property
-    def _smallest_micro_batch(self) -> int:
-        return min(filter(None, self.choices.micro_batch), default=0)
+    def _least_memory(self, ranks: int) -> dict[str, int]:
+        micro_batch = min(filter(None, self.choices.micro_batch), default=0)
+        least = replace(self.base, max_rows=min(self.choices.max_rows), micro_batch=micro_batch)
+        needs = self._needs(replace(least, trainer_devices=tuple(range(ranks))))
+        return {kind: size for kind, size in needs.items() if not self.on_host(kind)}
 
     def _training_s(self, ranks: int, micro_batch: int | None = None) -> float:
         """Of a version's updates; infinite if a mini-batch has fewer groups than ranks."""
@@ -163,12 +163,12 @@ class PlacementProblem:
         return version
 
     def _fits(self, one: Arrangement) -> bool:
-        """Whether each device holds its stations: all, or the largest of those that take turns."""
+        """Whether the hosts and each device hold their stations: all, or the largest of those that take turns."""
+        host = {HOST: host_memory(self.profile, one.simulators, one.generators, self.devices)}
+        if why_over(self.profile, host):
+            return False
         room = self.profile.machine.device_memory
-        key = (one.rows, one.env_batches, one.slots, one.max_rows, one.max_requests, one.micro_batch)
-        if key not in self._memory:
-            self._memory[key] = self._needs(one)
-        needs = self._memory[key]
+        needs = self._needs(one)
         leaves = {"simulator": traits_of(self.config.env).leaves_device, "generator": True, "trainer": True}
         stay, turn = dict.fromkeys(one.devices, 0), dict.fromkeys(one.devices, 0)
         for kind, count, devices in (
@@ -185,8 +185,11 @@ class PlacementProblem:
         return not room or all(stay[number] + turn[number] <= room for number in one.devices)
 
     def _needs(self, one: Arrangement) -> dict[str, int]:
-        found = station_memory(self.profile, arranged(self.config, one), self.spec)
-        return {str(kind): size for kind, size in found.items()}
+        key = (one.rows, one.env_batches, one.slots, one.max_rows, one.max_requests, one.micro_batch, one.ranks)
+        if key not in self._memory:
+            found = station_memory(self.profile, arranged(self.config, one), self.spec, one.ranks)
+            self._memory[key] = {str(kind): size for kind, size in found.items()}
+        return self._memory[key]
 
     def _rollout(self, one: Arrangement, in_flight: int) -> tuple[float, float, float]:
         """Seconds of a version's rollout alone, and busy seconds of each generator and of all simulators together."""
@@ -238,15 +241,14 @@ class PlacementProblem:
         base, rows, training = self.base, self.base.all_rows, self.config.training
         divisors = tuple(n for n in (1, 2, 4, 8, 16) if rows % n == 0)
         on_host = self.on_host("simulator")
-        counts = (
-            {base.simulators, *(n for n in range(1, min(rows, self.cores) + 1) if rows % n == 0)} if on_host else {1}
-        )
+        counts = [n for n in range(1, min(rows, self.cores) + 1) if rows % n == 0]
+        counts = sorted({base.simulators, *counts[-3:], counts[0]}, reverse=True)
         largest = training.minibatch_steps or math.ceil(self.steps)
         micro = {training.micro_batch_steps, *(n for n in _SIZES if n < largest)}
         sharing = {"lease", base.sharing if base.sharing == "mps" else "share"}
         return Choices(
             sharing=tuple(sorted(sharing, reverse=True)) if self.devices.count else ("share",),
-            simulators=tuple(sorted(counts, reverse=True)[:4]) if on_host else (1,),
+            simulators=tuple(counts) if on_host else (1,),
             generators=(1,) if self.devices.count else tuple(sorted({1, base.generators})),
             env_batches=tuple(sorted({*divisors[:4], base.env_batches})),
             slots=tuple(sorted({1, 2, base.slots})),
@@ -272,8 +274,22 @@ class PlacementProblem:
         )
 
     def proposals(self) -> list[Arrangement]:
-        """All arrangements of the best schedules, the fastest by estimate first."""
-        return propose(self.base, self.schedules(), self.choices, self.estimate)
+        """The recipe as it is if it can be, then all arrangements of the best schedules, the fastest ones first."""
+        found = propose(self.base, self.schedules(), self.choices, self.estimate)
+        own = self._as_it_is(found)
+        return found if own is None else [own, *(one for one in found if one != own)]
+
+    def _as_it_is(self, proposals: Sequence[Arrangement]) -> Arrangement | None:
+        """The recipe's arrangement; its values on the best seats if the devices that it names are not the profile's."""
+        with suppress(ConfigError):
+            own = arrangement_of(self.config, self.devices)
+            seats = {"simulator": own.simulator_devices, "generator": own.generator_devices}
+            seats["trainer"] = own.trainer_devices
+            if all(bool(seats[kind]) != self.on_host(kind) for kind in seats):
+                return own if self.estimate(own) < math.inf else None
+        names = ("simulators", "env_batches", "slots", "max_rows", "max_requests")
+        same = (one for one in proposals if all(getattr(one, name) == getattr(self.base, name) for name in names))
+        return next(same, None)
 
     def judge(self, one: Arrangement) -> Prediction | None:
         """None if memory rules it out, or the run could not go on."""
@@ -281,7 +297,10 @@ class PlacementProblem:
         if not self._fits(one) or (one.sharing != "share" and not together):
             return None
         found = predict(self.profile, arranged(self.config, one), self.devices, spec=self.spec)
-        return None if found.over or found.halted else found
+        if why := found.over or found.halted:
+            self._refused[why] += 1
+            return None
+        return found
 
     def solve(self, *, first: int = 8, most: int = 20) -> list[RankedPlacement]:
         """The judged placements, the fastest first. ConfigError: nothing fits."""
@@ -293,8 +312,17 @@ class PlacementProblem:
         return [RankedPlacement(one, prediction) for one, prediction in found]
 
     def _why_nothing(self) -> str:
-        needs = ", ".join(f"{kind} {size / 1e9:.3g} GB" for kind, size in self._least_memory.items())
+        needs = ", ".join(
+            f"{kind} {size / 1e9:.3g} GB" for kind, size in self._least_memory(self.devices.count).items()
+        )
         room = self.profile.machine.device_memory / 1e9
+        host = {HOST: host_memory(self.profile, min(self.choices.simulators), 1, self.devices)}
+        why = why_over(self.profile, host) or next((why for why, _ in self._refused.most_common(1)), "")
+        if why:
+            return (
+                f"--gpus = {self.devices.count}: no placement can run: {why}; see `polyrhythm plan {self.config.name} "
+                "--memory` for settings that take less"
+            )
         return (
             f"--gpus = {self.devices.count}: no placement fits on {self.devices.count} devices of {room:.3g} GB (at "
             f"least: {needs}); add devices, or see `polyrhythm plan {self.config.name} --memory` for settings that "

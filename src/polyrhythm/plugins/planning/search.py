@@ -271,19 +271,17 @@ def _with_seats(
     simulates, generates, trains = (seats.get(kind, ()) for kind in ("simulator", "generator", "trainer"))
     shared = bool({*generates, *simulates} & {*trains})
     for sharing in choices.sharing if shared else ("share",):
-        alone = generates == trains and len(trains) == 1
-        if turns != (sharing == "lease") or (sharing == "process" and not alone):
+        if turns != (sharing == "lease"):
             continue
         counts = product(choices.simulators, choices.generators, choices.env_batches)
         for simulators, generators, env_batches in counts:
-            if sharing == "process" and generators != 1:
-                continue
             found = reshaped(
                 base,
                 simulators=simulators * len(simulates) if simulates else simulators,
                 generators=generators * max(1, len(generates)),
                 env_batches=env_batches,
                 slots=1,
+                max_rows=0,
                 sharing=sharing,
                 simulator_devices=simulates,
                 generator_devices=generates,
@@ -307,7 +305,7 @@ def search(
     most: int = 20,
 ) -> list[tuple[Arrangement, J]]:
     """Judge the `first` proposals, then the neighbours of the best one whose neighbours are not judged yet, until those
-    of the `_EXPANDED` best are or `most` are judged.
+    of the `_EXPANDED` best are or `most` are judged. If none of the first can be, up to `most` others are tried.
 
     judge: None for what cannot be. rate: larger is better. The result is the judged ones, the best first.
     """
@@ -326,6 +324,10 @@ def search(
         return sorted(known, key=lambda one: -rate(known[one]))
 
     try_all(varied(proposals, first))
+    for one in [other for other in proposals if other not in tried][: 0 if known else most]:
+        try_all([one])
+        if known:
+            break
     while len(known) < most:
         best = next((one for one in ranked()[:_EXPANDED] if one not in expanded), None)
         if best is None:

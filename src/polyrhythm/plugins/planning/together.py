@@ -31,7 +31,7 @@ from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.placed import Kind as PlacedKind
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.run_loop import Interrupted
-from polyrhythm.plugins.planning.cluster import update_seconds
+from polyrhythm.plugins.planning.cluster import mini_batch, update_seconds
 from polyrhythm.plugins.planning.profile import Episodes, Kind, Profile, StationProfile, Work, WorkName
 from polyrhythm.plugins.planning.timing import core_wait_s, timing_of
 from polyrhythm.runtime.devices import CPU
@@ -271,13 +271,15 @@ def _with_updates(profile: Profile, config: RunConfig, timer: UnitTimer, left_ou
     if len(updates) <= _FEW:
         left_out.append(f"trainer: its level and slow-down in a run, as that had {len(updates)} updates")
         return station
+    ranks, training = len(place(config).names["trainer"]), config.training
     alone, taken = list[float](), list[float]()
     for values, _ in updates[1:]:  # the first one warms up
-        chunk_steps = values["env/sample_chunk_steps"] * config.training.batch_size
-        done = values["train/actor/optimizer_steps"] / _steps_of_epoch(config, chunk_steps)
-        alone.append(update_seconds(profile, config.training, chunk_steps, epochs=max(1, round(done))))
+        chunk_steps = values["env/sample_chunk_steps"] * training.batch_size / ranks
+        done = values["train/actor/optimizer_steps"] * mini_batch(training, chunk_steps, ranks)[0] / chunk_steps
+        alone.append(update_seconds(profile, training, chunk_steps, ranks=ranks, epochs=max(1, round(done))))
         taken.append(sum(values.get(name, 0.0) for name in _PHASES))
-    level = (updates[-1][1] - updates[0][1]) / max(1e-9, sum(alone)) or 1.0
+    spent = updates[-1][1] - updates[0][1]  # less than 0 if the process has ended meanwhile
+    level = spent / max(1e-9, sum(alone)) if spent > 0 else 1.0
     works = {name: work.scaled(level) if name in _UPDATE else work for name, work in station.works.items()}
     station = station.model_copy(update={"works": works})
     if not _is_beside_trainer(config, "generator"):
@@ -285,11 +287,6 @@ def _with_updates(profile: Profile, config: RunConfig, timer: UnitTimer, left_ou
     factor = median(taken) / max(1e-9, level * median(alone))
     beside = {**station.beside, "generator": min(_MOST_BESIDE, max(1.0, factor))}
     return station.model_copy(update={"beside": beside})
-
-
-def _steps_of_epoch(config: RunConfig, chunk_steps: float) -> float:
-    mini = config.training.minibatch_steps
-    return max(1.0, chunk_steps / mini) if mini else float(config.training.require_batches)
 
 
 def seen_episodes(before: Episodes, samples: Sequence[records.SampleFinished]) -> Episodes:
