@@ -203,6 +203,13 @@ def test_own_and_verls_rows_are_within_a_quarter() -> None:
         assert abs(each["error"]) < (0.05 if each["fitted"] else 0.25), each
 
 
+def test_computed_rows_have_a_total_of_their_own() -> None:
+    simulated = {"table": "table 4", "mode": "full", "fitted": False, "error": -0.1}
+    summary = papers.summary([simulated, *verl.rows(), *one_gpu.beside()])
+    assert summary["all simulated"] == {"rows": 1, "median_error": 0.1, "largest_error": 0.1}
+    assert summary["all computed"]["rows"] == 7 + 1, "verl's, and the one beside an update that is not fitted"
+
+
 @long(20, "a comparison with the papers' figures, live and simulated")
 def test_a_small_comparison_is_complete() -> None:
     found = papers.run(gpus=(8, 16), rollouts=1, chunk_steps=2)

@@ -12,7 +12,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.plugins.advice.findings import Change, Finding, at_most
 from polyrhythm.plugins.advice.predicted import Predictor
-from polyrhythm.plugins.planning.from_run import profile_of
+from polyrhythm.plugins.planning.from_run import HOOKS, profile_of
 
 STEPS = 20
 #: Seconds of an update's training, and of a step of a slot: rollout takes 20 · 0.05 s, training 1 s.
@@ -146,6 +146,14 @@ def test_nothing_older_is_added_while_the_policy_drifts() -> None:
     )
     assert "freshness.max_lag" not in [change.setting for change in throughput.changes]
     assert stability.changes[0].effect.factor == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("change", [{"cores": 3}, {"device": "another", "devices": 1}, {"memory": 1}])
+def test_a_runs_profile_is_of_the_machine_that_the_summary_names(change: dict[str, Any]) -> None:
+    here = HOOKS.summarise(lockstep(), {}, [])["machine"]
+    assert profile_of(lockstep(), {}, lines()).machine.model_dump() == here
+    other = here | change
+    assert profile_of(lockstep(), {"machine": other}, lines()).machine.model_dump() == other
 
 
 def test_a_profile_of_the_recipe_tells_what_more_rows_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

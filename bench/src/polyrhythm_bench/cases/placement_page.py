@@ -16,6 +16,11 @@ _HEAD = """# Placements on devices that are locks
 By `polyrhythm bench placement --json > placement.json` and `python bench/scripts/placement_table.py placement.json`,
 {date}, on two cores, of which other work took {others:.1f} (median of the cells; the most in one turn: {most:.1f}).
 
+**An older model of the costs**, `papers/fit.py`: four numbers fitted to up to seven rows of a setup.
+[papers.md](papers.md) has a newer one of the same rows, and differs: there ManiSkill's fully asynchronous hybrid row
+(208) is the fastest, as published; here (152) it is not. What this page shows is that live processes and the simulated
+cluster agree under the same costs, not that these costs are the paper's.
+
 Processes that sleep, beside the simulated cluster. A device is a lock: a pass of a generator, a chunk step of an env
 batch that simulates on the device, and a rank's part of a gradient step hold it, one at a time, in the order of asking.
 Switching costs nothing and nothing takes memory. The simulated cluster has the same rule (`sharing: exclusive`). The

@@ -1,7 +1,8 @@
 """Compares published throughputs with the simulated cluster (`bench papers`).
 
 Stage times are printed or measured; one number of each workload is fitted to one marked row (`stages`), everything else
-is predicted. bench/results/papers-notes.md has the limits of the model, bench/results/papers.md the result.
+is predicted. A few rows are computed from such times, not simulated. bench/results/papers-notes.md has the limits of
+the model, bench/results/papers.md the result.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ def run(
     """Fit, predict and compare.
 
     gpus: of the scaling table; rollouts: of each setting of ROLL Flash's figure 9; chunk_steps: of the simulated
-    episodes. Returns rows: table, row, mode, fitted, published, predicted, error = predicted / published - 1, and
-    `again` where a row is printed a second time; summary: errors by group and over all; claims: signs and rankings;
-    times: the stage times of each workload, and which of them is fitted; batching: figure 8's grid; scaling: figure 7,
-    and its first_bottleneck.
+    episodes. Returns rows: table, row, mode, fitted, published, predicted, error = predicted / published - 1, `again`
+    where a row is printed a second time, and `computed` where it is not simulated; summary: errors by group and in
+    total; claims: signs and rankings; times: the stage times of each workload, and which of them is fitted; batching:
+    figure 8's grid; scaling: figure 7, and its first_bottleneck.
     """
     data = published()
     times = stages.fit(data)
@@ -55,14 +56,15 @@ def run(
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Median and largest |error| of the predicted rows of each group, of all, of those of RL-VLA3, and of the latter's
-    fully asynchronous ones. There, rows printed twice count once."""
+    """Median and largest |error| of the predicted rows of each group; of those of RL-VLA3, and of its fully
+    asynchronous ones; of all simulated and of all computed ones. From RL-VLA3 on, rows printed twice count once."""
     predicted = [row for row in rows if not row["fitted"]]
     groups = {group: [row for row in predicted if row["table"] == group] for group in GROUPS}
     once = [row for row in predicted if not row.get("again")]
     groups["RL-VLA3"] = [row for row in once if row["table"] in TABLES]
     groups["RL-VLA3, full asynchrony"] = [row for row in groups["RL-VLA3"] if row["mode"] == "full"]
-    groups["all"] = once
+    groups["all simulated"] = [row for row in once if not row.get("computed")]
+    groups["all computed"] = [row for row in once if row.get("computed")]
     return {
         name: {
             "rows": len(own),

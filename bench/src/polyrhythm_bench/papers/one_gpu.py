@@ -92,8 +92,13 @@ def rows() -> Iterator[dict[str, Any]]:
     for row in ROWS:
         mode = "full" if row.rollout and row.training else ""
         yield _row(row.name, mode, row.published, rate(row), fitted=row.fitted)
+    yield from beside()
+
+
+def beside() -> Iterator[dict[str, Any]]:
+    """A row for each pass or update beside another, which is not simulated."""
     for name, alone_s, beside_s, fitted in BESIDE:
-        yield _row(f"H200: {name}", "", beside_s, alone_s * (2 + SWITCHING), fitted=fitted)
+        yield {**_row(f"H200: {name}", "", beside_s, alone_s * (2 + SWITCHING), fitted=fitted), "computed": True}
 
 
 def _row(name: str, mode: str, published: float, predicted: float, *, fitted: bool) -> dict[str, Any]:

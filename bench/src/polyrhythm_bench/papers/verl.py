@@ -1,7 +1,9 @@
-"""Seconds of a step of verl's fully asynchronous recipe (128 cards, 7B), from its printed stage times.
+"""Seconds of a step of verl's fully asynchronous recipe (128 cards, 7B): arithmetic on its printed stage times, without
+the simulated cluster.
 
-On 64 cards a step takes as long as the slower of the two: its samples' generation, one number, fitted to the row with
-staleness 0.3, or its update, as printed in the row, and the exchange of weights (what is left of the fitted row).
+On 64 cards a step takes as long as the slower of the two: its samples' generation, or its update, as printed in the
+row, and the exchange of weights. Generation and exchange are both fitted, to the row with staleness 0.3: its step, and
+what its update and waiting leave of that.
 Without staleness the batch's tail is waited for: generation takes what the synchronous row prints, then the last of
 four updates follows. The synchronous row is the sum of its stages.
 
@@ -46,6 +48,7 @@ def _row(name: str, published: float, predicted: float, *, fitted: bool = False)
         "row": f"verl, 128 cards, 7B: {name}, s",
         "mode": "",
         "fitted": fitted,
+        "computed": True,
         "published": published,
         "predicted": predicted,
         "error": predicted / published - 1,

@@ -26,7 +26,7 @@ from polyrhythm.plugins.advice.findings import Change, Effect, Finding
 from polyrhythm.plugins.advice.measures import Line
 from polyrhythm.plugins.advice.order import DRIFTS, with_setting
 from polyrhythm.plugins.advice.speed import more
-from polyrhythm.plugins.planning.cluster import sample_steps
+from polyrhythm.plugins.planning.cluster import mini_batch, sample_steps
 from polyrhythm.plugins.planning.from_run import measured_updates, profile_of, updated
 from polyrhythm.plugins.planning.judge import predict
 from polyrhythm.plugins.planning.profile import Kind, Profile, WorkName, load_profile
@@ -144,14 +144,14 @@ def _amounts(profile: Profile, config: RunConfig) -> dict[tuple[Kind, WorkName],
     """Amounts of work: rows of a slot's step; most rows of a pass; chunk steps of a rank's update and micro-batch."""
     rollout, training, batching = config.rollout, config.training, config.batching
     most = batching.max_rows if isinstance(batching, DynamicBatching) else config.all_rows
-    steps, ranks = training.batch_size * sample_steps(profile, config), config.placement.trainer.ranks or 1
-    share = steps / training.require_batches
-    mini = min(training.minibatch_steps or share, share) / ranks
+    ranks = config.placement.trainer.ranks or 1
+    steps = training.batch_size * sample_steps(profile, config) / ranks
+    mini, parts = mini_batch(training, steps, ranks)
     return {
         ("simulator", "step"): rollout.largest_slot_rows or rollout.rows,
         ("generator", "pass"): min(most, config.all_rows),
-        ("trainer", "prepare"): steps / ranks,
-        ("trainer", "micro_batch"): min(training.micro_batch_steps or mini, mini),
+        ("trainer", "prepare"): steps,
+        ("trainer", "micro_batch"): mini / parts,
     }
 
 

@@ -2,6 +2,9 @@
 
 Without the library, a driver or a GPU there are none. A number that a device does not have, as a MIG instance has no
 utilisation, is left out.
+
+NVML numbers GPUs in the order of their PCI buses. CUDA does so with CUDA_DEVICE_ORDER=PCI_BUS_ID only: else the fastest
+comes first, so where the models of a machine's GPUs differ, its numbers may differ from these.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ class Reading(NamedTuple):
 
 
 class Gpus:
-    """The GPUs by the index that CUDA gives them; close it."""
+    """The GPUs by their index in PCI order, among those in use; close it."""
 
     def __init__(self, nvml: Any, handles: Mapping[int, Any]) -> None:
         self._nvml, self._handles = nvml, handles
@@ -68,7 +71,8 @@ def open_gpus(environment: Mapping[str, str] = os.environ) -> Gpus | None:
 
 
 def _handles(nvml: Any, visible: str | None) -> Iterator[Any]:
-    """The devices in CUDA's order. visible: indices, or UUIDs of which the beginning is enough."""
+    """The devices in PCI order, or as listed. visible: indices in that order, or UUIDs of which the beginning is
+    enough."""
     count = nvml.nvmlDeviceGetCount()
     if visible is None:
         yield from map(nvml.nvmlDeviceGetHandleByIndex, range(count))

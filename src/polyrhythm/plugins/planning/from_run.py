@@ -35,6 +35,7 @@ from polyrhythm.pipeline.hooks import RunHooks
 from polyrhythm.plugins.planning.profile import (
     Episodes,
     Kind,
+    Machine,
     Profile,
     StationProfile,
     Work,
@@ -61,9 +62,17 @@ Points = dict[Kind, dict[WorkName, list[tuple[float, float]]]]
 
 
 class ProfileHooks(RunHooks):
-    """Writes a complete run's own measurements to its folder."""
+    """Adds the machine to a complete run's summary, and writes the run's own measurements to its folder."""
 
     files = (PROFILE_FILE,)
+
+    def summarise(
+        self,
+        config: RunConfig,  # noqa: ARG002
+        summary: Mapping[str, Any],  # noqa: ARG002
+        lines: Sequence[Line],  # noqa: ARG002
+    ) -> Mapping[str, Any]:
+        return {"machine": this_machine().model_dump(mode="json")}
 
     def finish(self, folder: Path) -> None:
         try:
@@ -123,7 +132,8 @@ def measured_updates(lines: Sequence[Line]) -> list[Line]:
 
 
 def profile_of(config: RunConfig, summary: Mapping[str, Any], lines: Sequence[Line]) -> Profile:
-    """The profile of a run of these settings. lines: `measured_updates` of its metrics."""
+    """The profile of a run of these settings. lines: `measured_updates` of its metrics. A run of an earlier version,
+    whose summary does not name its machine, counts as one of this machine."""
     chunk = fmean(line["env/sample_env_steps"] / line["env/sample_chunk_steps"] for line in lines)
     points: Points = {"simulator": {}, "generator": {}, "trainer": {}}
     _rollout(points, config, lines, chunk)
@@ -142,7 +152,7 @@ def profile_of(config: RunConfig, summary: Mapping[str, Any], lines: Sequence[Li
         recipe=config.name,
         settings=settings_digest(config),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=this_machine(),
+        machine=Machine.model_validate(summary["machine"]) if "machine" in summary else this_machine(),
         episodes=Episodes(
             mean=max(1.0, mean),
             deviation=pstdev(lengths) if lengths else 0.0,
