@@ -106,6 +106,7 @@ def test_what_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixt
         (["--memory", "cartpole", "--samples", "3", "--max-lag", "1"], "--samples, --max-lag is for --theory"),
         (GIVEN, "plan RUN: --samples, --workers, --rollout, --train, --max-lag is for --theory; leave it out"),
         ([], "plan: name the folder of one run, or add --gpus N, --theory or --memory"),
+        (["cartpole"], "plan cartpole: it is a recipe; add --gpus N"),
         (["cartpole", "seed=3"], "plan: name the folder of one run, or add --gpus N, --theory or --memory"),
         (["nowhere"], "nowhere is not there; name the folder of a run"),
     ],

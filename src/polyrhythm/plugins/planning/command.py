@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.cli import show
+from polyrhythm.config.recipes import recipe_names
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, find_run, refuse_no_run
 from polyrhythm.plugin import load
@@ -42,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(
                 "plan: name the folder of one run, or add --gpus N, --theory or --memory (see plan --help)"
             )
+        if arguments.run in recipe_names() and not Path(arguments.run).exists():
+            raise ConfigError(f"plan {arguments.run}: it is a recipe; add --gpus N (0: on the CPU) or --memory")
         load("pipeline", "advice")(arguments.run, as_json=arguments.json)
         return 0
     if arguments.overrides:
