@@ -48,7 +48,8 @@ def page(found: dict[str, Any], command: str) -> str:
         f"| all | | {len(rows)} | {sizes:,.0f} | {total} |",
         "",
         f"The design allows {placements.LIMITS[0]:.0%} in the median and {placements.LIMITS[1]:.0%} in the worst.",
-        f"{verdict}. All searches took {found['seconds']:.0f} s on a machine that others used too.",
+        f"{verdict}.",
+        f"All searches took {found['seconds']:.0f} s on a machine that others used too.",
         "",
     ]
     return "\n".join(lines)

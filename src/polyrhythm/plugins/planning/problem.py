@@ -187,11 +187,13 @@ class PlacementProblem:
         return not room or all(stay[number] + turn[number] <= room for number in one.devices)
 
     def _needs(self, one: Arrangement) -> dict[str, int]:
-        key = (one.rows, one.env_batches, one.slots, one.max_rows, one.max_requests, one.micro_batch, one.ranks)
-        if key not in self._memory:
-            found = station_memory(self.profile, arranged(self.config, one), self.spec, one.ranks)
-            self._memory[key] = {str(kind): size for kind, size in found.items()}
-        return self._memory[key]
+        rollout = (one.rows, one.env_batches, one.slots, one.max_rows, one.max_requests)
+        training = (one.micro_batch, one.ranks)  # neither depends on the other's
+        for key, other in ((rollout, one), (training, replace(self.base, micro_batch=one.micro_batch))):
+            if key not in self._memory:
+                found = station_memory(self.profile, arranged(self.config, other), self.spec, one.ranks)
+                self._memory[key] = {str(kind): size for kind, size in found.items()}
+        return {**self._memory[rollout], "trainer": self._memory[training]["trainer"]}
 
     def _rollout(self, one: Arrangement, in_flight: int) -> tuple[float, float, float]:
         """Seconds of a version's rollout alone, and busy seconds of each generator and of all simulators together."""
