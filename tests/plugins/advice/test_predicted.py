@@ -40,6 +40,7 @@ def lockstep(*overrides: str) -> RunConfig:
     return recipe("freshness.max_lag=0", "freshness.on_update=drain", *alone, *overrides)
 
 
+BUSY = {"utilisation": {"simulator-0": 0.5, "trainer": 0.5}}
 LAG = Change("freshness.max_lag", 0, 1, "samples one version old", at_most(2.0), unstable=True)
 FINDING = Finding("throughput", "in-turn", "measured", (LAG,))
 
@@ -48,7 +49,7 @@ def predicted(
     finding: Finding = FINDING, rate: float = 80.0, seconds: float = 60.0, config: RunConfig | None = None
 ) -> Finding:
     """rate: measured transitions per second; 80 is what two seconds per version are."""
-    predictor = Predictor(config or lockstep(), {"transitions_per_s": rate}, lines(), seconds)
+    predictor = Predictor(config or lockstep(), {"transitions_per_s": rate, **BUSY}, lines(), seconds)
     return predictor.predict([finding])[0]
 
 
@@ -99,6 +100,30 @@ def test_what_is_not_simulated_keeps_its_bound(setting: str, to: Any) -> None:
     assert predicted(finding).changes[0].effect == at_most(1.3)
 
 
+@pytest.mark.parametrize(
+    ("change", "basis"),
+    [
+        (Change("training.micro_batch_steps", 20, 40, "memory", at_most(1.5)), "at most"),
+        (Change("training.mini_batch_samples", 8, 16, "longer updates", at_most(1.5)), "at most"),
+        (Change("rollout.simulators", 1, 2, "cores", at_most(1.5)), "at most"),
+        (Change("freshness.max_lag", 0, 1, "", at_most(1.5)), "predicted"),
+        (Change("training.epochs", 2, 1, "", at_most(1.5)), "predicted"),
+    ],
+)
+def test_more_work_at_once_than_was_measured_is_a_bound(change: Change, basis: str) -> None:
+    """A run has measured one amount of each work; twice as much is simulated to take as long."""
+    found = predicted(Finding("throughput", "x", "m", (change,)), config=lockstep("training.micro_batch_steps=20"))
+    (own,) = [one for one in found.changes if one.setting == change.setting]
+    assert own.effect.basis == basis
+    assert own.effect != change.effect
+
+
+def test_less_work_at_once_keeps_its_bound() -> None:
+    change = Change("training.micro_batch_steps", 20, 10, "", at_most(1.5))
+    found = predicted(Finding("throughput", "x", "m", (change,)), config=lockstep("training.micro_batch_steps=20"))
+    assert change in found.changes
+
+
 def test_a_value_that_does_not_fit_keeps_its_bound() -> None:
     finding = Finding("throughput", "x", "measured", (Change("rollout.simulators", 1, 0, "", at_most(1.3)),))
     assert finding.changes[0] in predicted(finding).changes
@@ -116,7 +141,9 @@ def test_what_gains_nothing_comes_last_and_what_gains_much_is_added() -> None:
 def test_nothing_older_is_added_while_the_policy_drifts() -> None:
     drifting = Finding("stability", "large-updates", "measured", (Change("training.epochs", 1, 1, ""),))
     limit = Finding("throughput", "inference", "measured")
-    stability, throughput = Predictor(lockstep(), {"transitions_per_s": 80.0}, lines(), 60.0).predict([drifting, limit])
+    stability, throughput = Predictor(lockstep(), {"transitions_per_s": 80.0, **BUSY}, lines(), 60.0).predict(
+        [drifting, limit]
+    )
     assert "freshness.max_lag" not in [change.setting for change in throughput.changes]
     assert stability.changes[0].effect.factor == pytest.approx(1.0)
 
@@ -129,10 +156,29 @@ def test_a_profile_of_the_recipe_tells_what_more_rows_take(tmp_path: Path, monke
     assert {change.effect.basis for change in alone if change.setting == "rollout.rows"} == {"at most"}
     own = profile_of(config, {}, lines())
     steps = {"step": work((8, 2 * STEP), (16, 4 * STEP)), "reset": work((1, 0.0))}
-    measured = own.stations | {"simulator": own.stations["simulator"].model_copy(update={"works": steps})}
+    passes = {"pass": work((8, 0.0005), (16, 0.001))}
+    measured = {
+        **own.stations,
+        "simulator": own.stations["simulator"].model_copy(update={"works": steps}),
+        "generator": own.stations["generator"].model_copy(update={"works": passes}),
+    }
     own.model_copy(update={"stations": measured}).save(tmp_path / f"{config.name}.profile.json")
     both = [change.effect for change in predicted(more).changes if change.setting == "rollout.rows"]
     assert [effect.basis for effect in both] == ["predicted"]
     assert both[0].factor == pytest.approx(1.0, abs=0.05)
     (tmp_path / f"{config.name}.profile.json").write_text("{")
     assert predicted(more).changes == alone
+
+
+def test_stations_that_sleep_take_less_of_the_cores() -> None:
+    """So twice the simulators gain no less than where each fills a core."""
+    factors = []
+    for own in (1.0, 0.01):
+        some = [line | {"cpu/own": own} for line in lines()]
+        finding = Finding("throughput", "x", "m", (Change("rollout.simulators", 1, 2, ""),))
+        predictor = Predictor(lockstep("freshness.max_lag=1"), {"transitions_per_s": 150.0, **BUSY}, some, 60.0)
+        (found,) = predictor.predict([finding])
+        assert found.note == ""
+        factors += [change.effect.factor or 0.0 for change in found.changes if change.setting == "rollout.simulators"]
+    full, asleep = factors
+    assert 0.5 < full <= asleep + 0.02

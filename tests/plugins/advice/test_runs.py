@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from tests.plugins.alarms.test_alarms import ONE_STEP, run
 from polyrhythm.cli.main import main
 from polyrhythm.pipeline.train import train
 from polyrhythm.pipeline.validation.check import validate_run
+from polyrhythm.plugins.advice import hooks
 from polyrhythm.plugins.advice.hooks import HOOKS
 from polyrhythm.plugins.report.data import page_data
 from polyrhythm.plugins.report.read import read_run
@@ -39,7 +42,8 @@ def test_summary_report_and_plan_say_the_same(folder: Path, capsys: pytest.Captu
     assert [finding["name"] for finding in summary["advice"]] == ["one-thread"]
     assert "bottleneck" not in summary
     assert main(["plan", str(folder), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"advice": summary["advice"]}
+    planned = json.loads(capsys.readouterr().out)["advice"]
+    assert [one | {"note": ""} for one in planned] == summary["advice"], "a run this short predicts nothing"
     assert main(["plan", str(folder)]) == 0
     measured = summary["advice"][0]["measured"]
     out = capsys.readouterr().out
@@ -62,6 +66,9 @@ def test_a_run_of_an_earlier_version_has_advice_too(folder: Path, tmp_path: Path
     (older / "summary.json").write_text(json.dumps(summary | {"bottleneck": "a sentence"}))
     assert advice_parts(older) == advice_parts(folder)
     (older / "summary.json").unlink()
+    newest = json.loads((older / "metrics.jsonl").read_text().splitlines()[-1])
+    with (older / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(newest | {"step": newest["step"] + 1, "stations/utilisation/trainer": 0.5}) + "\n")
     assert advice_parts(older), "an unfinished run, by its newest utilisation"
 
 
@@ -99,11 +106,30 @@ def test_the_log_has_the_list(caplog: pytest.LogCaptureFixture) -> None:
     assert HOOKS.summarise(recipe(), {}, []) == {}
 
 
+def live(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What a part is told of a line of metrics: without its step and time."""
+    own = {name: value for name, value in line.items() if name not in ("step", "time_s")}
+    return {"stations/utilisation/simulator-0": 0.9, **own}
+
+
+@pytest.mark.parametrize("first", [3, 6, 30])
+def test_live_advice_is_of_the_newest_updates(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that has run for long, the first updates count no more than the others, and old ones not at all."""
+    clock = iter(range(10**6, 10**7, 10))
+    monkeypatch.setattr(hooks, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    part = HOOKS.begin(recipe())
+    for number, line in enumerate(lines(first + 60)):
+        warm_up = {"rollouter/idle_ratio": 0.0, "trainer/idle_ratio": 0.0} if number < first else {}
+        part.on_metrics(number, live(line) | warm_up)
+    (status,) = part.status()
+    assert "rows without a ticket 40% and the trainer idle 50% of the time" in status
+
+
 def test_the_live_display_gets_the_first_step() -> None:
     part = HOOKS.begin(recipe())
     assert part.status() == ()
     for line in lines(8):
-        part.on_metrics(line["step"], {"stations/utilisation/simulator-0": 0.9, **line})
+        part.on_metrics(line["step"], live(line))
     (status,) = part.status()
     assert status.startswith("throughput: rollout and training wait for each other: rows without a ticket 40%")
     assert status.endswith("the time: freshness.max_lag=2 (transitions/s at most ×1.67)")

@@ -120,10 +120,21 @@ def test_twice_the_simulators_gain_at_most_twice_and_what_the_trainer_waits(idle
     assert change.effect.factor == pytest.approx(factor)
 
 
+@pytest.mark.parametrize(
+    ("micro", "mini", "proposed"), [(40, 64, [64]), (32, 64, [64]), (64, 64, []), (16, 64, [32]), (40, 0, [80])]
+)
+def test_micro_batches_grow_to_the_mini_batch_at_most(micro: int, mini: int, proposed: list[int]) -> None:
+    shares = replace(USUAL, rows_idle=0.6, trainer_idle=0.05)
+    changes = limit(shares, recipe(training={"micro_batch_steps": micro, "minibatch_steps": mini})).changes
+    own = [change for change in changes if change.setting == "training.micro_batch_steps"]
+    assert [change.to for change in own] == proposed
+    assert all((change.effect.factor or 0.0) <= change.to / micro for change in own)
+
+
 def test_shares_are_means_over_time() -> None:
     lines = [
         {"time_s": 5.0, "evaluation/greedy/rate": 0.5},
-        {"time_s": 6.0, "rollouter/idle_ratio": 1.0, "trainer/idle_ratio": 0.0, "cpu/utilization": 0.5},
+        {"time_s": 6.0, "rollouter/idle_ratio": 1.0, "trainer/idle_ratio": 0.0, "cpu/own": 0.5},
         {"time_s": 9.0, "rollouter/idle_ratio": 0.2, "trainer/idle_ratio": 0.4, "rollouter/batch_wait_ratio": 0.8},
         {"step": 2},
     ]

@@ -137,6 +137,17 @@ def test_a_collapse_proposes_a_lower_rate_and_less_lag() -> None:
     assert overrides == ["training.optimizer.lr=0.001", "freshness.max_lag=0", "algorithm.kl.coef=0.01"]
 
 
+@pytest.mark.parametrize(("rows", "most", "proposed"), [(6, 8, []), (6, 12, [12]), (3, 6, [6])])
+def test_what_the_settings_refuse_is_not_proposed(rows: int, most: int, proposed: list[int]) -> None:
+    """A request is never split, so a slot has at most the rows of a pass."""
+    some = [line | {"rollouter/idle_ratio": 0.0} for line in lines()]
+    settings = {"rollout": {"rows": rows, "sharding": "whole"}, "batching": {"max_rows": most}}
+    busy = {"simulator-0": 0.5, "generator-0": 0.3, "trainer": 0.4}
+    finding = advice(recipe(**settings), busy, some, [])[-1]
+    assert finding.name == "alternating"
+    assert [change.to for change in finding.changes if change.setting == "rollout.rows"] == proposed
+
+
 def test_without_training_there_is_no_advice() -> None:
     assert advice(recipe(), {}, [], []) == []
     assert advice(recipe(), BUSY, [{"step": 0, "evaluation/greedy/rate": 0.5}], []) == []

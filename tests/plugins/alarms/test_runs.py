@@ -24,7 +24,7 @@ def test_a_run_whose_answers_all_earn_the_same_warns_once(tmp_path: Path, caplog
     assert "in update 1: in every group all samples have earned the same" in said[0]
     data = json.loads((tmp_path / "report.html").read_text().partition(' id="data">')[2].partition("</script>")[0])
     advice = next(section["parts"] for section in data["sections"] if section["id"] == "advice")
-    told = f"1. Stability: {said[0].partition('; ')[0]}; or take easier or harder tasks."
+    told = f"1. Stability: {said[0].partition('; ')[0]}; take easier or harder tasks."
     assert advice[0] == {"kind": "text", "text": told, "tone": "notice"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -12,22 +13,24 @@ from tests.plugins.hardware.test_gpus import FOUR, StandIn
 
 from polyrhythm.observe.metrics import MetricsWriter, check_names
 from polyrhythm.plugins.hardware.gpus import Reading
-from polyrhythm.plugins.hardware.sampler import HOOKS, HardwarePart, Samples, core_use, in_words
+from polyrhythm.plugins.hardware.sampler import HOOKS, CoreUse, HardwarePart, Samples, in_words
 from polyrhythm.plugins.prometheus.endpoint import labelled
 from polyrhythm.plugins.report.data import page_data
 from polyrhythm.plugins.report.read import read_run
+
+CORES = "cpu/utilization"
 
 
 def test_shares_are_means_and_memory_the_largest_since_the_last_update() -> None:
     samples = Samples()
     assert samples.take() == {}
-    samples.add(0.5, {0: Reading(0.2, 7.0)})
-    samples.add(1.0, {0: Reading(0.6, 3.0)})
+    samples.add({CORES: 0.5}, {0: Reading(0.2, 7.0)})
+    samples.add({CORES: 1.0}, {0: Reading(0.6, 3.0)})
     found = samples.take()
     assert found == {"cpu/utilization": 0.75, "gpu/0/utilization": 0.4, "gpu/0/memory_gb": 7.0}
     check_names(found)
     assert samples.take() == {"cpu/utilization": 1.0, "gpu/0/utilization": 0.6, "gpu/0/memory_gb": 3.0}, "the last ones"
-    samples.add(0.1, {0: Reading(None, 4.0)})
+    samples.add({CORES: 0.1}, {0: Reading(None, 4.0)})
     assert samples.take() == {"cpu/utilization": 0.1, "gpu/0/utilization": 0.6, "gpu/0/memory_gb": 4.0}
     assert in_words(samples.newest()) == "cores 10%   gpu 0 60%, 4.0 GB"
 
@@ -55,12 +58,19 @@ def test_a_run_that_never_started_closes() -> None:
     part.close()
 
 
-def test_use_of_the_cores_is_a_share() -> None:
-    core_use()
-    until = time.monotonic() + 0.3
-    while time.monotonic() < until:
-        pass
-    assert 0 < core_use() <= 1
+def test_use_of_the_cores_counts_this_process_and_its_children() -> None:
+    use = CoreUse()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        time.sleep(1.5)
+        both = use.read()
+        busy.kill()
+    time.sleep(0.5)
+    use.read()
+    time.sleep(0.3)
+    quiet = use.read()
+    assert 0 < both["cpu/own"] <= 1
+    assert quiet["cpu/own"] < both["cpu/own"]
+    assert 0 <= quiet[CORES] <= 1
 
 
 @pytest.mark.parametrize(
@@ -78,14 +88,14 @@ def test_a_gpu_is_a_label_of_prometheus(metric: str, name: str, labels: tuple[tu
 def test_the_report_has_curves(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path) as metrics:
         for update in range(4):
-            use = {"cpu/utilization": 0.5, "gpu/0/utilization": 0.1 * update, "gpu/0/memory_gb": 3.0}
+            use = {"cpu/utilization": 0.5, "cpu/own": 0.2, "gpu/0/utilization": 0.1 * update, "gpu/0/memory_gb": 3.0}
             metrics.log(
                 update, use | {"throughput/transitions_per_s": 1.0, "throughput/transitions": 9.0 * update}, update
             )
     (tmp_path / "config.yaml").write_text("name: x\n")
     sections = {one["id"]: one["parts"] for one in page_data([read_run(tmp_path)])["sections"]}
     shares, memory = sections["hardware"]
-    assert [one["label"] for one in shares["series"]] == ["processor cores", "gpu 0"]
+    assert [one["label"] for one in shares["series"]] == ["by this run", "processor cores", "gpu 0"]
     assert [one["label"] for one in memory["series"]] == ["gpu 0"]
     assert memory["series"][0]["y"] == [3.0] * 4
     assert "hardware" not in [one["id"] for one in page_data([read_run(tmp_path)] * 2)["sections"]]

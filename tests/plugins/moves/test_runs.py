@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class HopefulJudge:
 def test_a_run_with_moves_shows_what_is_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much other work disturbs the times, something is tried."""
     monkeypatch.setattr(MovingConductor, "judge", f"{__name__}:HopefulJudge")
-    monkeypatch.setattr(mover, "has_drifted", lambda _new, _old: False)
+    monkeypatch.setattr(mover, "DRIFT", math.inf)
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(merge(merge(LOCKSTEP, ASYNCHRONOUS), {"placement": SHARED | {"moves": True}})))
     assert main(["train", str(path), "--out", str(tmp_path / "run")]) == 0

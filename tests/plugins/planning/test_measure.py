@@ -174,6 +174,9 @@ def test_a_folder_without_a_run_has_no_profile(run: Path, tmp_path: Path) -> Non
 def test_a_short_run_shows_what_stations_take_together(measured: Path) -> None:
     config = load_config("cartpole", ["launcher=inline"])
     profile = measure_together(config, load_profile(measured), 0.0)
-    assert profile.rate > 0
     for kind in ("simulator", "generator"):
-        assert 0 <= profile.stations[kind].works["handover"].seconds(0) < 1.0
+        handover = profile.stations[kind].works.get("handover")
+        if handover is None:  # where others use the machine, and then it is said
+            assert any(sentence.startswith(f"{kind}: its handover") for sentence in profile.left_out)
+        else:
+            assert 0 <= handover.seconds(0) < 1.0

@@ -16,7 +16,8 @@ from polyrhythm.plugins.advice.order import advice
 
 log = logging.getLogger(__name__)
 
-#: Lines of metrics from which live advice is given: the first, which alarms compare with, and the newest.
+#: Lines of metrics from which live advice is given: the first, which alarms compare with, and the newest, which give
+#: the shares of time.
 _FIRST, _NEWEST = 5, 40
 #: Seconds between two pieces of live advice.
 _AGAIN_S = 5.0
@@ -31,20 +32,25 @@ class AdvicePart(RunPart):
         self._config, self._first = config, list[Line]()
         self._newest: deque[Line] = deque(maxlen=_NEWEST)
         self._status: tuple[str, ...] = ()
-        self._due = 0.0
+        self._due = self._began = time.monotonic()
 
     def on_metrics(self, step: int, values: Mapping[str, float | None]) -> None:
         if "trainer/idle_ratio" not in values:
             return
         now = time.monotonic()
-        line = {"step": step, "time_s": now, **values}
+        line = {"step": step, **values, "time_s": now - self._began}
         kept = self._first if len(self._first) < _FIRST else self._newest
         kept.append(line)
         if now >= self._due and len(self._newest) > 1:
             self._due = now + _AGAIN_S
             lines = [*self._first, *self._newest]
-            found = advice(self._config, newest_utilisation(line), lines[1:], all_alarms(lines))
+            found = advice(self._config, newest_utilisation(line), self._weighed(lines), all_alarms(lines))
             self._status = tuple(map(in_short, found[:1]))
+
+    def _weighed(self, lines: Sequence[Line]) -> list[Line]:
+        """The lines with the seconds since the first of the newest: those before it have no part in the shares."""
+        start = self._newest[0]["time_s"]
+        return [{**line, "time_s": max(0.0, line["time_s"] - start)} for line in lines]
 
     def status(self) -> Sequence[str]:
         return self._status

@@ -15,7 +15,7 @@ _SHARES = {
     "rows_idle": "rollouter/idle_ratio",
     "trainer_idle": "trainer/idle_ratio",
     "batch_wait": "rollouter/batch_wait_ratio",
-    "cores": "cpu/utilization",
+    "cores": "cpu/own",
 }
 
 
@@ -24,8 +24,8 @@ class Shares:
     """Measured shares of training's time, 0..1.
 
     busy: mean of each kind of station; count: stations of each kind; rows_idle: rows without a ticket; trainer_idle:
-    the trainer neither trained nor published; batch_wait: a pass waited out batching.max_wait_ms; cores: use of the
-    main machine's processor cores; proximal: part of the trainer's work that recomputes log-probs.
+    the trainer neither trained nor published; batch_wait: a pass waited out batching.max_wait_ms; cores: of the
+    main machine's processor cores, in use by this run; proximal: part of the trainer's work that recomputes log-probs.
     """
 
     busy: Mapping[str, float]

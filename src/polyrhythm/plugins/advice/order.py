@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
+from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.hooks import Alarm
 from polyrhythm.plugins.advice import speed, stability
-from polyrhythm.plugins.advice.findings import Finding
+from polyrhythm.plugins.advice.findings import Change, Finding
 from polyrhythm.plugins.advice.measures import Line, shares_of
 
 #: Findings under which older samples would make it worse.
@@ -18,8 +22,9 @@ DRIFTS = ("mismatch", "stale", "large-updates", "collapse", "entropy")
 def advice(
     config: RunConfig, utilisation: Mapping[str, float], lines: Sequence[Line], alarms: Sequence[Alarm]
 ) -> list[Finding]:
-    """The findings; empty if the run did not train. What would make samples older is left out while the
-    policy drifts. utilisation: by station; lines: of metrics.jsonl; alarms: of these lines."""
+    """The findings; empty if the run did not train. Changes that do not go with the other settings are left out, and
+    what would make samples older while the policy drifts. utilisation: by station; lines: of metrics.jsonl; alarms: of
+    these lines."""
     shares = shares_of(utilisation, lines)
     if shares is None:
         return []
@@ -28,4 +33,21 @@ def advice(
     if drifting and any(change.unstable for change in limit.changes):
         kept = tuple(change for change in limit.changes if not change.unstable)
         limit = replace(limit, changes=kept, remedy=f"raise freshness.max_lag once {drifting[0]} is over")
-    return [*first, limit]
+    return [replace(finding, changes=tuple(_valid(config, finding.changes))) for finding in (*first, limit)]
+
+
+def with_setting(config: RunConfig, change: Change) -> RunConfig:
+    """The settings with one changed. ConfigError: it does not go with the others."""
+
+    def changed(section: Mapping[str, Any], path: str) -> dict[str, Any]:
+        first, _, rest = path.partition(".")
+        return {**section, first: changed(section[first], rest) if rest else change.to}
+
+    return validate(changed(config.model_dump(mode="json"), change.setting))
+
+
+def _valid(config: RunConfig, changes: Sequence[Change]) -> Iterator[Change]:
+    for change in changes:
+        with suppress(ConfigError):
+            with_setting(config, change)
+            yield change

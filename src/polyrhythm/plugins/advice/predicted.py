@@ -4,6 +4,9 @@ changed.
 A factor is the ratio of two simulations with the same seed. It counts only if the simulation of the run as it was comes
 close to what was measured; otherwise the bounds stay, and the finding says why. Changes of what a profile does not
 have, such as one thread for all stations, keep their bounds too.
+
+A run alone has measured one amount of each work, and other amounts are simulated to take as long. So a change to a
+larger amount than was measured has its factor as a bound, and one to a smaller amount keeps the bound of its rule.
 """
 
 from __future__ import annotations
@@ -16,21 +19,24 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.config.sections.rollout import DynamicBatching
 from polyrhythm.errors import ConfigError, PolyrhythmError
 from polyrhythm.plugins.advice.findings import Change, Effect, Finding
 from polyrhythm.plugins.advice.measures import Line
-from polyrhythm.plugins.advice.order import DRIFTS
+from polyrhythm.plugins.advice.order import DRIFTS, with_setting
 from polyrhythm.plugins.advice.speed import more
+from polyrhythm.plugins.planning.cluster import sample_steps
 from polyrhythm.plugins.planning.from_run import measured_updates, profile_of, updated
 from polyrhythm.plugins.planning.judge import predict
-from polyrhythm.plugins.planning.profile import Profile, load_profile
+from polyrhythm.plugins.planning.profile import Kind, Profile, WorkName, load_profile
 from polyrhythm.runtime.devices import devices_here
 
 #: Largest relative error of the simulation of the run as it was; factor from which a change gains anything, and from
 #: which one that no rule proposes is added.
 _TRUSTED, _WORTH, _ADDED = 0.25, 1.05, 1.1
+#: Most cores that are simulated.
+_CORES = 1024
 #: Versions that are counted.
 _COUNTED = 8
 #: Settings, or sections, of what is simulated.
@@ -55,7 +61,7 @@ class Predictor:
         if not (updates := measured_updates(self._lines)):
             return _noted(findings, "bounds, no predictions: the run has no metrics of times")
         try:
-            self._profile = self._best(profile_of(self._config, self._summary, updates))
+            self._profile = self._awake(self._best(profile_of(self._config, self._summary, updates)))
             present, measured = self._simulated(self._config), self._measured()
             deviation = abs(present / measured - 1.0)
         except PolyrhythmError as error:
@@ -77,6 +83,18 @@ class Predictor:
                 return updated(load_profile(path), own, self._config)
         return own
 
+    def _awake(self, profile: Profile) -> Profile:
+        """The profile on as many cores as its stations would fill: a station that is busy may sleep or wait, and then
+        leaves its core to others."""
+        busy = sum(share for name, share in self._summary["utilisation"].items() if not name.endswith("-evaluation"))
+        used = [line["cpu/own"] for line in self._lines if line.get("cpu/own")]
+        if not used or busy <= 0:
+            return profile
+        cores = profile.machine.cores
+        awake = min(1.0, fmean(used) * cores / busy)
+        machine = profile.machine.model_copy(update={"cores": min(_CORES, round(cores / awake))})
+        return profile.model_copy(update={"machine": machine})
+
     def _predicted(self, finding: Finding, present: float, *, drifts: bool) -> Finding:
         changes = list(self._effects(finding.changes, present))
         if finding.kind == "stability":
@@ -93,15 +111,23 @@ class Predictor:
         for change in changes:
             if change.setting.startswith(_SIMULATED) and time.monotonic() < self._until:
                 with suppress(PolyrhythmError):  # such as a number that does not divide
-                    changed = self._simulated(with_setting(self._config, change))
-                    yield replace(change, effect=self._effect(change.setting, changed / present))
-                    continue
+                    changed = with_setting(self._config, change)
+                    larger, smaller = self._beyond(changed)
+                    if not smaller:
+                        factor = self._simulated(changed) / present
+                        yield replace(change, effect=Effect("at most" if larger else "predicted", factor))
+                        continue
             yield change
 
-    def _effect(self, setting: str, factor: float) -> Effect:
-        """A run alone has measured one number of rows, and twice the rows take as long there."""
-        one_amount = all(len(work.timings) == 1 for work in self._profile.stations["simulator"].works.values())
-        return Effect("at most" if setting == "rollout.rows" and one_amount else "predicted", factor)
+    def _beyond(self, changed: RunConfig) -> tuple[bool, bool]:
+        """Whether any work has a larger, or a smaller, amount than those that were measured and the run's."""
+        now, then = _amounts(self._profile, self._config), _amounts(self._profile, changed)
+        measured = list[tuple[float, float, float]]()
+        for kind, name in now:
+            if kind in self._profile.stations and (work := self._profile.stations[kind].works.get(name)):
+                amounts = [*(timing.amount for timing in work.timings), now[kind, name]]
+                measured.append((min(amounts), then[kind, name], max(amounts)))
+        return any(amount > high for _, amount, high in measured), any(amount < low for low, amount, _ in measured)
 
     def _simulated(self, config: RunConfig) -> float:
         """Trained samples per second."""
@@ -114,14 +140,19 @@ class Predictor:
         return float(self._summary["transitions_per_s"]) / fmean(steps)
 
 
-def with_setting(config: RunConfig, change: Change) -> RunConfig:
-    """The settings with one changed. ConfigError: it does not go with the others."""
-
-    def changed(section: Mapping[str, Any], path: str) -> dict[str, Any]:
-        first, _, rest = path.partition(".")
-        return {**section, first: changed(section[first], rest) if rest else change.to}
-
-    return validate(changed(config.model_dump(mode="json"), change.setting))
+def _amounts(profile: Profile, config: RunConfig) -> dict[tuple[Kind, WorkName], float]:
+    """Amounts of work: rows of a slot's step; most rows of a pass; chunk steps of a rank's update and micro-batch."""
+    rollout, training, batching = config.rollout, config.training, config.batching
+    most = batching.max_rows if isinstance(batching, DynamicBatching) else config.all_rows
+    steps, ranks = training.batch_size * sample_steps(profile, config), config.placement.trainer.ranks or 1
+    share = steps / training.require_batches
+    mini = min(training.minibatch_steps or share, share) / ranks
+    return {
+        ("simulator", "step"): rollout.largest_slot_rows or rollout.rows,
+        ("generator", "pass"): min(most, config.all_rows),
+        ("trainer", "prepare"): steps / ranks,
+        ("trainer", "micro_batch"): min(training.micro_batch_steps or mini, mini),
+    }
 
 
 def _noted(findings: Sequence[Finding], note: str) -> list[Finding]:

@@ -111,9 +111,11 @@ def _training(shares: Shares, config: RunConfig) -> Iterator[Change]:
     most = without(shares.rows_idle)
     if shares.cores < _FULL:
         yield Change("placement.trainer.ranks", ranks, 2 * ranks, "a device, or processor cores", at_most(2, most))
-    if training.micro_batch_steps:
-        steps = training.micro_batch_steps
-        yield Change("training.micro_batch_steps", steps, 2 * steps, "memory", at_most(2, most))
+    if steps := training.micro_batch_steps:
+        more_steps = min(2 * steps, training.minibatch_steps or 2 * steps)
+        if more_steps > steps:
+            gain = at_most(more_steps / steps, most)
+            yield Change("training.micro_batch_steps", steps, more_steps, "memory", gain)
     if training.epochs > 1:
         fewer = training.epochs // 2
         gain = at_most(training.epochs / fewer, most)
@@ -138,4 +140,4 @@ def _cores(shares: Shares) -> str:
     """What is said instead of more stations where all cores are in use; "" otherwise."""
     if shares.cores < _FULL:
         return ""
-    return f"the machine's processor cores are in use {shares.cores:.0%} of the time: more stations only share them"
+    return f"this run uses {shares.cores:.0%} of the machine's processor cores: more stations only share them"

@@ -159,7 +159,7 @@ _REWARD = "give a reward that grows on the way to success, or a first policy fro
 #: Alarm → row of the table, changes, and what helps besides; the first cause first.
 _OF_ALARM: Mapping[str, tuple[str, Callable[[RunConfig], Iterator[Change]], str]] = {
     "same": ("equal-returns", _nothing, _REWARD),
-    "no signal": ("no-signal", _equal_groups, "or take easier or harder tasks"),
+    "no signal": ("no-signal", _equal_groups, "take easier or harder tasks"),
     "collapse": ("collapse", _collapsed, "evaluate best.pt, which the run has with evaluation.every"),
     "old": ("stale", _older, ""),
     "entropy": ("entropy", _entropy, ""),

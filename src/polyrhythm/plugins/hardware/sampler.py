@@ -1,4 +1,4 @@
-"""Samples the main machine's cores and GPUs once a second, in a thread of the main process.
+"""Samples the main machine's cores and GPUs every two seconds, in a thread of the main process.
 
 Reading a GPU can take long, as where its driver is loaded anew, so the thread that decides never does it. Stations on
 other hosts are not measured.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 
@@ -21,7 +23,7 @@ from polyrhythm.plugins.hardware.gpus import Gpus, Reading, open_gpus
 
 log = logging.getLogger(__name__)
 
-_SAMPLE_S = 1.0
+_SAMPLE_S = 2.0
 #: Seconds that the end of a run waits for a reading.
 _CLOSE_S = 5.0
 
@@ -34,9 +36,9 @@ class Samples:
         self._new: dict[str, list[float]] = {}
         self._last: dict[str, float] = {}
 
-    def add(self, cores: float, gpus: Mapping[int, Reading]) -> None:
-        """cores: share of the cores in use, 0..1."""
-        found: dict[str, float | None] = {"cpu/utilization": cores}
+    def add(self, cores: Mapping[str, float], gpus: Mapping[int, Reading]) -> None:
+        """cores: metrics of their use."""
+        found: dict[str, float | None] = dict(cores)
         for index, reading in gpus.items():
             found |= {f"gpu/{index}/{name}": value for name, value in reading._asdict().items()}
         with self._lock:
@@ -57,11 +59,33 @@ class Samples:
             return dict(self._last)
 
 
-def core_use() -> float:
-    """Share in which the cores that this process may use were in use since this thread's last call."""
-    shares = psutil.cpu_percent(percpu=True)
-    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(shares))
-    return fmean(shares[core] for core in own if core < len(shares)) / 100.0
+class CoreUse:
+    """Use of the processor cores that this process may use, as shares of all of them; first called by the thread that
+    calls `read`."""
+
+    def __init__(self) -> None:
+        self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        self._last, self._seconds = time.monotonic(), self._processes()
+        psutil.cpu_percent(percpu=True)
+
+    def read(self) -> dict[str, float]:
+        """Use since the last call, by all programs and by this process with its descendants."""
+        shares = psutil.cpu_percent(percpu=True)
+        used = [shares[core] for core in self._cores if core < len(shares)] or shares
+        now, seconds = time.monotonic(), self._processes()
+        new = sum(max(0.0, own - self._seconds.get(process, 0.0)) for process, own in seconds.items())
+        passed, self._last, self._seconds = max(now - self._last, 1e-9), now, seconds
+        return {"cpu/utilization": fmean(used) / 100.0, "cpu/own": min(1.0, new / passed / len(used))}
+
+    @staticmethod
+    def _processes() -> dict[tuple[int, float], float]:
+        """Processor seconds so far by process."""
+        found, this = {}, psutil.Process()
+        for process in (this, *this.children(recursive=True)):
+            with suppress(psutil.Error):  # it has ended
+                times = process.cpu_times()
+                found[process.pid, process.create_time()] = times.user + times.system
+        return found
 
 
 class HardwarePart(RunPart):
@@ -75,13 +99,13 @@ class HardwarePart(RunPart):
         self._thread.start()
 
     def _sample(self) -> None:
-        """Consumes: readings of cores and GPUs. Waits for: the next second. Unblocked by: that, or the end of the run.
+        """Consumes: readings of cores and GPUs. Waits for: the next sample. Unblocked by: that, or the end of the run.
         Produces: samples."""
         gpus = self._find_gpus()
         try:
-            core_use()
+            cores = CoreUse()
             while not self._over.wait(_SAMPLE_S):
-                self._samples.add(core_use(), gpus.read() if gpus else {})
+                self._samples.add(cores.read(), gpus.read() if gpus else {})
         except Exception:
             log.exception("use of cores and GPUs is not measured any more; the run goes on")
         finally:
@@ -101,11 +125,11 @@ class HardwarePart(RunPart):
 
 
 def in_words(values: Mapping[str, float]) -> str:
-    """The newest values in one line: `cores 97%   gpu 0 43%, 12.3 GB`."""
+    """The newest values in one line: `cores 97%, 60% by this run   gpu 0 43%, 12.3 GB`."""
     by_device: dict[str, list[str]] = {}
     for name, value in values.items():
         device, _, what = name.rpartition("/")
-        told = f"{value:.0%}" if what == "utilization" else f"{value:.1f} GB"
+        told = f"{value:.1f} GB" if what == "memory_gb" else f"{value:.0%}" + " by this run" * (what == "own")
         by_device.setdefault("cores" if device == "cpu" else device.replace("/", " "), []).append(told)
     return "   ".join(f"{device} {', '.join(told)}" for device, told in by_device.items())
 

@@ -18,7 +18,6 @@ from math import ceil
 from statistics import fmean
 from typing import Literal
 
-from polyrhythm.plugins.autobatch.search import has_drifted
 from polyrhythm.plugins.moves.operation import Operation, neighbours
 from polyrhythm.plugins.moves.search import MoveSearch
 from polyrhythm.plugins.moves.timing import RunTiming, TimingPoint
@@ -39,8 +38,8 @@ UNCLEAR, EQUAL, LESS_LAG = 0.02, 0.01, 0.2
 TRIES_SHARE, ACCURATE, ALLOWED = 0.02, 0.15, 0.6
 #: Versions after which a search is repeated although nothing has changed, and for which an undone move is not tried.
 PAUSE, BARRED = 30, 40
-#: Publications in a row at which times must differ, before they count as changed.
-DRIFTED = 2
+#: Relative change of a time, and publications in a row at which it must be seen, from which costs count as changed.
+DRIFT, DRIFTED = 0.4, 2
 #: Relative loss of the rate that is taken for a change of costs which the measured times do not show.
 UNEXPLAINED = 0.08
 
@@ -165,7 +164,7 @@ class Mover:
         """Whether the times differ from those under which the present rates were measured, or the rate has fallen."""
         point = self.timing.point(self.point.rows)
         pairs = zip(astuple(point), astuple(self.point), strict=True)
-        drifted = any(new > 0.0 and has_drifted(new, old) for new, old in pairs)  # 0: not known at present
+        drifted = any(new > 0.0 and abs(new - old) > DRIFT * old for new, old in pairs)  # 0: not known at present
         self.drifted = self.drifted + 1 if drifted else 0
         if self.drifted >= DRIFTED or not self.point.rows:
             self.point, self.drifted = self.timing.point(), 0

@@ -8,18 +8,14 @@ measured in a run (`together`).
 
 from __future__ import annotations
 
-import resource
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import pstdev
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -31,7 +27,8 @@ from polyrhythm.pipeline.array_specs import arena_layout, bucket_sizes, env_batc
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.placed import place
 from polyrhythm.plugins.lease.offload import open_store
-from polyrhythm.plugins.planning.profile import Episodes, Kind, StationProfile, Timing, Work, WorkName
+from polyrhythm.plugins.planning.profile import Episodes, Kind, StationProfile
+from polyrhythm.plugins.planning.timing import FEWEST, Budget, Measurements, held_on, sizes
 from polyrhythm.policies.base import Policy, as_module
 from polyrhythm.policies.form import PolicyForm, Role
 from polyrhythm.runtime.devices import CPU
@@ -42,7 +39,7 @@ from polyrhythm.runtime.memory.receiver import Receiver
 from polyrhythm.runtime.memory.shared_folder import SharedRunFolder
 from polyrhythm.runtime.memory.weights import SharedWeights
 from polyrhythm.runtime.messages import ACTIONS
-from polyrhythm.scheduler.inference.batching import padded, powers
+from polyrhythm.scheduler.inference.batching import padded
 from polyrhythm.specs import Trajectory, WeightsLayout
 from polyrhythm.stations.batch_buffer import BatchLayout
 from polyrhythm.stations.generator_factory import PolicyFactory
@@ -52,12 +49,6 @@ from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 from polyrhythm.training.learner import Learner, Update
 from polyrhythm.training.objective import UNSCALED
 
-#: Most measurements of one amount, and fewest where time is left.
-_MOST, _FEWEST = 200, 3
-#: Share of the times that must be without interruption for the others to be left out.
-_CLEAN = 0.1
-#: CPU time, time without a core, and turns of this thread (Linux).
-_SCHEDULED = Path("/proc/thread-self/schedstat")
 #: Rows of observations that passes and samples are made of.
 _SHOWN = 64
 #: Bytes of samples that the trainer's measurements hold at most.
@@ -66,91 +57,6 @@ _SAMPLES_BYTES = 512 * 2**20
 _SEEDS = 32
 #: Chunk steps of the longest sample that is made.
 _LONGEST = 256
-
-
-class Measurements:
-    """Times of works by their amount. The first of each amount is not counted, as it warms up.
-
-    On a machine that does other things too, a work waits for a core. Linux accounts for this wait, which is not
-    counted; and times in which the process was interrupted are left out, if enough others remain: caches were cold.
-    device: of the work, which is waited for.
-    """
-
-    def __init__(self, device: str = CPU) -> None:
-        self.device = device
-        self._times: dict[tuple[WorkName, int], list[tuple[float, bool]]] = {}
-        self._memory: dict[tuple[WorkName, int], int] = {}
-
-    @contextmanager
-    def time(self, name: WorkName, amount: int) -> Iterator[None]:
-        """Measure the block as one unit of this work."""
-        waited, interrupted = core_wait_s(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        begin = time.perf_counter()
-        yield
-        if self.device != CPU:
-            torch.cuda.synchronize(self.device)
-        seconds = time.perf_counter() - begin
-        clean = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == interrupted
-        waited = core_wait_s() - waited
-        self._times.setdefault((name, amount), []).append((max(0.0, seconds - waited), clean))
-
-    def repeat(self, run: Callable[[], object], name: WorkName, amount: int, budget: Budget) -> None:
-        """Call `run`, which measures the work itself, until the time is over, at least twice; and the peak memory."""
-        with _peak(self.device) as peak:
-            for count in range(_MOST):
-                if budget.over and count > 1:
-                    break
-                run()
-        self._memory[name, amount] = max(0, peak())
-
-    def works(self) -> dict[WorkName, Work]:
-        """Each work with the statistics of its amounts."""
-        found: dict[WorkName, list[Timing]] = {}
-        for (name, amount), times in sorted(self._times.items()):
-            found.setdefault(name, []).append(
-                timing_of(amount, _undisturbed(times), self._memory.get((name, amount), 0))
-            )
-        return {name: Work(timings=tuple(timings)) for name, timings in found.items()}
-
-
-def core_wait_s() -> float:
-    """Seconds for which this thread was ready and had no core, since it began; 0 where the system does not say."""
-    try:
-        return int(_SCHEDULED.read_text(encoding="ascii").split()[1]) * 1e-9
-    except OSError:
-        return 0.0
-
-
-def _undisturbed(times: Sequence[tuple[float, bool]]) -> list[float]:
-    """The times but the first, without interrupted ones unless they are too many."""
-    counted = times[1:] or times
-    clean = [seconds for seconds, is_clean in counted if is_clean]
-    return clean if len(clean) >= max(_FEWEST, _CLEAN * len(counted)) else [seconds for seconds, _ in counted]
-
-
-def timing_of(amount: int, seconds: Sequence[float], memory: int = 0) -> Timing:
-    """Statistics of these times."""
-    median, p90, p99 = np.quantile(seconds, (0.5, 0.9, 0.99)).tolist()
-    mean = fmean(seconds)
-    return Timing(amount=amount, count=len(seconds), mean_s=mean, median_s=median, p90_s=p90, p99_s=p99, memory=memory)
-
-
-@dataclass(slots=True)
-class Budget:
-    """Time that is left, by `time.monotonic`. Each call of `part` gets an equal share of what is left."""
-
-    end: float
-    parts: int
-
-    @property
-    def over(self) -> bool:
-        return time.monotonic() >= self.end
-
-    def part(self) -> Budget:
-        now = time.monotonic()
-        share = (self.end - now) / max(1, self.parts)
-        self.parts -= 1
-        return Budget(now + share, 1)
 
 
 class Alone:
@@ -223,25 +129,6 @@ class Alone:
 
         found.repeat(score, "score", 1, budget)
         return StationProfile(works=found.works())
-
-
-@contextmanager
-def _peak(device: str) -> Iterator[Callable[[], int]]:
-    """Bytes by which the memory grew meanwhile: allocated on the device, else resident in this process."""
-    if device == CPU:
-        before = psutil.Process().memory_info().rss
-        yield lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
-        return
-    torch.cuda.reset_peak_memory_stats(device)
-    allocated = torch.cuda.memory_allocated(device)
-    yield lambda: torch.cuda.max_memory_allocated(device) - allocated
-
-
-def held_on(device: str) -> int:
-    """Bytes that torch has allocated on the device, or that are resident in this process."""
-    if device == CPU:
-        return int(psutil.Process().memory_info().rss)
-    return int(torch.cuda.memory_allocated(device))
 
 
 # ------------------------------------------------------------ simulator
@@ -334,11 +221,6 @@ class _Simulator:
 
     def _observe(self, rows: NDArray[np.intp]) -> None:
         self._env.observe(rows, {name: array[: len(rows)] for name, array in self._arrays.items()})
-
-
-def sizes(most: int) -> list[int]:
-    """Powers of two below `most`, and `most`."""
-    return sorted({*(n for n in powers(most) if n < most), most})
 
 
 # ------------------------------------------------------------ generator
@@ -459,7 +341,7 @@ def measure_switch(
     store = open_store(device, "")
     nbytes = sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())
     try:
-        for count in range(_FEWEST + 1):
+        for count in range(FEWEST + 1):
             if budget.over and count > 1:
                 break
             with found.time("offload", nbytes):
@@ -496,7 +378,9 @@ class _Trainer:
 
     def measure(self, budget: Budget) -> tuple[list[Trajectory], StationProfile]:
         """The samples, and the profile."""
-        found, learner = Measurements(self.device), self.learner
+        # A trainer of its own does micro-batches one after another.
+        cold = self._alone.config.launcher == "inline"
+        found, learner = Measurements(self.device, cold=cold), self.learner
         torch.set_num_threads(self._seat.threads)
         samples = self._samples()
         steps = sum(sample.steps for sample in samples)

@@ -197,7 +197,7 @@ def _device(summary: Mapping[str, Any], kind: Kind) -> str:
 
 def _work(points: Sequence[tuple[float, float]]) -> Work:
     """A work of the points' mean amount."""
-    from polyrhythm.plugins.planning.alone import timing_of
+    from polyrhythm.plugins.planning.timing import timing_of
 
     return Work(timings=(timing_of(round(fmean(n for n, _ in points)), [seconds for _, seconds in points]),))
 

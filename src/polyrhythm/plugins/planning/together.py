@@ -11,6 +11,7 @@ time sets the level of the trainer's works: in a run its caches are cold.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +31,9 @@ from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.placed import Kind as PlacedKind
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.run_loop import Interrupted
-from polyrhythm.plugins.planning.alone import core_wait_s, timing_of
 from polyrhythm.plugins.planning.cluster import update_seconds
 from polyrhythm.plugins.planning.profile import Episodes, Kind, Profile, StationProfile, Work, WorkName
+from polyrhythm.plugins.planning.timing import core_wait_s, timing_of
 from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.hosting import process_ids
 from polyrhythm.runtime.messages import TRAINER, Report
@@ -40,6 +41,8 @@ from polyrhythm.scheduler import records
 
 #: Measurements below which nothing is said about their mean.
 _FEW = 5
+#: Shares of the handovers that count, from the shortest on.
+_COUNTED, _COUNTED_INLINE = 0.5, 0.9
 #: Largest factor of a slow-down; more is another fault.
 _MOST_BESIDE = 4.0
 #: Seconds that a run gets at least, once it has started.
@@ -214,7 +217,7 @@ def with_run(profile: Profile, config: RunConfig, timer: UnitTimer) -> Profile:
     stations = dict(profile.stations)
     units: dict[Kind, Sequence[Unit]] = {"simulator": timer.steps, "generator": timer.passes}
     for kind, own in units.items():
-        stations[kind] = _with_units(stations[kind], own, kind, left_out, beside=_is_beside_trainer(config, kind))
+        stations[kind] = _with_units(stations[kind], own, kind, left_out, config)
     stations["trainer"] = _with_updates(profile, config, timer, left_out)
     return profile.model_copy(
         update={
@@ -236,15 +239,19 @@ def _is_beside_trainer(config: RunConfig, kind: Kind) -> bool:
 
 
 def _with_units(
-    station: StationProfile, units: Sequence[Unit], kind: Kind, left_out: list[str], *, beside: bool
+    station: StationProfile, units: Sequence[Unit], kind: Kind, left_out: list[str], config: RunConfig
 ) -> StationProfile:
     """The station with its handover, and if it is beside the trainer with its slow-down during updates."""
+    beside = _is_beside_trainer(config, kind)
     quiet = [unit for unit in units if not unit.trains]
     busy = [unit for unit in units if unit.trains]
     if len(quiet) < _FEW:
         left_out.append(f"{kind}: its handover, as the run had {len(quiet)} units of its work without an update")
         return station
-    handover = _lower_half([max(0.0, unit.seconds - unit.expected) for unit in quiet])
+    # Only in one process waits for a core are known; elsewhere they are in the longer half of the times.
+    counted = _COUNTED_INLINE if config.launcher == "inline" else _COUNTED
+    longer = sorted(max(0.0, unit.seconds - unit.expected) for unit in quiet)
+    handover = longer[: math.ceil(counted * len(longer))]
     works = {**station.works, "handover": Work(timings=(timing_of(0, handover),))}
     if not beside:
         return station.model_copy(update={"works": works})
@@ -283,11 +290,6 @@ def _with_updates(profile: Profile, config: RunConfig, timer: UnitTimer, left_ou
 def _steps_of_epoch(config: RunConfig, chunk_steps: float) -> float:
     mini = config.training.minibatch_steps
     return max(1.0, chunk_steps / mini) if mini else float(config.training.require_batches)
-
-
-def _lower_half(values: Sequence[float]) -> list[float]:
-    """The values up to the median: the others waited for cores too, of which the simulation has its own account."""
-    return sorted(values)[: (len(values) + 1) // 2]
 
 
 def seen_episodes(before: Episodes, samples: Sequence[records.SampleFinished]) -> Episodes:

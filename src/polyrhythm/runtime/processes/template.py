@@ -228,9 +228,7 @@ class Template:
         if server is None:
             return
         ours = all(module.partition(".")[0] in ("polyrhythm", "torch") for module in self._modules)
-        if _kept is not None and ours and server.is_alive and self._modules not in _kept:
-            _kept[self._modules] = server
-        else:
+        if _kept is None or not ours or not server.is_alive or _kept.setdefault(self._modules, server) is not server:
             server.close()
 
 
