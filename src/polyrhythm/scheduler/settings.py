@@ -51,17 +51,12 @@ class ScoringRules:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
 
 
-#: What `SchedulerSettings.moves` may change during a run.
-MOVES = ("generators", "max_lag")
-
-
 @dataclass(frozen=True, slots=True)
 class MoveRules:
     """What the scheduler may change during a run (`placement.moves`). devices: numbers of those that each station
-    computes on, where it has any; kinds: some of MOVES."""
+    computes on, where it has any."""
 
     devices: dict[str, tuple[int, ...]]
-    kinds: tuple[str, ...] = MOVES
 
 
 _AT_LEAST_ONE = ("batch_size", "sync_interval", "group_size", "max_rows", "max_requests", "tasks", "max_attempts")

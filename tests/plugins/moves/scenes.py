@@ -34,10 +34,9 @@ def scene(**changes: Any) -> ClusterSettings:
     return ClusterSettings.model_validate({**plain, **changes})
 
 
-def moving(settings: ClusterSettings, *kinds: str) -> ClusterSettings:
-    """The cluster with moves, of these kinds if any are named."""
-    devices = {name: own for name, _, own in settings.seats() if own}
-    rules = MoveRules(devices, kinds) if kinds else MoveRules(devices)
+def moving(settings: ClusterSettings) -> ClusterSettings:
+    """The cluster with moves."""
+    rules = MoveRules({name: own for name, _, own in settings.seats() if own})
     return settings.model_copy(update={"scheduler": replace(settings.scheduler, moves=rules)})
 
 

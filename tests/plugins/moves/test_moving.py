@@ -199,7 +199,7 @@ def test_a_try_that_an_interruption_ends_is_given_up() -> None:
     conductor.detach()
     mover = conductor.mover
     assert (mover.operation, mover.trial, mover.lost_s) == (Operation(OFF, 2.0), None, 0.0)
-    assert mover.skip == mover.settling
+    assert mover.skip == mover.catch_up
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -262,6 +262,13 @@ def test_a_search_goes_on_after_a_restore_where_it_was() -> None:
         assert tuple(conductor.handle(step.event, step.now)) == step.commands
     assert restored
     assert any(isinstance(command, MoveChosen) for step in steps for command in step.commands)
+
+
+def test_a_change_of_steps_that_would_do_nothing_is_refused() -> None:
+    changes = [{"at": "1s", "cost": "step", "times": 2.0}]
+    with pytest.raises(ValueError, match="episode_time"):
+        scene(changes=changes, simulators=[{"episode_time": "1s", "steps": 8}])
+    assert scene(changes=changes).changes[0].times == 2.0
 
 
 def test_a_resumed_run_keeps_its_operation() -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from tests.pipeline.runs import LOCKSTEP
+from tests.plugins.moves.scenes import TableSimulation
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge, validate
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.placed import move_rules, place
+from polyrhythm.plugins.moves import mover
+from polyrhythm.plugins.moves.conductor import MovingConductor
+from polyrhythm.plugins.moves.operation import Operation
+from polyrhythm.plugins.moves.timing import MeasuredTimes
+from polyrhythm.scheduler.settings import BatchLimits, MoveRules, SchedulerSettings
 
 ASYNCHRONOUS = {
     "freshness": {"max_lag": 2.0, "on_update": "continue"},
@@ -24,11 +31,27 @@ ASYNCHRONOUS = {
 SHARED: dict[str, Any] = {"simulated_devices": 2, "generators": {"devices": "0,1"}, "trainer": {"devices": "1"}}
 
 
-def test_a_run_with_moves_shows_what_is_in_force(tmp_path: Path) -> None:
+class HopefulJudge:
+    """Forecasts the measured rate for all generators at the setting's α, and twice that for all else."""
+
+    def __init__(self, settings: SchedulerSettings, _rules: MoveRules) -> None:
+        self._settings = settings
+
+    def __call__(self, times: MeasuredTimes, operation: Operation, _limits: BatchLimits) -> TableSimulation:
+        rate = self._settings.version_samples / times.version_s
+        here = operation == Operation((), self._settings.max_lag)
+        return TableSimulation(rate if here else 2.0 * rate, operation.max_lag)
+
+
+def test_a_run_with_moves_shows_what_is_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much other work disturbs the times, something is tried."""
+    monkeypatch.setattr(MovingConductor, "judge", f"{__name__}:HopefulJudge")
+    monkeypatch.setattr(mover, "DRIFT", math.inf)
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(merge(merge(LOCKSTEP, ASYNCHRONOUS), {"placement": SHARED | {"moves": True}})))
     assert main(["train", str(path), "--out", str(tmp_path / "run")]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["moves"][0]["outcome"] == "begun"
     assert all(move["outcome"] in ("begun", "kept", "undone", "reset") for move in summary["moves"])
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     updates = [line for line in lines if "staleness/max_lag" in line]

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from polyrhythm.conductors import build_conductor
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
@@ -195,6 +196,9 @@ def run(versions: int = 40, repeats: int = 1, *, tiny: bool = False) -> dict[str
     Interleaved turns. versions: of a phase. `phases`: samples per second by kind of run and phase (medians), and what
     moves reach of the better fixed one, in the whole run of the start; `moves`: those of each turn.
     """
+    if versions < FOLLOWED + 6 and not tiny:
+        least = FOLLOWED + 6
+        raise ConfigError(f"--versions {versions}: {FOLLOWED} of a phase are not measured; make it at least {least}")
     cluster_rows = in_the_cluster()
     if tiny:
         return {"simulated": cluster_rows}

@@ -53,8 +53,7 @@ class IdleMeter(Observer):
         self._trainer_s += passed * (self._training or self._publishing)
 
     def take(self, now: float, worked_s: float = 0.0) -> dict[str, float]:
-        """`rollouter/idle_ratio` and `trainer/idle_ratio`, 0..1, since the last call; with `placement.moves` also what
-        is in force now: `stations/generators_off` and `staleness/max_lag`.
+        """`rollouter/idle_ratio` and `trainer/idle_ratio`, 0..1, since the last call.
 
         worked_s: seconds that the trainer reports for the update; more than decisions show if the update came in parts.
         """
@@ -63,15 +62,10 @@ class IdleMeter(Observer):
         rollouter = 1.0 - self._running_s / self._row_s if self._row_s else 0.0
         self._began, trainer_s = now, max(self._trainer_s, worked_s)
         self._row_s, self._running_s, self._trainer_s = 0.0, 0.0, 0.0
-        found = {
+        return {
             "rollouter/idle_ratio": min(1.0, max(0.0, rollouter)),
             "trainer/idle_ratio": min(1.0, max(0.0, 1.0 - trainer_s / seconds)),
         }
-        conductor = self._conductor
-        if conductor.settings.moves is not None:
-            found["stations/generators_off"] = float(len(conductor.serving.generators.off))
-            found["staleness/max_lag"] = min(conductor.rollout.max_lag, conductor.settings.max_lag)
-        return found
 
 
 class PassMeter(Observer):

@@ -6,6 +6,7 @@ search      forecasts of the neighbours, in slices
 judge       one forecast: the simulated cluster with the measured times
 mover       when a search begins, what is tried, kept or undone: begin reading here
 conductor   the conductor around another one, which feeds the mover and applies its moves
+hooks       metrics of what is in force
 """
 
 from polyrhythm.plugin import Plugin
@@ -13,5 +14,8 @@ from polyrhythm.plugin import Plugin
 PLUGIN = Plugin(
     "moves",
     needs=("autobatch", "virtual"),
-    adds={"scheduler": {"moves": "polyrhythm.plugins.moves.conductor:MovingConductor"}},
+    adds={
+        "observer": {"moves": f"{__name__}.hooks:HOOKS"},
+        "scheduler": {"moves": f"{__name__}.conductor:MovingConductor"},
+    },
 )

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, field, replace
 from math import ceil
 from statistics import fmean
+from typing import Literal
 
 from polyrhythm.plugins.moves.operation import Operation, neighbours
 from polyrhythm.plugins.moves.search import MoveSearch
@@ -63,7 +64,7 @@ class Mover:
     operation: the present one. versions: publications so far; last: time of the latest, below 0 if none counts.
     intervals: seconds of the versions since the last change that count; skip: versions still to leave out. disturbed:
     the present version does not count. point: times under which the measured rate and `barred` hold; drifted:
-    publications in a row at which the present ones differ. settled_rate: samples per second of the present operation
+    publications in a row at which the present ones differ. full_rate: samples per second of the present operation
     when it was first measured in full, 0 before. barred: operation → version until which it is not tried. lost_s:
     seconds by which versions of tries that were undone, and those right after them, took longer than those of the
     former operation, since costs changed; undone_s: of a version of the one before the last try. began: time of the
@@ -82,7 +83,7 @@ class Mover:
     disturbed: bool = False
     point: TimingPoint = field(default_factory=TimingPoint)
     drifted: int = 0
-    settled_rate: float = 0.0
+    full_rate: float = 0.0
     barred: dict[Operation, int] = field(default_factory=dict)
     trial: MoveTrial | None = None
     search: MoveSearch | None = None
@@ -94,7 +95,7 @@ class Mover:
     version_events: int = 0
 
     @property
-    def settling(self) -> int:
+    def catch_up(self) -> int:
         """Versions after a change whose samples are mostly from before it."""
         return 1 + min(4, ceil(self.settings.max_lag))
 
@@ -111,7 +112,7 @@ class Mover:
         if self._costs_changed():
             return self._start_over()
         if self.trial is not None:
-            return self._judge_trial(self.trial)
+            return self._check_trial(self.trial)
         if self.search is not None and not self.search.remaining:
             return self._choose(self.search, now)
         if self.search is None and self.versions >= self.next_search and len(self.intervals) >= COUNTED:
@@ -156,8 +157,8 @@ class Mover:
         self.version_events = self.timing.events - self.events_before
         self.events_before = self.timing.events
         self.last, self.disturbed = now, False
-        if self.trial is None and not self.settled_rate and len(self.intervals) == MOST_COUNTED:
-            self.settled_rate = self.rate
+        if self.trial is None and not self.full_rate and len(self.intervals) == MOST_COUNTED:
+            self.full_rate = self.rate
 
     def _costs_changed(self) -> bool:
         """Whether the times differ from those under which the present rates were measured, or the rate has fallen."""
@@ -170,7 +171,7 @@ class Mover:
             self.point, self.drifted = self.timing.point(), 0
             return self.versions > 1
         measured = self.trial is None and len(self.intervals) == MOST_COUNTED
-        return measured and self.rate < (1.0 - UNEXPLAINED) * self.settled_rate
+        return measured and self.rate < (1.0 - UNEXPLAINED) * self.full_rate
 
     def _start_over(self) -> list[MoveChosen]:
         """Costs have changed: what was measured and forecast does not hold any more, and α is the setting's again."""
@@ -187,7 +188,7 @@ class Mover:
 
     def _measure_anew(self) -> None:
         self.intervals.clear()
-        self.skip, self.settled_rate = self.settling, 0.0
+        self.skip, self.full_rate = self.catch_up, 0.0
 
     # ------------------------------------------------------------ choosing
 
@@ -238,9 +239,9 @@ class Mover:
         self._measure_anew()
         return [MoveChosen("begun", move, reason, gains[best])]
 
-    # ------------------------------------------------------------ judging
+    # ------------------------------------------------------------ results
 
-    def _judge_trial(self, trial: MoveTrial) -> list[MoveChosen]:
+    def _check_trial(self, trial: MoveTrial) -> list[MoveChosen]:
         counted = len(self.intervals)
         ratio = self.rate / trial.rate if counted else 1.0
         if trial.excess_s * trial.rate > ALLOWED * self.settings.version_samples:
@@ -252,7 +253,7 @@ class Mover:
         if ratio < least:
             return [self._undo(trial, ratio)]
         self.trial, self.next_search = None, 0
-        return [self._tell("kept", trial, trial.former.describe(self.operation), ratio)]
+        return [self._result("kept", trial, trial.former.describe(self.operation), ratio)]
 
     def _undo(self, trial: MoveTrial, ratio: float) -> MoveChosen:
         tried, self.operation = self.operation, trial.former
@@ -261,9 +262,9 @@ class Mover:
         self.undone_s = self.settings.version_samples / trial.rate
         self.trial, self.next_search = None, self.versions + 1
         self._measure_anew()
-        return self._tell("undone", trial, tried.describe(self.operation), ratio)
+        return self._result("undone", trial, tried.describe(self.operation), ratio)
 
     @staticmethod
-    def _tell(outcome: str, trial: MoveTrial, move: str, ratio: float) -> MoveChosen:
+    def _result(outcome: Literal["kept", "undone"], trial: MoveTrial, move: str, ratio: float) -> MoveChosen:
         reason = f"{ratio:.3g} times the rate before it is measured, {trial.gain:.3g} was forecast"
-        return MoveChosen(outcome, move, reason, trial.gain, ratio)  # type: ignore[arg-type]
+        return MoveChosen(outcome, move, reason, trial.gain, ratio)

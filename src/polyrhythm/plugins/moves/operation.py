@@ -41,18 +41,16 @@ def neighbours(
     generators α is the setting's again; it is lowered by a move of its own.
     """
     found: dict[Operation, None] = {}
-    if "generators" in rules.kinds:
-        for own in _classes(generators, settings, rules):
-            off = [name for name in own if name in present.off]
-            counts = {0, len(off) - 1, len(off) + 1, len(own)} - {len(off)}
-            for count in sorted(count for count in counts if 0 <= count <= len(own)):
-                others = (name for name in present.off if name not in own)
-                names = tuple(sorted((*others, *own[len(own) - count :])))
-                if not set(generators) <= set(names):
-                    found[Operation(names, settings.max_lag)] = None
-    if "max_lag" in rules.kinds:
-        for level in LAG_LEVELS:
-            found[replace(present, max_lag=level * settings.max_lag)] = None
+    for own in _classes(generators, settings, rules):
+        off = [name for name in own if name in present.off]
+        counts = {0, len(off) - 1, len(off) + 1, len(own)} - {len(off)}
+        for count in sorted(count for count in counts if 0 <= count <= len(own)):
+            others = (name for name in present.off if name not in own)
+            names = tuple(sorted((*others, *own[len(own) - count :])))
+            if not set(generators) <= set(names):
+                found[Operation(names, settings.max_lag)] = None
+    for level in LAG_LEVELS:
+        found[replace(present, max_lag=level * settings.max_lag)] = None
     found.pop(present, None)
     return list(found)
 

@@ -38,10 +38,6 @@ class RecentSeconds:
         del self.values[: -self.kept]
 
     @property
-    def mean(self) -> float:
-        return fmean(self.values) if self.values else 0.0
-
-    @property
     def middle(self) -> float:
         """The median: one hang of the machine does not count."""
         return median(self.values) if self.values else 0.0

@@ -340,6 +340,8 @@ class ClusterSettings(ClusterSection):
         scheduler, names = self.scheduler, self.station_names()
         if any(g.segment_steps for g in self.simulators) and not scheduler.segments:
             raise ValueError("simulators have segment_steps above 0 but scheduler.segments is false; set it to true")
+        if any(c.cost == "step" for c in self.changes) and any(g.episode_time is not None for g in self.simulators):
+            raise ValueError("a change of step, but simulators have episode_time instead; give these step and steps")
         for fault in self.faults:
             if fault.station not in names:
                 known = ", ".join(names[:4])
