@@ -40,6 +40,7 @@ def lockstep(*overrides: str) -> RunConfig:
     return recipe("freshness.max_lag=0", "freshness.on_update=drain", *alone, *overrides)
 
 
+BUSY = {"utilisation": {"simulator-0": 0.5, "trainer": 0.5}}
 LAG = Change("freshness.max_lag", 0, 1, "samples one version old", at_most(2.0), unstable=True)
 FINDING = Finding("throughput", "in-turn", "measured", (LAG,))
 
@@ -48,7 +49,7 @@ def predicted(
     finding: Finding = FINDING, rate: float = 80.0, seconds: float = 60.0, config: RunConfig | None = None
 ) -> Finding:
     """rate: measured transitions per second; 80 is what two seconds per version are."""
-    predictor = Predictor(config or lockstep(), {"transitions_per_s": rate}, lines(), seconds)
+    predictor = Predictor(config or lockstep(), {"transitions_per_s": rate, **BUSY}, lines(), seconds)
     return predictor.predict([finding])[0]
 
 
@@ -140,7 +141,9 @@ def test_what_gains_nothing_comes_last_and_what_gains_much_is_added() -> None:
 def test_nothing_older_is_added_while_the_policy_drifts() -> None:
     drifting = Finding("stability", "large-updates", "measured", (Change("training.epochs", 1, 1, ""),))
     limit = Finding("throughput", "inference", "measured")
-    stability, throughput = Predictor(lockstep(), {"transitions_per_s": 80.0}, lines(), 60.0).predict([drifting, limit])
+    stability, throughput = Predictor(lockstep(), {"transitions_per_s": 80.0, **BUSY}, lines(), 60.0).predict(
+        [drifting, limit]
+    )
     assert "freshness.max_lag" not in [change.setting for change in throughput.changes]
     assert stability.changes[0].effect.factor == pytest.approx(1.0)
 
@@ -173,3 +176,17 @@ def test_a_profile_of_the_recipe_tells_what_more_rows_take(tmp_path: Path, monke
     assert both[0].factor == pytest.approx(1.0, abs=0.05)
     (tmp_path / f"{config.name}.profile.json").write_text("{")
     assert predicted(more).changes == alone
+
+
+def test_stations_that_sleep_take_less_of_the_cores() -> None:
+    """So twice the simulators gain no less than where each fills a core."""
+    factors = []
+    for own in (1.0, 0.01):
+        some = [line | {"cpu/own": own} for line in lines()]
+        finding = Finding("throughput", "x", "m", (Change("rollout.simulators", 1, 2, ""),))
+        predictor = Predictor(lockstep("freshness.max_lag=1"), {"transitions_per_s": 150.0, **BUSY}, some, 60.0)
+        (found,) = predictor.predict([finding])
+        assert found.note == ""
+        factors += [change.effect.factor or 0.0 for change in found.changes if change.setting == "rollout.simulators"]
+    full, asleep = factors
+    assert 0.5 < full <= asleep + 0.02

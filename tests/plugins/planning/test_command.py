@@ -105,8 +105,8 @@ def test_what_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixt
         (["--theory", *GIVEN, "--devices", "8"], "plan --theory: --devices is for --memory; leave it out"),
         (["--memory", "cartpole", "--samples", "3", "--max-lag", "1"], "--samples, --max-lag is for --theory"),
         (GIVEN, "plan RUN: --samples, --workers, --rollout, --train, --max-lag is for --theory; leave it out"),
-        ([], "plan: name the folder of one run, or add --theory or --memory"),
-        (["cartpole", "seed=3"], "plan: name the folder of one run, or add --theory or --memory"),
+        ([], "plan: name the folder of one run, or add --gpus N, --theory or --memory"),
+        (["cartpole", "seed=3"], "plan: name the folder of one run, or add --gpus N, --theory or --memory"),
         (["nowhere"], "nowhere is not there; name the folder of a run"),
     ],
 )

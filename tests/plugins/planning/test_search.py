@@ -243,7 +243,7 @@ def test_the_first_judged_have_different_seats() -> None:
     assert varied([*same, other], 3) == [same[0], other, same[1]]
 
 
-@pytest.mark.parametrize("seed", [1, 3, 5, 9])
+@pytest.mark.parametrize("seed", [1, 5, 7])
 def test_little_is_missed_of_the_best_of_all(seed: int) -> None:
     problem = placements.problem(seed)
     _, rate = problem.search()

@@ -35,6 +35,8 @@ from polyrhythm.runtime.devices import devices_here
 #: Largest relative error of the simulation of the run as it was; factor from which a change gains anything, and from
 #: which one that no rule proposes is added.
 _TRUSTED, _WORTH, _ADDED = 0.25, 1.05, 1.1
+#: Most cores that are simulated.
+_CORES = 1024
 #: Versions that are counted.
 _COUNTED = 8
 #: Settings, or sections, of what is simulated.
@@ -59,7 +61,7 @@ class Predictor:
         if not (updates := measured_updates(self._lines)):
             return _noted(findings, "bounds, no predictions: the run has no metrics of times")
         try:
-            self._profile = self._best(profile_of(self._config, self._summary, updates))
+            self._profile = self._awake(self._best(profile_of(self._config, self._summary, updates)))
             present, measured = self._simulated(self._config), self._measured()
             deviation = abs(present / measured - 1.0)
         except PolyrhythmError as error:
@@ -80,6 +82,18 @@ class Predictor:
             with suppress(ConfigError):  # of other settings, or of another machine
                 return updated(load_profile(path), own, self._config)
         return own
+
+    def _awake(self, profile: Profile) -> Profile:
+        """The profile on as many cores as its stations would fill: a station that is busy may sleep or wait, and then
+        leaves its core to others."""
+        busy = sum(share for name, share in self._summary["utilisation"].items() if not name.endswith("-evaluation"))
+        used = [line["cpu/own"] for line in self._lines if line.get("cpu/own")]
+        if not used or busy <= 0:
+            return profile
+        cores = profile.machine.cores
+        awake = min(1.0, fmean(used) * cores / busy)
+        machine = profile.machine.model_copy(update={"cores": min(_CORES, round(cores / awake))})
+        return profile.model_copy(update={"machine": machine})
 
     def _predicted(self, finding: Finding, present: float, *, drifts: bool) -> Finding:
         changes = list(self._effects(finding.changes, present))

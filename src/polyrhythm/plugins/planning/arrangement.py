@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Literal
 
 from polyrhythm.config.schema import RunConfig
@@ -133,8 +134,8 @@ def devices_text(devices: Sequence[int]) -> str:
 
 
 def neighbours(one: Arrangement, choices: Mapping[str, Sequence[Any]]) -> Iterator[Arrangement]:
-    """Arrangements that differ in one of the choices: the next smaller and the next larger value, or any other of those
-    that have no order. Rows stay the same in all."""
+    """Arrangements that differ in one of the choices, the next smaller or larger value, or any other of those that have
+    no order; or in env batches and slots together. Rows stay the same in all."""
     for name, values in choices.items():
         own = getattr(one, name)
         ordered = all(isinstance(value, int) for value in values)
@@ -145,6 +146,10 @@ def neighbours(one: Arrangement, choices: Mapping[str, Sequence[Any]]) -> Iterat
                 continue
             if (changed := reshaped(one, **{name: value})) is not None:
                 yield changed
+    for env_batches, slots in product(choices.get("env_batches", ()), choices.get("slots", ())):
+        both = env_batches != one.env_batches and slots != one.slots
+        if both and (changed := reshaped(one, env_batches=env_batches, slots=slots)) is not None:
+            yield changed
 
 
 def reshaped(one: Arrangement, **changes: Any) -> Arrangement | None:

@@ -151,8 +151,10 @@ class PlacementProblem:
         rollout, passes_s, steps_s = self._rollout(one, in_flight)
         loads = self._device_loads(one, passes_s, steps_s, training)
         together = bool({*one.generator_devices} & {*one.trainer_devices})
-        if one.sharing == "lease" and together:
-            loads.append(rollout + training + self.switch("generator") + self.switch("trainer"))
+        if one.sharing == "lease" and together:  # where only some generators leave, the others go on
+            alone = {*one.generator_devices} <= {*one.trainer_devices}
+            busy = rollout if alone else passes_s
+            loads.append(busy + training + self.switch("generator") + self.switch("trainer"))
         sample = in_flight / self.samples * rollout  # mean time of a sample
         least = version = max(rollout, training, *loads)
         for _ in range(_ROUNDS if together and one.sharing == "share" else 1):

@@ -34,8 +34,6 @@ _KEPT = 6
 _PARTS = (1, 2, 4, 8, 16, 32)
 #: Devices are cut into at most so many places.
 _PLACES = 16
-#: Best arrangements whose neighbours are judged.
-_EXPANDED = 3
 
 
 class Costs(Protocol):
@@ -80,6 +78,12 @@ class Schedule:
         memory = self.memory + (0,) * (count - len(self.memory))
         return Schedule(self.seats, self.seconds, memory, self.parts, self.text, self.turns)
 
+    def last(self, count: int) -> Schedule:
+        """The same on the last of `count` devices: the first generators are the first to be asked."""
+        idle = count - len(self.memory)
+        moved = self.moved(idle)
+        return Schedule(moved.seats, self.seconds, (0,) * idle + self.memory, self.parts, self.text, self.turns)
+
 
 def find_schedules(
     graph: WorkflowGraph,
@@ -104,7 +108,7 @@ def find_schedules(
                 found += _together(solve(first, count), solve(second, count), costs)
                 for own in _fewer(count, first, second, costs):
                     found += _together([one.padded(count) for one in solve(first, own)], solve(second, count), costs)
-                    found += _together(solve(first, count), [one.padded(count) for one in solve(second, own)], costs)
+                    found += _together(solve(first, count), [one.last(count) for one in solve(second, own)], costs)
                 for own in _shares(count, first, second, costs):
                     pairs = product(solve(first, own), solve(second, count - own))
                     found += [_beside(one, other, own, costs, ahead, pieces) for one, other in pairs]
@@ -304,8 +308,8 @@ def search(
     first: int = 8,
     most: int = 20,
 ) -> list[tuple[Arrangement, J]]:
-    """Judge the `first` proposals, then the neighbours of the best one whose neighbours are not judged yet, until those
-    of the `_EXPANDED` best are or `most` are judged. If none of the first can be, up to `most` others are tried.
+    """Judge the `first` proposals, then the neighbours of the best one of each set of seats, the fastest first, until
+    none of them has better ones or `most` are judged. If none of the first can be, up to `most` others are tried.
 
     judge: None for what cannot be. rate: larger is better. The result is the judged ones, the best first.
     """
@@ -329,7 +333,8 @@ def search(
         if known:
             break
     while len(known) < most:
-        best = next((one for one in ranked()[:_EXPANDED] if one not in expanded), None)
+        leaders = {_where(one): one for one in reversed(ranked())}  # the best one of each set of seats
+        best = next((one for one in ranked() if one in leaders.values() and one not in expanded), None)
         if best is None:
             break
         expanded.add(best)
@@ -343,9 +348,13 @@ def varied(proposals: Sequence[Arrangement], count: int) -> list[Arrangement]:
     rest: list[Arrangement] = []
     seen: dict[object, int] = {}
     for one in proposals:
-        key = (one.simulator_devices, one.generator_devices, one.trainer_devices, one.sharing)
+        key = _where(one)
         seen[key] = seen.get(key, 0) + 1
         (taken if seen[key] == 1 else rest).append(one)
         if len(taken) == count:
             break
     return [*taken, *rest][:count]
+
+
+def _where(one: Arrangement) -> object:
+    return one.simulator_devices, one.generator_devices, one.trainer_devices, one.sharing
