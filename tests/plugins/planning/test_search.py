@@ -243,9 +243,9 @@ def test_the_first_judged_have_different_seats() -> None:
     assert varied([*same, other], 3) == [same[0], other, same[1]]
 
 
-@pytest.mark.parametrize("seed", [1, 5, 9])
+@pytest.mark.parametrize("seed", [1, 3, 11, 13])
 def test_little_is_missed_of_the_best_of_all(seed: int) -> None:
-    """Of the first 23 seeds, five miss more (3, 11, 12, 13, 17): bench/results/plan.md."""
+    """Of 60 seeds: bench/results/plan.md."""
     problem = placements.problem(seed)
     _, rate = problem.search()
     rates = [found for one in problem.everything() if (found := problem.judge(one)) is not None]

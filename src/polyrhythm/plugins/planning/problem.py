@@ -306,7 +306,7 @@ class PlacementProblem:
             return None
         return found
 
-    def solve(self, *, first: int = 8, most: int = 20, also: Arrangement | None = None) -> list[RankedPlacement]:
+    def solve(self, *, first: int = 12, most: int = 40, also: Arrangement | None = None) -> list[RankedPlacement]:
         """The judged placements, the fastest first. also: one that is judged in any case. ConfigError: nothing fits."""
         proposals = [*([] if also is None else [also]), *self.proposals()]
         found = search(proposals, self.choices, self.judge, lambda one: one.samples_per_s, first=first, most=most)

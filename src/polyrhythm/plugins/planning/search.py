@@ -305,8 +305,8 @@ def search(
     judge: Callable[[Arrangement], J | None],
     rate: Callable[[J], float],
     *,
-    first: int = 8,
-    most: int = 20,
+    first: int = 12,
+    most: int = 40,
 ) -> list[tuple[Arrangement, J]]:
     """Judge the `first` proposals, then the neighbours of the best one of each set of seats, the fastest first, until
     none of them has better ones or `most` are judged. If none of the first can be, up to `most` others are tried.
