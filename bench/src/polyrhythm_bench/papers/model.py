@@ -1,4 +1,6 @@
-"""Simulates the cluster of a published row with the costs of its setup, and returns its throughput.
+"""Simulates the cluster of a published row with four fitted costs (`fit`): for `bench placement` and `bench streamer`.
+
+`bench papers` has stage times instead (`stages`), and uses `measured` alone.
 
 | mode | settings |
 |---|---|
@@ -15,7 +17,7 @@ Costs and the sources of their form (RLinf's profile, its section 2.2, unless no
 - A chunk step of an env batch takes `step` seconds however many environments it has, times a lognormal noise.
 - Generation is linear in its rows; so is training, each rank doing its share, with as many gradient steps as published.
 - A pass of the simulator occupies 0.24 of a GPU (if it needs one), one of the generator 0.7, one of the trainer all.
-- Loading weights and messages are free; publishing and synchronising are what `growth` says.
+- Loading weights, publishing and messages are free.
 """
 
 from __future__ import annotations
@@ -42,16 +44,13 @@ _VERSIONS = {"baseline": (0, 2, 0), "rollout": (0, 2, 0), "full": (MAX_LAG + 1, 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """The costs of a setup in seconds. step: a chunk step of an env batch, with noise `spread` (standard deviation of
-    the logarithm); generate: a row; train: a transition, all passes; synchronise: a gradient step, per rank; publish: a
-    version, per generator; fixed: of a generator's pass, whatever its rows (no fitted model has it)."""
+    the logarithm); generate: a row; train: a transition, all passes; synchronise: a gradient step, per rank."""
 
     step: float
     spread: float
     generate: float
     train: float
     synchronise: float = 0.0
-    publish: float = 0.0
-    fixed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ def cluster_settings(
                     "count": len(row.generating),
                     "devices": row.generating,
                     "occupies": GENERATOR_OCCUPIES,
-                    "serve": Cost(Constant(costs.fixed), costs.generate * rows),
+                    "serve": Cost(Constant(0.0), costs.generate * rows),
                 }
             ],
             "trainer": {
@@ -99,7 +98,6 @@ def cluster_settings(
                 "update": Cost(Constant(0.0), costs.train * rows * setup.chunk),
                 "gradient_steps": row.gradient_steps(chunk_steps),
                 "synchronise": Cost(Constant(0.0), costs.synchronise),
-                "publish": Cost(Constant(0.0), costs.publish),
             },
         }
     )
