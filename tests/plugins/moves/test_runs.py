@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +45,17 @@ class HopefulJudge:
         return TableSimulation(rate if here else 2.0 * rate, operation.max_lag)
 
 
-def test_a_run_with_moves_shows_what_is_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_moves_shows_what_is_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """However much other work disturbs the times, something is tried."""
     monkeypatch.setattr(MovingConductor, "judge", f"{__name__}:HopefulJudge")
     monkeypatch.setattr(mover, "DRIFT", math.inf)
+    caplog.set_level(logging.INFO)
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(merge(merge(LOCKSTEP, ASYNCHRONOUS), {"placement": SHARED | {"moves": True}})))
     assert main(["train", str(path), "--out", str(tmp_path / "run")]) == 0
+    assert re.search(r"placement\.moves: tried .*generator-\d off; max_lag 2 → 1; max_lag", caplog.text)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["moves"][0]["outcome"] == "begun"
     assert all(move["outcome"] in ("begun", "kept", "undone", "reset") for move in summary["moves"])
