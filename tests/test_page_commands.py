@@ -172,6 +172,8 @@ def _ready(words: Sequence[str], run: Path, new: Path) -> list[str]:
         ready[ready.index("--episodes") + 1] = "2"
     if ready[0] == "train" and "--check" not in ready:
         ready.append("--check")
+    if ready[0] == "profile" and "cartpole" in ready:
+        ready += ["--minutes", "0.05", "--out", f"{new}.json"]
     return ready
 
 

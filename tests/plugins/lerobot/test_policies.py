@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.long import long
 
 from polyrhythm.checks import CheckContext
 from polyrhythm.config.load import load_config
@@ -170,7 +171,9 @@ def test_a_process_that_fails_is_one_sentence(tmp_path: Path, python: str) -> No
         act(policy, rows(spec(), [1]))
 
 
-@pytest.mark.parametrize("size", [1, 4_000_000])
+@pytest.mark.parametrize(
+    "size", [pytest.param(1, marks=long(10, "a small request to a process that hangs")), 4_000_000]
+)
 def test_a_process_that_hangs_is_ended_with_what_it_started(tmp_path: Path, python: str, size: int) -> None:
     settings = LerobotSettings(checkpoint=str(write_policy(tmp_path / "policy")), python=python)
     process, child = LerobotProcess(settings, "cpu", call_s=4.0), tmp_path / "child"
