@@ -131,6 +131,13 @@ class Alone:
         return StationProfile(works=found.works())
 
 
+def _station(device: str, held: int, found: Measurements) -> StationProfile:
+    """The profile of a station that keeps so many bytes on its device."""
+    if device == CPU:
+        return StationProfile(device="cpu", host=held, works=found.works())
+    return StationProfile(device="cuda", resident=held, works=found.works())
+
+
 # ------------------------------------------------------------ simulator
 
 
@@ -270,13 +277,7 @@ class _Generator:
         module = as_module(self.policy)
         kept = [*module.parameters(), *module.buffers()]
         measure_switch(self._alone, kept, self.device, found, budget.part(), "generator", self._left_out)
-        on_host = self.device == CPU
-        return StationProfile(
-            device="cpu" if on_host else "cuda",
-            resident=0 if on_host else self._resident,
-            host=self._resident if on_host else 0,
-            works=found.works(),
-        )
+        return _station(self.device, self._resident, found)
 
     def _timed_pass(self, rows: int, found: Measurements) -> None:
         with found.time("pass", rows):
@@ -403,14 +404,8 @@ class _Trainer:
         kept = self.learner.kept_tensors()
         resident = max(0, held_on(self.device) - self._resident)
         measure_switch(self._alone, kept, self.device, found, budget.part(), "trainer", self._left_out)
-        on_host = self.device == CPU
         learner.optimizer.zero_grad()
-        return samples, StationProfile(
-            device="cpu" if on_host else "cuda",
-            resident=0 if on_host else resident,
-            host=resident if on_host else 0,
-            works=found.works(),
-        )
+        return samples, _station(self.device, resident, found)
 
     def _samples(self) -> list[Trajectory]:
         """Samples of the length that episodes have, at most as many as an update takes and memory allows."""

@@ -335,14 +335,11 @@ class _Cluster:
         return {**found, "devices": tuple(dict.fromkeys(numbers)), "occupies": share}
 
     def _share(self, kind: Kind) -> float:
-        """Share of a device that the station's work takes: half of the factor by which it and another slow each
-        other down, since two that take a share of a half do not. Not measured: all, as by time slices."""
+        """Share of a device that the station's work takes."""
         sharing = self.config.placement.sharing
         if sharing != "share":
             return 0.5 if sharing in ("mps", "process") else 1.0
-        if not self.profile.stations[kind].beside:
-            return 1.0
-        return min(1.0, max(_LEAST_SHARE, fmean(self.profile.stations[kind].beside.values()) / 2))
+        return share_beside(self.profile.stations[kind])
 
     def _node(self, seat: Resources) -> int:
         names = [] if self.devices is None else [name for name, _ in self.devices.nodes]
@@ -370,6 +367,14 @@ def _station(profile: Profile, kind: Kind, needed: Sequence[WorkName]) -> Statio
             "not have; measure again with more --minutes"
         )
     return station
+
+
+def share_beside(station: StationProfile) -> float:
+    """Share of a device that the station's work takes: half of the factor by which it and another slow each other down,
+    since two that take a share of a half do not. Not measured: all, as by time slices."""
+    if not station.beside:
+        return 1.0
+    return min(1.0, max(_LEAST_SHARE, fmean(station.beside.values()) / 2))
 
 
 def _number(leased: int) -> int:

@@ -102,13 +102,8 @@ class WorkflowGraph:
 
 def graph_of_run(config: RunConfig) -> WorkflowGraph:
     """The graph of `train`, from the stations of the configuration and what they exchange."""
-    nodes, flows = (
-        ["simulator", "generator"],
-        [
-            Flow("requests", "simulator", "generator"),
-            Flow("actions", "generator", "simulator"),
-        ],
-    )
+    nodes = ["simulator", "generator"]
+    flows = [Flow("requests", "simulator", "generator"), Flow("actions", "generator", "simulator")]
     samples = "simulator"
     if config.scoring is not None:
         nodes.append("scorer")

@@ -199,10 +199,15 @@ def _times(cost: Cost, times: int) -> Cost:
     if not isinstance(cost, MeasuredCost):
         return Cost(_sum(cost.base, times), cost.per_unit * times)  # type: ignore[arg-type]
     points = [(units, seconds * times) for units, seconds in cost.points]
-    return MeasuredCost.of(points, math.sqrt(math.log1p(math.expm1(cost.sigma**2) / times)))
+    return MeasuredCost.of(points, _sigma_of_sum(cost.sigma, times))
 
 
 def _sum(base: Constant | Lognormal, times: int) -> Constant | Lognormal:
     if isinstance(base, Lognormal):
-        return Lognormal(base.mean * times, math.sqrt(math.log1p(math.expm1(base.sigma**2) / times)))
+        return Lognormal(base.mean * times, _sigma_of_sum(base.sigma, times))
     return Constant(base.mean * times)
+
+
+def _sigma_of_sum(sigma: float, times: int) -> float:
+    """Standard deviation of the logarithm of a sum of so many independent lognormal draws, by its variance."""
+    return math.sqrt(math.log1p(math.expm1(sigma**2) / times))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,14 +192,10 @@ def as_data(
     more: Sequence[tuple[str, float]],
 ) -> dict[str, Any]:
     """The answer as JSON data."""
-
-    def plain(one: Prediction) -> dict[str, Any]:
-        return {name: getattr(one, name) for name in Prediction.__slots__}
-
     return {
         "recipe": config.name,
         "profile": {"recipe": profile.recipe, "date": profile.date, "machine": profile.machine.model_dump()},
-        "placements": [{**plain(one.prediction), "settings": changed_lines(config, one.arrangement)} for one in found],
-        "own": None if own is None else plain(own),
+        "placements": [{**asdict(one.prediction), "settings": changed_lines(config, one.arrangement)} for one in found],
+        "own": None if own is None else asdict(own),
         "more": dict(more),
     }

@@ -21,11 +21,11 @@ from polyrhythm.envs.base import traits_of
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.plugins.planning.arrangement import Arrangement, arranged, arrangement_of
-from polyrhythm.plugins.planning.cluster import sample_steps, station_memory, update_seconds
+from polyrhythm.plugins.planning.cluster import sample_steps, share_beside, station_memory, update_seconds
 from polyrhythm.plugins.planning.graph import graph_of_run
 from polyrhythm.plugins.planning.judge import HOST, Prediction, host_memory, predict, why_over
 from polyrhythm.plugins.planning.profile import Kind, Profile, StationProfile, WorkName
-from polyrhythm.plugins.planning.search import Choices, Schedule, find_schedules, propose, search
+from polyrhythm.plugins.planning.search import FIRST, MOST, Choices, Schedule, find_schedules, propose, search
 from polyrhythm.runtime.devices import CPU, Devices
 from polyrhythm.specs import EnvSpec
 
@@ -221,10 +221,11 @@ class PlacementProblem:
     def _occupies(self) -> float:
         """What a simulator's step takes of its device, or of its host's cores, as `cluster` has it."""
         station = self.profile.stations["simulator"]
-        beside = sum(station.beside.values()) / len(station.beside) / 2 if station.beside else 0.0
-        if self.on_host("simulator"):
-            return min(1.0, max(self.config.placement.simulators.threads / self.profile.machine.cores, beside))
-        return min(1.0, max(0.05, beside)) if beside else 1.0
+        share = share_beside(station)
+        if not self.on_host("simulator"):
+            return share
+        threads = min(1.0, self.config.placement.simulators.threads / self.profile.machine.cores)
+        return max(threads, share) if station.beside else threads
 
     def _device_loads(self, one: Arrangement, passes_s: float, steps_s: float, training: float) -> list[float]:
         """Busy seconds of each device in a version."""
@@ -306,7 +307,7 @@ class PlacementProblem:
             return None
         return found
 
-    def solve(self, *, first: int = 12, most: int = 40, also: Arrangement | None = None) -> list[RankedPlacement]:
+    def solve(self, *, first: int = FIRST, most: int = MOST, also: Arrangement | None = None) -> list[RankedPlacement]:
         """The judged placements, the fastest first. also: one that is judged in any case. ConfigError: nothing fits."""
         proposals = [*([] if also is None else [also]), *self.proposals()]
         found = search(proposals, self.choices, self.judge, lambda one: one.samples_per_s, first=first, most=most)

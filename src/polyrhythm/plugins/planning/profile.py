@@ -10,7 +10,6 @@ steps of a micro-batch, bytes of weights or of a station that leaves its device.
 from __future__ import annotations
 
 import json
-import math
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -254,10 +253,3 @@ def refuse_other_machine(profile: Profile, machine: Machine) -> None:
             f"profile: it was measured on a machine with {'; '.join(differing)}; measure here with "
             f"`polyrhythm profile {profile.recipe}`"
         )
-
-
-def lognormal(mean_s: float, deviation_s: float) -> str:
-    """The distribution of the simulated cluster with this mean and deviation, as a cluster file's text."""
-    if deviation_s <= 0 or mean_s <= 0:
-        return f"constant:{mean_s * 1e3:.6g}ms"
-    return f"lognormal:{mean_s * 1e3:.6g}ms:{math.sqrt(math.log1p((deviation_s / mean_s) ** 2)):.4g}"

@@ -34,6 +34,8 @@ _KEPT = 6
 _PARTS = (1, 2, 4, 8, 16, 32)
 #: Devices are cut into at most so many places.
 _PLACES = 16
+#: Proposals that are judged in any case, and arrangements that are judged at most.
+FIRST, MOST = 12, 40
 
 
 class Costs(Protocol):
@@ -71,18 +73,16 @@ class Schedule:
         if not by:
             return self
         seats = tuple((node, (first + by, count)) for node, (first, count) in self.seats)
-        return Schedule(seats, self.seconds, self.memory, self.parts, self.text, self.turns)
+        return replace(self, seats=seats)
 
     def padded(self, count: int) -> Schedule:
         """The same on the first of `count` devices; the others are idle."""
-        memory = self.memory + (0,) * (count - len(self.memory))
-        return Schedule(self.seats, self.seconds, memory, self.parts, self.text, self.turns)
+        return replace(self, memory=self.memory + (0,) * (count - len(self.memory)))
 
     def last(self, count: int) -> Schedule:
         """The same on the last of `count` devices: the first generators are the first to be asked."""
         idle = count - len(self.memory)
-        moved = self.moved(idle)
-        return Schedule(moved.seats, self.seconds, (0,) * idle + self.memory, self.parts, self.text, self.turns)
+        return replace(self.moved(idle), memory=(0,) * idle + self.memory)
 
 
 def find_schedules(
@@ -305,8 +305,8 @@ def search(
     judge: Callable[[Arrangement], J | None],
     rate: Callable[[J], float],
     *,
-    first: int = 12,
-    most: int = 40,
+    first: int = FIRST,
+    most: int = MOST,
 ) -> list[tuple[Arrangement, J]]:
     """Judge the `first` proposals, then the neighbours of the best one of each set of seats, the fastest first, until
     none of them has better ones or `most` are judged. If none of the first can be, up to `most` others are tried.
