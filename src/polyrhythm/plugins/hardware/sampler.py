@@ -20,6 +20,7 @@ import psutil
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.hooks import RunHooks, RunPart
 from polyrhythm.plugins.hardware.gpus import Gpus, Reading, open_gpus
+from polyrhythm.plugins.hardware.processor import cpu_s_of, family
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +81,10 @@ class CoreUse:
     @staticmethod
     def _processes() -> dict[tuple[int, float], float]:
         """Processor seconds so far by process."""
-        found, this = {}, psutil.Process()
-        for process in (this, *this.children(recursive=True)):
+        found = {}
+        for process in family():
             with suppress(psutil.Error):  # it has ended
-                times = process.cpu_times()
-                found[process.pid, process.create_time()] = times.user + times.system
+                found[process.pid, process.create_time()] = cpu_s_of(process)
         return found
 
 

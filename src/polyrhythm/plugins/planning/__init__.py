@@ -15,7 +15,7 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "planning",
-    needs=("lease", "memory_estimate", "scoring", "virtual"),
+    needs=("hardware", "lease", "memory_estimate", "scoring", "virtual"),
     adds={
         "command": {
             "plan": f"{__name__}.commands:Plan",

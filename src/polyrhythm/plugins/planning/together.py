@@ -22,8 +22,6 @@ from pathlib import Path
 from statistics import median, pstdev
 from typing import ClassVar
 
-import psutil
-
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
@@ -31,6 +29,7 @@ from polyrhythm.pipeline.observers.base import Observer
 from polyrhythm.pipeline.placed import Kind as PlacedKind
 from polyrhythm.pipeline.placed import place
 from polyrhythm.pipeline.run_loop import Interrupted
+from polyrhythm.plugins.hardware.processor import others_cores, read_cpu
 from polyrhythm.plugins.planning.cluster import mini_batch, update_seconds
 from polyrhythm.plugins.planning.profile import Episodes, Kind, Profile, StationProfile, Work, WorkName
 from polyrhythm.plugins.planning.timing import core_wait_s, timing_of
@@ -176,10 +175,10 @@ def measure_together(config: RunConfig, profile: Profile, end: float) -> Profile
             timer.trainer_cpu_s = partial(_cpu_s, pid)
         pipeline.loop.add_observers(timer)
         pipeline.loop.stop = lambda: time.monotonic() >= until
-        begin, before = time.monotonic(), _others_cpu_s()
+        begin = read_cpu()
         with suppress(Interrupted):
             pipeline.loop.train_until(own)
-        others = max(0.0, _others_cpu_s() - before) / max(1e-9, time.monotonic() - begin)
+        others = others_cores(begin, read_cpu())
     return with_run(profile, config, timer).model_copy(update={"others_cores": others})
 
 
@@ -197,18 +196,6 @@ def _cpu_s(pid: int) -> float:
         return sum(int((thread / "schedstat").read_text(encoding="ascii").split()[0]) for thread in threads) * 1e-9
     except OSError:
         return 0.0
-
-
-def _others_cpu_s() -> float:
-    """CPU seconds of everything on this machine but this process and its descendants."""
-    times: dict[str, float] = psutil.cpu_times()._asdict()
-    idle = ("idle", "iowait", "guest", "guest_nice")  # guests are in user and nice already
-    machine, me = sum(spent for name, spent in times.items() if name not in idle), psutil.Process()
-    for process in (me, *me.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
-            own = process.cpu_times()
-            machine -= own.user + own.system
-    return machine
 
 
 def with_run(profile: Profile, config: RunConfig, timer: UnitTimer) -> Profile:
