@@ -26,26 +26,21 @@ _PREDICT_S, _PREDICT_SHARE, _LEAST_S = 5.0, 0.02, 0.5
 
 
 class AdvicePart(RunPart):
-    """The first step of the advice so far."""
+    """The first step of the advice so far, worked out when the live display asks for it."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config, self._first = config, list[Line]()
         self._newest: deque[Line] = deque(maxlen=_NEWEST)
         self._status: tuple[str, ...] = ()
+        self._is_new = False
         self._due = self._began = time.monotonic()
 
     def on_metrics(self, step: int, values: Mapping[str, float | None]) -> None:
         if "trainer/idle_ratio" not in values:
             return
-        now = time.monotonic()
-        line = {"step": step, **values, "time_s": now - self._began}
         kept = self._first if len(self._first) < _FIRST else self._newest
-        kept.append(line)
-        if now >= self._due and len(self._newest) > 1:
-            self._due = now + _AGAIN_S
-            lines = [*self._first, *self._newest]
-            found = advice(self._config, newest_utilisation(line), self._weighed(lines), all_alarms(lines))
-            self._status = tuple(map(in_short, found[:1]))
+        kept.append({"step": step, **values, "time_s": time.monotonic() - self._began})
+        self._is_new = True
 
     def _weighed(self, lines: Sequence[Line]) -> list[Line]:
         """The lines with the seconds since the first of the newest: those before it have no part in the shares."""
@@ -53,6 +48,12 @@ class AdvicePart(RunPart):
         return [{**line, "time_s": max(0.0, line["time_s"] - start)} for line in lines]
 
     def status(self) -> Sequence[str]:
+        now = time.monotonic()
+        if self._is_new and now >= self._due and len(self._newest) > 1:
+            self._is_new, self._due = False, now + _AGAIN_S
+            lines = [*self._first, *self._newest]
+            found = advice(self._config, newest_utilisation(lines[-1]), self._weighed(lines), all_alarms(lines))
+            self._status = tuple(map(in_short, found[:1]))
         return self._status
 
 
