@@ -11,7 +11,7 @@ from typing import Any
 from polyrhythm.cli import show
 from polyrhythm.config.recipes import recipe_names
 from polyrhythm.errors import ConfigError, RunFolderError
-from polyrhythm.observe.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, find_run, refuse_no_run
+from polyrhythm.observe.run_folder import CONFIG_FILE, find_run, refuse_no_run
 from polyrhythm.plugin import load
 from polyrhythm.plugins.memory_estimate import command as plan_memory
 from polyrhythm.plugins.planning.theory import Layout, StageTimes, Workload, advise, expected_longest, stage_times
@@ -165,12 +165,11 @@ def _duration(name: str, text: str) -> float:
 def _measured(folder: Path, workers: int | None) -> tuple[StageTimes, float]:
     """The stage times of a finished run, and its own max_lag."""
     from polyrhythm.config.load import load_config
+    from polyrhythm.plugins.planning.from_run import finished_files
 
     folder = find_run(folder)
     refuse_no_run(folder)
-    for name in (SUMMARY_FILE, METRICS_FILE):
-        if not (folder / name).is_file():
-            raise RunFolderError(f"folder {str(folder)!r} has no {name}; name the folder of a finished run")
+    summary, lines = finished_files(folder)
     config = load_config(folder / CONFIG_FILE)
     rollout, training = config.rollout, config.training
     layout = Layout(
@@ -184,12 +183,7 @@ def _measured(folder: Path, workers: int | None) -> tuple[StageTimes, float]:
         segment_steps=rollout.segment_steps,
         max_steps=getattr(config.env, "max_steps", 0),
     )
-    lines = (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
     try:
-        summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
-        return stage_times(layout, summary, map(json.loads, lines), workers), config.freshness.max_lag
-    except json.JSONDecodeError as error:
-        problem = f"summary.json or metrics.jsonl is truncated ({error})"
-        raise RunFolderError(f"folder {str(folder)!r}: {problem}; name the folder of a finished run") from None
+        return stage_times(layout, summary, lines, workers), config.freshness.max_lag
     except ValueError as error:
         raise RunFolderError(f"folder {str(folder)!r}: {error}") from None

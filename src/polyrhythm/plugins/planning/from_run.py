@@ -91,9 +91,11 @@ def from_run(folder: Path, before: Profile | None = None) -> Profile:
     """
     folder = find_run(folder)
     refuse_no_run(folder)
-    summary, lines = _read(folder)
+    summary, lines = finished_files(folder)
+    if not (updates := measured_updates(lines)):
+        raise RunFolderError(f"folder {str(folder)!r}: it trained nothing; name a run that trained")
     config = load_config(folder / CONFIG_FILE)
-    found = profile_of(config, summary, lines)
+    found = profile_of(config, summary, updates)
     return found if before is None else updated(before, found, config)
 
 
@@ -108,8 +110,8 @@ def updated(before: Profile, found: Profile, config: RunConfig) -> Profile:
     return before.model_copy(update={**changed, "rate": found.rate, "others_cores": found.others_cores})
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], list[Line]]:
-    """summary.json and the lines of metrics.jsonl that are of updates. RunFolderError: it has none."""
+def finished_files(folder: Path) -> tuple[dict[str, Any], list[Line]]:
+    """summary.json and the lines of metrics.jsonl. RunFolderError: the folder lacks one, or one is damaged."""
     for name in (SUMMARY_FILE, METRICS_FILE):
         if not (folder / name).is_file():
             raise RunFolderError(f"folder {str(folder)!r} has no {name}; name the folder of a finished run")
@@ -117,12 +119,9 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Line]]:
         summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
         lines = list(map(json.loads, (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()))
     except ValueError as error:
-        raise RunFolderError(
-            f"folder {str(folder)!r}: summary.json or metrics.jsonl is damaged ({error}); name another run"
-        ) from None
-    if not (updates := measured_updates(lines)):
-        raise RunFolderError(f"folder {str(folder)!r}: it trained nothing; name a run that trained")
-    return summary, updates
+        problem = f"summary.json or metrics.jsonl is truncated ({error})"
+        raise RunFolderError(f"folder {str(folder)!r}: {problem}; name the folder of a finished run") from None
+    return summary, lines
 
 
 def measured_updates(lines: Sequence[Line]) -> list[Line]:
