@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.plugins.planning.profile import (
-    Episodes,
-    Machine,
-    Profile,
-    StationProfile,
-    Timing,
-    Work,
-    settings_digest,
-)
+from polyrhythm.plugins.planning.profile import Episodes, Machine, Profile, StationProfile, settings_digest
 from polyrhythm.runtime.devices import Devices
+from polyrhythm_bench.cases.placements import work
 
 GB = 10**9
 Points = tuple[tuple[float, ...], ...]
@@ -33,15 +26,6 @@ RECIPE = (
 
 def recipe(*overrides: str) -> RunConfig:
     return load_config("latency", [*RECIPE, *overrides])
-
-
-def work(*points: tuple[float, ...]) -> Work:
-    """Points are amount, seconds and bytes (0 if left out), without spread."""
-    timings = []
-    for amount, seconds, *memory in points:
-        times = dict.fromkeys(("mean_s", "median_s", "p90_s", "p99_s"), seconds)
-        timings.append(Timing(amount=int(amount), count=9, **times, memory=int(sum(memory))))
-    return Work(timings=tuple(timings))
 
 
 def profile(

@@ -161,26 +161,26 @@ def problem(seed: int) -> RandomProblem:
             "simulator": StationProfile(
                 device="cuda" if on_device else "cpu",
                 resident=2 * _GB if on_device else 0,
-                works={"step": _work((1, step), (16, step * rng.uniform(1, 6))), "reset": _work((1, near(0.05)))},
+                works={"step": work((1, step), (16, step * rng.uniform(1, 6))), "reset": work((1, near(0.05)))},
                 beside={"generator": 1.24, "trainer": 1.24} if on_device else {},
             ),
             "generator": StationProfile(
                 device="cuda",
                 resident=generator * _GB,
                 works={
-                    "pass": _work((1, serve), (16, serve * rng.uniform(1.2, 8), 4 * _GB)),
-                    "apply": _work((_GB, near(0.05))),
-                    "offload": _work((generator * _GB, switch * generator / 40)),
+                    "pass": work((1, serve), (16, serve * rng.uniform(1.2, 8), 4 * _GB)),
+                    "apply": work((_GB, near(0.05))),
+                    "offload": work((generator * _GB, switch * generator / 40)),
                 },
             ),
             "trainer": StationProfile(
                 device="cuda",
                 resident=trainer * _GB,
                 works={
-                    "micro_batch": _work((8, 8 * train, 8 * _GB), (128, 128 * train, 8 * _GB)),
-                    "optimizer_step": _work((0, near(0.05))),
-                    "stage": _work((_GB, near(0.05))),
-                    "offload": _work((trainer * _GB, switch * trainer / 40)),
+                    "micro_batch": work((8, 8 * train, 8 * _GB), (128, 128 * train, 8 * _GB)),
+                    "optimizer_step": work((0, near(0.05))),
+                    "stage": work((_GB, near(0.05))),
+                    "offload": work((trainer * _GB, switch * trainer / 40)),
                 },
             ),
         },
@@ -189,7 +189,8 @@ def problem(seed: int) -> RandomProblem:
     return RandomProblem(base.profile, base.config, base.devices, base.spec)
 
 
-def _work(*points: tuple[float, ...]) -> Work:
+def work(*points: tuple[float, ...]) -> Work:
+    """Points are amount, seconds and bytes (0 if left out), without spread."""
     return Work(
         timings=tuple(
             Timing(amount=int(n), count=1, mean_s=s, median_s=s, p90_s=s, p99_s=s, memory=int(sum(memory)))
