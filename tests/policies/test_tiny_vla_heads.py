@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from tests.built import built
+from tests.long import long
 from torch import Tensor, nn
 
 from polyrhythm.policies.flow_matching import FlowMethod, FlowNoise, FlowSde, Ode
@@ -91,7 +92,7 @@ def test_supervised_draws_follow_the_actions_and_the_weights_alone() -> None:
     assert abs((other.sft_loss(obs, actions) - loss).item()) > 1e-5  # new draws, not a nudge
 
 
-@pytest.mark.slow
+@long(7, "the flow learns two modes")
 def test_the_flow_learns_two_modes_where_a_mean_would_be_between_them() -> None:
     """Actions are (1, 1) or (-1, -1) in half units, whatever is seen: samples go to the two, and both entries agree."""
     policy, n = flow(FlowSde()), 64

@@ -188,7 +188,7 @@ DETERMINISTIC = merge(LOCKSTEP, {"checkpoint": {"run_every_s": 0}})
 def wanted(tmp_path_factory):
     """What the run gives that is not cut."""
     whole = tmp_path_factory.mktemp("whole")
-    with command(whole, DETERMINISTIC, training={"versions": 24}) as process:
+    with command(whole, DETERMINISTIC, training={"versions": 12}) as process:
         assert process.wait(PATIENCE_S) == 0, output(whole)
     return torch.load(whole / "run" / "policy.pt", weights_only=True)
 
@@ -204,13 +204,13 @@ def wanted(tmp_path_factory):
     ids=["sigterm", "sigkill", "twice"],
 )
 def test_a_deterministic_run_that_was_cut_gives_the_weights_of_one_that_was_not(signals, wanted, tmp_path):
-    ledger, found = stop_and_resume(tmp_path, DETERMINISTIC, signals, versions=24)
-    assert found["version"] == wanted["version"] == 24
+    ledger, found = stop_and_resume(tmp_path, DETERMINISTIC, signals, versions=12)
+    assert found["version"] == wanted["version"] == 12
     for name, tensor in wanted["policy"].items():
         assert torch.equal(found["policy"][name], tensor), name
-    assert ledger == {**ledger, "started": 240, "trained": 240, "rolled_back": 0, "running": 0, "dropped": {}}
+    assert ledger == {**ledger, "started": 120, "trained": 120, "rolled_back": 0, "running": 0, "dropped": {}}
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "train/actor/policy_loss" in line] == list(range(24))
+    assert [line["step"] for line in lines if "train/actor/policy_loss" in line] == list(range(12))
 
 
 @pytest.mark.parametrize(

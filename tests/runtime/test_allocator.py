@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.long import long
 
 from polyrhythm.imports import keep_freed_memory
 
@@ -58,7 +59,7 @@ def faults(word: str, where: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is about glibc")
-@pytest.mark.parametrize("where", ["main", pytest.param("thread", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", [pytest.param("main", marks=long(5, "the main thread")), "thread"])
 def test_training_steps_reuse_the_memory_of_those_before(where: str) -> None:
     kept = faults("keep", where)
     # By chance an allocator that is left alone keeps its memory too; one that does not has thousands of faults.

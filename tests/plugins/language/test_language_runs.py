@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.long import long
 from tests.plugins.language.chat_families import write_family
 from tests.plugins.language.test_chat import REWRITES
 
@@ -106,7 +107,10 @@ def released(folder: Path) -> Path:
     return write_family(folder, "chatml")
 
 
-@pytest.mark.parametrize("checkpoint", [True, False], ids=["folder", "random"])
+@pytest.mark.parametrize(
+    "checkpoint",
+    [pytest.param(True, id="folder"), pytest.param(False, marks=long(4, "random weights"), id="random")],
+)
 def test_an_agent_speaks_by_a_chat_template(tmp_path: Path, checkpoint: bool) -> None:
     """Demonstrations, training and evaluations alike; each log-prob is that of the tokens that were sampled."""
     torch.manual_seed(0)
@@ -141,7 +145,9 @@ def test_templates_that_drop_reasoning_fail_before_the_start(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("recipe", [SINGLE, AGENT], ids=["lm", "agent"])
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(SINGLE, marks=long(4, "one answer"), id="lm"), pytest.param(AGENT, id="agent")]
+)
 def test_a_run_that_is_resumed_has_the_ledger_and_weights_of_one_that_is_not(
     recipe: tuple[str, ...], tmp_path: Path
 ) -> None:

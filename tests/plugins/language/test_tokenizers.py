@@ -228,8 +228,8 @@ def test_the_work_of_replacing_grows_with_the_length() -> None:
             self.seen += len(text)
             return super().lacking(text)
 
-    for text in ("♥", "ab", "é\t", "".join(map(chr, range(0x4E00, 0x5E00)))):
-        for count in (1, 10, 1000):
+    for text in ("♥", "ab", "é\t", "".join(map(chr, range(0x4E00, 0x5200)))):
+        for count in (1, 10, 500):
             tokenizer = Counted("ab ?e")
             encodable(tokenizer, text * count)
             assert tokenizer.seen <= 6 * len(text) * count + 10

@@ -48,7 +48,13 @@ def test_a_trace_without_memory_says_what_a_probe_says(policy: str) -> None:
     assert traced.precomputed(7) == probed.precomputed(7)
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "{type: pi0, gradient_checkpointing: true}"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *POLICIES[:3],
+        *(pytest.param(one, marks=long(3, one)) for one in (POLICIES[3], "{type: pi0, gradient_checkpointing: true}")),
+    ],
+)
 def test_two_passes_tell_the_bytes_of_any_rows(policy: str) -> None:
     found = estimated(policy)
     for rows in (3, 50):

@@ -103,7 +103,7 @@ def expected() -> list[dict[str, Tensor]]:
     [
         (2, "replicate", 1),
         (2, "shard", 6),
-        (4, "replicate", 12),
+        pytest.param(4, "replicate", 12, marks=long(5, "four replicas")),
         (4, "shard", 22),
         *(pytest.param(*rest, 1, marks=SWEEP) for rest in ((2, "shard"), (4, "replicate"), (4, "shard"))),
     ],
@@ -278,7 +278,7 @@ LARGE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+@pytest.mark.parametrize("strategy", [pytest.param("replicate", marks=long(5, "large policies, replicated")), "shard"])
 def test_large_policies_have_the_gradient_of_one_rank(pool: RankPool, strategy: str) -> None:
     """Frozen parts, adapters, a prefix that is computed once, references with and without a copy."""
     cases = [
@@ -301,7 +301,7 @@ def test_large_policies_have_the_gradient_of_one_rank(pool: RankPool, strategy: 
         assert not case["settings"] or abs(one["metrics"][-1]["train/actor/reference_kl"]) > 1e-6
 
 
-@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+@pytest.mark.parametrize("strategy", [pytest.param("replicate", marks=long(4, "packed passes, replicated")), "shard"])
 def test_a_language_models_packed_passes_have_the_gradient_of_one_rank(pool: RankPool, strategy: str) -> None:
     """Answers of many lengths, so that passes of at most so many tokens are more on one rank than on another, and
     logits are made some at a time."""

@@ -190,6 +190,7 @@ def test_a_generator_on_a_device_of_another_host_takes_weights_by_a_pair(tmp_pat
     assert "by a pair (gloo, as devices are simulated)" in log.read_text()
 
 
+@long(5, "nodes of one host")
 def test_nodes_that_share_memory_are_one_host(tmp_path: Path) -> None:
     nodes = [LocalNode("a"), LocalNode("b")]
     with running(tmp_path / "run", nodes) as pipeline:
@@ -295,7 +296,8 @@ LINKS = {
     "quality",
     [
         pytest.param((), marks=long(4, "a link without limits"), id="free"),
-        *(pytest.param(quality, id=name) for name, quality in LINKS.items()),
+        pytest.param(LINKS["200-mbit"], marks=long(6, "a link of 200 Mb/s"), id="200-mbit"),
+        pytest.param(LINKS["delay-and-loss"], id="delay-and-loss"),
     ],
 )
 def test_a_run_crosses_a_link_between_network_namespaces(quality: tuple[str, ...], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.long import long
 from tests.plugins.workflow.test_examples import FOLDER, check_pipeline, check_reward_model
 from tests.process.runs import ASYNCHRONOUS, PATIENCE_S, ROOT, children, config, gone, orphaned_folders
 
@@ -78,11 +79,13 @@ def test_a_run_that_ray_refuses_leaves_nothing_and_proposes_no_resume(
     assert not list(tmp_path.glob("runs/*/*"))
 
 
+@long(5, "an example on Ray")
 def test_the_pipeline_learns(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     check_pipeline("ray", monkeypatch)
     assert (stations(), orphaned_folders()) == ([], [])
 
 
+@long(15, "an example on Ray")
 def test_the_reward_model_scores(ray: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     check_reward_model("ray", monkeypatch, capsys)
     assert (stations(), orphaned_folders()) == ([], [])
