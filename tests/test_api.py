@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from tests.pipeline.pictures import LampSettings
 from tests.pipeline.runs import LOCKSTEP
 
 import polyrhythm as pr
+from polyrhythm.cli.main import command_parser
 from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.evaluation.episodes import tally
 from polyrhythm.pipeline.persistence.phases import PhaseJournal
@@ -280,14 +282,43 @@ def test_a_folder_of_runs_is_its_newest_and_what_is_exported_loads_again(tmp_pat
             pr.load_policy(out)
 
 
+@pytest.mark.parametrize("name", ["check", "train", "resume", "evaluate", "report", "export"])
+def test_a_function_names_things_as_its_command_does(name: str) -> None:
+    command = {"evaluate": "eval"}.get(name, name)
+    _, parser = command_parser(command)
+    told, parameters = parser.format_help(), inspect.signature(getattr(pr, name)).parameters
+    assert ("overrides" in parameters) == ("section.key=value" in told)
+    for parameter in parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "callbacks":
+            assert f"--{parameter.name.replace('_', '-')} " in told or f"--{parameter.name.replace('_', '-')}\n" in told
+
+
+def test_a_keyword_of_another_name_is_answered_with_the_right_one(tmp_path: Path) -> None:
+    with pytest.raises(TypeError) as refusal:
+        pr.train(_recipe(), out_dir=tmp_path)  # type: ignore[call-arg]
+    assert "out=FOLDER is the run's folder" in refusal.value.__notes__[0]
+    with pytest.raises(TypeError) as refusal:
+        pr.evaluate(tmp_path, overrides=["env.max_steps=3"])  # type: ignore[call-arg]
+    assert "after the first argument, as on the command line" in refusal.value.__notes__[0]
+
+
+def test_a_policy_of_a_hub_is_loaded_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches the hub's client, which says what to download."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for function in (pr.load_policy, pr.evaluate):
+        with pytest.raises(pr.PolyrhythmError, match=r"hf://me/reach"):
+            function("hf://me/reach")
+
+
 def test_an_evaluation_of_another_environment_lists_what_differs(tmp_path: Path) -> None:
-    run = pr.train(pr.load_recipe(_recipe(), "training.versions=0"), out=tmp_path / "run")
-    found = pr.evaluate(run, episodes=2, overrides={"env.max_steps": 3})
+    run = pr.train(_recipe(), "training.versions=0", out=tmp_path / "run")
+    found = pr.evaluate(run, {"env.max_steps": 3}, episodes=2)
     assert found.env == ["env.max_steps=3"]
     assert pr.evaluate(run, episodes=2).env == ()
     for wrong in ("env.type=latency", "rollout.rows=2"):
         with pytest.raises(pr.PolyrhythmError, match="the run has its own"):
-            pr.evaluate(run, episodes=2, overrides=wrong)
+            pr.evaluate(run, wrong, episodes=2)
 
 
 def test_a_warm_start_is_not_resumed_as_training(tmp_path: Path) -> None:

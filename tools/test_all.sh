@@ -1,9 +1,10 @@
 #!/bin/sh
 # Runs the tests of simulators, tasksets, vLLM and trackers, each in a Python of its own, since their pins contradict each other.
 # `polyrhythm envs setup` makes each Python once, in .envs; then its test files run there, and the paper's small rows
-# train with them from the project's own Python. Arguments: the names to run (default: all). Ends with a line for each.
+# train with them from the project's own Python, in which the long tests (tests/long.py) run, too. Arguments: the names
+# to run (default: all). Ends with a line for each.
 set -u
-all="maniskill libero robosuite rows reasoning-gym verifiers gem vllm trackers lerobot"
+all="long maniskill libero robosuite rows reasoning-gym verifiers gem vllm trackers lerobot"
 cd "$(dirname "$0")/.." || exit 1
 bin="$PWD/.venv/bin"
 mkdir -p .envs
@@ -103,6 +104,10 @@ run_one() {
         vllm) make_vllm && tests_of vllm tests/plugins/language/test_vllm_engine.py tests/plugins/language/test_engines.py ;;
         lerobot) make_lerobot && tests_of lerobot tests/plugins/lerobot/test_with_lerobot.py ;;
         trackers) make_trackers && tested trackers offline "$POLYRHYTHM_ENVS/trackers/bin/python" -m pytest -rs tests/plugins/trackers ;;
+        long)
+            # shellcheck disable=SC2046
+            tested long env LONG_TESTS=1 "$bin/pytest" -rs $(grep -rl --include='test_*.py' 'from tests.long import' tests bench/tests)
+            ;;
         rows) tested rows "$bin/pytest" -rs tests/plugins/simulators/process/test_paper_rows.py ;;
         *) echo "$1: one of $all" >&2 && false ;;
     esac && return

@@ -6,6 +6,7 @@ It prints nothing: runs write to `logging` and to their folder.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from polyrhythm.pipeline.trained_policy import StandalonePolicy, export_policy, 
 from polyrhythm.pipeline.validation import check as checking
 from polyrhythm.pipeline.validation.check import ValidatedRun
 from polyrhythm.plugin import load
+from polyrhythm.sources import fetched_folder
 
 __all__ = [
     "Callback",
@@ -68,11 +70,23 @@ class TrainResult:
     finished: bool
 
 
+#: What a caller may mean by a keyword that a function does not take.
+_MEANT = {
+    "out_dir": "out=FOLDER is the run's folder; the setting, a folder for runs, is 'out_dir=FOLDER' after the recipe",
+    "overrides": "write settings after the first argument, as on the command line: 'section.key=value'",
+}
+
+
 @contextmanager
 def _coded() -> Iterator[None]:
-    """Add a note to an error of a user, which tracebacks print: its codes, and the command that explains them."""
+    """Add a note to an error of a user, which tracebacks print: its codes, and the command that explains them; or what
+    was meant by a wrong keyword."""
     try:
         yield
+    except TypeError as error:
+        if (found := re.search(r"\(\) got an unexpected keyword argument '(\w+)'", str(error))) and found[1] in _MEANT:
+            error.add_note(_MEANT[found[1]])
+        raise
     except PolyrhythmError as error:
         codes = tuple(dict.fromkeys(error.codes))
         note = f"{', '.join(codes)}: cause and remedy are printed by: polyrhythm explain {codes[0]}"
@@ -93,24 +107,27 @@ def load_recipe(recipe: Recipe, *overrides: str | Mapping[str, Any]) -> RunConfi
 
 
 @_coded()
-def check(recipe: Recipe) -> ValidatedRun:
+def check(recipe: Recipe, *overrides: str | Mapping[str, Any]) -> ValidatedRun:
     """Check whether the recipe can be run here; return its settings, the environment's spec and the untrained policy.
 
-    ConfigError or StartError: it cannot.
+    overrides: as in `load_recipe`. ConfigError or StartError: it cannot.
     """
-    return checking.validate_run(_config(recipe))
+    return checking.validate_run(_config(recipe, overrides))
 
 
 @_coded()
-def train(recipe: Recipe, *, out: str | Path | None = None, callbacks: object = ()) -> TrainResult:
+def train(
+    recipe: Recipe, *overrides: str | Mapping[str, Any], out: str | Path | None = None, callbacks: object = ()
+) -> TrainResult:
     """Run a recipe to its end.
 
-    out: an empty or new folder for the run (default: <out_dir>/<name>/<time>); callbacks: one, or a list; each has
-    methods of `Callback`, or is a function of an update's metrics. They are called in this thread between two events.
+    overrides: as in `load_recipe`; out: an empty or new folder for the run (default: <out_dir>/<name>/<time>);
+    callbacks: one, or a list; each has methods of `Callback`, or is a function of an update's metrics. They are called
+    in this thread between two events.
     PolyrhythmError: the recipe cannot be run or the run cannot continue; KeyboardInterrupt: it was interrupted; and any
     exception of a callback.
     """
-    own_callbacks, config = Callbacks(callbacks), _config(recipe)
+    own_callbacks, config = Callbacks(callbacks), _config(recipe, overrides)
     named = None if out is None else Path(out)
     folder = run_to_resume(config, named)
     checked = checking.validate_run(config, begun=folder is not None)
@@ -129,7 +146,7 @@ def _train_in(folder: Path, checked: ValidatedRun, callbacks: Callbacks) -> Trai
 @_coded()
 def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     run: str | Path | TrainResult,
-    *,
+    *overrides: str | Mapping[str, Any],
     episodes: int | None = None,
     seed: int | None = None,
     greedy: bool | None = None,
@@ -139,9 +156,9 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     video: str | Path | None = None,
     video_episodes: int = 9,
     conversations: int | None = None,
-    overrides: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = (),
 ) -> EvaluationResult:
-    """Evaluate a run's newest policy, a checkpoint or a policy file: success rate with its interval, and mean return.
+    """Evaluate a run's newest policy, a checkpoint, a policy file or hf://owner/name: success rate with its interval,
+    and mean return.
 
     episodes, seed: default to the run's own evaluation. greedy: act without noise (default, unless overrides have a
     sampling setting, or there are several samples). samples: sampled episodes of each initial state, for mean@n and
@@ -210,23 +227,25 @@ def export(run: str | Path | TrainResult, out: str | Path, *, base: str | Path |
     return Path(out)
 
 
-def _words(overrides: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -> tuple[str, ...]:
-    if isinstance(overrides, str):
-        return (overrides,)
-    if isinstance(overrides, Mapping):
-        return tuple(f"{name}={json.dumps(value, default=str)}" for name, value in overrides.items())
-    return tuple(word for one in overrides for word in _words(one))
+def _words(overrides: Sequence[str | Mapping[str, Any]]) -> tuple[str, ...]:
+    found = list[str]()
+    for one in overrides:
+        if isinstance(one, str):
+            found.append(one)
+        else:
+            found += [f"{name}={json.dumps(value, default=str)}" for name, value in one.items()]
+    return tuple(found)
 
 
 @_coded()
 def load_policy(run: str | Path | TrainResult, *, device: str = "cpu") -> StandalonePolicy:
-    """Load a run's newest policy, or that of a checkpoint or a policy file, without a simulator."""
+    """Load a run's newest policy, or that of a checkpoint, a policy file or hf://owner/name, without a simulator."""
     return load_standalone(_path(run), device)
 
 
-def _config(recipe: Recipe) -> RunConfig:
+def _config(recipe: Recipe, overrides: Sequence[str | Mapping[str, Any]] = ()) -> RunConfig:
     """Load the recipe. ConfigError: station processes would have to import a class of `__main__`."""
-    config = recipe if isinstance(recipe, RunConfig) else load_config(recipe)
+    config = recipe if isinstance(recipe, RunConfig) and not overrides else load_recipe(recipe, *overrides)
     for path, address in in_main(config.model_dump(mode="json")) if config.launcher != "inline" else ():
         name, is_id = address.rpartition(":")[2], ":" not in address
         defined, use = ("registered", f"write own:{name}") if is_id else ("defined", "import it from there")
@@ -238,4 +257,4 @@ def _config(recipe: Recipe) -> RunConfig:
 
 
 def _path(run: str | Path | TrainResult) -> Path:
-    return run.folder if isinstance(run, TrainResult) else Path(run)
+    return run.folder if isinstance(run, TrainResult) else fetched_folder(run, what="run")

@@ -7,6 +7,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from polyrhythm.conformance import own_place, raised
 from polyrhythm.envs.gymnasium_spaces import Observations
 from polyrhythm.envs.mujoco import offer_gl_backend
-from polyrhythm.errors import ConfigError, pip_install
+from polyrhythm.errors import ConfigError, MissingError, pip_install
 
 #: Minimum similarity of a suggested name, 0..1.
 _NEAR = 0.7
@@ -34,7 +35,8 @@ _HOMES = {
 
 
 def find_registered(env_id: str, where: str) -> gymnasium.envs.registration.EnvSpec:
-    """Gymnasium's spec of an id. ConfigError, beginning with the setting `where`: there is none."""
+    """Gymnasium's spec of an id. ConfigError, beginning with the setting `where`: there is none; MissingError: its
+    package is known and not installed."""
     offer_gl_backend()  # before a module imports MuJoCo
     # An id of the form module:id imports the module first, which registers it.
     module, _, name = env_id.rpartition(":")
@@ -43,6 +45,10 @@ def find_registered(env_id: str, where: str) -> gymnasium.envs.registration.EnvS
             __import__(module)
         return gymnasium.spec(name)
     except ImportError as error:
+        package, _ = _HOMES.get(module, ("", ()))
+        if package and isinstance(error, ModuleNotFoundError) and error.name == module:
+            command = pip_install(shlex.quote(package))
+            raise MissingError(f"{where}: the package {package} is not installed; run: {command}") from error
         fix = f"install {module}, or run this in the folder of {module.partition('.')[0]}.py"
         raise ConfigError(f"{where}: {module} cannot be imported ({error}); {fix}") from error
     except gymnasium.error.Error as error:

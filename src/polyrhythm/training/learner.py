@@ -292,12 +292,7 @@ class Update:
         unlike = learner.statistics.begin(packed, self.before_step)
         inputs = self._target_inputs((self.share.chunk_steps, self.share.trajectories))
         self.inputs = inputs._replace(own_version=None if own_weights or unlike else self.own_version)
-        limit_mib = learner.training.precomputed_mib
-        precomputed = with_precomputed(packed, self.inputs, limit_mib=limit_mib, prefixes=learner.prefixes)
-        self.times.end("targets")
-        self.batch, self.target_metrics = compute_targets(precomputed, learner.algorithm, self.inputs, self.times)
-        if learner.prefixes is not None:
-            self.target_metrics |= lent_metrics(precomputed, learner.ranks.total)
+        _, self.batch, self.target_metrics = self._targets(packed, self.inputs, 1.0)
         self.packed, self.own_weights = packed, own_weights and not unlike
 
     def prepare_parts(self, feed: SampleFeed) -> Generator[None, None, None]:
@@ -340,20 +335,24 @@ class Update:
         share, packed = take_share(samples, learner.ranks)
         self.times.end("collate")
         learner.statistics.begin(packed, None)  # finds that nothing of them is needed
-        packed = with_precomputed(
-            packed,
-            inputs,
-            limit_mib=learner.training.precomputed_mib,
-            share=len(samples) / learner.training.batch_size,
-            prefixes=learner.prefixes,
-        )
-        self.times.end("targets")
-        batch, metrics = compute_targets(packed, learner.algorithm, inputs, self.times)
-        if learner.prefixes is not None:
-            metrics |= lent_metrics(packed, learner.ranks.total)
+        packed, batch, metrics = self._targets(packed, inputs, len(samples) / learner.training.batch_size)
         minibatch = share.minibatch(batch, torch.arange(len(batch)), learner.limits)
         self.times.end("targets")
         return UpdatePart(packed, batch, metrics, len(samples)), minibatch
+
+    def _targets(
+        self, packed: PackedBatch, inputs: TargetInputs, share: float
+    ) -> tuple[PackedBatch, TrainingBatch, dict[str, float]]:
+        """The samples with what is precomputed of them, the training batch, and metrics of both. share: of the update's
+        samples."""
+        learner = self.learner
+        limit_mib, prefixes = learner.training.precomputed_mib, learner.prefixes
+        packed = with_precomputed(packed, inputs, limit_mib=limit_mib, share=share, prefixes=prefixes)
+        self.times.end("targets")
+        batch, metrics = compute_targets(packed, learner.algorithm, inputs, self.times)
+        if prefixes is not None:
+            metrics |= lent_metrics(packed, learner.ranks.total)
+        return packed, batch, metrics
 
     def _join(self, parts: Sequence[UpdatePart]) -> None:
         """Join the parts into the result of `prepare`."""

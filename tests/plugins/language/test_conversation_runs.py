@@ -109,13 +109,13 @@ def test_a_file_of_an_evaluation_has_those_of_its_variants_too() -> None:
 
 def test_a_function_evaluates_as_the_command_does(tmp_path: Path) -> None:
     run(tmp_path, *SINGLE, "launcher=inline", "training.versions=1")
-    found = pr.evaluate(tmp_path, episodes=8, conversations=2, overrides={"policy.engine": {"type": "native"}})
+    found = pr.evaluate(tmp_path, {"policy.engine": {"type": "native"}}, episodes=8, conversations=2)
     assert [entry["index"] for entry in found.conversations] == [0, 1]
     assert not pr.evaluate(tmp_path, episodes=8, conversations=0).conversations
     with pytest.raises(ConfigError, match=r"policy\.layers=2: the run has its own policy.layers"):
-        pr.evaluate(tmp_path, overrides="policy.layers=2")
+        pr.evaluate(tmp_path, "policy.layers=2")
     with pytest.raises(ConfigError, match=r"policy\.layers=2: the run has its own policy.layers"):
-        pr.evaluate(tmp_path, overrides=["policy.engine.type=native", {"policy.layers": 2}])
+        pr.evaluate(tmp_path, "policy.engine.type=native", {"policy.layers": 2})
     with pytest.raises(ConfigError, match="conversations = -1"):
         pr.evaluate(tmp_path, conversations=-1)
 
@@ -125,7 +125,7 @@ def test_tokens_may_be_sampled_otherwise_than_in_training(tmp_path: Path, capsys
     run(tmp_path, *SINGLE, "launcher=inline", "training.versions=1")
 
     def said(*overrides: str, greedy: bool | None = None) -> list[Any]:
-        found = pr.evaluate(tmp_path, episodes=8, conversations=8, overrides=overrides, greedy=greedy)
+        found = pr.evaluate(tmp_path, *overrides, episodes=8, conversations=8, greedy=greedy)
         assert found.greedy is (greedy if greedy is not None else not overrides)
         return [found.sampling, *(turn["message"] for one in found.conversations for turn in one["turns"])]
 

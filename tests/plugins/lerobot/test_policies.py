@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -25,13 +26,14 @@ _STAND_IN = {
     "__init__.py": "__version__ = '0'",
     "configs/__init__.py": "",
     "configs/policies.py": """
-import json, pathlib
+import json, os, pathlib, tempfile
 class PreTrainedConfig:
     @classmethod
     def get_known_choices(cls):
         return {"act", "diffusion"}
     @classmethod
     def from_pretrained(cls, folder, local_files_only):
+        os.close(tempfile.mkstemp(suffix=".json")[0])  # as LeRobot's own leaves it
         config = cls()
         vars(config).update(json.loads((pathlib.Path(folder) / "config.json").read_text()))
         return config
@@ -169,6 +171,29 @@ def test_a_process_that_fails_is_one_sentence(tmp_path: Path, python: str) -> No
     policy = settings.build(spec(), seed=0, device="cpu", role="act")
     with pytest.raises(ConfigError, match="the process of LeRobot ended with status 7"):
         act(policy, rows(spec(), [1]))
+
+
+def _left(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("end", ["closed", "killed", "orphaned"])
+def test_nothing_is_left_of_the_process(
+    tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    settings = LerobotSettings(checkpoint=str(write_policy(tmp_path / "policy")), python=python)
+    process = LerobotProcess(settings, "cpu")
+    assert len(_left(temporary)) == 1, "the stand-in leaves a file, as LeRobot does"
+    if end == "orphaned":  # as if this process had been killed: nothing but the connection ends
+        process._socket.shutdown(socket.SHUT_RDWR)
+        process._process.wait(30)
+        assert not any(temporary.iterdir())
+    elif end == "killed":
+        process._process.kill()
+    process.close()
+    assert not any(temporary.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -21,18 +21,21 @@ def content_of(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class KeptResults:
-    """folder: of the files NAME.json; None keeps nothing. scene: what all results of the folder have in common, such as
-    the device."""
+    """folder: of the files NAME.json; None keeps nothing. scene: what the results belong to, such as the device.
+    replaces: a result of another scene is measured again instead of refused."""
 
     folder: Path | None
     scene: Mapping[str, Any]
+    replaces: bool = False
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """The result; None if it is not there. ConfigError: it is of another scene."""
+        """The result; None if it is not there, or to be replaced. ConfigError: it is of another scene."""
         if self.folder is None or not (path := self.folder / f"{name}.json").is_file():
             return None
         content = content_of(path)
         if content["scene"] != self.scene:
+            if self.replaces:
+                return None
             raise ConfigError(
                 f"--out {self.folder}: {path.name} is of {content['scene']}, this is {dict(self.scene)}; "
                 "name another folder"

@@ -6,7 +6,6 @@ forward pass and optimizer step, so the lags are near α; they are measured.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -26,7 +25,6 @@ import psutil
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import RunHalted
-from polyrhythm.files import atomic_write
 from polyrhythm.pipeline.build import build_pipeline
 from polyrhythm.pipeline.context import RunContext
 from polyrhythm.pipeline.observers.metrics import LagHistogram
@@ -34,6 +32,7 @@ from polyrhythm.pipeline.persistence.checkpoints import POLICY_FILE
 from polyrhythm.pipeline.validation.check import validate_run
 from polyrhythm.plugins.demonstrations.warm_start import imitate
 from polyrhythm_bench.harness.curves import EpisodeOutcomes
+from polyrhythm_bench.harness.kept import KeptResults
 from polyrhythm_bench.harness.worker import Answer, Worker
 
 log = logging.getLogger(__name__)
@@ -104,15 +103,17 @@ class _Job(NamedTuple):
     seed: int
     may_halt: bool
 
-    def config(self) -> RunConfig:
-        return self.task.config(self.way, self.seed)
+    def kept(self, folder: Path | None) -> tuple[KeptResults, str]:
+        """Where its result is kept, and the result's name there."""
+        settings = self.task.config(self.way, self.seed).model_dump(mode="json")
+        return KeptResults(folder, settings, replaces=True), re.sub("[^a-zA-Z0-9_.]+", "-", self.label)
 
 
 def _train_all(jobs: Sequence[_Job], folder: Path | None) -> list[dict[str, Any]]:
     """What `train` gives for all jobs, in their order: read from `folder` if there is one and it has it, else trained
     and kept there."""
-    kept = {job: _Kept(folder, job) for job in jobs} if folder else {}
-    found = {job: result for job, file in kept.items() if (result := file.read()) is not None}
+    kept = {job: job.kept(folder) for job in jobs}
+    found = {job: result for job, (results, name) in kept.items() if (result := results.read(name)) is not None}
     missing = [job for job in jobs if job not in found]
     if folder:
         log.info("%d of %d trainings are in %s already", len(found), len(jobs), folder)
@@ -126,8 +127,8 @@ def _train_all(jobs: Sequence[_Job], folder: Path | None) -> list[dict[str, Any]
         finally:
             idle.put(worker)
         log.info("%s: area %.2f in %.0f s%s", job.label, fmean(result["returns"]), result["seconds"], result["halted"])
-        if kept:
-            kept[job].write(result)
+        results, name = kept[job]
+        results.write(name, result)
         return result
 
     # The pool is left last: when something goes wrong, ending the workers is what ends its threads.
@@ -137,27 +138,6 @@ def _train_all(jobs: Sequence[_Job], folder: Path | None) -> list[dict[str, Any]
             idle.put(stack.enter_context(Worker(f"{__name__}:trainer")))
         found |= dict(zip(missing, pool.map(one, missing), strict=True))
     return [found[job] for job in jobs]
-
-
-class _Kept:
-    """The file of one job's result, with the settings that it belongs to."""
-
-    def __init__(self, folder: Path, job: _Job) -> None:
-        self.path = folder / f"{re.sub('[^a-zA-Z0-9_.]+', '-', job.label)}.json"
-        self._settings = job.config().model_dump(mode="json")
-
-    def read(self) -> dict[str, Any] | None:
-        """None if there is no result of these settings."""
-        if not self.path.is_file():
-            return None
-        kept = json.loads(self.path.read_text(encoding="utf-8"))
-        found: dict[str, Any] = kept["result"]
-        return found if kept["settings"] == self._settings else None
-
-    def write(self, found: Mapping[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(self.path) as path:
-            path.write_text(json.dumps({"settings": self._settings, "result": found}), encoding="utf-8")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 from numpy.typing import NDArray
 
-from polyrhythm.errors import ConfigError, install_command
+from polyrhythm.errors import ConfigError, MissingError, install_command
 
 #: How the picture is changed; the simulation and `proprio` stay as they are.
 Picture = Literal["usual", "goal_hidden", "other_goal", "camera_moved", "colours_swapped"]
@@ -114,7 +114,7 @@ class _Drawing:
 
 
 def make_env(picture: Picture = "usual", **kwargs: Any) -> FetchReachPixels:
-    """The environment. kwargs: FetchReach's. ConfigError: no such picture, or gymnasium-robotics is missing."""
+    """The environment. kwargs: FetchReach's. ConfigError: no such picture; MissingError: gymnasium-robotics."""
     if picture not in get_args(Picture):
         raise ConfigError(
             f"env.kwargs.picture = {picture}: no such picture; take one of {', '.join(get_args(Picture))}"
@@ -122,7 +122,8 @@ def make_env(picture: Picture = "usual", **kwargs: Any) -> FetchReachPixels:
     try:
         import gymnasium_robotics
     except ImportError as error:
-        raise ConfigError(f"env.id = FetchReachPixels-v0: {error}; run: {install_command('fetch')}") from error
+        command = install_command("fetch")
+        raise MissingError(f"env.id: the package gymnasium-robotics is not installed; run: {command}") from error
     gymnasium.register_envs(gymnasium_robotics)
     return FetchReachPixels(gymnasium.make("FetchReach-v4", max_episode_steps=-1, **kwargs).unwrapped, picture)
 

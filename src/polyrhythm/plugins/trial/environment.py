@@ -27,7 +27,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.conformance import Finding, place
 from polyrhythm.env_warnings import warn_once
 from polyrhythm.envs.base import EnvSettings
-from polyrhythm.errors import ConfigError
+from polyrhythm.errors import ConfigError, MissingError
 from polyrhythm.imports import same_imports
 from polyrhythm.plugins.trial.checked_env import Arrays
 from polyrhythm.plugins.trial.process import WAY_OUT, EpisodeTrial, decode_event, run_trial
@@ -110,8 +110,9 @@ def _events(job: str, config: RunConfig, settings: EnvSettings, *, play: bool = 
         match event:
             case ["violation", problem, fix]:
                 raise ConfigError(f"{what}: {problem}; {fix}")
-            case ["error", sentence, lacks_module]:  # `resume` names the folder in which the run began
-                raise ConfigError(sentence) from (ImportError(sentence) if lacks_module else None)
+            case ["error", sentence, lacks_module, is_missing]:  # `resume` names the folder in which the run began
+                kind = MissingError if is_missing else ConfigError
+                raise kind(sentence) from (ImportError(sentence) if lacks_module else None)
             case ["warning", whose, sentence]:
                 warn_once(f"{whose or what}: {sentence}")
             case ["over"]:

@@ -25,7 +25,7 @@ from polyrhythm.config.registry import NestedRefusal, resolve
 from polyrhythm.conformance import ContractViolation, Finding
 from polyrhythm.env_warnings import EnvWarnings, forget_warnings
 from polyrhythm.envs.base import EnvSettings, StepResult
-from polyrhythm.errors import PolyrhythmError
+from polyrhythm.errors import MissingError, PolyrhythmError
 from polyrhythm.plugins.trial.checked_env import Arrays, CheckedEnv, read_spec
 from polyrhythm.plugins.trial.env_contract import check_contract, find_memory, observe_reset, trial_seed
 from polyrhythm.readable import counted
@@ -34,7 +34,8 @@ from polyrhythm.specs.plain import as_plain, from_plain
 
 #: Takes events in this order: ("call", name) before each call into the environment, ("finding", fields),
 #: ("warning", setting or "", sentence), ("spec", EnvSpec), ("arrays", name -> array); last ("over",),
-#: ("violation", problem, fix) or ("error", sentence, whether a module was not found).
+#: ("violation", problem, fix) or ("error", sentence, whether a module was not found, whether
+#: this machine lacks something).
 Send = Callable[..., None]
 
 
@@ -103,7 +104,7 @@ def run_trial(job: str, settings: EnvSettings, rows: int, send: Send, episode: E
     except ContractViolation as violation:
         send("violation", violation.problem, violation.fix)
     except PolyrhythmError as error:
-        send("error", str(error), isinstance(error.__cause__, ImportError))
+        send("error", str(error), isinstance(error.__cause__, ImportError), isinstance(error, MissingError))
     else:
         send("over")
 
@@ -262,7 +263,7 @@ def main() -> None:
         try:
             settings: Any = resolve("env", job["env"])
         except (InvalidSetting, NestedRefusal) as refusal:
-            send("error", f"env.type = {job['env'].get('type')}: {refusal}", False)
+            send("error", f"env.type = {job['env'].get('type')}: {refusal}", False, False)
         else:
             run_trial(job["job"], settings, job["rows"], send, EpisodeTrial(*job["episode"]))
     sys.stdout.flush()

@@ -1,6 +1,7 @@
-"""The process that runs a LeRobot policy: `python -I` this file, SOCKET.
+"""The process that runs a LeRobot policy: `python -I` this file, SOCKET FOLDER.
 
-It needs numpy, torch and lerobot, but not this package, so that their pins may conflict. It ends with the connection.
+It needs numpy, torch and lerobot, but not this package, so that their pins may conflict. It ends with the connection,
+and removes FOLDER, which has its temporary files: `from_pretrained` of a configuration leaves one.
 
 A message on the socket is a line of JSON followed by the bytes of its arrays:
 
@@ -12,8 +13,10 @@ A message on the socket is a line of JSON followed by the bytes of its arrays:
 import importlib
 import json
 import os
+import shutil
 import socket
 import sys
+import tempfile
 from importlib import metadata
 from io import BufferedRWPair
 from pathlib import Path
@@ -140,6 +143,8 @@ class Served:
 
 def main(words: list[str]) -> int:
     line = socket.socket(fileno=int(words[0])).makefile("rwb")
+    os.environ["TMPDIR"] = words[1]
+    tempfile.tempdir = None
     served: Served | None = None
     try:
         while True:
@@ -154,6 +159,8 @@ def main(words: list[str]) -> int:
                 write(line, {"error": " ".join(f"{type(error).__name__}: {error}".split())[:600]})
     except (EOFError, OSError):
         return 0
+    finally:
+        shutil.rmtree(words[1], ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
@@ -113,11 +115,12 @@ class LerobotProcess:
         self._call_s = call_s
         python, self._what = find_python(settings.python), f"policy.checkpoint = {settings.checkpoint}"
         folder = local_folder(settings.checkpoint, what="policy.checkpoint")
+        temporary = tempfile.mkdtemp(prefix="polyrhythm-lerobot-")
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 process = subprocess.Popen(  # noqa: S603
-                    [str(python), "-I", serve.__file__, str(theirs.fileno())],
+                    [str(python), "-I", serve.__file__, str(theirs.fileno()), temporary],
                     stdin=subprocess.DEVNULL,
                     stdout=2,
                     pass_fds=(theirs.fileno(),),
@@ -126,10 +129,11 @@ class LerobotProcess:
                 )
             except OSError as error:
                 ours.close()
+                shutil.rmtree(temporary)
                 raise ConfigError(f"policy.python = {settings.python}: {python}: {error.strerror}") from error
         self._process, self._socket = process, ours
         self._line: BufferedRWPair = ours.makefile("rwb")
-        self.close = weakref.finalize(self, _end, process, ours, self._line)
+        self.close = weakref.finalize(self, _end, process, ours, self._line, temporary)
         if self._ask({"open": str(folder), "device": device}, {}, limit_s=_START_S)[0].get("type") is None:
             raise ConfigError(f"{self._what}: the process of {python} does not answer as it should; install this again")
 
@@ -160,7 +164,7 @@ class LerobotProcess:
         return "closed its connection"
 
 
-def _end(process: subprocess.Popen[bytes], end: socket.socket, line: BufferedRWPair) -> None:
+def _end(process: subprocess.Popen[bytes], end: socket.socket, line: BufferedRWPair, temporary: str) -> None:
     with suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)  # what is not sent yet is not waited for
     for one in (line, end):
@@ -171,6 +175,7 @@ def _end(process: subprocess.Popen[bytes], end: socket.socket, line: BufferedRWP
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # and what it started
     process.wait()
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def find_python(python: str) -> Path:
