@@ -8,7 +8,8 @@ the campaign goes on with the parts that have not ended.
     tests        `tests/gpu` of the checkout
     quickstart   the quickstart with generator and trainer on the device: has it learned?
     colocated    `bench gpu-colocated`: the rows that say most; others: the rest of them
-    NAME         `bench policies` of one policy at full size: acting with 1, 16 and 32 rows, a training micro-batch
+    NAME         `bench policies` of one policy at full size: acting with 1, 16 and 32 rows, a training micro-batch,
+                 updates with a frozen prefix
     language     an update of a 0.6B language model with LoRA on sequences of 16k tokens
 
 --tiny: the same parts, as small as they can be, on any machine.
@@ -378,7 +379,7 @@ def _passes(out: Path, kind: str, *, tiny: bool, needs: Sequence[str]) -> Part:
     rows = (1,) if tiny else _ROWS
     words = ["polyrhythm", "bench", "policies", "--types", kind, "--sizes", size, "--rows", ",".join(map(str, rows))]
     words += ["--repeats", "1" if tiny else "3", "--device", "cpu" if tiny else "cuda", "--out", str(folder), "--json"]
-    names = [*(f"act-{n}" for n in rows), f"train-{policies.TRAIN_ROWS}"]
+    names = [*(f"act-{n}" for n in rows), f"train-{policies.TRAIN_ROWS}", "updates"]
     files = {name: folder / f"{kind}-{size}-{name}.json" for name in names}
     return Part(kind, words, 240, 10 if tiny else 60, lambda: _pass_figures(kind, files), needs)
 
@@ -391,6 +392,11 @@ def _pass_figures(kind: str, files: Mapping[str, Path]) -> list[Figure]:
             continue
         content = content_of(file)
         found, date = content["result"], content["date"]
+        if name == "updates":
+            ways = f"{found['every_s']:.2f} s, {found['once_s']:.2f} s, {found['lent_s']:.2f} s"
+            said = "update; prefix in every epoch, once, lent"
+            figures.append(Figure(said, f"{ways}; lending gains {found['gain']:.2f}", date=date))
+            continue
         action, rows = name.split("-")
         ms = found.get("captured_ms") or found["ms"]
         value = f"{ms:.1f} ms, {found['of_roofline']:.2f} of the roofline, {found['ratio']:.2f} times a plain forward"
