@@ -315,8 +315,8 @@ def _learned(folder: Path) -> list[Figure]:
 def _colocated(out: Path, *, tiny: bool, needs: Sequence[str]) -> list[Part]:
     """The rows that say most, and the others."""
     every = colocated.rows_of(colocated.scene_of(tiny=tiny))
-    first = ("lockstep", "full_async") if tiny else colocated.FIRST[:3]
-    others = [] if tiny else [name for name in every if name not in first]
+    first = ("lockstep", "full_async", "full_async_process") if tiny else colocated.FIRST[:4]
+    others = ["full_async_unlent"] if tiny else [name for name in every if name not in first]
     folder = out / "colocated"
     return [_rows(name, folder, rows, tiny, needs) for name, rows in (("colocated", first), ("others", others)) if rows]
 
@@ -352,6 +352,7 @@ def _colocated_figures(kept: Mapping[str, tuple[str, Mapping[str, Any]]]) -> lis
         value = f"{rates[name]:,.0f} transitions/s, {one['versions']} versions, lag {one['lag_mean']:.2f}; busy: {busy}"
         aim = "aim: 600 transitions/s" if mode.startswith("full_async") else ""
         figures.append(Figure(name, value, aim, kept[name][1]["date"]))
+    figures = [*_sharing_figures({name: (mode, rates[name]) for name, (mode, _) in found.items()}), *figures]
     full = max((rates[name] for name, (mode, _) in found.items() if mode.startswith("full_async")), default=None)
     lock = {name: one for name, (mode, one) in found.items() if mode == "lockstep"}
     if full is None or not lock:
@@ -363,6 +364,26 @@ def _colocated_figures(kept: Mapping[str, tuple[str, Mapping[str, Any]]]) -> lis
         Figure("share of the device's bound", f"{full / bound:.2f} of {bound:,.0f} transitions/s", "aim: 0.92"),
         *figures,
     ]
+
+
+def _sharing_figures(rates: Mapping[str, tuple[str, float]]) -> list[Figure]:
+    """Which sharing of the device is the better default: where each has been measured with the same drawing. rates:
+    mode and transitions/s of each row."""
+    found: dict[str, dict[str, float]] = {}
+    for name, (mode, rate) in rates.items():
+        if mode in colocated.SHARINGS:
+            found.setdefault(name.removeprefix(mode).lstrip("-"), {})[mode] = rate
+    figures = []
+    for drawing, own in found.items():
+        if len(own) > 1 and (base := own.get("full_async")):
+            others = ", ".join(
+                f"{colocated.MODES[mode].sharing} {rate / base:.2f}" for mode, rate in own.items() if mode != "full_async"
+            )
+            best = colocated.MODES[max(own, key=own.__getitem__)].sharing
+            where = f", {drawing}" if drawing else ""
+            said = f"{best} is the better ({others} times share; default: share)"
+            figures.append(Figure(f"placement.sharing{where}", said, "provisional until an H100 or H200 has said it"))
+    return figures
 
 
 def _computing(busy: Mapping[str, float]) -> list[float]:
