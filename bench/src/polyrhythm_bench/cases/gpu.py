@@ -377,7 +377,9 @@ def _sharing_figures(rates: Mapping[str, tuple[str, float]]) -> list[Figure]:
     for drawing, own in found.items():
         if len(own) > 1 and (base := own.get("full_async")):
             others = ", ".join(
-                f"{colocated.MODES[mode].sharing} {rate / base:.2f}" for mode, rate in own.items() if mode != "full_async"
+                f"{colocated.MODES[mode].sharing} {rate / base:.2f}"
+                for mode, rate in own.items()
+                if mode != "full_async"
             )
             best = colocated.MODES[max(own, key=own.__getitem__)].sharing
             where = f", {drawing}" if drawing else ""

@@ -150,7 +150,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -
     if sharing > 1 and (mask is None or mask.shape[2] in (1, sharing * tokens)):
         queries = queries.unflatten(1, (-1, sharing)).flatten(2, 3)
     elif sharing > 1:
-        keys, values = (x.repeat_interleave(sharing, dim=1) for x in (keys, values))
+        keys, values = (x.unsqueeze(2).expand(-1, -1, sharing, -1, -1).flatten(1, 2) for x in (keys, values))
     found = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
     return found.reshape(-1, heads, tokens, found.shape[-1]).transpose(1, 2).flatten(2)
 

@@ -34,6 +34,7 @@ from polyrhythm.plugins.vla.decoder import (
     draw_unit_variance,
     for_shared_heads,
     mean_of,
+    padding_mask,
     positions_of,
 )
 from polyrhythm.plugins.vla.flow_policy import FlowNetwork, Prefix
@@ -178,7 +179,7 @@ class Pi0Network(FlowNetwork):
         """The pass over images and language. Features are the mean hidden state of all present tokens after the last
         norm; without them the end of the last layer is skipped."""
         embedded, present = self.embed_prefix(inputs)
-        positions, mask = positions_of(present), additive(present[:, None, None], embedded.dtype)
+        positions, mask = positions_of(present), additive(padding_mask(present), embedded.dtype)
         language = self.paligemma_with_expert.paligemma.model.language_model
         if features:
             hidden, found = language(embedded, positions, mask)
