@@ -1,6 +1,7 @@
 """A policy's passes compiled by `torch.compile` beside the plain ones: what it would gain, and what its start costs.
 
     python -m polyrhythm_bench.cases.compiled [--type pi0] [--size tiny] [--rows 1,32] [--device cpu] [--repeats 15]
+        [--no-training]
 
 Compiled are the network's methods that a pass calls. Plain and compiled passes have the same weights and inputs, and
 take turns; on a GPU acting passes of both are captured as CUDA graphs, as a generator runs them. One line of JSON for
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -125,10 +127,12 @@ def main() -> None:
     parser.add_argument("--rows", default="1,32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--no-training", action="store_true", help="acting alone")
     given = parser.parse_args()
     torch.set_num_threads(1)
     rows = [int(count) for count in given.rows.split(",")]
-    for found in measure(given.type, given.size, rows, choose_device(given.device), given.repeats):
+    every = measure(given.type, given.size, rows, choose_device(given.device), given.repeats)
+    for found in islice(every, len(rows)) if given.no_training else every:
         sys.stdout.write(f"{json.dumps(found)}\n")
         sys.stdout.flush()
 

@@ -11,6 +11,7 @@ the campaign goes on with the parts that have not ended.
     NAME         `bench policies` of one policy at full size: acting with 1, 16 and 32 rows, a training micro-batch,
                  updates with a frozen prefix
     language     an update of a 0.6B language model with LoRA on sequences of 16k tokens
+    compiled     passes of π0 by `torch.compile` beside the plain ones
 
 --tiny: the same parts, as small as they can be, on any machine.
 """
@@ -255,6 +256,7 @@ def parts(out: Path, *, tiny: bool) -> list[Part]:
         *_colocated(out, tiny=tiny, needs=(*vla, *metaworld)),
         *(_passes(out, kind, tiny=tiny, needs=vla) for kind in policies.TYPES),
         _language(out, tiny=tiny, needs=vla),
+        _compiled(out, tiny=tiny, needs=vla),
     ]
 
 
@@ -451,4 +453,25 @@ def _tokens(file: Path) -> list[Figure]:
     return [
         Figure("training tokens/s, float32", f"{said['tokens_s']:,.0f}", "13.3k (prime-rl, LoRA at 16k, an H100)"),
         Figure("memory of the update", f"{said['memory_mb'] / 1e3:.1f} GB"),
+    ]
+
+
+def _compiled(out: Path, *, tiny: bool, needs: Sequence[str]) -> Part:
+    words = ["--size", "tiny", "--rows", "1", "--no-training", "--device", "cpu", "--repeats", "1"]
+    if not tiny:
+        words = ["--size", "released", "--rows", "1,32", "--device", "cuda", "--repeats", "7"]
+    command = ["polyrhythm_bench.cases.compiled", "--type", "pi0", *words]
+    return Part("compiled", command, 240, 10 if tiny else 90, lambda: _gains(out / LOGS / "compiled.txt"), needs)
+
+
+def _gains(file: Path) -> list[Figure]:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    found = [json.loads(line) for line in lines if line.startswith('{"pass"')]
+    return [
+        Figure(
+            f"torch.compile, {one['pass']}",
+            f"{one['compiled_ms']:.1f} of {one['plain_ms']:.1f} ms, {one['ratio']:.2f}; compiled in "
+            f"{one['compile_s']:.0f} s; results differ by {one['difference']:.1g}",
+        )
+        for one in found
     ]
