@@ -95,6 +95,16 @@ def test_tests_that_have_ended_count_where_the_others_are_cut_off(tmp_path):
     assert figures == {"passed, failed, skipped": "1, 1, 1", "failed": "tests/gpu/x.py::test_b"}
 
 
+def test_the_better_sharing_of_a_device_is_named_for_each_drawing():
+    rates = {"full_async-osmesa": 300.0, "full_async_process-osmesa": 330.0, "full_async-egl": 200.0}
+    modes = {name: (name.partition("-")[0], rate) for name, rate in rates.items()}
+    (one,) = gpu._sharing_figures({**modes, "lockstep-osmesa": ("lockstep", 900.0)})
+    assert one.name == "placement.sharing, osmesa"
+    assert one.value.startswith("process is the better (process 1.10 times share")
+    (one,) = gpu._sharing_figures({**modes, "full_async_mps-egl": ("full_async_mps", 150.0)})[1:]
+    assert one.value.startswith("share is the better (mps 0.75 times share")
+
+
 def test_results_of_another_card_are_refused(campaign, tmp_path):
     one = part(tmp_path, "one", "")
     campaign(one)

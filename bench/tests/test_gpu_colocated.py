@@ -47,8 +47,8 @@ def test_modes_that_are_there_are_not_run_again(tmp_path):
     for number, mode in enumerate(MODES):
         write_result(tmp_path, mode, 100.0 + 40.0 * number)
     found = gpu_colocated.run(tmp_path, 0.001, tiny=True)
-    assert found["gain"] == pytest.approx(3.4), "the best of full asynchrony"
-    assert [mode["gain"] for mode in found["modes"].values()] == pytest.approx([1.0, 1.4, 1.8, 2.2, 2.6, 3.0, 3.4])
+    assert found["gain"] == pytest.approx(3.8), "the best of full asynchrony"
+    assert [mode["gain"] for mode in found["modes"].values()] == pytest.approx([1.0, 1.4, 1.8, 2.2, 2.6, 3.0, 3.4, 3.8])
     assert found["missing"] == ""
 
 
@@ -110,15 +110,18 @@ def test_rows_of_a_device_are_modes_by_drawings_those_that_say_most_first(tmp_pa
     found = gpu_colocated.summarise(scene, rows, results, {})
     assert found["gain"] == pytest.approx(312 / 272), "over the best lock-step of any drawing"
     assert "full_async_mps-osmesa (nvidia-cuda-mps-control is not on the PATH)" in found["missing"]
-    assert "not finished in the time: full_async_process-osmesa, rollout_async-osmesa, " in found["missing"]
+    assert "not finished in the time: full_async_process-osmesa, full_async_unlent-osmesa, " in found["missing"]
 
 
 def test_the_modes_are_the_four_of_the_paper_and_other_ways_of_sharing():
-    """Batching, freshness and the device's sharing differ, nothing else."""
+    """Batching, freshness, the device's sharing and who computes prefixes differ, nothing else."""
     made = {mode: colocated.config_of(SMALL, mode, None) for mode in MODES}
-    assert [c.batching.type for c in made.values()] == ["lockstep", "dynamic"] * 2 + ["lockstep", "dynamic", "dynamic"]
-    assert [config.freshness.max_lag for config in made.values()] == [0, 0, 1, 1, 0, 1, 1]
-    same = [config.model_dump(exclude={"batching", "freshness", "placement"}) for config in made.values()]
+    assert [c.batching.type for c in made.values()] == ["lockstep", "dynamic"] * 2 + ["lockstep"] + ["dynamic"] * 3
+    assert [config.freshness.max_lag for config in made.values()] == [0, 0, 1, 1, 0, 1, 1, 1]
+    lends = [config.training.precomputed_mib > 0 for config in made.values()]
+    assert lends == [mode != "full_async_unlent" for mode in MODES]
+    left_out = {"batching": True, "freshness": True, "placement": True, "training": {"precomputed_mib"}}
+    same = [config.model_dump(exclude=left_out) for config in made.values()]
     assert all(one == same[0] for one in same)
     assert same[0]["rollout"]["buckets"] == "powers", "else no pass is captured on a GPU"
 

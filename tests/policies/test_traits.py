@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
@@ -98,6 +99,18 @@ def test_a_precomputation_that_changes_log_probs_is_named():
     policy = Changes(CASE.settings, CASE.spec)
     with pytest.raises(ContractViolation, match=r"with precompute\(\) differs from without by up to 1"):
         check_traits(policy_traits(policy), "form().traits", policy, CASE.observations())
+
+
+@pytest.mark.parametrize("declared", [(), None])
+def test_an_observation_that_is_read_beside_precomputed_arrays_is_declared(declared):
+    class Offset(GaussianPolicy):
+        def precompute(self, obs):
+            return {"offset": torch.ones(len(obs["hand"]))}
+
+    policy = Offset(CASE.settings, CASE.spec)
+    policy.traits = replace(policy_traits(policy), beside_precomputed=declared)
+    with pytest.raises(ContractViolation, match="KeyError") if declared == () else nullcontext():
+        check_traits(policy.traits, "form().traits", policy, CASE.observations())
 
 
 def test_an_engine_names_the_settings_that_restrict_a_run():

@@ -51,7 +51,7 @@ def test_minibatches_cover_once_in_even_sizes() -> None:
     assert [len(x) for x in minibatches([7], 0, (0, 0, 0))] == [7]
 
 
-def test_pieces_are_sent_in_order_with_one_under_way() -> None:
+def test_pieces_come_in_order_each_when_it_is_needed() -> None:
     taken: list[int] = []
 
     def pieces() -> Iterator[list[torch.Tensor]]:
@@ -62,7 +62,7 @@ def test_pieces_are_sent_in_order_with_one_under_way() -> None:
     found = []
     for (piece,) in send_ahead(pieces(), CPU, lambda tensors, change: [change(x) for x in tensors]):
         found.append((piece.tolist(), len(taken)))
-    assert found == [([0, 0], 2), ([1, 1], 3), ([2, 2], 4), ([3, 3], 4)]
+    assert found == [([0, 0], 1), ([1, 1], 2), ([2, 2], 3), ([3, 3], 4)]
 
 
 def test_minibatches_follow_their_seed_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,13 +66,15 @@ def test_a_prefix_that_is_trained_is_not_precomputed():
         assert with_precomputed(packed, TargetInputs(policy, None, 0, 3, CPU), limit_mib=1) is packed
 
 
-def test_precomputed_rows_are_those_of_one_pass_and_are_dropped_after_the_update():
+@pytest.mark.parametrize(("read", "beside"), [((), set()), (("hand",), {"hand"}), (None, {"hand", "joints"})])
+def test_precomputed_rows_are_those_of_one_pass_beside_what_is_still_read(read, beside):
     policy = small(train="expert")
+    policy.traits = replace(policy.traits, beside_precomputed=read)
     packed = collate(collect(policy))
     found = with_precomputed(packed, TargetInputs(policy, None, 0, 3, CPU), limit_mib=0)
     with torch.no_grad():
         expected = policy.precompute(packed.obs)
-    assert found.obs.keys() == packed.obs.keys() | expected.keys()
+    assert found.obs.keys() == beside | expected.keys()
     for name, x in expected.items():
         torch.testing.assert_close(found.obs[name], x, atol=1e-6, rtol=1e-6)
         assert not found.obs[name].requires_grad

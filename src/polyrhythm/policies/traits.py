@@ -23,8 +23,10 @@ class PolicyTraits:
     the trainer computes them before an update, by late_values if that is True. publishes_part, shares_reference,
     precomputes, counts_tokens, loads_in_parts, names_blocks, keeps_prefix: its optional methods. streams: it has the
     methods of `policies.engine.Streams`. acts_from_precomputed: `act` too finds `precompute`'s arrays in obs, so a
-    generator can lend them to the trainer. asks_server: its engine is on a server, which is checked before a run.
-    dtype: compute dtype of its linear layers, convolutions and embeddings, which sharded ranks gather.
+    generator can lend them to the trainer. beside_precomputed: the observations that `evaluate` and `value` read beside
+    these arrays, so that the trainer moves no other; None: any. asks_server: its engine is on a server, which is
+    checked before a run. dtype: compute dtype of its linear layers, convolutions and embeddings, which sharded ranks
+    gather.
     """
 
     value: bool = True
@@ -35,6 +37,7 @@ class PolicyTraits:
     shares_reference: bool = False
     precomputes: bool = False
     acts_from_precomputed: bool = False
+    beside_precomputed: tuple[str, ...] | None = None
     keeps_prefix: bool = False
     counts_tokens: bool = False
     loads_in_parts: bool = False

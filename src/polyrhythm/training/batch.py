@@ -181,18 +181,20 @@ Map = Callable[[T, Callable[[Tensor], Tensor]], T]
 def send_ahead(pieces: Iterable[T], device: torch.device, map_tensors: Map[T]) -> Iterator[T]:
     """The pieces on `device`, in order; each is transferred from pinned memory on a separate stream while the previous
     one is used. Tensors already on `device` are not copied."""
-    api: Any = torch.cuda if device.type == "cuda" else torch.cpu
-    stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else torch.cpu.Stream()
+    if device.type != "cuda":
+        yield from (map_tensors(piece, lambda x: x.to(device)) for piece in pieces)
+        return
+    stream = torch.cuda.Stream(device)
     waiting: deque[tuple[T, Any]] = deque()
 
     def receive() -> T:
         piece, sent = waiting.popleft()
-        current = api.current_stream(device)
+        current = torch.cuda.current_stream(device)
         current.wait_event(sent)
         return map_tensors(piece, lambda x: _use_on(current, x))
 
     for piece in pieces:
-        with api.stream(stream):
+        with torch.cuda.stream(stream):
             moved = map_tensors(piece, lambda x: _send(x, device))
         waiting.append((moved, stream.record_event()))
         if len(waiting) > 1:
@@ -202,7 +204,7 @@ def send_ahead(pieces: Iterable[T], device: torch.device, map_tensors: Map[T]) -
 
 
 def _send(x: Tensor, device: torch.device) -> Tensor:
-    return x.pin_memory().to(device, non_blocking=True) if x.is_cpu and device.type == "cuda" else x.to(device)
+    return x.pin_memory().to(device, non_blocking=True) if x.is_cpu else x.to(device)
 
 
 def _use_on(stream: Any, x: Tensor) -> Tensor:

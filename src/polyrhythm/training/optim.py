@@ -77,7 +77,7 @@ class AdamW:
         """Call the kernel for parameters of one device and dtype, each with its gradient."""
         states = [self.state.get(p) or self._begin(p) for p, _ in pairs]
         steps = [state["step"] for state in states]
-        means, squares = (self._fetched(name, [p for p, _ in pairs]) for name in _MOMENTS)
+        means, squares = (self._fetched([state[name] for state in states], pairs) for name in _MOMENTS)
         torch._foreach_add_(steps, 1 if taken is None else taken)
         torch._fused_adamw_(
             self._ranks.parts([p for p, _ in pairs]),
@@ -100,11 +100,11 @@ class AdamW:
                 state["exp_avg"].copy_(mean, non_blocking=True)
                 state["exp_avg_sq"].copy_(square, non_blocking=True)
 
-    def _fetched(self, name: str, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """The parameters' moments of this name on their device: copies if moments are kept on the host."""
+    def _fetched(self, moments: list[Tensor], pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """The moments on their parameters' device: copies if moments are kept on the host."""
         if not self.offload:
-            return [self.state[p][name] for p in parameters]
-        return [self.state[p][name].to(p.device, non_blocking=True, copy=True) for p in parameters]
+            return moments
+        return [x.to(p.device, non_blocking=True, copy=True) for x, (p, _) in zip(moments, pairs, strict=True)]
 
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
         step = torch.zeros((), dtype=torch.float32, device=p.device)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-T = TypeVar("T")
 
 
 class LentRows(Protocol):
@@ -45,51 +43,44 @@ class _Sent(NamedTuple):
 
 class Places:
     """Where N rows of several arrays are: row i is row at[i] of the pool, or where that is negative row -1 - at[i] of
-    the trainer's own `own_rows`. at [N] int64, on the host. What is asked for twice in a row is computed once."""
+    the trainer's own `own_rows`. at [N] int64, on the host. The arrays ask alike, one after another, so the last answer
+    of each method is kept."""
 
     def __init__(self, at: Tensor, own_rows: int) -> None:
         self.at, self.own_rows = at, own_rows
-        self._asked: dict[str, tuple[tuple[Any, ...], Any]] = {}
+        self._selected: tuple[Tensor, Places] | None = None
+        self._joined: tuple[tuple[Places, ...], Places] | None = None
+        self._sent: tuple[tuple[slice, torch.device, torch.device], _Sent] | None = None
 
     def select(self, index: Tensor) -> Places:
-        return self._once("select", (index,), lambda: Places(self.at.index_select(0, index), self.own_rows))
+        if self._selected is None or self._selected[0] is not index:
+            self._selected = index, Places(self.at.index_select(0, index), self.own_rows)
+        return self._selected[1]
 
     def join(self, *others: Places) -> Places:
         """The places of all parts, in order, with the own rows of all."""
-
-        def joined() -> Places:
+        if self._joined is None or list(map(id, self._joined[0])) != list(map(id, others)):
             before, found = 0, list[Tensor]()
             for part in (self, *others):
                 found.append(torch.where(part.at < 0, part.at - before, part.at))
                 before += part.own_rows
-            return Places(torch.cat(found), before)
-
-        return self._once("join", others, joined)
+            self._joined = others, Places(torch.cat(found), before)
+        return self._joined[1]
 
     def sent(self, rows: slice, device: torch.device, own_device: torch.device) -> _Sent:
         """Those of these rows, on the pool's device and on that of the own rows."""
-
-        def found() -> _Sent:
+        asked = rows, device, own_device
+        if self._sent is None or self._sent[0] != asked:
             at = self.at[rows]
             lent = at >= 0
             to_pooled, to_own = (x.nonzero().squeeze(1) for x in (lent, ~lent))
             own = _sent(-1 - at[to_own], own_device)
-            if not len(to_own):
-                return _Sent(_sent(at, device), own, None, to_own)
-            return _Sent(_sent(at[to_pooled], device), own, _sent(to_pooled, device), _sent(to_own, device))
-
-        return self._once("sent", (rows.start, rows.stop, device, own_device), found)
-
-    def _once(self, what: str, asked: tuple[Any, ...], make: Callable[[], T]) -> T:
-        before, found = self._asked.get(what, ((), None))
-        if len(before) != len(asked) or not all(_same(a, b) for a, b in zip(before, asked, strict=True)):
-            found = make()
-            self._asked[what] = asked, found
-        return cast(T, found)
-
-
-def _same(one: object, other: object) -> bool:
-    return one is other if isinstance(one, Tensor | Places) else one == other
+            if len(to_own):
+                found = _Sent(_sent(at[to_pooled], device), own, _sent(to_pooled, device), _sent(to_own, device))
+            else:
+                found = _Sent(_sent(at, device), own, None, to_own)
+            self._sent = asked, found
+        return self._sent[1]
 
 
 def _sent(x: Tensor, device: torch.device) -> Tensor:

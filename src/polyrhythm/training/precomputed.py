@@ -32,7 +32,8 @@ def with_precomputed(
     share: float = 1.0,
     prefixes: PrefixSource | None = None,
 ) -> PackedBatch:
-    """The batch with the output of `policy.precompute` among its observations; unchanged if that is empty.
+    """The batch with the output of `policy.precompute` as its observations, beside those that the policy then still
+    reads (the trait `beside_precomputed`); unchanged if that is empty.
 
     Rows that generators have lent stay where they are, in the pool of `prefixes`. The others are computed, and stay on
     the policy's device if they take at most their `share` of what the pool leaves of `limit_mib`, else they are in host
@@ -45,14 +46,18 @@ def with_precomputed(
     missing = (~lent).nonzero().squeeze(1)
     room = limit_mib * 2**20 - (pool.nbytes if pool is not None else 0)
     own = _compute(packed, inputs, missing, int(share * room))
+    if pool is None and own is None:
+        return packed
+    read = policy_traits(inputs.policy).beside_precomputed
+    beside = {name: x for name, x in packed.obs.items() if read is None or name in read}
     if pool is None:
-        return packed if own is None else replace(packed, obs={**packed.obs, **own})
+        return replace(packed, obs={**beside, **(own or {})})
     assert packed.entries is not None
     at = torch.where(lent, packed.entries, 0)
     at[missing] = -1 - torch.arange(len(missing))
     places = Places(at, len(missing))
     found = {name: PooledRows(x, own[name] if own else x[:0], places) for name, x in pool.arrays.items()}
-    return replace(packed, obs={**packed.obs, **cast(Arrays, found)})
+    return replace(packed, obs={**beside, **cast(Arrays, found)})
 
 
 def lent_metrics(packed: PackedBatch, total: Total) -> Metrics:

@@ -67,7 +67,7 @@ class SmallNetwork(nn.Module):
 class SmallPolicy(AdaptedPolicy):
     """Categorical actions from the network; a critic on the prefix features."""
 
-    traits = replace(ADAPTED, critic=True, precomputes=True, acts_from_precomputed=True)
+    traits = replace(ADAPTED, critic=True, precomputes=True, acts_from_precomputed=True, beside_precomputed=())
 
     def __init__(self, network: SmallNetwork, precision: Precision, spec: EnvSpec) -> None:
         super().__init__()

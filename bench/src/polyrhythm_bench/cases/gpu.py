@@ -8,8 +8,10 @@ the campaign goes on with the parts that have not ended.
     tests        `tests/gpu` of the checkout
     quickstart   the quickstart with generator and trainer on the device: has it learned?
     colocated    `bench gpu-colocated`: the rows that say most; others: the rest of them
-    NAME         `bench policies` of one policy at full size: acting with 1, 16 and 32 rows, a training micro-batch
+    NAME         `bench policies` of one policy at full size: acting with 1, 16 and 32 rows, a training micro-batch,
+                 updates with a frozen prefix
     language     an update of a 0.6B language model with LoRA on sequences of 16k tokens
+    compiled     passes of π0 by `torch.compile` beside the plain ones
 
 --tiny: the same parts, as small as they can be, on any machine.
 """
@@ -254,6 +256,7 @@ def parts(out: Path, *, tiny: bool) -> list[Part]:
         *_colocated(out, tiny=tiny, needs=(*vla, *metaworld)),
         *(_passes(out, kind, tiny=tiny, needs=vla) for kind in policies.TYPES),
         _language(out, tiny=tiny, needs=vla),
+        _compiled(out, tiny=tiny, needs=vla),
     ]
 
 
@@ -314,8 +317,8 @@ def _learned(folder: Path) -> list[Figure]:
 def _colocated(out: Path, *, tiny: bool, needs: Sequence[str]) -> list[Part]:
     """The rows that say most, and the others."""
     every = colocated.rows_of(colocated.scene_of(tiny=tiny))
-    first = ("lockstep", "full_async") if tiny else colocated.FIRST[:3]
-    others = [] if tiny else [name for name in every if name not in first]
+    first = ("lockstep", "full_async", "full_async_process") if tiny else colocated.FIRST[:4]
+    others = ["full_async_unlent"] if tiny else [name for name in every if name not in first]
     folder = out / "colocated"
     return [_rows(name, folder, rows, tiny, needs) for name, rows in (("colocated", first), ("others", others)) if rows]
 
@@ -351,6 +354,7 @@ def _colocated_figures(kept: Mapping[str, tuple[str, Mapping[str, Any]]]) -> lis
         value = f"{rates[name]:,.0f} transitions/s, {one['versions']} versions, lag {one['lag_mean']:.2f}; busy: {busy}"
         aim = "aim: 600 transitions/s" if mode.startswith("full_async") else ""
         figures.append(Figure(name, value, aim, kept[name][1]["date"]))
+    figures = [*_sharing_figures({name: (mode, rates[name]) for name, (mode, _) in found.items()}), *figures]
     full = max((rates[name] for name, (mode, _) in found.items() if mode.startswith("full_async")), default=None)
     lock = {name: one for name, (mode, one) in found.items() if mode == "lockstep"}
     if full is None or not lock:
@@ -362,6 +366,28 @@ def _colocated_figures(kept: Mapping[str, tuple[str, Mapping[str, Any]]]) -> lis
         Figure("share of the device's bound", f"{full / bound:.2f} of {bound:,.0f} transitions/s", "aim: 0.92"),
         *figures,
     ]
+
+
+def _sharing_figures(rates: Mapping[str, tuple[str, float]]) -> list[Figure]:
+    """Which sharing of the device is the better default: where each has been measured with the same drawing. rates:
+    mode and transitions/s of each row."""
+    found: dict[str, dict[str, float]] = {}
+    for name, (mode, rate) in rates.items():
+        if mode in colocated.SHARINGS:
+            found.setdefault(name.removeprefix(mode).lstrip("-"), {})[mode] = rate
+    figures = []
+    for drawing, own in found.items():
+        if len(own) > 1 and (base := own.get("full_async")):
+            others = ", ".join(
+                f"{colocated.MODES[mode].sharing} {rate / base:.2f}"
+                for mode, rate in own.items()
+                if mode != "full_async"
+            )
+            best = colocated.MODES[max(own, key=own.__getitem__)].sharing
+            where = f", {drawing}" if drawing else ""
+            said = f"{best} is the better ({others} times share; default: share)"
+            figures.append(Figure(f"placement.sharing{where}", said, "provisional until an H100 or H200 has said it"))
+    return figures
 
 
 def _computing(busy: Mapping[str, float]) -> list[float]:
@@ -378,7 +404,7 @@ def _passes(out: Path, kind: str, *, tiny: bool, needs: Sequence[str]) -> Part:
     rows = (1,) if tiny else _ROWS
     words = ["polyrhythm", "bench", "policies", "--types", kind, "--sizes", size, "--rows", ",".join(map(str, rows))]
     words += ["--repeats", "1" if tiny else "3", "--device", "cpu" if tiny else "cuda", "--out", str(folder), "--json"]
-    names = [*(f"act-{n}" for n in rows), f"train-{policies.TRAIN_ROWS}"]
+    names = [*(f"act-{n}" for n in rows), f"train-{policies.TRAIN_ROWS}", "updates"]
     files = {name: folder / f"{kind}-{size}-{name}.json" for name in names}
     return Part(kind, words, 240, 10 if tiny else 60, lambda: _pass_figures(kind, files), needs)
 
@@ -391,6 +417,11 @@ def _pass_figures(kind: str, files: Mapping[str, Path]) -> list[Figure]:
             continue
         content = content_of(file)
         found, date = content["result"], content["date"]
+        if name == "updates":
+            ways = f"{found['every_s']:.2f} s, {found['once_s']:.2f} s, {found['lent_s']:.2f} s"
+            said = "update; prefix in every epoch, once, lent"
+            figures.append(Figure(said, f"{ways}; lending gains {found['gain']:.2f}", date=date))
+            continue
         action, rows = name.split("-")
         ms = found.get("captured_ms") or found["ms"]
         value = f"{ms:.1f} ms, {found['of_roofline']:.2f} of the roofline, {found['ratio']:.2f} times a plain forward"
@@ -422,4 +453,25 @@ def _tokens(file: Path) -> list[Figure]:
     return [
         Figure("training tokens/s, float32", f"{said['tokens_s']:,.0f}", "13.3k (prime-rl, LoRA at 16k, an H100)"),
         Figure("memory of the update", f"{said['memory_mb'] / 1e3:.1f} GB"),
+    ]
+
+
+def _compiled(out: Path, *, tiny: bool, needs: Sequence[str]) -> Part:
+    words = ["--size", "tiny", "--rows", "1", "--no-training", "--device", "cpu", "--repeats", "1"]
+    if not tiny:
+        words = ["--size", "released", "--rows", "1,32", "--device", "cuda", "--repeats", "7"]
+    command = ["polyrhythm_bench.cases.compiled", "--type", "pi0", *words]
+    return Part("compiled", command, 240, 10 if tiny else 90, lambda: _gains(out / LOGS / "compiled.txt"), needs)
+
+
+def _gains(file: Path) -> list[Figure]:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    found = [json.loads(line) for line in lines if line.startswith('{"pass"')]
+    return [
+        Figure(
+            f"torch.compile, {one['pass']}",
+            f"{one['compiled_ms']:.1f} of {one['plain_ms']:.1f} ms, {one['ratio']:.2f}; compiled in "
+            f"{one['compile_s']:.0f} s; results differ by {one['difference']:.1g}",
+        )
+        for one in found
     ]

@@ -8,6 +8,7 @@ sharing the device.
     lockstep_leased     as lockstep, generator and trainer hold the device in turn; on a CPU as lockstep
     full_async_process  as full_async, generator and trainer in one process, each on a stream of its own
     full_async_mps      as full_async, generator and trainer under NVIDIA's MPS; not on a CPU
+    full_async_unlent   as full_async, frozen prefixes computed by the trainer instead of lent by the generator
 
 On a GPU each mode is run with frames drawn on the cores (osmesa) and on the device (egl): rows MODE-osmesa, MODE-egl,
 those first that say most.

@@ -9,10 +9,11 @@ from noise keys, log-probs, and un-normalised actions; a training pass also give
              entropies (the learner's loss adds elementwise arithmetic only); the reference sums velocities (or
              log-probs) and values
     weights  a version of all weights through the weights channel, beside `copy_` tensor by tensor from the host
+    updates  with a frozen prefix: computed in every epoch, once by the trainer, or lent (`cases.prefixes`)
 
-The policy is built as in the trainer with `train: all`. At full size (`released`) trained weights are bfloat16 too, so
-the module has the dtypes of one for acting. Weights are drawn on the device: from the seed, on one core of the CPU,
-they would take half a minute for each billion.
+The policy is built as in the trainer with `train: all`, for `updates` with what leaves the prefix frozen. At full size
+(`released`) trained weights are bfloat16 too, so the module has the dtypes of one for acting. Weights are drawn on the
+device: from the seed, on one core of the CPU, they would take half a minute for each billion.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from torch.overrides import TorchFunctionMode
 from polyrhythm.errors import ConfigError
 from polyrhythm.policies.base import Observations, Policy, as_module
 from polyrhythm.specs import INSTRUCTION, PROGRESS, ActionSpec, ArraySpec, EnvSpec, Task
+from polyrhythm_bench.cases import prefixes
 from polyrhythm_bench.cases.policy_weights import measure_weights
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.kept import KeptResults
@@ -47,6 +49,8 @@ ROWS = (1, 8, 32, 64)
 #: Rows of the training micro-batch, cameras, executed actions, denoise steps.
 TRAIN_ROWS, CAMERAS, CHUNK, STEPS = 8, 2, 5, 4
 _STATE, _ACTIONS = 8, 7
+#: What is trained so that the prefix is frozen.
+FROZEN = {"pi0": "expert", "pi05": "expert", "openvla_oft": "head", "groot_n1d5": "expert"}
 _GIB = 2**30
 NOT_KEPT = KeptResults(None, {})
 
@@ -133,11 +137,11 @@ def refusal(kind: str, size: str, device: torch.device) -> str:
     return ""
 
 
-def settings_of(kind: str, size: str) -> Any:
+def settings_of(kind: str, size: str, train: str = "all") -> Any:
     """The policy's settings: default size in float32, or full size in bfloat16."""
     from polyrhythm.config.registry import resolve
 
-    given: dict[str, Any] = {"type": kind, "chunk": CHUNK, "dtype": "float32"}
+    given: dict[str, Any] = {"type": kind, "chunk": CHUNK, "dtype": "float32", "train": train}
     if size == "released":
         given |= {"size": "released", "dtype": "bfloat16", "master": "bfloat16"}
     if kind != "openvla_oft":
@@ -163,8 +167,8 @@ def measure(
     repeats: int = 7,
     kept: KeptResults = NOT_KEPT,
 ) -> dict[str, Any]:
-    """One type in one size: parameters in millions, the measured peaks, what the reference replaces, `weights`, and in
-    `modes` the passes (`_compare`)."""
+    """One type in one size: parameters in millions, the measured peaks, what the reference replaces, `weights`, in
+    `modes` the passes (`_compare`), and `updates` (`prefixes.measure`)."""
     pair = cache(lambda: build_pair(kind, size, device))
     peaks = cache(lambda: measure_peaks(device, _dtype(size)))
     # Weights first: a version is applied as it is, and no gradient is there yet.
@@ -174,14 +178,27 @@ def measure(
         for n in rows
     }
     train = kept.get(f"{kind}-{size}-train-{TRAIN_ROWS}", lambda: training(pair(), peaks(), repeats))
-    return {**about, "modes": {**modes, f"train {TRAIN_ROWS}": train}}
+    pair.cache_clear()  # room for the policy below
+    updates = kept.get(f"{kind}-{size}-updates", lambda: _updates(kind, size, device, repeats))
+    return {**about, "modes": {**modes, f"train {TRAIN_ROWS}": train}, "updates": updates}
+
+
+def _updates(kind: str, size: str, device: torch.device, repeats: int) -> dict[str, Any]:
+    return prefixes.measure(build(kind, size, device, FROZEN[kind]), spec_of(kind, size), device, repeats)
+
+
+def build(kind: str, size: str, device: torch.device, train: str) -> Policy:
+    """The policy as in the trainer."""
+    with _ZeroDraws():
+        policy: Policy = settings_of(kind, size, train).build(
+            spec_of(kind, size), seed=0, device=str(device), role="train"
+        )
+    _draw(as_module(policy))
+    return policy
 
 
 def build_pair(kind: str, size: str, device: torch.device) -> _Pair:
-    settings, spec = settings_of(kind, size), spec_of(kind, size)
-    with _ZeroDraws():
-        policy = settings.build(spec, seed=0, device=str(device), role="train")
-    _draw(as_module(policy))
+    spec, policy = spec_of(kind, size), build(kind, size, device, "all")
     with torch.device(device):
         reference = reference_of(kind, policy.network.size, STEPS)
     reference = reference.to(device=device, dtype=_dtype(size)).eval()

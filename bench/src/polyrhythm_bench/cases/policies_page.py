@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from polyrhythm_bench.cases import policies, prefixes
 from polyrhythm_bench.harness.markdown import wrap_prose
 
 PAGE = "policies.md"
@@ -34,6 +35,11 @@ _PART = """
 {rows}
 
 {weights}
+
+An update with `train: {frozen}` ([how](frozen_prefix.md)); weights differ by at most {difference:.1g} between the last
+two ways:
+
+{updates}
 """
 
 
@@ -58,7 +64,9 @@ def _clock(found: Mapping[str, Any]) -> str:
 def _part(name: str, part: Mapping[str, Any]) -> str:
     nearest = f" The reference: {part['nearest']}." if part["nearest"] else ""
     rows = "\n".join(_row(mode, values) for mode, values in part["modes"].items())
-    return _PART.format(name=name, nearest=nearest, rows=rows, weights=_weights(part), **_numbers(part))
+    updates, frozen = part["updates"], policies.FROZEN[name.partition(",")[0]]
+    said = {"updates": prefixes.table([updates]), "difference": updates["largest_difference"], "frozen": frozen}
+    return _PART.format(name=name, nearest=nearest, rows=rows, weights=_weights(part), **said, **_numbers(part))
 
 
 def _numbers(part: Mapping[str, Any]) -> dict[str, Any]:

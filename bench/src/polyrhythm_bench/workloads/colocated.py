@@ -32,11 +32,13 @@ _LAGGING = {"max_lag": 1, "on_update": "continue"}
 
 
 class Mode(NamedTuple):
-    """asynchronous: env batches do not wait for each other. sharing: of the device, see `placement.sharing`."""
+    """asynchronous: env batches do not wait for each other. sharing: of the device, see `placement.sharing`. lends: the
+    generator lends prefixes; else the trainer computes them once and keeps them in host memory."""
 
     asynchronous: bool
     freshness: Mapping[str, Any]
     sharing: str = "share"
+    lends: bool = True
 
 
 MODES: Mapping[str, Mode] = {
@@ -47,11 +49,14 @@ MODES: Mapping[str, Mode] = {
     "lockstep_leased": Mode(False, _ON_POLICY, "lease"),
     "full_async_process": Mode(True, _LAGGING, "process"),
     "full_async_mps": Mode(True, _LAGGING, "mps"),
+    "full_async_unlent": Mode(True, _LAGGING, lends=False),
 }
+#: Modes that differ in nothing but the device's sharing.
+SHARINGS = ("full_async", "full_async_process", "full_async_mps")
 #: Modes with drawings that say most, first.
 FIRST = (
     "full_async-osmesa", "lockstep-egl", "full_async_mps-osmesa", "full_async_process-osmesa", "lockstep-osmesa",
-    "full_async-egl", "lockstep_leased-egl",
+    "full_async-egl", "lockstep_leased-egl", "full_async_unlent-osmesa",
 )  # fmt: skip
 _MIB, _GIB = 2**20, 2**30
 
@@ -133,7 +138,7 @@ def make_checkpoint(scene: Scene, folder: Path) -> None:
 
 def config_of(scene: Scene, mode: str, checkpoint: Path | None) -> RunConfig:
     """The run of a mode. checkpoint: None for a policy of the same form from the seed."""
-    asynchronous, freshness, sharing = MODES[mode]
+    asynchronous, freshness, sharing, lends = MODES[mode]
     batching: dict[str, Any] = {"type": "lockstep"}
     if asynchronous:
         batching = {"type": "dynamic", "max_rows": max(scene.rows // 2, scene.rows // scene.simulators)}
@@ -172,7 +177,7 @@ def config_of(scene: Scene, mode: str, checkpoint: Path | None) -> RunConfig:
             "epochs": EPOCHS,
             "minibatch_steps": 0,
             "micro_batch_steps": 64,
-            "precomputed_mib": scene.precomputed_mib,
+            "precomputed_mib": scene.precomputed_mib if lends else 0,
             "optimizer": {"lr": 5e-6},
         },
         "checkpoint": {"every_versions": 100_000, "run_every_s": 1e6},

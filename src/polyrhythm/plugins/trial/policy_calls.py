@@ -232,7 +232,9 @@ def _check_optional_methods(traits: PolicyTraits, policy: Policy, obs: Observati
     if traits.precomputes and (more := called("precompute", found.precompute, obs)):
         if taken := sorted(more.keys() & obs.keys()):
             raise ContractViolation(f"precompute() gives {taken[0]}, which the observation has", "give it another name")
-        whole, rest = (evaluate_act(policy, {**obs, **own}, act).logprob for own in (dict[str, Tensor](), more))
+        names = traits.beside_precomputed
+        beside = {name: x for name, x in obs.items() if names is None or name in names}
+        whole, rest = (evaluate_act(policy, shown, act).logprob for shown in (obs, {**beside, **more}))
         check_close("evaluate().logprob with precompute()", rest, "without", whole, policy.tolerance, "use it alike")
         if traits.acts_from_precomputed:
             again = sample(policy, {**obs, **more}).logprob

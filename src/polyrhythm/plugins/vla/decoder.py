@@ -84,25 +84,27 @@ def run_layer(layer: nn.Module, *arguments: object, recompute: bool) -> Any:
 
 #: Keys and values of one layer: [B,KV,T,D] each, keys already rotated.
 KeysValues = tuple[Tensor, Tensor]
-#: cos and sin of the rotary angles: [B,1,T,D] each.
+#: cos of the rotary angles, and sin, negative in the first half of D, where `rotate` subtracts: [B,1,T,D] each.
 Rotary = tuple[Tensor, Tensor]
 
 
 def rotary(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotary:
-    """Rotary angles (Su et al. 2021; halves, not pairs) of positions [B,T]: cos and sin [B,1,T,head_dim], computed in
-    float32 and rounded to `dtype` once for all layers."""
+    """Rotary angles (Su et al. 2021; halves, not pairs) of positions [B,T], computed in float32 and rounded to `dtype`
+    once for all layers."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device=positions.device).float() / head_dim
     frequencies = 1.0 / (theta**exponents)
     angles = positions.float().unsqueeze(-1) * frequencies
-    angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    cos, sin = angles.cos(), angles.sin()
+    return (
+        torch.cat((cos, cos), dim=-1).unsqueeze(1).to(dtype),
+        torch.cat((-sin, sin), dim=-1).unsqueeze(1).to(dtype),
+    )
 
 
 def rotate(x: Tensor, by: Rotary) -> Tensor:
     """Rotate x [B,H,T,D] by the angles of its positions."""
     cos, sin = by[0].to(x.dtype), by[1].to(x.dtype)
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
 
 
 def positions_of(present: Tensor) -> Tensor:
@@ -141,15 +143,22 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Scaled dot-product attention: [B,H,Q,D], [B,KV,K,D] twice -> [B,Q,H·D]. H is a multiple of KV (shared keys)."""
-    if keys.shape[1] != queries.shape[1]:
-        shape = (-1, queries.shape[1] // keys.shape[1], -1, -1)
-        if keys.shape[1] == 1:
-            keys, values = keys.expand(*shape), values.expand(*shape)
-        else:
-            keys, values = (x.repeat_interleave(shape[1], dim=1) for x in (keys, values))
+    """Scaled dot-product attention: [B,H,Q,D], [B,KV,K,D] twice -> [B,Q,H·D]. H is a multiple of KV (shared keys).
+
+    mask: summands [B,1,Q,K], or without repeated keys [B,1,1,K] or of `for_shared_heads`."""
+    (heads, tokens), sharing = queries.shape[1:3], queries.shape[1] // keys.shape[1]
+    if sharing > 1 and (mask is None or mask.shape[2] in (1, sharing * tokens)):
+        queries = queries.unflatten(1, (-1, sharing)).flatten(2, 3)
+    elif sharing > 1:
+        keys, values = (x.unsqueeze(2).expand(-1, -1, sharing, -1, -1).flatten(1, 2) for x in (keys, values))
     found = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-    return found.transpose(1, 2).flatten(2)
+    return found.reshape(-1, heads, tokens, found.shape[-1]).transpose(1, 2).flatten(2)
+
+
+def for_shared_heads(mask: Tensor, sharing: int) -> Tensor:
+    """The mask [B,1,Q,K] for `attend` with keys that `sharing` heads share: [B,1,sharing·Q,K], whose queries are then
+    those of one head, so that no key is repeated. For few queries: it is as large as that of sharing·Q tokens."""
+    return mask.repeat(1, 1, sharing, 1)
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
@@ -185,6 +194,11 @@ class DecoderSize:
             raise ValueError(
                 f"the decoder's heads = {self.heads} are no multiple of its kv_heads = {self.kv_heads}; correct one"
             )
+
+    @property
+    def heads_per_key(self) -> int:
+        """Heads of queries that share a head of keys and values."""
+        return self.heads // self.kv_heads
 
 
 #: The fields of a decoder as `text_config` of a config.json has them, but for its layers.

@@ -169,7 +169,14 @@ class FlowChoices(Protocol):
     def value_level(self) -> ValueKind: ...
 
 
-FLOW_TRAITS = replace(ADAPTED, critic=True, precomputes=True, acts_from_precomputed=True, keeps_prefix=True)
+FLOW_TRAITS = replace(
+    ADAPTED,
+    critic=True,
+    precomputes=True,
+    acts_from_precomputed=True,
+    beside_precomputed=(PROGRESS,),
+    keeps_prefix=True,
+)
 
 
 class FlowPolicy(AdaptedPolicy):

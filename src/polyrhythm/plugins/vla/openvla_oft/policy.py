@@ -146,7 +146,9 @@ FEATURES, HIDDEN = f"{STORED}features", f"{STORED}hidden"
 HEADS = ("language_model.lm_head.", "action_head.")
 
 
-TOKEN_TRAITS = replace(ADAPTED, critic=True, precomputes=True, acts_from_precomputed=True)
+TOKEN_TRAITS = replace(
+    ADAPTED, critic=True, precomputes=True, acts_from_precomputed=True, beside_precomputed=(PROGRESS,)
+)
 
 
 class OpenVlaOftPolicy(AdaptedPolicy):

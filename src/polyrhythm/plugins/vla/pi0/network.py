@@ -32,12 +32,14 @@ from polyrhythm.plugins.vla.decoder import (
     DecoderSize,
     additive,
     draw_unit_variance,
+    for_shared_heads,
     mean_of,
     padding_mask,
     positions_of,
 )
 from polyrhythm.plugins.vla.flow_policy import FlowNetwork, Prefix
 from polyrhythm.plugins.vla.vision import SIGLIP, SiglipVisionModel, VisionSize, tower_keys, tower_seen
+from polyrhythm.policies.constants import kept
 from polyrhythm.specs import WeightSpec
 
 #: Gemma as the release names its variants.
@@ -84,6 +86,14 @@ class Pi0Size:
     def image(self) -> int:
         """Pixels along the side of an image."""
         return self.vision.image
+
+
+@kept
+def _frequencies(shortest: float, longest: float, width: int, device: torch.device) -> Tensor:
+    """Radians per unit of the flow's time, of `width` / 2 geometric periods, float64."""
+    with torch.inference_mode(False):
+        steps = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=device)
+        return 2.0 * math.pi / (shortest * (longest / shortest) ** steps)
 
 
 class PaliGemmaModel(nn.Module):
@@ -205,17 +215,17 @@ class Pi0Network(FlowNetwork):
 
     def time_code(self, t: Tensor) -> Tensor:
         """sin and cos of the time t [B] at geometric periods -> [B,width] float32, computed in float64."""
-        shortest, longest = self.size.min_period, self.size.max_period
-        steps = torch.linspace(0.0, 1.0, self.size.expert.width // 2, dtype=torch.float64, device=t.device)
-        angles = t.double().unsqueeze(1) * (2.0 * math.pi / (shortest * (longest / shortest) ** steps))
+        size = self.size
+        angles = t.double().unsqueeze(1) * _frequencies(size.min_period, size.max_period, size.expert.width, t.device)
         return torch.cat((angles.sin(), angles.cos()), dim=1).float()
 
     def expert_hidden(self, prefix: Prefix, tokens: Tensor, condition: Tensor | None) -> Tensor:
         """The expert's hidden states after its last norm [B,T,width]."""
         tokens = tokens.to(self._dtype)
         mask, positions = self.suffix_mask(prefix.present, tokens.shape[1])
-        expert = self.paligemma_with_expert.gemma_expert.model
-        hidden, _ = expert(tokens, positions, additive(mask, tokens.dtype), prefix.keys_values, condition)
+        expert, sharing = self.paligemma_with_expert.gemma_expert.model, self.size.expert.heads_per_key
+        summands = additive(for_shared_heads(mask, sharing), tokens.dtype)
+        hidden, _ = expert(tokens, positions, summands, prefix.keys_values, condition)
         assert isinstance(hidden, Tensor)
         return hidden
 
