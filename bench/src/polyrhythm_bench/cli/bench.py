@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_names,
         metavar="NAME,NAME",
         help="peers: these, and the plain loop; algorithms: these objectives; placement: these setups; "
-        "envs: these environments; gpu, language: these parts; gpu-colocated: these rows",
+        "envs: these environments; fidelity: these settings; gpu, language: these parts; gpu-colocated: these rows",
     )
     parser.add_argument(
         "--pythons",
@@ -372,10 +372,10 @@ def _overlap(settings: Sequence[str] = (), versions: int = 12, repeats: int = 3)
     return overlap.run(parse_scene(settings), versions, repeats)
 
 
-def _fidelity(versions: int = 8, repeats: int = 3) -> dict[str, Any]:
+def _fidelity(versions: int = 8, repeats: int = 3, only: Sequence[str] = ()) -> dict[str, Any]:
     from polyrhythm_bench.cases import fidelity
 
-    return fidelity.run(versions, repeats)
+    return fidelity.run(versions, repeats, only)
 
 
 def _batching(repeats: int = 3) -> dict[str, Any]:
