@@ -91,8 +91,7 @@ def run(
         raise ConfigError(f"only = {', '.join(sorted(unknown))}: not a setting of fidelity; known are {names}")
     cases = [(case, case.scene.settled()) for case in settings if case.name in only or not only]
     turns = [(case, scene.of_turn(turn)) for turn in range(repeats) for case, scene in cases]
-    found: list[dict[str, float]] = []
-    overheads: list[StageOverhead] = []
+    found, overheads = list[dict[str, float]](), list[StageOverhead]()
     for case, scene in turns:
         timed, bare = live(case, scene, versions), simulated(case, scene, versions, NO_OVERHEAD)
         overheads.append(timed.overhead(bare))
@@ -101,7 +100,7 @@ def run(
     for number, (case, scene) in enumerate(turns):
         near = overheads[max(0, number - 1) : number] + overheads[number + 1 : number + 2] or overheads
         others = simulated(case, scene, versions, StageOverhead(*map(fmean, zip(*near, strict=True))))
-        found[number]["neighbours"] = found[number]["live_s"] / fmean(others.seconds) - 1
+        found[number]["neighbours"] = scene.transitions / fmean(others.seconds) / found[number]["live"] - 1
     modes: dict[str, dict[str, Any]] = {}
     for case, _ in cases:
         own = [figures for figures, (other, _) in zip(found, turns, strict=True) if other is case]
@@ -142,18 +141,18 @@ def compare(
 ) -> dict[str, float]:
     """A live run beside its simulation, and beside `bare`, the simulation with nothing added.
 
-    live, simulated: transitions per second; live_s: seconds of a version; error, bare: simulated over live, less 1.
-    standard_error: of `error`, by the spread of the versions' differences. pass_ms and so on: the overhead.
+    live, simulated: transitions per second; error, bare: simulated over live, less 1. standard_error: of `error`, by
+    the spread of the versions' differences, 0 of one version. pass_ms and so on: the overhead.
     """
-    took, model = timed.seconds, expected.seconds
-    differences = [own - other for own, other in zip(took, model, strict=True)]
+    took, model = fmean(timed.seconds), fmean(expected.seconds)
+    differences = [own - other for own, other in zip(timed.seconds, expected.seconds, strict=True)]
+    spread = stdev(differences) if len(differences) > 1 else 0.0
     return {
-        "live": scene.transitions / fmean(took),
-        "simulated": scene.transitions / fmean(model),
-        "live_s": fmean(took),
-        "error": fmean(took) / fmean(model) - 1,
-        "standard_error": stdev(differences) / math.sqrt(len(took)) / fmean(model) if len(took) > 1 else math.nan,
-        "bare": fmean(took) / fmean(bare.seconds) - 1,
+        "live": scene.transitions / took,
+        "simulated": scene.transitions / model,
+        "error": took / model - 1,
+        "standard_error": spread / math.sqrt(len(differences)) / model,
+        "bare": took / fmean(bare.seconds) - 1,
         **{f"{name.removesuffix('_s')}_ms": 1000 * seconds for name, seconds in overhead._asdict().items()},
     }
 

@@ -30,7 +30,7 @@ algorithms  every policy loss under growing staleness, and on tasks of their own
 overlap     stages that sleep, in four modes, beside the limit; CPU time per transition. NAME=VALUE words change the
             scene: env_batches rows simulators generators sim_latency infer_latency train_latency episode_steps max_lag
             seed
-fidelity    ten such scenes, live and simulated (half an hour)
+fidelity    ten such scenes, live and simulated (a quarter of an hour)
 batching    batching auto beside the best fixed batching of a grid, simulated (half an hour)
 placement   placements of the RL-VLA3 paper, scaled, on devices that are locks: processes that sleep, beside the
             simulated cluster and the paper's ranking (40 minutes)

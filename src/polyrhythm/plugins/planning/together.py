@@ -148,7 +148,7 @@ class UnitTimer(Observer):
 def unit_timer(profile: Profile) -> UnitTimer:
     """A timer that expects what the stations took alone."""
     passes = profile.stations["generator"].works.get("pass")
-    return UnitTimer(profile.stations["simulator"].works["step"].seconds, passes and passes.seconds)
+    return UnitTimer(profile.stations["simulator"].works["step"].seconds, passes.seconds if passes else None)
 
 
 def _env_batch(slot: str) -> str:
