@@ -6,9 +6,8 @@ import pytest
 from tests.long import long
 
 from polyrhythm.errors import ConfigError
-from polyrhythm.scheduler.records import Batch, BatchDone, Grant, Request, RequestArrived, Serve, StartRows, Ticket
 from polyrhythm_bench.cases import fidelity, overlap
-from polyrhythm_bench.cases.fidelity import FidelityCase, Stopwatch
+from polyrhythm_bench.cases.fidelity import FidelityCase
 from polyrhythm_bench.harness.version_cost import VersionCost
 from polyrhythm_bench.workloads import scene, transport_only
 from polyrhythm_bench.workloads.scene import MODES, StageOverhead, StageScenario, parse_scene
@@ -96,22 +95,26 @@ def test_bare_stages_go_on_as_fast_as_they_sleep_at_most():
     assert alone < found < 4 * alone, "faster than one env batch could be, never faster than four"
 
 
-def test_the_stopwatch_leaves_out_what_begins_an_episode():
-    watch = Stopwatch()
-    requests = tuple(Request(slot, "s", 0, 2, 0, "", 0.0) for slot in ("a", "b"))
-    grant = Grant(0, Ticket(5, 5, 0, 0, 0, 0, 0))
-    watch.on_decision(1.0, RequestArrived("s", 0, "a", 0, 2, 0, ""), [Serve("g", Batch(1, "g", requests))])
-    watch.on_decision(1.5, BatchDone("g", 0, 1, 0), [])
-    watch.on_decision(1.75, RequestArrived("s", 0, "a", 1, 2, 0, ""), [StartRows("s", "b", (grant,))])
-    watch.on_decision(3.0, RequestArrived("s", 0, "b", 1, 2, 0, ""), [])
-    assert (watch.passes, watch.steps) == ([(0.5, 4)], [0.25])
+def test_what_a_run_takes_longer_is_found_and_added():
+    """A run whose overhead is known stands for a live one: that overhead is measured, and the simulation with it takes
+    as long, version by version."""
+    case, added = FidelityCase("small", batching=AT_ONCE), StageOverhead(0.001, 0.002, 0.003, 0.004, 0.005, 0.006)
+    bare, timed = (fidelity.simulated(case, SMALL, 3, overhead) for overhead in (StageOverhead(), added))
+    assert timed.overhead(bare) == pytest.approx(added)
+    found = fidelity.compare(SMALL, timed, fidelity.simulated(case, SMALL, 3, timed.overhead(bare)), bare, added)
+    assert (found["error"], found["standard_error"]) == pytest.approx((0.0, 0.0))
+    assert found["bare"] > 0.05
+    assert len(timed.seconds) == 3
+
+
+def test_a_setting_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="only = fast: not a setting of fidelity; known are lock-step, "):
+        fidelity.run(only=["fast", "lock-step"])
 
 
 @long(10, "bench overlap, one scene live")
-def test_a_live_scene_beside_its_simulation(monkeypatch):
+def test_a_live_scene_beside_its_simulation():
     small = SMALL.model_copy(update={"simulators": 1, "env_batches": 2})
-    monkeypatch.setattr(fidelity, "_CALIBRATION", small)
-    monkeypatch.setattr(fidelity, "_VERSIONS", 2)
     found = fidelity.run(versions=2, repeats=1, settings=[FidelityCase("small", small, batching=AT_ONCE)])
     own = found["modes"]["small"]
     assert own["bare"] > 0, "a live stage takes at least as long as it sleeps"

@@ -13,10 +13,16 @@ from polyrhythm.envs.latency import LatencyBatch, LatencySettings
 NO_ACTIONS = np.zeros((4, 7), np.float32)
 
 
-def sleeps(seeds: list[int], steps: int = 6, times_by: Literal["seed", "chance"] = "seed") -> list[float]:
+def sleeps(
+    seeds: list[int], steps: int = 6, times_by: Literal["seed", "chance"] = "seed", before: tuple[int, ...] = ()
+) -> list[float]:
+    """before: seeds of episodes that came first, whose time is left out."""
     slept: list[float] = []
     settings = LatencySettings(step_time="lognormal:10ms:0.8", reset_time="constant:3ms", times_by=times_by)
     batch = LatencyBatch(settings, 4, slept.append)
+    if before:
+        batch.reset(range(4), [0] * 4, before)
+        slept.clear()
     batch.reset(range(4), [0] * 4, seeds)
     for _ in range(steps):
         batch.step(range(4), NO_ACTIONS)
@@ -31,7 +37,7 @@ def test_sleeps_once_per_reset_and_once_per_batch_step():
 
 
 def test_equal_seeds_sleep_equally_and_others_do_not():
-    assert sleeps([1, 2, 3, 4]) == sleeps([1, 2, 3, 4])
+    assert sleeps([1, 2, 3, 4]) == sleeps([1, 2, 3, 4]) == sleeps([1, 2, 3, 4], before=(5, 6, 7, 8))
     assert sleeps([1, 2, 3, 4])[1:] != sleeps([1, 2, 3, 5])[1:]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal
@@ -73,16 +72,15 @@ class LatencySettings(BaseModel):
 class LatencyBatch:
     """Rows that reset individually and step together.
 
-    Sleep times are a function of the seeds of all resets so far, in order: equal calls sleep equally, and batches with
-    different tickets are independent (with times_by chance all batches are). `sleep` is a parameter for tests.
+    Sleep times since a reset are a function of the seeds of the episodes under way, whichever batch they are in, as in
+    the simulated cluster; with times_by chance all batches are independent. `sleep` is a parameter for tests.
     """
 
     def __init__(self, settings: LatencySettings, rows: int, sleep: Callable[[float], None]) -> None:
         self.rows, self.spec, self._sleep = rows, settings.spec(), sleep
         self._step_time = parse_distribution(settings.step_time)
         self._reset_time = parse_distribution(settings.reset_time)
-        self._history = secrets.randbits(63) if settings.times_by == "chance" else 0
-        self._rng = random.Random(self._history)
+        self._by_seed, self._rng = settings.times_by == "seed", random.Random()
         self._seeds = [0] * rows
         self._reward, self._no = np.ones(rows, np.float32), np.zeros(rows, np.bool_)
         self._steps = np.zeros(rows, np.int64)
@@ -94,8 +92,8 @@ class LatencyBatch:
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
             assert task == 0, f"task {task}: the synthetic environment has one task"
             self._seeds[row], self._steps[row] = seed, 0
-            self._history = mix(self._history, row, seed)
-        self._rng.seed(self._history)
+        if self._by_seed:
+            self._rng.seed(mix(*self._seeds))
         self._sleep(self._reset_time.sample(self._rng))
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:  # noqa: ARG002 (the contract's)

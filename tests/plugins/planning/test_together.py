@@ -2,7 +2,7 @@ import pytest
 from tests.plugins.planning.test_cluster import profile_of
 
 from polyrhythm.config.load import load_config
-from polyrhythm.plugins.planning.together import UnitTimer, seen_episodes, with_run
+from polyrhythm.plugins.planning.together import UnitTimer, seen_episodes, unit_timer, with_run
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.records import SampleEnd
@@ -33,7 +33,7 @@ def cycles(timer: UnitTimer, now: float, count: int, *, longer: float, handover:
 
 def test_what_a_run_adds_is_the_handover() -> None:
     profile = profile_of(CONFIG)
-    timer = UnitTimer(profile)
+    timer = unit_timer(profile)
     cycles(timer, 2.0, 20, longer=1.0)
     found = with_run(profile, CONFIG, timer)
     assert found.stations["generator"].works["handover"].seconds(0) == pytest.approx(1e-3)
@@ -43,7 +43,7 @@ def test_what_a_run_adds_is_the_handover() -> None:
 
 def test_what_takes_longer_during_updates_is_beside_the_trainer() -> None:
     profile = profile_of(CONFIG)
-    timer = UnitTimer(profile)
+    timer = unit_timer(profile)
     cycles(timer, 0.0, 20, longer=1.0)
     timer.on_decision(1.0, records.Wake(), [records.StartUpdate("trainer", 0, 0, (1,), ("1",))])
     cycles(timer, 1.0, 20, longer=1.5)
@@ -56,7 +56,8 @@ def test_what_takes_longer_during_updates_is_beside_the_trainer() -> None:
 def test_the_trainers_level_is_by_its_cpu_time() -> None:
     profile = profile_of(CONFIG)
     spent = iter([0.5 * number for number in range(8)])  # seconds an update, which take 6 x 4 ms alone
-    timer = UnitTimer(profile, trainer_cpu_s=lambda: next(spent))
+    timer = unit_timer(profile)
+    timer.trainer_cpu_s = lambda: next(spent)
     values = {"env/sample_chunk_steps": 16.0, "train/actor/optimizer_steps": 6.0, "time/actor/passes": 1.0}
     for number in range(8):
         timer.on_report(float(number), Report("trainer", 0, "update", number, values))
@@ -77,7 +78,8 @@ def test_segments_count_for_their_episode(ends: str, mean: float) -> None:
 def test_a_trainer_that_was_restarted_has_no_level(last: float) -> None:
     profile = profile_of(CONFIG)
     spent = iter([1.0 + 0.5 * number for number in range(7)] + [last])
-    timer = UnitTimer(profile, trainer_cpu_s=lambda: next(spent))
+    timer = unit_timer(profile)
+    timer.trainer_cpu_s = lambda: next(spent)
     values = {"env/sample_chunk_steps": 16.0, "train/actor/optimizer_steps": 6.0, "time/actor/passes": 1.0}
     for number in range(8):
         timer.on_report(float(number), Report("trainer", 0, "update", number, values))

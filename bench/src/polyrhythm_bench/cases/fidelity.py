@@ -1,44 +1,51 @@
-"""Accuracy of the simulated cluster: ten settings, each live and simulated.
+"""Accuracy of the simulated cluster: ten settings, each live and simulated, version by version.
 
-A live stage takes longer than its configured time: messages, threads that wake, Python. How much longer is
-measured in live runs of a scene that is none of the ten, by the conductor's events:
+Steps take times that follow from the seeds of their episodes, so both runs draw the same ones. A live stage takes
+longer than it sleeps: messages, threads that wake, Python. How much longer is measured by the conductor's events,
+between the same two versions of both runs:
 
-    a pass       from the command `Serve` to `BatchDone`
-    a step       from `BatchDone` to the slot's next request
+    a pass, a step                 as `plugins.planning.together.UnitTimer` measures them
+    a reset                        from `StartRows` to the slot's request
+    an update, its publication     from `StartUpdate` to `UpdateDone`, from `PublishWeights` to `Published`
+    loading a version              from `ApplyWeights` to `WeightsApplied`
 
-minus the mean of its distribution, over all steps but those that begin an episode. A setting is then simulated with the
-mean of these two numbers before and after its own live run, since a machine is not always equally fast, in a scene
-whose passes cost what the setting's do, since cores that have slept longer wake later. Each turn has a seed of its own.
+The difference of the means, live less simulated, is then added to each of the simulated ones. So what is compared is
+the order of work: what waits for what, and for how long. `neighbours` has the error if the overhead is that of the runs
+before and after instead, which are of other settings. Each turn has a seed of its own.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean, median
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median, stdev
 from typing import Any, ClassVar
 
+from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.pipeline.observers.totals import RunTotals
+from polyrhythm.plugins.planning.together import UnitTimer
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import parse_cost
 from polyrhythm.scheduler import records
 from polyrhythm.specs.distributions import parse_distribution
 from polyrhythm_bench.cases import overlap
 from polyrhythm_bench.harness.running import running
-from polyrhythm_bench.harness.version_cost import measure
 from polyrhythm_bench.workloads import scene as scenes
-from polyrhythm_bench.workloads.scene import Mode, StageOverhead, StageScenario
+from polyrhythm_bench.workloads.scene import NO_OVERHEAD, Mode, StageOverhead, StageScenario
 
 log = logging.getLogger(__name__)
 
 #: The largest difference that the design allows.
 LIMIT = 0.05
+#: The version whose publication begins what is timed.
+_FIRST = 2
 _USUAL = StageScenario()
 _AT_ONCE = {"type": "dynamic", "max_rows": 64, "max_wait_ms": 0.0}
-#: Where what is added is measured: steps of little spread, so that their mean is known well; and for how many versions.
-#: Passes cost what the setting's do.
-_CALIBRATION = StageScenario(sim_latency="gamma:10ms:0.5")
-_VERSIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ SETTINGS: tuple[FidelityCase, ...] = (
     FidelityCase("asynchronous training", mode="train_async"),
     FidelityCase("all asynchronous"),
     FidelityCase("two generators", StageScenario(generators=2, infer_latency="20ms+0.1ms")),
-    FidelityCase("four rows, gamma steps", StageScenario(env_batches=8, rows=4, sim_latency="gamma:30ms:0.5")),
+    FidelityCase("four rows", StageScenario(env_batches=8, rows=4, sim_latency="gamma:30ms:0.5")),
     FidelityCase("slow passes", StageScenario(infer_latency="40ms+1ms", env_batches=8)),
     FidelityCase("training limits", StageScenario(train_latency="constant:2500ms")),
     FidelityCase(
@@ -71,34 +78,36 @@ SETTINGS: tuple[FidelityCase, ...] = (
 )
 
 
-def run(versions: int = 8, repeats: int = 3, settings: Sequence[FidelityCase] = SETTINGS) -> dict[str, Any]:
-    """Every setting, simulated and live for so many versions at a time, in turns.
+def run(
+    versions: int = 8, repeats: int = 3, only: Sequence[str] = (), settings: Sequence[FidelityCase] = SETTINGS
+) -> dict[str, Any]:
+    """Every setting (only: those of these names), simulated and live for so many versions at a time, in turns.
 
-    Returns by setting, as medians over the turns: `live` and `simulated` in transitions per second, `error` (simulated
-    over live, less 1), `bare` (simulated with nothing added, over live, less 1), pass_ms and step_ms (what a live stage
-    took longer about then), and errors_by_turn; largest_error, of the medians; within_limit.
+    Returns by setting, as medians over the turns, what `compare` does, and neighbours; errors_by_turn and
+    standard_errors_by_turn; largest_error of all turns; within_limit. ConfigError: no such setting.
     """
-    settings = [replace(setting, scene=setting.scene.settled()) for setting in settings]
-    bare = {each.name: scenes.simulated(each.scene, each.mode, each.batches) for each in settings}
-    turns: dict[str, list[dict[str, float]]] = {setting.name: [] for setting in settings}
-    known: tuple[StageScenario, StageOverhead] | None = None
-    for turn in range(repeats):
-        for usual in settings:
-            setting = replace(usual, scene=usual.scene.of_turn(turn))
-            scene = _CALIBRATION.model_copy(update={"infer_latency": setting.scene.infer_latency})
-            before = known[1] if known and known[0] == scene else calibrate(scene)
-            rate = live(setting, versions)
-            after = calibrate(scene)
-            overhead = StageOverhead(*map(fmean, zip(before, after, strict=True)))
-            found = compare(setting, rate, overhead, bare[setting.name])
-            turns[setting.name].append(found)
-            log.info("turn %d, %s: %s", turn + 1, setting.name, found)
-            known = (scene, after)
+    if unknown := set(only) - {setting.name for setting in settings}:
+        names = ", ".join(setting.name for setting in settings)
+        raise ConfigError(f"only = {', '.join(sorted(unknown))}: not a setting of fidelity; known are {names}")
+    cases = [(case, case.scene.settled()) for case in settings if case.name in only or not only]
+    turns = [(case, scene.of_turn(turn)) for turn in range(repeats) for case, scene in cases]
+    found, overheads = list[dict[str, float]](), list[StageOverhead]()
+    for case, scene in turns:
+        timed, bare = live(case, scene, versions), simulated(case, scene, versions, NO_OVERHEAD)
+        overheads.append(timed.overhead(bare))
+        found.append(compare(scene, timed, simulated(case, scene, versions, overheads[-1]), bare, overheads[-1]))
+        log.info("%s: %s", case.name, found[-1])
+    for number, (case, scene) in enumerate(turns):
+        near = overheads[max(0, number - 1) : number] + overheads[number + 1 : number + 2] or overheads
+        others = simulated(case, scene, versions, StageOverhead(*map(fmean, zip(*near, strict=True))))
+        found[number]["neighbours"] = scene.transitions / fmean(others.seconds) / found[number]["live"] - 1
     modes: dict[str, dict[str, Any]] = {}
-    for name, own in turns.items():
-        modes[name] = {figure: median(each[figure] for each in own) for figure in own[0]}
-        modes[name]["errors_by_turn"] = [each["error"] for each in own]
-    largest = max(abs(found["error"]) for found in modes.values())
+    for case, _ in cases:
+        own = [figures for figures, (other, _) in zip(found, turns, strict=True) if other is case]
+        modes[case.name] = {figure: median(each[figure] for each in own) for figure in own[0]}
+        modes[case.name]["errors_by_turn"] = [each["error"] for each in own]
+        modes[case.name]["standard_errors_by_turn"] = [each["standard_error"] for each in own]
+    largest = max(abs(each["error"]) for each in found)
     return {
         "versions": versions,
         "repeats": repeats,
@@ -108,63 +117,95 @@ def run(versions: int = 8, repeats: int = 3, settings: Sequence[FidelityCase] = 
     }
 
 
-def live(setting: FidelityCase, versions: int) -> float:
-    """Transitions per second of the setting, its scene settled, in real processes."""
-    cost = measure(scenes.live(setting.scene, setting.mode, setting.batches, versions), versions)
-    return setting.scene.transitions / cost.seconds_per_version
+def live(case: FidelityCase, scene: StageScenario, versions: int) -> RunTimer:
+    """The settled scene in real processes. RunHalted: a station was lost, so the time says nothing."""
+    timer, totals = RunTimer(case, scene, versions), RunTotals()
+    with running(scenes.live(scene, case.mode, case.batches, timer.target), validated=False) as pipeline:
+        pipeline.loop.add_observers(timer, totals)
+        pipeline.loop.train_until(timer.target)
+    totals.refuse_faults()
+    return timer
 
 
-def compare(setting: FidelityCase, rate: float, overhead: StageOverhead, bare: float) -> dict[str, float]:
-    """The setting, its scene settled, simulated with `overhead`, beside the `rate` of its live run. bare: simulated
-    without."""
-    expected = scenes.simulated(setting.scene, setting.mode, setting.batches, overhead)
+def simulated(case: FidelityCase, scene: StageScenario, versions: int, overhead: StageOverhead) -> RunTimer:
+    """The settled scene on the virtual clock, for the same versions."""
+    timer = RunTimer(case, scene, versions)
+    machine = VirtualCluster(scenes.cluster(scene, case.mode, case.batches, timer.target, overhead))
+    machine.driver.observer = timer.on_decision
+    machine.run()
+    return timer
+
+
+def compare(
+    scene: StageScenario, timed: RunTimer, expected: RunTimer, bare: RunTimer, overhead: StageOverhead
+) -> dict[str, float]:
+    """A live run beside its simulation, and beside `bare`, the simulation with nothing added.
+
+    live, simulated: transitions per second; error, bare: simulated over live, less 1. standard_error: of `error`, by
+    the spread of the versions' differences, 0 of one version. pass_ms and so on: the overhead.
+    """
+    took, model = fmean(timed.seconds), fmean(expected.seconds)
+    differences = [own - other for own, other in zip(timed.seconds, expected.seconds, strict=True)]
+    spread = stdev(differences) if len(differences) > 1 else 0.0
     return {
-        "live": rate,
-        "simulated": expected,
-        "error": expected / rate - 1,
-        "bare": bare / rate - 1,
-        "pass_ms": 1000 * overhead.pass_s,
-        "step_ms": 1000 * overhead.step_s,
+        "live": scene.transitions / took,
+        "simulated": scene.transitions / model,
+        "error": took / model - 1,
+        "standard_error": spread / math.sqrt(len(differences)) / model,
+        "bare": took / fmean(bare.seconds) - 1,
+        **{f"{name.removesuffix('_s')}_ms": 1000 * seconds for name, seconds in overhead._asdict().items()},
     }
 
 
-def calibrate(scene: StageScenario) -> StageOverhead:
-    """What a pass and a step of the scene take longer in a live run, fully asynchronous."""
-    scene = scene.settled()
-    stopwatch = Stopwatch()
-    with running(scenes.live(scene, "full_async", _AT_ONCE, _VERSIONS)) as pipeline:
-        pipeline.loop.add_observers(stopwatch)
-        pipeline.loop.train_until(_VERSIONS)
-    infer, step = parse_cost(scene.infer_latency), parse_distribution(scene.sim_latency)
-    longer = fmean(seconds - infer.mean(rows) for seconds, rows in stopwatch.passes)
-    return StageOverhead(longer, fmean(stopwatch.steps) - step.mean)
+class RunTimer(Observer):
+    """Times of a live or a simulated run, from the publication of version `_FIRST` to that of `versions` later."""
 
+    hears: ClassVar = (*UnitTimer.hears, records.PublishWeights, records.ApplyWeights, records.WeightsApplied)
 
-class Stopwatch(Observer):
-    """An observer. passes: seconds and rows of each; steps: seconds of each that did not begin an episode."""
-
-    hears: ClassVar[tuple[type, ...]] = (
-        records.BatchDone,
-        records.RequestArrived,
-        records.Serve,
-        records.StartRows,
-    )
-
-    def __init__(self) -> None:
-        self.passes: list[tuple[float, int]] = []
-        self.steps: list[float] = []
-        self._served: dict[int, tuple[float, records.Batch]] = {}
-        self._answered: dict[str, float] = {}
+    def __init__(self, case: FidelityCase, scene: StageScenario, versions: int) -> None:
+        step_s = parse_distribution(scene.sim_latency).mean
+        self.units = UnitTimer(lambda _: step_s, parse_cost(scene.infer_latency).mean)
+        self._version, self._last = 0, _FIRST + versions
+        self.target = self._last + math.ceil(scenes.freshness(scene, case.mode)["max_lag"])
+        self._begun: dict[tuple[str, ...], float] = {}
+        self._exchanges: defaultdict[str, list[float]] = defaultdict(list)
 
     def on_decision(self, now: float, event: records.Event, commands: Sequence[records.Command]) -> None:
-        if isinstance(event, records.BatchDone):
-            begin, batch = self._served.pop(event.batch)
-            self.passes.append((now - begin, sum(request.rows for request in batch.requests)))
-            self._answered |= {request.slot: now for request in batch.requests}
-        elif isinstance(event, records.RequestArrived) and event.slot in self._answered:
-            self.steps.append(now - self._answered.pop(event.slot))
-        for command in commands:
-            if isinstance(command, records.Serve):
-                self._served[command.batch.number] = (now, command.batch)
-            elif isinstance(command, records.StartRows):
-                self._answered.pop(command.slot, None)
+        before = self._version
+        if isinstance(event, records.Published):
+            self._version = event.version
+        if self._version < _FIRST or before >= self._last:
+            return
+        self.units.on_decision(now, event, commands)
+        if (ended := _exchange(event)) in self._begun:
+            self._exchanges[ended[0]].append(now - self._begun.pop(ended))
+        self._begun |= {exchange: now for exchange in map(_exchange, commands) if exchange}
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of each version."""
+        return [after - before for (before, _), (after, _) in pairwise(self.units.published)]
+
+    def overhead(self, bare: RunTimer) -> StageOverhead:
+        """What this run's work took longer than that of `bare`, in the mean."""
+        pairs = zip(self._means(), bare._means(), strict=True)
+        return StageOverhead(*(max(0.0, own - other) for own, other in pairs))
+
+    def _means(self) -> StageOverhead:
+        units = {"pass_s": self.units.passes, "step_s": self.units.steps}
+        longer = {name: fmean(unit.seconds - unit.expected for unit in own) for name, own in units.items()}
+        return StageOverhead(**longer, **{name: fmean(own) for name, own in self._exchanges.items()})
+
+
+def _exchange(record: records.Event | records.Command) -> tuple[str, ...]:
+    """The exchange that a command begins or an event ends: the name of its overhead, and its own; or nothing."""
+    match record:
+        case records.StartRows(slot=slot) | records.RequestArrived(slot=slot):
+            return "reset_s", slot
+        case records.StartUpdate(update=number) | records.UpdateDone(update=number):
+            return "update_s", str(number)
+        case records.PublishWeights(version=number) | records.Published(version=number):
+            return "publish_s", str(number)
+        case records.ApplyWeights(name, number) | records.WeightsApplied(name, _, number):
+            return "apply_s", name, str(number)
+    return ()

@@ -30,7 +30,7 @@ algorithms  every policy loss under growing staleness, and on tasks of their own
 overlap     stages that sleep, in four modes, beside the limit; CPU time per transition. NAME=VALUE words change the
             scene: env_batches rows simulators generators sim_latency infer_latency train_latency episode_steps max_lag
             seed
-fidelity    ten such scenes, live and simulated (half an hour)
+fidelity    ten such scenes, live and simulated (a quarter of an hour)
 batching    batching auto beside the best fixed batching of a grid, simulated (half an hour)
 placement   placements of the RL-VLA3 paper, scaled, on devices that are locks: processes that sleep, beside the
             simulated cluster and the paper's ranking (40 minutes)
@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_names,
         metavar="NAME,NAME",
         help="peers: these, and the plain loop; algorithms: these objectives; placement: these setups; "
-        "envs: these environments; gpu, language: these parts; gpu-colocated: these rows",
+        "envs: these environments; fidelity: these settings; gpu, language: these parts; gpu-colocated: these rows",
     )
     parser.add_argument(
         "--pythons",
@@ -372,10 +372,10 @@ def _overlap(settings: Sequence[str] = (), versions: int = 12, repeats: int = 3)
     return overlap.run(parse_scene(settings), versions, repeats)
 
 
-def _fidelity(versions: int = 8, repeats: int = 3) -> dict[str, Any]:
+def _fidelity(versions: int = 8, repeats: int = 3, only: Sequence[str] = ()) -> dict[str, Any]:
     from polyrhythm_bench.cases import fidelity
 
-    return fidelity.run(versions, repeats)
+    return fidelity.run(versions, repeats, only)
 
 
 def _batching(repeats: int = 3) -> dict[str, Any]:

@@ -119,11 +119,15 @@ def parse_scene(words: Sequence[str]) -> StageScenario:
 
 
 class StageOverhead(NamedTuple):
-    """Overhead of a live run in seconds: of each pass, between its two events at the conductor, and of each step of an
-    env batch."""
+    """Overhead of a live run in seconds: of each pass, between its two events at the conductor; of each step and reset
+    of an env batch; of an update; of publishing and of loading a version."""
 
     pass_s: float = 0.0
     step_s: float = 0.0
+    reset_s: float = 0.0
+    update_s: float = 0.0
+    publish_s: float = 0.0
+    apply_s: float = 0.0
 
 
 NO_OVERHEAD = StageOverhead()
@@ -171,7 +175,7 @@ def live(scene: StageScenario, mode: Mode, batching: Mapping[str, Any], versions
                 "generators": scene.generators,
             },
             "batching": dict(batching),
-            "freshness": _freshness(scene, mode),
+            "freshness": freshness(scene, mode),
             # One pass over all samples at once, and none before it, so that the update sleeps once.
             "training": {"versions": versions, "mini_batch_samples": scene.samples, "epochs": 1, "minibatch_steps": 0},
             "algorithm": {"proximal": "behavior"},
@@ -192,19 +196,31 @@ def cluster(
                 "seed": scene.seed,
                 "batching": batching["type"],
                 **_limits(batching),
-                **_freshness(scene, mode),
+                **freshness(scene, mode),
             },
             "simulators": [
                 {
                     "count": scene.simulators,
                     "env_batches": scene.env_batches // scene.simulators,
                     "rows": scene.rows,
+                    "reset_rows": False,  # they step as one, and are of one length, so they also begin as one
                     "step": _longer(scene.sim_latency, overhead.step_s),
+                    "reset": _longer("0ms", overhead.reset_s),
                     "steps": scene.episode_steps,
+                    "times_by": "seed",
                 }
             ],
-            "generators": [{"count": scene.generators, "serve": _longer(scene.infer_latency, overhead.pass_s)}],
-            "trainer": {"update": scene.train_latency},
+            "generators": [
+                {
+                    "count": scene.generators,
+                    "serve": _longer(scene.infer_latency, overhead.pass_s),
+                    "apply": _longer("0ms", overhead.apply_s),
+                }
+            ],
+            "trainer": {
+                "update": _longer(scene.train_latency, overhead.update_s),
+                "publish": _longer("0ms", overhead.publish_s),
+            },
         }
     )
 
@@ -222,7 +238,8 @@ def _longer(cost: str, seconds: float) -> Cost:
     return Cost(ShiftedDistribution(distribution.base, seconds), distribution.per_unit)
 
 
-def _freshness(scene: StageScenario, mode: Mode) -> dict[str, Any]:
+def freshness(scene: StageScenario, mode: Mode) -> dict[str, Any]:
+    """The freshness rules of the mode."""
     if mode in ("lockstep", "rollout_async"):
         return {"max_lag": 0.0, "on_update": "drain"}
     return {"max_lag": scene.max_lag, "on_update": "continue"}

@@ -65,15 +65,17 @@ class Unit:
 
 @dataclass(slots=True, eq=False)
 class UnitTimer(Observer):
-    """Measures units of work by the conductor's events. profile: of the stations alone; waited: seconds that do not
-    count, so far; trainer_cpu_s: CPU time of the trainer's process, so far. updates: metrics of each, and that time."""
+    """Measures units of work by the conductor's events. step_s, pass_s: seconds alone of so many rows (pass_s: None if
+    passes are not measured); waited: seconds that do not count, so far; trainer_cpu_s: CPU time of the trainer's
+    process, so far. updates: metrics of each, and that time; published: seconds and transitions at each version."""
 
     hears: ClassVar[tuple[type, ...]] = (
         *(records.BatchDone, records.RequestArrived, records.Serve, records.StartRows, records.StartUpdate),
         *(records.UpdateDone, records.Published, records.SampleFinished),
     )
 
-    profile: Profile
+    step_s: Callable[[int], float]
+    pass_s: Callable[[int], float] | None
     waited: Callable[[], float] = lambda: 0.0
     trainer_cpu_s: Callable[[], float] = lambda: 0.0
     passes: list[Unit] = field(default_factory=list)
@@ -120,23 +122,19 @@ class UnitTimer(Observer):
             return
         begin, batch = max(served[0], self._free.get(event.generator, 0.0)), served[1]
         self._free[event.generator] = now
-        rows, work = sum(request.rows for request in batch.requests), self._works("generator").get("pass")
-        if work is not None:
-            self.passes.append(Unit(now - begin, work.seconds(rows), self._training))
-        step = self._works("simulator")["step"]
+        if self.pass_s is not None:
+            rows = sum(request.rows for request in batch.requests)
+            self.passes.append(Unit(now - begin, self.pass_s(rows), self._training))
         for request in batch.requests:
             away = self._away.setdefault(_env_batch(request.slot), {})
-            self._ahead[request.slot] = sum(step.seconds(other) for _, other in away.values())
+            self._ahead[request.slot] = sum(self.step_s(other) for _, other in away.values())
             away[request.slot] = (now, request.rows)
 
     def _end_step(self, now: float, slot: str) -> None:
         begun = self._away.get(_env_batch(slot), {}).pop(slot, None)
         if begun is not None:
-            expected = self._works("simulator")["step"].seconds(begun[1])
-            self.steps.append(Unit(now - begun[0] - self._ahead.pop(slot, 0.0), expected, self._training))
-
-    def _works(self, kind: Kind) -> Mapping[WorkName, Work]:
-        return self.profile.stations[kind].works
+            seconds = now - begun[0] - self._ahead.pop(slot, 0.0)
+            self.steps.append(Unit(seconds, self.step_s(begun[1]), self._training))
 
     @property
     def rate(self) -> float:
@@ -145,6 +143,12 @@ class UnitTimer(Observer):
             return 0.0
         (begin, before), (end, after) = self.published[0], self.published[-1]
         return (after - before) / (end - begin)
+
+
+def unit_timer(profile: Profile) -> UnitTimer:
+    """A timer that expects what the stations took alone."""
+    passes = profile.stations["generator"].works.get("pass")
+    return UnitTimer(profile.stations["simulator"].works["step"].seconds, passes.seconds if passes else None)
 
 
 def _env_batch(slot: str) -> str:
@@ -156,8 +160,9 @@ def measure_together(config: RunConfig, profile: Profile, end: float) -> Profile
 
     The run trains from weights of the seed, without evaluation. StartError, RunHalted: as of any run.
     """
-    # In one process a wait for a core is a wait of all stations.
-    timer = UnitTimer(profile, core_wait_s) if config.launcher == "inline" else UnitTimer(profile)
+    timer = unit_timer(profile)
+    if config.launcher == "inline":
+        timer.waited = core_wait_s  # in one process a wait for a core is a wait of all stations
     own = max(config.training.versions, 1)
     quiet = config.model_copy(
         update={

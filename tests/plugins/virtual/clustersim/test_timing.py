@@ -1,8 +1,10 @@
 """Tiny clusters whose times were worked out by hand."""
 
+import numpy as np
 import pytest
 from tests.plugins.virtual.clustersim.clusters import run, settings, times
 
+from polyrhythm.envs.latency import LatencyBatch, LatencySettings
 from polyrhythm.scheduler.records import (
     BatchDone,
     RequestArrived,
@@ -176,3 +178,21 @@ def test_what_is_not_gathered_by_the_end_of_the_pass_is_waited_for() -> None:
     )
     # The first two ask again at 23 + 18 = 41 ms: gathered at 44 ms, 1 ms after the end of the second pass.
     assert times(cluster, BatchDone) == ms([0.023, 0.043, 0.064, 0.084])
+
+
+def test_times_by_seed_are_those_of_the_synthetic_environment() -> None:
+    law = "lognormal:10ms:0.8"
+    simulators = {"step": law, "reset": "0ms", "rows": 2, "reset_rows": False, "times_by": "seed"}
+    cluster, _ = run(settings(scheduler={"batch_size": 2}, simulators=simulators, versions=3))
+    slept: list[float] = []
+    batch = LatencyBatch(LatencySettings(step_time=law), 2, slept.append)
+    for step in cluster.driver.steps:
+        for start in step.commands:
+            if isinstance(start, StartRows):
+                batch.reset([g.row for g in start.grants], [0, 0], [g.ticket.seed for g in start.grants])
+                for _ in range(3):
+                    batch.step(range(2), np.zeros((2, 7)))
+    ends = times(cluster, RequestArrived) + times(cluster, SampleFinished)
+    steps = [min(end for end in ends if end > begin) - begin for begin in times(cluster, BatchDone)]
+    assert steps == ms([seconds for seconds in slept if seconds][: len(steps)])
+    assert len(steps) == 9

@@ -106,12 +106,13 @@ class SimulatorGroup(StationGroup):
     env_batches: per simulator; slots: per env batch; rows: per slot. reserved: number of a simulator's env batches, the
     last ones, that run only background evaluations. shared_thread: the slots of an env batch take turns on one stepping
     thread; otherwise each has its own. reset_rows: rows reset independently; otherwise the episodes of an env batch
-    begin together. step: one chunk step of a slot, per active row; reset: per row that resets at once. steps: env steps
-    of an episode; chunk: env steps per chunk step (C). episode_time: duration of a whole episode, replaces `step`: its
-    chunk steps share the time evenly, and a slot's step takes as long as that of its slowest row. contention: how
-    a simulator's steps at once slow each other down in its process, instead of on its device (`hardware.Device`); 0 if
-    they do not. segment_steps: chunk
-    steps after which an unfinished episode ships a segment; 0 for whole episodes. tokens: of the answer to one row's
+    begin together. step: one chunk step of a slot, per active row; reset: per row that resets at once. times_by: source
+    of these random times: chance, or the seeds of the slot's episodes, so that a live run of the synthetic environment
+    draws the same. steps: env steps of an episode; chunk: env steps per chunk step (C). episode_time: duration of
+    a whole episode, replaces `step`: its chunk steps share the time evenly, and a slot's step takes as long as that of
+    its slowest row. contention: how a simulator's steps at once slow each other down in its process, instead of on its
+    device (`hardware.Device`); 0 if they do not. segment_steps: chunk steps after which an unfinished episode ships
+    a segment; 0 for whole episodes. tokens: of the answer to one row's
     request, if the policy generates tokens; else it counts as one. same_tokens: the answers to the same initial state
     (prompt) are equally long. raises: probability that a row's chunk step fails. broken: share of initial states from
     which each one does. solved, hopeless: shares of initial states from which all episodes or no episodes succeed; from
@@ -128,6 +129,7 @@ class SimulatorGroup(StationGroup):
     reset_rows: bool = True
     step: CostText = FREE
     reset: CostText = FREE
+    times_by: Literal["seed", "chance"] = "chance"
     steps: CountText = Field(default_factory=lambda: parse_count(1))
     chunk: int = Field(default=1, ge=1)
     episode_time: CostText | None = None

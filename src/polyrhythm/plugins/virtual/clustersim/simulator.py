@@ -11,6 +11,8 @@ meanwhile reset while the reply is computed and join the next request. A row who
 
 from __future__ import annotations
 
+import random
+
 from polyrhythm.plugins.virtual.clustersim.driver import ProtocolError, VirtualDriver
 from polyrhythm.plugins.virtual.clustersim.hardware import Device
 from polyrhythm.plugins.virtual.clustersim.measures import IN_BATCH, QUEUED, RESET, STEP, THREAD, TICKETS
@@ -19,6 +21,7 @@ from polyrhythm.plugins.virtual.clustersim.slots import StepThread, VirtualEpiso
 from polyrhythm.plugins.virtual.clustersim.station import VirtualStation
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.records import CancelRow, DropReason, EnvBatchInfo, Request, SimulatorJoined, YieldDevice
+from polyrhythm.specs.hashing import mix
 
 #: Units of work that a slot can have pending when the station is asked to leave its devices: a step and a reset.
 _AT_HAND = 2
@@ -45,7 +48,8 @@ class VirtualSimulator(VirtualStation):
         for info in infos:
             rows = [VirtualRow(info.first + row) for row in range(info.rows)]
             thread = shared if group.shared_thread else StepThread()
-            self._slots[info.slot] = VirtualSlot(info.slot, info.first, rows, thread, self.clock.now)
+            times = random.Random() if group.times_by == "seed" else self.rng
+            self._slots[info.slot] = VirtualSlot(info.slot, info.first, rows, thread, self.clock.now, times)
         return EnvBatchInfo(name, infos, group.reset_rows, reserved=index >= group.env_batches - group.reserved)
 
     def joined(self) -> SimulatorJoined:
@@ -183,13 +187,15 @@ class VirtualSimulator(VirtualStation):
         if slot.answer >= 0:
             slot.running = STEP
             if self._group.episode_time is None:
-                seconds = self._group.step.draw(self.rng, len(slot.active))
+                seconds = self._group.step.draw(slot.times, len(slot.active))
             else:
                 seconds = max(row.pace for row in slot.active)
         else:
             slot.running = RESET
             slot.resetting, slot.joining = slot.joining, []
-            seconds = self._group.reset.draw(self.rng, len(slot.resetting))
+            if self._group.times_by == "seed":
+                slot.times.seed(mix(*(row.seed for row in slot.rows)))
+            seconds = self._group.reset.draw(slot.times, len(slot.resetting))
         self._left -= 1
         slot.thread.busy = True
         self._enter(slot, slot.running)

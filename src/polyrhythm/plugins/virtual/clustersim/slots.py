@@ -18,13 +18,14 @@ from polyrhythm.scheduler.samples.admission import mix
 class VirtualRow:
     """One row of an env batch. Free: no ticket. Parked: no ticket, in mid-episode.
 
-    left: env steps until its episode ends; pace: seconds per chunk step, if the row has its own (else 0).
-    chunk_steps, env_steps, oldest, newest: of the sample under way.
+    seed: of its episode; left: env steps until its episode ends; pace: seconds per chunk step, if the row has its own
+    (else 0). chunk_steps, env_steps, oldest, newest: of the sample under way.
     """
 
     index: int
     ticket: Ticket | None = None
     parked: bool = False
+    seed: int = 0
     left: int = 0
     pace: float = 0.0
     chunk_steps: int = 0
@@ -73,7 +74,7 @@ class VirtualSlot:
     generator has it; answer: version of the reply that waits for its step, or -1; running: the unit of work on the
     thread, or empty; queued: it waits for its thread. cancelled: attempts (ticket, attempt) to cancel as soon as the
     thread is done with them. version: highest among the active rows' tickets; evaluation: one of these is an
-    evaluation's. state, since: for the measures.
+    evaluation's. times: random stream of its steps and resets. state, since: for the measures.
     """
 
     name: str
@@ -81,6 +82,7 @@ class VirtualSlot:
     rows: list[VirtualRow]
     thread: StepThread
     since: float
+    times: random.Random
     state: str = TICKETS
     active: list[VirtualRow] = field(default_factory=list)
     ready: list[VirtualRow] = field(default_factory=list)
@@ -123,7 +125,7 @@ class VirtualEpisodes:
     def begin(self, row: VirtualRow, ticket: Ticket) -> None:
         rng, group = self._ticket_rng, self._group
         rng.seed((self._seed * 1_000_003 + ticket.seed) * 1_000_003 + ticket.noise)
-        row.left = group.steps.draw(rng)
+        row.seed, row.left = ticket.seed, group.steps.draw(rng)
         if group.episode_time is not None:
             row.pace = group.episode_time.draw(rng) / -(-row.left // group.chunk)
 
