@@ -210,7 +210,7 @@ def test_an_update_shared_its_device_until_the_pass_ended_or_was_lost(lost: bool
     timing.on_commands([Serve("generator-0", batch), StartUpdate("trainer", 0, 0, (), ())], 0.0)
     timing.on_event(StationLost("generator-0", 0, "dies") if lost else BatchDone("generator-0", 0, 0, 0), 10.0)
     timing.on_event(UpdateDone("trainer", 0, 0), 20.0)
-    assert timing.updates.values == [15.0]
+    assert timing.updates[0].values == [15.0]
 
 
 @pytest.mark.parametrize("seed", [0, 1])

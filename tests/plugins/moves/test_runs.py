@@ -17,10 +17,11 @@ from tests.plugins.moves.scenes import TableSimulation
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge, validate
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.placed import move_rules, place
+from polyrhythm.pipeline.placed import place
 from polyrhythm.plugins.moves import mover
 from polyrhythm.plugins.moves.conductor import MovingConductor
 from polyrhythm.plugins.moves.operation import Operation
+from polyrhythm.plugins.moves.rules import move_rules
 from polyrhythm.plugins.moves.timing import MeasuredTimes
 from polyrhythm.scheduler.settings import BatchLimits, MoveRules, SchedulerSettings
 

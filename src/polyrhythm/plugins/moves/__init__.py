@@ -1,5 +1,6 @@
 """`placement.moves`: changes what a running conductor may change between two versions, and keeps what measures better.
 
+rules       what a run's devices, settings and memory allow
 timing      measured times of passes, slots, updates and weights, from the run's own events
 operation   what is changed, and the neighbours of a present operation
 search      forecasts of the neighbours, in slices
@@ -13,9 +14,12 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "moves",
-    needs=("autobatch", "virtual"),
+    needs=("autobatch", "memory_estimate", "virtual"),
     adds={
         "observer": {"moves": f"{__name__}.hooks:HOOKS"},
-        "scheduler": {"moves": f"{__name__}.conductor:MovingConductor"},
+        "scheduler": {
+            "moves": f"{__name__}.conductor:MovingConductor",
+            "move_rules": f"{__name__}.rules:move_rules",
+        },
     },
 )

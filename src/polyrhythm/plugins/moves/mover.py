@@ -131,11 +131,14 @@ class Mover:
         return [self._undo(trial, former_s / (now - self.last))]
 
     def restart_clock(self) -> None:
-        """The run is resumed under another clock and perhaps another α: keep the times and the generators, of a try
-        those before it."""
+        """The run is resumed under another clock and perhaps other bounds: keep the times and the operation, of a try
+        the one before it, with the setting's α."""
+        kept, rules = self.operation if self.trial is None else self.trial.former, self.rules
+        size = kept.micro_batch if kept.micro_batch in rules.micro_batches else rules.micro_batch
+        together = kept.together and rules.together
         self.timing.restart_clock()
-        kept = self.operation if self.trial is None else self.trial.former
-        self.operation = replace(kept, max_lag=self.settings.max_lag)
+        self.timing.micro_batch = size
+        self.operation = replace(kept, max_lag=self.settings.max_lag, micro_batch=size, together=together)
         self.last, self.began, self.disturbed = -1.0, -1.0, True
         self.search, self.trial, self.next_search = None, None, 0
         self.lost_s = self.undone_s = 0.0
@@ -161,8 +164,14 @@ class Mover:
             self.full_rate = self.rate
 
     def _costs_changed(self) -> bool:
-        """Whether the times differ from those under which the present rates were measured, or the rate has fallen."""
+        """Whether the times differ from those under which the present rates were measured, or the rate has fallen. A
+        try changes some of them itself."""
+        former = self.operation if self.trial is None else self.trial.former
         point = self.timing.point(self.point.rows)
+        if former.micro_batch != self.operation.micro_batch:
+            point = replace(point, update_s=0.0)
+        if former.together != self.operation.together:
+            point = TimingPoint()
         pairs = zip(astuple(point), astuple(self.point), strict=True)
         # 0: not known at present
         drifted = any(new > 0.0 and abs(new - old) > DRIFT * old for new, old in pairs)
@@ -177,6 +186,7 @@ class Mover:
         """Costs have changed: what was measured and forecast does not hold any more, and α is the setting's again."""
         trial, self.search, self.trial, self.next_search = self.trial, None, None, 0
         self.barred.clear()
+        self.timing.forget_other_updates()
         self.lost_s = self.undone_s = 0.0
         self._measure_anew()
         former = self.operation if trial is None else trial.former
@@ -252,7 +262,7 @@ class Mover:
             return []
         if ratio < least:
             return [self._undo(trial, ratio)]
-        self.trial, self.next_search = None, 0
+        self.trial, self.next_search, self.point = None, 0, self.point.updated(self.timing.point(self.point.rows))
         return [self._result("kept", trial, trial.former.describe(self.operation), ratio)]
 
     def _undo(self, trial: MoveTrial, ratio: float) -> MoveChosen:
