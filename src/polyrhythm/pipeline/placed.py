@@ -112,6 +112,11 @@ def place(
     return Placed(names, seats, ends, shared.lease, tuple(warnings), shared.service)
 
 
+def with_start(config: RunConfig) -> RunConfig:
+    """The configuration with the settings that `placement.start` names."""
+    return load("pipeline", "start")(config) if config.placement.start == "plan" else config
+
+
 def list_seat_warnings(
     config: RunConfig,
     *,

@@ -65,12 +65,14 @@ class DeviceShare:
 
 @dataclass(slots=True)
 class PieceOfWork:
-    """A pass or an update under way. began: time; work: of each of its devices at that time. rows, slots: of a pass."""
+    """A pass or an update under way. began: time; work: of each of its devices at that time. rows, slots: of a pass.
+    counted: its time is that of the present operation."""
 
     began: float
     work: list[float]
     rows: int = 0
     slots: tuple[str, ...] = ()
+    counted: bool = True
 
 
 @dataclass(slots=True)
@@ -277,9 +279,12 @@ class RunTiming:
         """Seconds of an update with the present micro-batches; 0 if unknown."""
         return self.updates[self.micro_batch].middle if self.micro_batch in self.updates else 0.0
 
-    def forget_other_updates(self) -> None:
-        """Costs have changed: times of updates with other micro-batches than the present ones are old."""
-        self.updates = {size: seconds for size, seconds in self.updates.items() if size == self.micro_batch}
+    def forget_costs(self) -> None:
+        """Costs have changed: times of passes, updates and absences before that would be mixed with those after it. How
+        a pass grows with its rows is kept, as passes of one size do not show it."""
+        self.updates.clear()
+        self.absences.clear()
+        self.passes = {name: PassTimeModel(row_share=model.row_share) for name, model in self.passes.items()}
 
     def undisturbed(self, rows: float = 0.0) -> PassTimeModel | None:
         """Times of the fastest generator, by passes of `rows` rows, or of as many as they have; None if unknown."""
@@ -301,8 +306,9 @@ class RunTiming:
         for name in operation.off:
             self.passes.pop(name, None)
         if operation.together != self.together:
-            for table in (self.passes, self.updates, self.absences):
-                table.clear()
+            self.forget_costs()
+            for piece in self.working.values():
+                piece.counted = False
         self.micro_batch, self.together = operation.micro_batch, operation.together
 
     # ------------------------------------------------------------ slots
@@ -350,7 +356,8 @@ class RunTiming:
         if (found := self._finish(generator, now)) is not None:
             piece, seconds = found
             model = self.passes.setdefault(generator, PassTimeModel())
-            model.record(padded(piece.rows, self.settings.buckets), seconds)
+            if piece.counted:
+                model.record(padded(piece.rows, self.settings.buckets), seconds)
             for name in piece.slots:
                 if name in self.slots and self.slots[name].in_pass:
                     self._answered(self.slots[name], now)
@@ -361,7 +368,7 @@ class RunTiming:
         """An update that was lent in parts shows only bounds of its time: from its last part on, and from its first."""
         found, since = self._finish(TRAINER, now), self.parts_since
         self.parts_since = -1.0
-        if found is None:
+        if found is None or not found[0].counted:
             return
         piece, seconds = found
         updates = self.updates.setdefault(self.trained_by, RecentSeconds())
