@@ -1,5 +1,5 @@
-"""Who is on which leased device, as commands and events show it: one station at a time, unless they are to be together,
-and only those on all of their devices are given work. A simulator that was told to leave may still get the rest of its commands' effects, but no new
+"""Who is on which leased device, as commands and events show it: one station at a time, unless they are to be
+together, and only those on all of their devices are given work. A simulator that was told to leave may still get the rest of its commands' effects, but no new
 command."""
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _WORK = {
 
 
 class LeaseAudit:
-    """holders: device → stations, from `TakeDevice` to `DeviceYielded` or the station's loss; on: station → devices that
-    it is on and was not told to leave. switches: `TakeDevice` so far."""
+    """holders: device → stations, from `TakeDevice` to `DeviceYielded` or the station's loss; on: station → devices
+    that it is on and was not told to leave. switches: `TakeDevice` so far."""
 
     def __init__(self, rules: LeaseSettings) -> None:
         self._rules = rules

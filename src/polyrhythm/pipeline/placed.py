@@ -10,7 +10,6 @@ devices differ by at most one process.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices, bind_envir
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import Ends
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices
-from polyrhythm.runtime.messages import TRAINER, rank_name, station_of
+from polyrhythm.runtime.messages import TRAINER, rank_name
 from polyrhythm.scheduler.settings import LeaseSettings
 
 #: Prefix of the names of simulators that join.

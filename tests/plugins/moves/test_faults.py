@@ -17,7 +17,6 @@ from polyrhythm.scheduler.records import Command, Event, MoveChosen
 from polyrhythm.scheduler.settings import MoveRules
 
 
-
 def drifting(sharing: str, versions: int) -> ClusterSettings:
     """A cluster in which every kind of move is tried, and costs change every 40 s. Faults may be injected anywhere."""
     fault = {"detected": "100ms", "restart": "300ms"}
@@ -56,7 +55,7 @@ def faults_at_moves(sharing: str, seed: int, versions: int, each: int) -> tuple[
             at = now + rng.choice((0.0, 0.05, 8.0, 8.0)) * rng.random()
             kind = rng.choice(("dies", "hangs"))
             fault = FaultPlan(station=rng.choice(stations), at=at, kind=kind, after_reply=rng.random() < 0.2)
-            cluster.driver.clock.at(at, cluster._fail, fault)  # noqa: SLF001
+            cluster.driver.clock.at(at, cluster.fail, fault)
 
     cluster.driver.observer = observe
     check_target_reached(cluster, conductor.inner, watch)

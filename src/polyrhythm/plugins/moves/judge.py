@@ -58,8 +58,9 @@ class OperationJudge:
     def __init__(self, settings: SchedulerSettings, rules: MoveRules) -> None:
         self._settings, self._rules = settings, rules
         one = {"simulator-0": (1, 1, 1)}
-        size, second = rules.micro_batch, {"simulator-0": (1.0,)}
-        times = MeasuredTimes(one, second, (1.0,), {"generator-0": 1}, 1.0, 1.0, 1.0, {size: 1.0}, 1.0, {}, size)
+        absences: dict[str, tuple[float, ...]] = {"simulator-0": (1.0,)}
+        passes, updates, size = (1.0, 1.0), {rules.micro_batch: 1.0}, rules.micro_batch
+        times = MeasuredTimes(one, absences, (1.0,), {"generator-0": 1}, *passes, 1.0, updates, 1.0, {}, size)
         self._cluster(times, starting(settings, rules), settings.limits, 1)
 
     def __call__(self, times: MeasuredTimes, operation: Operation, limits: BatchLimits) -> OperationSimulation:

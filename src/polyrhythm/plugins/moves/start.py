@@ -34,7 +34,7 @@ def planned(config: RunConfig) -> RunConfig:
     changed = changed_lines(config, best.arrangement)
     before = "it cannot be placed here" if own is None else f"{own.samples_per_s:.3g} samples/s"
     log.info(
-        "placement.start = plan: by %s, measured %s, %.3g samples/s are predicted, and for the recipe's own settings %s; "
+        "placement.start = plan: by %s, measured %s, %.3g samples/s are predicted, for the recipe's own settings %s; "
         "changed: %s",
         *(file, profile.date, best.prediction.samples_per_s, before, " ".join(changed) or "nothing"),
     )
