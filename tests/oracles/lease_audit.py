@@ -1,6 +1,6 @@
-"""Who is on which leased device, as commands and events show it: one station at a time, unless they are to be
-together, and only those on all of their devices are given work. A simulator that was told to leave may still get the rest of its commands' effects, but no new
-command."""
+"""Who is on which leased device, as commands and events show it: one station at a time (or those that
+are to be together), and only those on all of their devices are given work. A simulator that was told to leave may
+still get the rest of its commands' effects, but no new command."""
 
 from __future__ import annotations
 
