@@ -8,7 +8,6 @@ The scheduler imports nothing outside itself, so this module is outside of it. O
     lease     function that wraps a Conductor in an `AnyConductor`, used if `SchedulerSettings.lease` is set
     moves     class whose instances wrap that, the Conductor inside and a judge, if `SchedulerSettings.moves` is set;
               `judge` is the address of the judges' class, which may import more than the scheduler does
-    move_rules  function of a run's configuration, seats and spec that gives `SchedulerSettings.moves`
 """
 
 from __future__ import annotations

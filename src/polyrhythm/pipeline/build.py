@@ -178,7 +178,7 @@ def scheduler_settings(
         max_dropped=rollout.max_dropped,
         lease=None if placed is None else placed.lease,
         scoring=scoring,
-        moves=load("scheduler", "move_rules")(config, placed, spec) if placed and config.placement.moves else None,
+        moves=load("pipeline", "move_rules")(config, placed, spec) if placed and config.placement.moves else None,
         **limits,
     )
 

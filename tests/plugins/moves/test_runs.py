@@ -37,7 +37,7 @@ SHARED: dict[str, Any] = {"simulated_devices": 2, "generators": {"devices": "0,1
 
 
 class HopefulJudge:
-    """Forecasts the measured rate for all generators at the setting's α, and twice that for all else."""
+    """Forecasts the measured rate for the operation of the settings, and twice that for all others."""
 
     def __init__(self, settings: SchedulerSettings, _rules: MoveRules) -> None:
         self._settings = settings
@@ -83,6 +83,7 @@ def test_a_run_trains_all_samples_while_it_moves(
 ) -> None:
     monkeypatch.setattr(MovingConductor, "judge", f"{__name__}:HopefulJudge")
     monkeypatch.setattr(mover, "DRIFT", math.inf)
+    monkeypatch.setattr(mover, "ALLOWED", math.inf)
     monkeypatch.setattr(operation, "LAG_LEVELS", (1.0,))
     one = {"placement": {"moves": True}, "rollout": {"generators": 1}}
     own = merge(merge(merge(LOCKSTEP, ASYNCHRONOUS), one), change)

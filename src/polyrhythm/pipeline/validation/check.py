@@ -227,7 +227,7 @@ def check_devices(context: CheckContext) -> str:
     """The seats of all stations, in words. ConfigError: a device is missing."""
     placed = place(context.config, trainer=context.trainer)
     if context.config.placement.moves:
-        load("scheduler", "move_rules")(context.config, placed)  # raises if nothing can be moved
+        load("pipeline", "move_rules")(context.config, placed)  # raises if nothing can be moved
     return group_seats(placed.seats)
 
 

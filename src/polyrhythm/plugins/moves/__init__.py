@@ -17,11 +17,8 @@ PLUGIN = Plugin(
     "moves",
     needs=("autobatch", "memory_estimate", "planning", "virtual"),
     adds={
-        "pipeline": {"start": f"{__name__}.start:planned"},
+        "pipeline": {"start": f"{__name__}.start:planned", "move_rules": f"{__name__}.rules:move_rules"},
         "observer": {"moves": f"{__name__}.hooks:HOOKS"},
-        "scheduler": {
-            "moves": f"{__name__}.conductor:MovingConductor",
-            "move_rules": f"{__name__}.rules:move_rules",
-        },
+        "scheduler": {"moves": f"{__name__}.conductor:MovingConductor"},
     },
 )
