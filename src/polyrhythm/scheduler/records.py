@@ -588,8 +588,8 @@ class SaveTrainer:
 
 @dataclass(frozen=True, slots=True)
 class TakeDevice:
-    """Move the station's tensors onto this leased device; answered by `DeviceTaken`. beside: other stations are on it,
-    or come, and stay."""
+    """Move the station's tensors onto this leased device; answered by `DeviceTaken`. beside: other stations may be on
+    it."""
 
     station: str
     device: int

@@ -155,7 +155,7 @@ class DeviceLeases:
         if self.together or not (self.waiting or self.beside):
             return []
         found = [state for state, at in self._overdue() if at <= now]
-        found += [state for state in self._guests() if not state.leaving and not state.yielding]
+        found += [state for state in self._guests() if state.open]
         for state in found:
             state.leaving = True
             self.going[state.name] = None
@@ -229,13 +229,12 @@ class DeviceLeases:
             state.passed += state is not chosen
         chosen.held.append(device)
         chosen.taking.append(device)
-        beside = device in self.holders
-        if beside:
+        if device in self.holders:
             self.beside.setdefault(device, []).append(chosen.name)
         else:
             self.holders[device] = chosen.name
         self._update_waiting(chosen)
-        return TakeDevice(chosen.name, device, beside)
+        return TakeDevice(chosen.name, device, self.together)
 
     def _place(self, state: LeaseState, device: int) -> tuple[bool, bool, int, float, str]:
         late = state.passed >= sum(device in own for own in self.rules.devices.values())

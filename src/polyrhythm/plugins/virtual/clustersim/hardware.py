@@ -56,7 +56,7 @@ class Job:
 
 class Device:
     """A device on the virtual clock. busy: seconds weighted by the occupied share. resident: names of the stations
-    that are on it, if stations lease it.
+    that are on it, if stations lease it, and whether others may be.
 
     By default a pass alone takes a share of the device (`occupies`). While the shares of the running passes sum to at
     most 1, all run at full speed; above 1 each runs at the speed of 1 over the sum (processor sharing). exclusive: one
@@ -87,7 +87,7 @@ class Device:
         self._since = 0.0
         self._turn = 0
         self.busy = 0.0
-        self.resident: set[str] = set()
+        self.resident: dict[str, bool] = {}
 
     def begin(
         self, owner: object, seconds: float, occupies: float, done: Callable[[Any], None], argument: object = None

@@ -110,7 +110,7 @@ class VirtualStation:
         self.alive = False
         for device, _ in self.places:
             device.forget(self)
-            device.resident.discard(self.name)
+            device.resident.pop(self.name, None)
 
     def answer_and_fall_silent(self) -> None:
         """Send the present replies, for a failure between replies and report."""
@@ -159,10 +159,10 @@ class VirtualStation:
         if lease.switching or lease.on == isinstance(command, TakeDevice):
             raise LeaseError(f"at {self.clock.now:g} s {self.name} cannot obey {command!r}")
         if isinstance(command, TakeDevice):
-            if lease.device.resident and not command.beside:
-                there = " and ".join(sorted(lease.device.resident))
-                raise LeaseError(f"at {self.clock.now:g} s {there} is there: {command!r}")
-            lease.device.resident.add(self.name)
+            alone = [name for name, beside in lease.device.resident.items() if not beside]
+            if alone and not command.beside:
+                raise LeaseError(f"at {self.clock.now:g} s {' and '.join(alone)} is there: {command!r}")
+            lease.device.resident[self.name] = command.beside
         lease.switching = True
         self.after(lease.seconds, self._switched, (command, self.clock.now))
 
@@ -180,7 +180,7 @@ class VirtualStation:
             if self.on_all:
                 self.on_devices()
         else:
-            lease.device.resident.remove(self.name)
+            del lease.device.resident[self.name]
             self.emit(records.DeviceYielded(self.name, self.incarnation, command.device, lease.size, now - since))
 
 
