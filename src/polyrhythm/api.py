@@ -28,6 +28,7 @@ from polyrhythm.pipeline.persistence.resume_rules import (
     new_folder,
     run_to_resume,
 )
+from polyrhythm.pipeline.placed import with_start
 from polyrhythm.pipeline.trained_policy import StandalonePolicy, export_policy, load_standalone
 from polyrhythm.pipeline.validation import check as checking
 from polyrhythm.pipeline.validation.check import ValidatedRun
@@ -127,7 +128,7 @@ def train(
     PolyrhythmError: the recipe cannot be run or the run cannot continue; KeyboardInterrupt: it was interrupted; and any
     exception of a callback.
     """
-    own_callbacks, config = Callbacks(callbacks), _config(recipe, overrides)
+    own_callbacks, config = Callbacks(callbacks), with_start(_config(recipe, overrides))
     named = None if out is None else Path(out)
     folder = run_to_resume(config, named)
     checked = checking.validate_run(config, begun=folder is not None)

@@ -1,6 +1,6 @@
-"""Who is on which leased device, as commands and events show it: one station at a time, and only those on all of their
-devices are given work. A simulator that was told to leave may still get the rest of its commands' effects, but no new
-command."""
+"""Who is on which leased device, as commands and events show it: one station at a time (or those that
+are to be together), and only those on all of their devices are given work. A simulator that was told to leave may
+still get the rest of its commands' effects, but no new command."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ _WORK = {
 
 
 class LeaseAudit:
-    """holders: device → station, from `TakeDevice` to `DeviceYielded` or the station's loss; on: station → devices that
-    it is on and was not told to leave. switches: `TakeDevice` so far."""
+    """holders: device → stations, from `TakeDevice` to `DeviceYielded` or the station's loss; on: station → devices
+    that it is on and was not told to leave. switches: `TakeDevice` so far."""
 
     def __init__(self, rules: LeaseSettings) -> None:
         self._rules = rules
-        self.holders: dict[int, str] = {}
+        self.holders: dict[int, list[str]] = {}
+        self._together = False
         self.on: dict[str, set[int]] = {name: set() for name in rules.devices}
         self.switches = 0
         self._held_back: list[Command] = []
@@ -54,6 +55,7 @@ class LeaseAudit:
         back."""
         assert isinstance(conductor, LeasedConductor)
         before = {id(command) for command in self._held_back}
+        self._together = conductor.delivery.leases.together
         self._held_back = [command for own in conductor.delivery.held_back.values() for command in own]
         return [command for command in (*sent, *self._held_back) if id(command) not in before]
 
@@ -69,7 +71,7 @@ class LeaseAudit:
         if isinstance(event, DeviceTaken):
             self.on[event.station].add(event.device)
         if isinstance(event, DeviceYielded):
-            del self.holders[event.device]
+            self.holders[event.device].remove(event.station)
 
     def note(self, commands: list[Command]) -> str:
         """What is wrong, "" if nothing is."""
@@ -80,12 +82,13 @@ class LeaseAudit:
 
     def _follow(self, command: Command) -> str:
         if isinstance(command, TakeDevice):
-            if command.device in self.holders:
-                return f"{self.holders[command.device]} holds the device of {command}"
+            there = self.holders.setdefault(command.device, [])
+            if there and not (command.beside and self._together):
+                return f"{there} hold the device of {command}"
             smaller = [device for device in self._rules.devices[command.station] if device < command.device]
-            if any(self.holders.get(device) != command.station for device in smaller):
+            if any(command.station not in self.holders.get(device, ()) for device in smaller):
                 return f"{command} comes before it has {smaller}"
-            self.holders[command.device] = command.station
+            there.append(command.station)
             self.switches += 1
         elif isinstance(command, YieldDevice):
             if command.device not in self.on[command.station]:
@@ -96,6 +99,6 @@ class LeaseAudit:
         return ""
 
     def _forget(self, station: str) -> None:
-        self.holders = {device: holder for device, holder in self.holders.items() if holder != station}
+        self.holders = {device: [x for x in own if x != station] for device, own in self.holders.items()}
         if station in self.on:
             self.on[station] = set()

@@ -1,4 +1,5 @@
-"""Generators that are switched off and on, and an α below the setting's, at any time: every guarantee holds."""
+"""Generators that are switched off and on, an α below the setting's, other micro-batches, and leased devices that are
+shared and leased again, at any time: every guarantee holds."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class OperatedAtRandom:
         if type(event) not in SERVING_EVENTS and rng.random() < self._share:
             off = sorted(name for name in self._names if rng.random() < 0.5)
             assert isinstance(self._inner, Conductor)
-            self._inner.operate(tuple(off), rng.choice((0.0, 0.3, 1.0, 9.0)) * most)
+            self._inner.operate(tuple(off), rng.choice((0.0, 0.3, 1.0, 9.0)) * most, rng.choice((0, 3)))
+            self.outer.share_devices(together=rng.random() < 0.5)
             self.changes += 1
         return self.outer.handle(event, now)
 

@@ -106,6 +106,18 @@ def test_an_update_is_several_units_and_ends_with_a_report_and_an_event():
     assert trainer.statistics() == {"optimizer_steps": 6, "updates": 1}
 
 
+def test_an_update_has_the_micro_batches_of_its_command_and_the_same_result():
+    whole, cut = Stand(), Stand()
+    whole.do(LEND)
+    cut.do(replace(LEND, micro_batch=1))
+    assert max(whole.policy.rows_seen) == 3
+    assert max(cut.policy.rows_seen[-18:]) == 1  # the trained passes: 2 epochs of 9 chunk steps
+    for name, x in whole.policy.state_dict().items():
+        torch.testing.assert_close(cut.policy.state_dict()[name], x, atol=1e-7, rtol=1e-6)
+    cut.do(replace(LEND, update=1))
+    assert max(cut.policy.rows_seen[-6:]) > 1, "0 is the recipe's size again"
+
+
 def test_groups_and_samples_that_are_old_or_had_new_weights_within_a_message_are_counted():
     stand = Stand(streamed=True)
     stand.arena.head[:3, 5] = (4, 4, 6)  # groups

@@ -73,8 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
         return check_unstarted(config, as_json=arguments.json)
     # Imported late, so that an invalid key is reported before torch is loaded.
     from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
+    from polyrhythm.pipeline.placed import with_start
     from polyrhythm.pipeline.validation.check import validate_run
 
+    config = with_start(config)
     folder = run_to_resume(config, arguments.out)
     checked = validate_run(config, begun=folder is not None)
     if folder is None:

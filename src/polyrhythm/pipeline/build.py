@@ -40,7 +40,6 @@ from polyrhythm.pipeline.placed import (
     evaluator_name,
     generator_names,
     joined_names,
-    move_rules,
     place,
     prefix_lenders,
     trainer_ranks,
@@ -179,7 +178,7 @@ def scheduler_settings(
         max_dropped=rollout.max_dropped,
         lease=None if placed is None else placed.lease,
         scoring=scoring,
-        moves=None if placed is None else move_rules(config, placed),
+        moves=load("pipeline", "move_rules")(config, placed, spec) if placed and config.placement.moves else None,
         **limits,
     )
 

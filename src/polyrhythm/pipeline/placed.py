@@ -10,7 +10,6 @@ devices differ by at most one process.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -29,8 +28,8 @@ from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, Devices, bind_envir
 from polyrhythm.runtime.factories import Resources
 from polyrhythm.runtime.memory.published import Ends
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices
-from polyrhythm.runtime.messages import TRAINER, rank_name, station_of
-from polyrhythm.scheduler.settings import LeaseSettings, MoveRules
+from polyrhythm.runtime.messages import TRAINER, rank_name
+from polyrhythm.scheduler.settings import LeaseSettings
 
 #: Prefix of the names of simulators that join.
 JOINED = "simulator-joined-"
@@ -112,28 +111,9 @@ def place(
     return Placed(names, seats, ends, shared.lease, tuple(warnings), shared.service)
 
 
-def move_rules(config: RunConfig, placed: Placed) -> MoveRules | None:
-    """What `placement.moves` may change in this run; None if it does not train, or for nothing. ConfigError: it could
-    change nothing."""
-    if not config.placement.moves or not placed.names["trainer"]:
-        return None
-    if isinstance(config.batching, StreamsBatching):
-        raise ConfigError("placement.moves = true: streams have no passes whose times are forecast; leave it out")
-    devices: dict[str, tuple[int, ...]] = dict(placed.lease.devices) if placed.lease is not None else {}
-    for name, seat in placed.seats.items():
-        if seat.device != CPU:
-            own = devices.get(station_of(name), ())
-            devices[station_of(name)] = tuple(sorted({*own, number_of(seat.device)}))
-    stations = Counter(number for own in devices.values() for number in own)
-    generators, evaluator = generator_names(config), evaluator_name(config)
-    able = [name for name in generators if name != evaluator]
-    shared = any(stations[number] > 1 for name in able for number in devices.get(name, ()))
-    if not config.freshness.max_lag and (not shared or len(generators) == 1):
-        raise ConfigError(
-            "placement.moves = true: nothing can be moved, as freshness.max_lag is 0 and there are no two generators "
-            "of which one shares a device; raise max_lag, place them so, or leave it out"
-        )
-    return MoveRules(devices)
+def with_start(config: RunConfig) -> RunConfig:
+    """The configuration with the settings that `placement.start` names."""
+    return load("pipeline", "start")(config) if config.placement.start == "plan" else config
 
 
 def list_seat_warnings(

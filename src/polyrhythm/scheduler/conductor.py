@@ -95,6 +95,8 @@ class AnyConductor(Protocol):
     def save(self) -> dict[str, Any]: ...
     def load(self, data: dict[str, Any]) -> None: ...
     def detach(self) -> None: ...
+    def share_devices(self, *, together: bool) -> None:
+        """Let stations that lease a device be on it at once, or in turn again."""
 
 
 class Conductor:
@@ -161,13 +163,18 @@ class Conductor:
         changed, self.operated = self.operated or type(event) in _WEIGHT_EVENTS, False
         commands += self._advance(now, weights_changed=changed)
 
-    def operate(self, off: tuple[str, ...], max_lag: float) -> None:
+    def operate(self, off: tuple[str, ...], max_lag: float, micro_batch: int = 0) -> None:
         """Switch exactly these generators off, and grant new groups by this α, at most the setting's. Both take effect
-        at the next event outside `SERVING_EVENTS`; until then the generators serve as before."""
+        at the next event outside `SERVING_EVENTS`; until then the generators serve as before. micro_batch: of updates
+        that begin from now on (`StartUpdate`)."""
         self.serving.generators.set_off(off)
         self.rollout.max_lag = min(max_lag, self.settings.max_lag)
+        self.updates.micro_batch = micro_batch
         self._update_applied()
         self.operated = True
+
+    def share_devices(self, *, together: bool) -> None:
+        """Nothing: no station leases a device."""
 
     # ------------------------------------------------------------ what others read
 
@@ -203,7 +210,8 @@ class Conductor:
         for name in _PARTS:
             setattr(self, name, self.codec.decode(rollout if name == "rollout" else data[name], given))
         self.ledger, self.announced = self.rollout.ledger, data["announced"]
-        if self.settings.moves is None and (self.serving.generators.off or self.rollout.max_lag < math.inf):
+        moved = self.serving.generators.off or self.rollout.max_lag < math.inf or self.updates.micro_batch
+        if self.settings.moves is None and moved:
             self.operate((), self.settings.max_lag)  # the run was saved with moves, and goes on without
 
     def detach(self) -> None:

@@ -558,7 +558,7 @@ class StartUpdate:
     more: further samples follow in another command of the same update and version. oldest: the oldest behaviour version
     in each sample; version - oldest is its lag. scores: the scorer's part of each sample's reward; empty without
     scorers. updates_since: updates contained in the trainer's weights but not in those of the oldest version, at least
-    0.
+    0. micro_batch: chunk steps of a rank's training pass, as of the update's first command; 0: the recipe's.
     """
 
     trainer: str
@@ -570,6 +570,7 @@ class StartUpdate:
     scores: tuple[float, ...] = ()
     updates_since: tuple[int, ...] = ()
     more: bool = False
+    micro_batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,10 +588,12 @@ class SaveTrainer:
 
 @dataclass(frozen=True, slots=True)
 class TakeDevice:
-    """Move the station's tensors onto this leased device; answered by `DeviceTaken`."""
+    """Move the station's tensors onto this leased device; answered by `DeviceTaken`. beside: other stations may be on
+    it."""
 
     station: str
     device: int
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,9 +54,14 @@ class ScoringRules:
 @dataclass(frozen=True, slots=True)
 class MoveRules:
     """What the scheduler may change during a run (`placement.moves`). devices: numbers of those that each station
-    computes on, where it has any."""
+    computes on, where it has any. micro_batch: chunk steps of a training pass at the start, and micro_batches, the
+    sizes that it may have, ascending; empty: they are not moved. together: stations that lease a device may be on it
+    at once."""
 
     devices: dict[str, tuple[int, ...]]
+    micro_batch: int = 0
+    micro_batches: tuple[int, ...] = ()
+    together: bool = False
 
 
 _AT_LEAST_ONE = ("batch_size", "sync_interval", "group_size", "max_rows", "max_requests", "tasks", "max_attempts")

@@ -24,12 +24,14 @@ from polyrhythm.scheduler.versions import VersionLedger
 @dataclass(slots=True)
 class UpdateScheduler:
     """trainer: name of the present one, "" for none; in_training: groups of the update under way. undoable: (update,
-    samples) trained since the last checkpoint, oldest first: a lost trainer may undo them."""
+    samples) trained since the last checkpoint, oldest first: a lost trainer may undo them. micro_batch: chunk steps of
+    a training pass of updates that begin from now on, 0: the recipe's."""
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     trainer: str = ""
     in_training: list[Group] = field(default_factory=list)
     undoable: deque[tuple[int, int]] = field(default_factory=deque)
+    micro_batch: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -108,6 +110,7 @@ class UpdateScheduler:
                 rollout.scoring.scores(samples),
                 tuple(max(0, versions.updates - versions.updates_in(sample.oldest)) for sample in samples),
                 more=not self.is_complete,
+                micro_batch=self.micro_batch,
             )
         ]
 

@@ -112,6 +112,7 @@ class Trainer:
             command.update == (due if self._open < 0 else self._open)
             and 0 < len(command.tickets) == len(command.payload_ids)
             and len(command.scores) in (0, len(command.tickets))
+            and command.micro_batch >= 0
             and self._far.could_have(command)
         )
 
@@ -217,6 +218,7 @@ class Trainer:
     def _begin_update(self, command: StartUpdate) -> Steps:
         samples, version = self._read(command), command.version
         own = version if self._published else None
+        self._learner.set_micro_batch(command.micro_batch)
         if command.more:
             self._feed = SampleFeed()
             self._feed.add(samples, more=True)

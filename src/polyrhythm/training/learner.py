@@ -184,6 +184,11 @@ class Learner:
             yield from update.prepare_parts(feed)
         return (yield from update.run())
 
+    def set_micro_batch(self, steps: int) -> None:
+        """Chunk steps of a rank's training pass in updates that begin from now on, 0: the recipe's. Gradients
+        accumulate over an optimizer step's passes, so that their sum differs in rounding alone."""
+        self.limits = self.limits._replace(steps=steps or self.training.micro_batch_steps)
+
     def published(self) -> Mapping[str, Tensor]:
         """Published tensors by name; with shard each rank has a part. Only between two updates, as a forward pass has
         other tensors in their place."""
@@ -375,7 +380,7 @@ class Update:
         reference = learner.reference if learner.algorithm.kl.coef else None
         if self.before_step is not None and isinstance(reference, SharedReference):
             self.before_step()  # the reference stands where the weights are, which a publication may still read
-        micro_batch = learner.training.micro_batch_steps or learner.training.minibatch_steps
+        micro_batch = learner.limits.steps or learner.training.minibatch_steps
         produced = (self.version - 1) * learner.sync_interval + self.index % learner.sync_interval + 1
         return TargetInputs(
             *(learner.policy, reference, produced, micro_batch, learner.device, learner.ranks, counts),

@@ -13,14 +13,17 @@ import pytest
 import yaml
 from tests.pipeline.runs import LOCKSTEP
 from tests.plugins.moves.scenes import TableSimulation
+from tests.plugins.planning.profiles import profile, recipe
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge, validate
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.placed import move_rules, place
-from polyrhythm.plugins.moves import mover
+from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.placed import place, with_start
+from polyrhythm.plugins.moves import mover, operation
 from polyrhythm.plugins.moves.conductor import MovingConductor
-from polyrhythm.plugins.moves.operation import Operation
+from polyrhythm.plugins.moves.operation import Operation, starting
+from polyrhythm.plugins.moves.rules import move_rules
 from polyrhythm.plugins.moves.timing import MeasuredTimes
 from polyrhythm.scheduler.settings import BatchLimits, MoveRules, SchedulerSettings
 
@@ -34,14 +37,15 @@ SHARED: dict[str, Any] = {"simulated_devices": 2, "generators": {"devices": "0,1
 
 
 class HopefulJudge:
-    """Forecasts the measured rate for all generators at the setting's α, and twice that for all else."""
+    """Forecasts the measured rate for the operation of the settings, and twice that for all others."""
 
     def __init__(self, settings: SchedulerSettings, _rules: MoveRules) -> None:
         self._settings = settings
 
     def __call__(self, times: MeasuredTimes, operation: Operation, _limits: BatchLimits) -> TableSimulation:
         rate = self._settings.version_samples / times.version_s
-        here = operation == Operation((), self._settings.max_lag)
+        assert self._settings.moves is not None
+        here = operation == starting(self._settings, self._settings.moves)
         return TableSimulation(rate if here else 2.0 * rate, operation.max_lag)
 
 
@@ -65,6 +69,93 @@ def test_a_run_with_moves_shows_what_is_in_force(
     assert all(
         0.5 <= line["staleness/max_lag"] <= 2.0 and line["stations/generators_off"] in (0, 1) for line in updates
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "metric", "before"),
+    [
+        ({"training": {"micro_batch_steps": 8}}, "stations/micro_batch_steps", 8.0),
+        ({"placement": {"sharing": "lease"}}, "stations/together", 0.0),
+    ],
+)
+def test_a_run_trains_all_samples_while_it_moves(
+    change: dict[str, Any], metric: str, before: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MovingConductor, "judge", f"{__name__}:HopefulJudge")
+    monkeypatch.setattr(mover, "DRIFT", math.inf)
+    monkeypatch.setattr(mover, "ALLOWED", math.inf)
+    monkeypatch.setattr(operation, "LAG_LEVELS", (1.0,))
+    one = {"placement": {"moves": True}, "rollout": {"generators": 1}}
+    own = merge(merge(merge(LOCKSTEP, ASYNCHRONOUS), one), change)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(own))
+    assert main(["train", str(path), "--out", str(tmp_path / "run"), "training.versions=16"]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    values = [line[metric] for line in lines if metric in line]
+    assert values[0] == before
+    assert set(values) > {before}
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["ledger"]["trained"] == 160
+    assert summary["ledger"]["dropped"] == {}
+
+
+def test_sizes_of_micro_batches_are_those_of_an_optimizer_step_that_fit() -> None:
+    """Up to the 64 chunk steps of an optimizer step; none if the recipe does not cut it."""
+    for own, sizes in ((16, (4, 8, 16, 32, 64)), (48, (12, 24, 48, 64)), (1, (1, 2, 4, 8)), (0, ())):
+        change = {"placement": {"moves": True}, "training": {"micro_batch_steps": own}}
+        config = validate(merge(merge(LOCKSTEP, ASYNCHRONOUS), change))
+        spec = env_settings(config).spec()
+        rules = move_rules(config, place(config), spec)
+        assert rules is not None
+        assert (rules.micro_batches, rules.micro_batch) == (sizes, own)
+
+
+def test_what_does_not_fit_into_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    leased = {"placement": {"sharing": "lease", "moves": True}, "training": {"micro_batch_steps": 16}}
+    config = validate(merge(merge(LOCKSTEP, ASYNCHRONOUS), leased))
+    spec = env_settings(config).spec()
+    for free, together in ((10**12, True), (1, False)):
+        monkeypatch.setattr("polyrhythm.plugins.moves.rules.free_memory", lambda _, free=free: free)
+        rules = move_rules(config, place(config), spec)
+        assert rules is not None
+        assert (rules.together, max(rules.micro_batches)) == (together, 64 if together else 16)
+
+
+def test_auto_starts_with_the_recipe_if_there_is_no_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level(logging.INFO)
+    config = recipe("placement=auto")
+    found = with_start(config)
+    assert found.placement.start == "recipe"
+    assert found.placement.moves
+    assert found.rollout == config.rollout
+    assert "no latency.profile.json" in caplog.text
+    assert "polyrhythm profile latency" in caplog.text
+
+
+def test_auto_starts_with_the_plan_of_the_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level(logging.INFO)
+    config = recipe("placement=auto", "placement.simulated_devices=1")
+    profile(config).save(Path("latency.profile.json"))
+    found = with_start(config)
+    assert found.placement.moves
+    assert "by latency.profile.json, measured 2026-11-28" in caplog.text
+    changed = caplog.text.split("changed: ")[1].split()
+    assert "placement.generators.devices=0" in changed
+    assert found.placement.generators.devices == "0"
+    assert with_start(found) == found, "a run that is resumed keeps its settings"
+
+
+def test_auto_refuses_a_profile_of_another_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    profile(recipe("env.step_time=constant:1ms")).save(Path("latency.profile.json"))
+    with pytest.raises(ConfigError, match="polyrhythm profile"):
+        with_start(recipe("placement=auto", "env.step_time=constant:9ms"))
 
 
 def test_auto_is_short_for_moves() -> None:

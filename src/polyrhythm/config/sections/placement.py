@@ -127,7 +127,7 @@ class LeaseSection(Section):
 
 class PlacementSettings(Section):
     """Devices and threads, by kind of station; `placement: NAME` is short for a preset, `placement: null` for none, and
-    `placement: auto` for `moves: true`.
+    `placement: auto` for `start: plan` with `moves: true`.
 
     An inline run has one process, so threads do not count there.
     """
@@ -146,8 +146,10 @@ class PlacementSettings(Section):
     """Of a device. share: time slices; process: generator and trainer as one; mps: NVIDIA's MPS; lease: in turn."""
     lease: LeaseSection = LeaseSection()
     """How they take turns."""
+    start: Literal["recipe", "plan"] = "recipe"
+    """plan: a new run starts as `polyrhythm plan` proposes by RECIPE.profile.json, if that file is there."""
     moves: Flag = False
-    """Change between two versions what makes training faster, and keep what is measured to: generators, max_lag."""
+    """Change between two versions what makes training faster, and keep it if measured (docs/placement.md)."""
     simulated_devices: Whole = 0
     """Devices that this machine, or each node of a cluster, is taken to have; they compute on the CPU."""
 
@@ -167,4 +169,4 @@ class PlacementSettings(Section):
 
 
 def _named(name: Any) -> dict[str, Any]:
-    return {"moves": True} if name == "auto" else {"preset": name}
+    return {"start": "plan", "moves": True} if name == "auto" else {"preset": name}

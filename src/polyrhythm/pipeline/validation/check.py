@@ -39,7 +39,7 @@ from polyrhythm.observe.run_folder import find_run
 from polyrhythm.pipeline.array_specs import arena_layout, env_batch_infos
 from polyrhythm.pipeline.build import env_settings, policy_settings
 from polyrhythm.pipeline.persistence.resume import load_init_weights
-from polyrhythm.pipeline.placed import find_drawing_device, group_seats, move_rules, place, station_names
+from polyrhythm.pipeline.placed import find_drawing_device, group_seats, place, station_names
 from polyrhythm.pipeline.validation.fit import (
     check_learning,
     check_rollout,
@@ -226,7 +226,8 @@ def refuse_swapping(spec: EnvSpec) -> None:
 def check_devices(context: CheckContext) -> str:
     """The seats of all stations, in words. ConfigError: a device is missing."""
     placed = place(context.config, trainer=context.trainer)
-    move_rules(context.config, placed)  # raises if nothing can be moved
+    if context.config.placement.moves:
+        load("pipeline", "move_rules")(context.config, placed)  # raises if nothing can be moved
     return group_seats(placed.seats)
 
 

@@ -143,7 +143,8 @@ class LeasedConductor:
     def pending(self) -> list[str]:
         """Pending work of `inner`, and the holders and waiters of each device."""
         leases, held_back = self.delivery.leases, self.delivery.held_back
-        held = ", ".join(f"{device} by {name}" for device, name in sorted(leases.holders.items()))
+        on = {device: [name, *leases.beside.get(device, [])] for device, name in sorted(leases.holders.items())}
+        held = ", ".join(f"{device} by {' and '.join(names)}" for device, names in on.items())
         waiting = [f"{name} ({len(held_back[name])} commands)" for name in sorted(leases.waiting)]
         return [
             *self.inner.pending(),
@@ -159,10 +160,16 @@ class LeasedConductor:
         self._share_parts()
         if "delivery" in data:
             self.delivery = self._codec.decode(data["delivery"], {"rules": self._rules})
+        if self.settings.moves is None:
+            self.share_devices(together=False)  # the run was saved with moves, and goes on without
 
     def detach(self) -> None:
         self.inner.detach()
-        self.delivery = CommandDelivery(self._rules, DeviceLeases(self._rules))
+        self.delivery = CommandDelivery(self._rules, DeviceLeases(self._rules, together=self.delivery.leases.together))
+
+    def share_devices(self, *, together: bool) -> None:
+        """As `Conductor.share_devices`, from the next event on."""
+        self.delivery.leases.together = together
 
 
 @dataclass(slots=True)

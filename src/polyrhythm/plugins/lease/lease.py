@@ -9,9 +9,13 @@ its producer has delivered; by `arrival` to the station that has waited longest.
 that has just given it back while another waits; and a station that has been passed over as often as the device has
 stations goes first.
 
-Invariants (property tests with faults, `tests/plugins/lease/test_simulated.py`): a device has at most one holder; a
-station that waits for a device holds only devices of smaller numbers, so waiting stations form no cycle; a station that
-keeps wanting gets its devices after finitely many switches.
+While stations are to be `together` nobody waits and nobody gives a device back. When they take turns again, all but
+the first on each device leave it after the unit of work under way.
+
+Invariants (property tests with faults, `tests/plugins/lease/test_simulated.py`): a device has at most one holder, and
+others beside it only from when stations are together until they have left; a station that waits for a device holds only
+devices of smaller numbers, so waiting stations form no cycle; a station that keeps wanting gets its devices after
+finitely many switches.
 """
 
 from __future__ import annotations
@@ -76,7 +80,8 @@ class DeviceLeases:
     """present: leased stations by name; holders: device → holder, from `TakeDevice` to `DeviceYielded`.
 
     last: device → last holder; waiting: names of stations that wait for a device, in no relevant order; going: stations
-    that give their devices back after the units under way.
+    that give their devices back after the units under way. together: stations need not take turns; beside: device → the
+    stations on it besides its holder, in their order.
     """
 
     rules: LeaseSettings = field(metadata=UNSAVED)
@@ -85,6 +90,8 @@ class DeviceLeases:
     last: dict[int, str] = field(default_factory=dict)
     waiting: dict[str, None] = field(default_factory=dict)
     going: dict[str, None] = field(default_factory=dict)
+    together: bool = False
+    beside: dict[int, list[str]] = field(default_factory=dict)
 
     def join(self, name: str, flow: int, *, interruptible: bool = False) -> None:
         """Add a station, off its devices; nothing if it leases none."""
@@ -97,7 +104,7 @@ class DeviceLeases:
         self.waiting.pop(name, None)
         self.going.pop(name, None)
         for device in state.held if state is not None else ():
-            del self.holders[device]
+            self._free(device, name)
 
     def set_wants(self, state: LeaseState, wants: bool, now: float) -> None:
         if wants and not state.wants:
@@ -124,17 +131,31 @@ class DeviceLeases:
         assert event.device in state.yielding, f"{event} was not due"
         state.yielding.remove(event.device)
         state.held.remove(event.device)
-        del self.holders[event.device]
+        self._free(event.device, state.name)
         self.last[event.device] = state.name
         if not state.yielding:
             state.leaving, state.waits_since, state.passed = False, now, 0
         self._update_waiting(state)
 
+    def _free(self, device: int, name: str) -> None:
+        """This station is not on the device any more."""
+        others = self.beside.get(device, [])
+        if self.holders[device] != name:
+            others.remove(name)
+        elif others:
+            self.holders[device] = others.pop(0)
+        else:
+            del self.holders[device]
+        if not others:
+            self.beside.pop(device, None)
+
     def preempt(self, now: float) -> list[LeaseState]:
-        """Stations that get no new work from now on: their minimum time on devices that others wait for is over."""
-        if not self.waiting:
+        """Stations that get no new work from now on: their minimum time on devices that others wait for is over, or
+        they are beside others that they take turns with again."""
+        if self.together or not (self.waiting or self.beside):
             return []
         found = [state for state, at in self._overdue() if at <= now]
+        found += [state for state in self._guests() if state.open]
         for state in found:
             state.leaving = True
             self.going[state.name] = None
@@ -144,8 +165,13 @@ class DeviceLeases:
         """Stations that need not leave after all, as nobody waits for their devices: they may get work again."""
         if not self.going:
             return []
-        wanted = {self._next(self.present[name]) for name in self.waiting}
-        found = [state for name in self.going if wanted.isdisjoint((state := self.present[name]).held)]
+        wanted = set() if self.together else {self._next(self.present[name]) for name in self.waiting}
+        guests = () if self.together else {state.name for state in self._guests()}
+        found = [
+            state
+            for name in self.going
+            if name not in guests and wanted.isdisjoint((state := self.present[name]).held)
+        ]
         for state in found:
             state.leaving = False
             del self.going[state.name]
@@ -154,7 +180,7 @@ class DeviceLeases:
     def deadline(self) -> float:
         """Time at which `preempt` finds a station if no event comes before; infinite if none. Only an interruptible
         station needs a clock: the others are checked whenever one of their units ends."""
-        if not self.waiting:
+        if self.together or not self.waiting:
             return math.inf
         return min((at for state, at in self._overdue() if state.interruptible), default=math.inf)
 
@@ -168,8 +194,8 @@ class DeviceLeases:
     def switch(self) -> list[TakeDevice | YieldDevice]:
         """Take devices back from stations that must leave or are idle, and assign free ones."""
         commands: list[TakeDevice | YieldDevice] = []
-        for name in tuple(self.waiting):
-            holder = self._holder_before(self.present[name])
+        before = [] if self.together else [self._holder_before(self.present[name]) for name in self.waiting]
+        for holder in [*before, *(() if self.together else self._guests())]:
             if holder is None or holder.taking or holder.yielding:
                 continue
             if holder.idle or (holder.leaving and (holder.interruptible or not holder.under_way)):
@@ -177,9 +203,15 @@ class DeviceLeases:
                 self.going.pop(holder.name, None)
                 commands += [YieldDevice(holder.name, device) for device in holder.held]
                 self._update_waiting(holder)
-        while free := {self._next(self.present[name]) for name in self.waiting} - self.holders.keys():
+        taken = () if self.together else self.holders.keys()
+        while free := {self._next(self.present[name]) for name in self.waiting}.difference(taken):
             commands.append(self._give(min(free)))
         return commands
+
+    def _guests(self) -> list[LeaseState]:
+        """The stations beside others, each once."""
+        names = dict.fromkeys(name for own in self.beside.values() for name in own)
+        return [self.present[name] for name in names]
 
     @staticmethod
     def _next(state: LeaseState) -> int:
@@ -190,16 +222,19 @@ class DeviceLeases:
         return None if name is None else self.present[name]
 
     def _give(self, device: int) -> TakeDevice:
-        """Assign a free device to the first station in its waiting order."""
+        """Assign a device, which is free unless stations are together, to the first station in its waiting order."""
         waiters = [state for name in self.waiting if self._next(state := self.present[name]) == device]
         chosen = min(waiters, key=lambda state: self._place(state, device))
         for state in waiters:
             state.passed += state is not chosen
         chosen.held.append(device)
         chosen.taking.append(device)
-        self.holders[device] = chosen.name
+        if device in self.holders:
+            self.beside.setdefault(device, []).append(chosen.name)
+        else:
+            self.holders[device] = chosen.name
         self._update_waiting(chosen)
-        return TakeDevice(chosen.name, device)
+        return TakeDevice(chosen.name, device, self.together)
 
     def _place(self, state: LeaseState, device: int) -> tuple[bool, bool, int, float, str]:
         late = state.passed >= sum(device in own for own in self.rules.devices.values())

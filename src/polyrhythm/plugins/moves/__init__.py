@@ -1,5 +1,7 @@
 """`placement.moves`: changes what a running conductor may change between two versions, and keeps what measures better.
 
+start       the settings of a plan, with which `placement: auto` begins
+rules       what a run's devices, settings and memory allow
 timing      measured times of passes, slots, updates and weights, from the run's own events
 operation   what is changed, and the neighbours of a present operation
 search      forecasts of the neighbours, in slices
@@ -13,8 +15,9 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "moves",
-    needs=("autobatch", "virtual"),
+    needs=("autobatch", "memory_estimate", "planning", "virtual"),
     adds={
+        "pipeline": {"start": f"{__name__}.start:planned", "move_rules": f"{__name__}.rules:move_rules"},
         "observer": {"moves": f"{__name__}.hooks:HOOKS"},
         "scheduler": {"moves": f"{__name__}.conductor:MovingConductor"},
     },

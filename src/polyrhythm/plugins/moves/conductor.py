@@ -1,7 +1,8 @@
 """A conductor around another one, whose operation it moves between two versions (`mover`).
 
-To the inner conductor a move is `Conductor.operate`: generators that are absent for a while, and admission that paces
-more than it must. Every guarantee allows for both, so moves change timing, and no guarantee.
+To the inner conductor a move is `Conductor.operate`: generators that are absent for a while, admission that paces more
+than it must, another size of micro-batches; to one of leases, that a device is free at once (`share_devices`). Every
+guarantee allows for these, so moves change timing, and no guarantee.
 
 Invariants: moves come before the commands of the event at which they take effect; the inner conductor's operation is
 the mover's, unless the generators that are on were lost, and then from the next version on.
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 from polyrhythm.plugins.autobatch.timing import PassTimeModel
 from polyrhythm.plugins.moves import mover, operation, search, timing
 from polyrhythm.plugins.moves.mover import Mover
-from polyrhythm.plugins.moves.operation import Operation
+from polyrhythm.plugins.moves.operation import starting
 from polyrhythm.plugins.moves.search import MoveJudge
 from polyrhythm.plugins.moves.timing import RunTiming
 from polyrhythm.scheduler import records
@@ -40,8 +41,9 @@ class MovingConductor:
         rules = inner.settings.moves
         assert rules is not None, "nothing is to be moved"
         self.outer, self.inner, self.settings, self._rules = outer, inner, inner.settings, rules
-        start = Operation((), self.settings.max_lag)
-        self.mover = Mover(self.settings, rules, RunTiming(self.settings, rules), start)
+        timing = RunTiming(self.settings, rules, micro_batch=rules.micro_batch)
+        self.mover = Mover(self.settings, rules, timing, starting(self.settings, rules))
+        inner.updates.micro_batch = rules.micro_batch
         self.chosen: list[MoveChosen] = []
         self._judge = own_judge
         self._codec = inner.codec.extended(_SAVED)
@@ -78,11 +80,12 @@ class MovingConductor:
         else:
             return []
         generators, wanted = self.serving.generators, mover.operation
-        in_force = generators.off, min(self.rollout.max_lag, self.settings.max_lag)
+        in_force = generators.off, min(self.rollout.max_lag, self.settings.max_lag), self.updates.micro_batch
         able = {*generators.present} - {*wanted.off}
-        if moves or (able and in_force != (wanted.off, wanted.max_lag)):
-            self.inner.operate(wanted.off, wanted.max_lag)
-            mover.timing.forget_passes(wanted.off)
+        if moves or (able and in_force != (wanted.off, wanted.max_lag, wanted.micro_batch)):
+            self.inner.operate(wanted.off, wanted.max_lag, wanted.micro_batch)
+            self.outer.share_devices(together=wanted.together)
+            mover.timing.on_operation(wanted)
         self.chosen += moves
         return moves
 
@@ -113,7 +116,15 @@ class MovingConductor:
         self._share_parts()
         if "moves" in data:
             self.mover = self._codec.decode(data["moves"], {"settings": self.settings, "rules": self._rules})
+        else:
+            self.updates.micro_batch = self.mover.operation.micro_batch
+
+    def share_devices(self, *, together: bool) -> None:
+        self.outer.share_devices(together=together)
 
     def detach(self) -> None:
         self.outer.detach()
         self.mover.restart_clock()
+        now = self.mover.operation
+        self.updates.micro_batch = now.micro_batch
+        self.outer.share_devices(together=now.together)

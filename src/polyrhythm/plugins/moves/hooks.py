@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.hooks import RunHooks, RunPart
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.plugins.moves.operation import Operation, neighbours
+from polyrhythm.plugins.moves.operation import neighbours, starting
 
 if TYPE_CHECKING:
     from polyrhythm.pipeline.build import Pipeline
+    from polyrhythm.plugins.moves.conductor import MovingConductor
 
 log = logging.getLogger(__name__)
 
 
 class MovesPart(RunPart):
-    """`stations/generators_off` and `staleness/max_lag` of each update's line."""
+    """The operation in force, in each update's line: `stations/generators_off`, `staleness/max_lag`, and where they may
+    change `stations/micro_batch_steps` and `stations/together`."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -31,7 +33,7 @@ class MovesPart(RunPart):
         settings = pipeline.loop.conductor.settings
         if settings.moves is not None:
             names = generator_names(self._config)
-            now = Operation((), settings.max_lag)
+            now = starting(settings, settings.moves)
             those = [now.describe(one) for one in neighbours(now, names, settings, settings.moves)]
             log.info("placement.moves: tried between versions where a forecast promises more: %s", "; ".join(those))
         return ()
@@ -40,10 +42,16 @@ class MovesPart(RunPart):
         if self._pipeline is None:
             return {}
         conductor = self._pipeline.loop.conductor
-        return {
+        found = {
             "stations/generators_off": float(len(conductor.serving.generators.off)),
             "staleness/max_lag": min(conductor.rollout.max_lag, conductor.settings.max_lag),
         }
+        rules = conductor.settings.moves
+        if rules is not None and rules.micro_batches:
+            found["stations/micro_batch_steps"] = float(conductor.updates.micro_batch)
+        if rules is not None and rules.together:
+            found["stations/together"] = float(cast("MovingConductor", conductor).mover.operation.together)
+        return found
 
 
 class MovesHooks(RunHooks):

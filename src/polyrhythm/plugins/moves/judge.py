@@ -12,7 +12,7 @@ from math import ceil, inf
 from statistics import fmean
 from typing import Any
 
-from polyrhythm.plugins.moves.operation import Operation
+from polyrhythm.plugins.moves.operation import Operation, starting
 from polyrhythm.plugins.moves.search import MoveForecast
 from polyrhythm.plugins.moves.timing import TRAINER, MeasuredTimes
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
@@ -58,8 +58,10 @@ class OperationJudge:
     def __init__(self, settings: SchedulerSettings, rules: MoveRules) -> None:
         self._settings, self._rules = settings, rules
         one = {"simulator-0": (1, 1, 1)}
-        times = MeasuredTimes(one, {"simulator-0": (1.0,)}, (1.0,), {"generator-0": 1}, 1.0, 1.0, 1.0, 1.0, 1.0, {})
-        self._cluster(times, Operation((), settings.max_lag), settings.limits, 1)
+        absences: dict[str, tuple[float, ...]] = {"simulator-0": (1.0,)}
+        passes, updates, size = (1.0, 1.0), {rules.micro_batch: 1.0}, rules.micro_batch
+        times = MeasuredTimes(one, absences, (1.0,), {"generator-0": 1}, *passes, 1.0, updates, 1.0, {}, size)
+        self._cluster(times, starting(settings, rules), settings.limits, 1)
 
     def __call__(self, times: MeasuredTimes, operation: Operation, limits: BatchLimits) -> OperationSimulation:
         warm_up = WARM_UP + min(4, ceil(operation.max_lag))
@@ -70,7 +72,8 @@ class OperationJudge:
     def _cluster(
         self, times: MeasuredTimes, operation: Operation, limits: BatchLimits, versions: int
     ) -> ClusterSettings:
-        rules, lease = self._rules, self._settings.lease
+        rules, leases = self._rules, self._settings.lease
+        lease = None if operation.together else leases
         present = sorted(times.generators)
         on = [name for name in present if name not in operation.off] or present  # as `Conductor.operate`
         serve, apply = Cost(Constant(times.base_s), times.per_row_s), Cost(Constant(times.apply_s))
@@ -79,7 +82,7 @@ class OperationJudge:
             devices = sorted({number + 1 for own in lease.devices.values() for number in own})
             host = {"devices": devices, "min_hold": float(lease.min_hold_s), "host_gb_per_s": 1.0}
             host["switch_order"] = lease.switch_order
-        leased = {} if lease is None else lease.devices
+        leased = {} if leases is None else leases.devices
 
         def seat(name: str) -> dict[str, Any]:
             own = rules.devices.get(name) or leased.get(name, ())
@@ -103,7 +106,9 @@ class OperationJudge:
                 GeneratorGroup(serve=serve, apply=apply, depth=times.generators[name], **seat(name)) for name in on
             ),
             trainer=TrainerSettings(
-                update=Cost(Constant(times.update_s)), publish=Cost(Constant(times.publish_s)), **seat(TRAINER)
+                update=Cost(Constant(times.update_with(operation.micro_batch))),
+                publish=Cost(Constant(times.publish_s)),
+                **seat(TRAINER),
             ),
             sharing="shared" if lease is None else "lease",
             lease=LeaseCosts(**host),

@@ -35,7 +35,7 @@ UNCLEAR, EQUAL, LESS_LAG = 0.02, 0.01, 0.2
 #: A try begins only while those before have cost less than this part of the time, counted anew when costs change. If
 #: the forecast of the present operation is off by more than ACCURATE, a move counts as one version lost before it is
 #: tried. A try ends at once when it has cost ALLOWED versions.
-TRIES_SHARE, ACCURATE, ALLOWED = 0.02, 0.15, 0.6
+TRIES_SHARE, ACCURATE, ALLOWED = 0.02, 0.25, 0.6
 #: Versions after which a search is repeated although nothing has changed, and for which an undone move is not tried.
 PAUSE, BARRED = 30, 40
 #: Relative change of a time, and publications in a row at which it must be seen, from which costs count as changed.
@@ -67,8 +67,9 @@ class Mover:
     publications in a row at which the present ones differ. full_rate: samples per second of the present operation
     when it was first measured in full, 0 before. barred: operation → version until which it is not tried. lost_s:
     seconds by which versions of tries that were undone, and those right after them, took longer than those of the
-    former operation, since costs changed; undone_s: of a version of the one before the last try. began: time of the
-    first publication.
+    former operation, since costs changed, less what moves that were kept since then have saved; undone_s: seconds of a
+    version of the one before the last try; saved_s: seconds by which those moves make a version shorter. began: time of
+    the first publication.
     events_before, version_events: events until the latest, and of one version.
     """
 
@@ -90,6 +91,7 @@ class Mover:
     next_search: int = 0
     lost_s: float = 0.0
     undone_s: float = 0.0
+    saved_s: float = 0.0
     began: float = -1.0
     events_before: int = 0
     version_events: int = 0
@@ -131,14 +133,17 @@ class Mover:
         return [self._undo(trial, former_s / (now - self.last))]
 
     def restart_clock(self) -> None:
-        """The run is resumed under another clock and perhaps another α: keep the times and the generators, of a try
-        those before it."""
+        """The run is resumed under another clock and perhaps other bounds: keep the times and the operation, of a try
+        the one before it, with the setting's α."""
+        kept, rules = self.operation if self.trial is None else self.trial.former, self.rules
+        size = kept.micro_batch if kept.micro_batch in rules.micro_batches else rules.micro_batch
+        together = kept.together and rules.together
         self.timing.restart_clock()
-        kept = self.operation if self.trial is None else self.trial.former
-        self.operation = replace(kept, max_lag=self.settings.max_lag)
+        self.timing.micro_batch = size
+        self.operation = replace(kept, max_lag=self.settings.max_lag, micro_batch=size, together=together)
         self.last, self.began, self.disturbed = -1.0, -1.0, True
         self.search, self.trial, self.next_search = None, None, 0
-        self.lost_s = self.undone_s = 0.0
+        self.lost_s = self.undone_s = self.saved_s = 0.0
         self._measure_anew()
 
     # ------------------------------------------------------------ measuring
@@ -154,6 +159,7 @@ class Mover:
             else:
                 self.intervals.append(now - self.last)
                 del self.intervals[:-MOST_COUNTED]
+                self.lost_s -= self.saved_s if self.trial is None else 0.0
         self.version_events = self.timing.events - self.events_before
         self.events_before = self.timing.events
         self.last, self.disturbed = now, False
@@ -161,15 +167,23 @@ class Mover:
             self.full_rate = self.rate
 
     def _costs_changed(self) -> bool:
-        """Whether the times differ from those under which the present rates were measured, or the rate has fallen."""
+        """Whether the times differ from those under which the present rates were measured, or the rate has fallen. A
+        try changes some of them itself."""
+        former = self.operation if self.trial is None else self.trial.former
         point = self.timing.point(self.point.rows)
+        if former.micro_batch != self.operation.micro_batch:
+            point = replace(point, update_s=0.0)
+        if (former.off, former.together) != (self.operation.off, self.operation.together):
+            point = replace(point, update_s=0.0, pass_s=0.0)  # as if alone on the device, which holds about
         pairs = zip(astuple(point), astuple(self.point), strict=True)
         # 0: not known at present
-        drifted = any(new > 0.0 and abs(new - old) > DRIFT * old for new, old in pairs)
+        drifted = any(min(new, old) > 0.0 and abs(new - old) > DRIFT * old for new, old in pairs)
         self.drifted = self.drifted + 1 if drifted else 0
-        if self.drifted >= DRIFTED or not self.point.rows:
-            self.point, self.drifted = self.timing.point(), 0
-            return self.versions > 1
+        if self.drifted >= DRIFTED:
+            return True
+        if not self.point.rows and point.rows:
+            self._measure_anew()
+        self.point = point.updated(self.point)
         measured = self.trial is None and len(self.intervals) == MOST_COUNTED
         return measured and self.rate < (1.0 - UNEXPLAINED) * self.full_rate
 
@@ -177,14 +191,16 @@ class Mover:
         """Costs have changed: what was measured and forecast does not hold any more, and α is the setting's again."""
         trial, self.search, self.trial, self.next_search = self.trial, None, None, 0
         self.barred.clear()
-        self.lost_s = self.undone_s = 0.0
+        self.timing.forget_costs()
+        self.point, self.drifted = TimingPoint(), 0
+        self.lost_s = self.undone_s = self.saved_s = 0.0
         self._measure_anew()
-        former = self.operation if trial is None else trial.former
-        self.operation = replace(self.operation, max_lag=self.settings.max_lag)
-        if former == self.operation:
+        before, former = self.operation, self.operation if trial is None else trial.former
+        self.operation = replace(before, max_lag=self.settings.max_lag)
+        if not (move := before.describe(self.operation) or former.describe(self.operation)):
             return []
         reason = "the stations' times, or the rate, have changed: all is measured anew"
-        return [MoveChosen("reset", former.describe(self.operation), reason, 1.0 if trial is None else trial.gain)]
+        return [MoveChosen("reset", move, reason, 1.0 if trial is None else trial.gain)]
 
     def _measure_anew(self) -> None:
         self.intervals.clear()
@@ -199,7 +215,7 @@ class Mover:
         found = neighbours(self.operation, self.timing.generators, self.settings, self.rules)
         found = [one for one in found if self.barred.get(one, 0) <= self.versions]
         if times is None or not found:
-            self.next_search = self.versions + PAUSE
+            self.next_search = self.versions + (PAUSE if not found else 1)
             return
         times = replace(times, version_s=fmean(self.intervals), events=self.version_events)
         self.search = MoveSearch(times, limits, now, [*reversed(found), self.operation])
@@ -224,8 +240,10 @@ class Mover:
                 self.search = search
                 return []
             best = min(less, key=lambda one: search.found[one].lag)
-        lost = self.lost_s + (fmean(self.intervals) if error > ACCURATE else 0.0)
-        if lost > TRIES_SHARE * (now - self.began):
+        version_s = fmean(self.intervals)
+        missing_s = self.lost_s + (version_s if error > ACCURATE else 0.0) - TRIES_SHARE * (now - self.began)
+        if missing_s > 0.0:
+            self.next_search = self.versions + min(PAUSE, ceil(missing_s / (TRIES_SHARE * version_s + self.saved_s)))
             return []
         times, found, off = search.times, search.found[best], f"{error:.0%}"
         reason = (
@@ -244,7 +262,7 @@ class Mover:
     def _check_trial(self, trial: MoveTrial) -> list[MoveChosen]:
         counted = len(self.intervals)
         ratio = self.rate / trial.rate if counted else 1.0
-        if trial.excess_s * trial.rate > ALLOWED * self.settings.version_samples:
+        if trial.excess_s * trial.rate > ALLOWED * self.settings.version_samples or self._trains_longer(trial):
             return [self._undo(trial, ratio)]
         least = 1.0 - EQUAL if trial.fresher else 1.0 + MIN_MEASURED
         unclear = trial.fresher or abs(ratio - least) < UNCLEAR
@@ -252,8 +270,16 @@ class Mover:
             return []
         if ratio < least:
             return [self._undo(trial, ratio)]
-        self.trial, self.next_search = None, 0
+        self.saved_s += (1.0 / trial.rate - 1.0 / self.rate) * self.settings.version_samples
+        self.trial, self.next_search, self.point = None, 0, self.point.updated(self.timing.point(self.point.rows))
         return [self._result("kept", trial, trial.former.describe(self.operation), ratio)]
+
+    def _trains_longer(self, trial: MoveTrial) -> bool:
+        """Whether two updates with micro-batches of another size took longer: then no version can be shorter."""
+        updates, former, size = self.timing.updates, trial.former.micro_batch, self.operation.micro_batch
+        if former == size or former not in updates or len(updates[size].values if size in updates else ()) < 2:
+            return False
+        return updates[size].middle > (1.0 + UNCLEAR) * updates[former].middle
 
     def _undo(self, trial: MoveTrial, ratio: float) -> MoveChosen:
         tried, self.operation = self.operation, trial.former

@@ -2,7 +2,9 @@
 
 `generators`: a generator that shares a device with another station may be off, so that the other has the device for
 itself; on again, it uses what the other leaves idle (an idle trainer's device is lent to generation). `max_lag`: α by
-which new groups are granted, never above the setting's.
+which new groups are granted, never above the setting's. `micro_batch`: chunk steps of a training pass, one of the sizes
+that fit into memory; an optimizer step's gradient stays the same but for rounding. `together`: stations that lease a
+device are on it at once, where they fit, and share it; else in turn.
 """
 
 from __future__ import annotations
@@ -18,10 +20,14 @@ LAG_LEVELS = (1.0, 0.5, 0.25)
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """off: names of the generators that are switched off, sorted; max_lag: α by which new groups are granted."""
+    """off: names of the generators that are switched off, sorted; max_lag: α by which new groups are granted;
+    micro_batch: chunk steps of a training pass, 0: the recipe's, which is not moved; together: leased devices are
+    shared."""
 
     off: tuple[str, ...]
     max_lag: float
+    micro_batch: int = 0
+    together: bool = False
 
     def describe(self, other: Operation) -> str:
         """The change from here to `other`, in words."""
@@ -29,7 +35,16 @@ class Operation:
         words += [f"{name} off" for name in other.off if name not in self.off]
         if self.max_lag != other.max_lag:
             words.append(f"max_lag {self.max_lag:g} → {other.max_lag:g}")
+        if self.micro_batch != other.micro_batch:
+            words.append(f"micro_batch_steps {self.micro_batch} → {other.micro_batch}")
+        if self.together != other.together:
+            words.append("sharing lease → share" if other.together else "sharing share → lease")
         return ", ".join(words)
+
+
+def starting(settings: SchedulerSettings, rules: MoveRules) -> Operation:
+    """The operation of the settings alone."""
+    return Operation((), settings.max_lag, rules.micro_batch)
 
 
 def neighbours(
@@ -37,8 +52,8 @@ def neighbours(
 ) -> list[Operation]:
     """The operations that one move leads to. generators: the present ones.
 
-    Generators on the same devices are equal, so only their number counts: one more or less, all or none. With other
-    generators α is the setting's again; it is lowered by a move of its own.
+    Generators on the same devices are equal, so only their number counts: one more or less, all or none. With any other
+    move α is the setting's again; it is lowered by a move of its own. Micro-batches become the next smaller or larger.
     """
     found: dict[Operation, None] = {}
     for own in _classes(generators, settings, rules):
@@ -48,7 +63,13 @@ def neighbours(
             others = (name for name in present.off if name not in own)
             names = tuple(sorted((*others, *own[len(own) - count :])))
             if not set(generators) <= set(names):
-                found[Operation(names, settings.max_lag)] = None
+                found[replace(present, off=names, max_lag=settings.max_lag)] = None
+    if rules.micro_batches:
+        place = rules.micro_batches.index(present.micro_batch)
+        for size in rules.micro_batches[max(0, place - 1) : place + 2]:
+            found[replace(present, max_lag=settings.max_lag, micro_batch=size)] = None
+    if rules.together:
+        found[replace(present, max_lag=settings.max_lag, together=not present.together)] = None
     for level in LAG_LEVELS:
         found[replace(present, max_lag=level * settings.max_lag)] = None
     found.pop(present, None)

@@ -9,10 +9,11 @@ absence does not contain its waits for tickets.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from statistics import fmean, median
 
 from polyrhythm.plugins.autobatch.timing import PassTimeModel
+from polyrhythm.plugins.moves.operation import Operation
 from polyrhythm.scheduler import records
 from polyrhythm.scheduler.codec import UNSAVED
 from polyrhythm.scheduler.inference.batching import padded
@@ -24,6 +25,9 @@ TRAINER = "trainer"
 FEW_KEPT, MANY_KEPT = 5, 128
 #: Passes of a generator from which its times count.
 MIN_PASSES = 8
+#: Part of an update that is taken not to depend on the size of its micro-batches, but on their number, as long as only
+#: one size was measured.
+FIXED = 0.2
 
 
 @dataclass(slots=True)
@@ -61,12 +65,14 @@ class DeviceShare:
 
 @dataclass(slots=True)
 class PieceOfWork:
-    """A pass or an update under way. began: time; work: of each of its devices at that time. rows, slots: of a pass."""
+    """A pass or an update under way. began: time; work: of each of its devices at that time. rows, slots: of a pass.
+    counted: its time is that of the present operation."""
 
     began: float
     work: list[float]
     rows: int = 0
     slots: tuple[str, ...] = ()
+    counted: bool = True
 
 
 @dataclass(slots=True)
@@ -89,6 +95,10 @@ class TimingPoint:
     absence_s: float = 0.0
     update_s: float = 0.0
 
+    def updated(self, new: TimingPoint) -> TimingPoint:
+        """With the times of `new` that are known."""
+        return TimingPoint(*(after or before for after, before in zip(astuple(new), astuple(self), strict=True)))
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTimes:
@@ -96,7 +106,9 @@ class MeasuredTimes:
 
     simulators: (slots, rows of a slot, an env batch's number of slots) of each; absences: of each one's slots. steps:
     chunk steps of samples. generators: name → depth. A pass of n rows takes base_s + per_row_s · n. switches: seconds
-    to take or yield a device, by station. version_s: between two versions; events: of the conductor in one.
+    to take or yield a device, by station. updates: seconds of an update by chunk steps of its micro-batches (0: the
+    recipe's), where measured; micro_batch: the present ones. version_s: between two versions; events: of the conductor
+    in one.
     """
 
     simulators: dict[str, tuple[int, int, int]]
@@ -106,11 +118,32 @@ class MeasuredTimes:
     base_s: float
     per_row_s: float
     apply_s: float
-    update_s: float
+    updates: dict[int, float]
     publish_s: float
     switches: dict[str, float]
+    micro_batch: int = 0
     version_s: float = 0.0
     events: int = 0
+
+    @property
+    def update_s(self) -> float:
+        """Seconds of an update as they are now."""
+        return self.updates[self.micro_batch]
+
+    def update_with(self, micro_batch: int) -> float:
+        """Seconds of an update with micro-batches of this size: as measured, else on the line in 1/size through the
+        two nearest measured sizes; with one measured, FIXED of it goes with the number of passes. At least half of the
+        fastest measured one."""
+        if micro_batch in self.updates:
+            return self.updates[micro_batch]
+        near = sorted(self.updates, key=lambda size: abs(1.0 / size - 1.0 / micro_batch))[:2]
+        one = self.updates[near[0]]
+        if len(near) > 1:
+            by_number = (self.updates[near[1]] - one) / (1.0 / near[1] - 1.0 / near[0])
+        else:
+            by_number = FIXED * one * near[0]
+        seconds = one + by_number * (1.0 / micro_batch - 1.0 / near[0])
+        return max(seconds, 0.5 * min(self.updates.values()))
 
 
 @dataclass(slots=True)
@@ -120,13 +153,14 @@ class RunTiming:
     passes: of each generator that is on. Generators count as equal, so that the fastest is the one that others disturb
     least, and its times are those of all.
     ahead: passes queued behind one, by generator; since: times of commands under way, by (station, what). parts_since:
-    the first command of the update under way, below 0 for none. events: all events so far.
+    the first command of the update under way, below 0 for none; trained_by: size of its micro-batches. updates: by that
+    size; micro_batch, together: of the operation in force. events: all events so far.
     """
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
     rules: MoveRules = field(metadata=UNSAVED)
     passes: dict[str, PassTimeModel] = field(default_factory=dict)
-    updates: RecentSeconds = field(default_factory=RecentSeconds)
+    updates: dict[int, RecentSeconds] = field(default_factory=dict)
     publications: RecentSeconds = field(default_factory=RecentSeconds)
     applies: RecentSeconds = field(default_factory=RecentSeconds)
     steps: RecentSeconds = field(default_factory=lambda: RecentSeconds(MANY_KEPT))
@@ -140,6 +174,9 @@ class RunTiming:
     slots: dict[str, SlotAbsence] = field(default_factory=dict)
     since: dict[tuple[str, str], float] = field(default_factory=dict)
     parts_since: float = -1.0
+    trained_by: int = 0
+    micro_batch: int = 0
+    together: bool = False
     events: int = 0
 
     # ------------------------------------------------------------ what happens
@@ -188,9 +225,9 @@ class RunTiming:
                         self.ahead[name] = batch.requests
                     else:
                         self._begin_pass(name, batch.requests, now)
-                case records.StartUpdate(more=more):
+                case records.StartUpdate(more=more, micro_batch=size):
                     if self.parts_since < 0:
-                        self.parts_since = now
+                        self.parts_since, self.trained_by = now, size
                     if not more:
                         self._begin(TRAINER, now)
                 case records.PublishWeights(trainer=name):
@@ -220,7 +257,7 @@ class RunTiming:
         """The present times; None while some are unknown."""
         simulators = {name: batches for name, batches in self.simulators.items() if batches}  # not for evaluation alone
         absences = {name: tuple(self.absences[name].values) for name in simulators if name in self.absences}
-        passes, known = self.undisturbed(), self.updates.values and self.steps.values and self.generators
+        passes, known = self.undisturbed(), self.update_s and self.steps.values and self.generators
         if not known or passes is None or not absences or len(absences) < len(simulators):
             return None
         return MeasuredTimes(
@@ -231,10 +268,23 @@ class RunTiming:
             passes.base_s,
             passes.per_row_s,
             self.applies.middle,
-            self.updates.middle,
+            {size: seconds.middle for size, seconds in self.updates.items()},
             self.publications.middle,
             {name: seconds.middle for name, seconds in self.switches.items()},
+            self.micro_batch,
         )
+
+    @property
+    def update_s(self) -> float:
+        """Seconds of an update with the present micro-batches; 0 if unknown."""
+        return self.updates[self.micro_batch].middle if self.micro_batch in self.updates else 0.0
+
+    def forget_costs(self) -> None:
+        """Costs have changed: times of passes, updates and absences before that would be mixed with those after it. How
+        a pass grows with its rows is kept, as passes of one size do not show it."""
+        self.updates.clear()
+        self.absences.clear()
+        self.passes = {name: PassTimeModel(row_share=model.row_share) for name, model in self.passes.items()}
 
     def undisturbed(self, rows: float = 0.0) -> PassTimeModel | None:
         """Times of the fastest generator, by passes of `rows` rows, or of as many as they have; None if unknown."""
@@ -248,12 +298,18 @@ class RunTiming:
         passes = self.undisturbed(rows)
         rows = rows or (0.0 if passes is None else passes.mean_rows)
         pass_s = 0.0 if passes is None else passes.predict(rows)
-        return TimingPoint(rows, pass_s, fmean(absences) if absences else 0.0, self.updates.middle)
+        return TimingPoint(rows, pass_s, fmean(absences) if absences else 0.0, self.update_s)
 
-    def forget_passes(self, generators: Iterable[str]) -> None:
-        """These generators went off: their times would become old."""
-        for name in generators:
+    def on_operation(self, operation: Operation) -> None:
+        """Forget what would become old: times of generators that are off, and if stations share devices from now on, or
+        do not any more, all that depend on it."""
+        for name in operation.off:
             self.passes.pop(name, None)
+        if operation.together != self.together:
+            self.forget_costs()
+            for piece in self.working.values():
+                piece.counted = False
+        self.micro_batch, self.together = operation.micro_batch, operation.together
 
     # ------------------------------------------------------------ slots
 
@@ -300,7 +356,8 @@ class RunTiming:
         if (found := self._finish(generator, now)) is not None:
             piece, seconds = found
             model = self.passes.setdefault(generator, PassTimeModel())
-            model.record(padded(piece.rows, self.settings.buckets), seconds)
+            if piece.counted:
+                model.record(padded(piece.rows, self.settings.buckets), seconds)
             for name in piece.slots:
                 if name in self.slots and self.slots[name].in_pass:
                     self._answered(self.slots[name], now)
@@ -311,12 +368,13 @@ class RunTiming:
         """An update that was lent in parts shows only bounds of its time: from its last part on, and from its first."""
         found, since = self._finish(TRAINER, now), self.parts_since
         self.parts_since = -1.0
-        if found is None:
+        if found is None or not found[0].counted:
             return
         piece, seconds = found
-        if since < piece.began and self.updates.values:
-            seconds = min(max(self.updates.middle, seconds), seconds + piece.began - since)
-        self.updates.add(seconds)
+        updates = self.updates.setdefault(self.trained_by, RecentSeconds())
+        if since < piece.began and updates.values:
+            seconds = min(max(updates.middle, seconds), seconds + piece.began - since)
+        updates.add(seconds)
 
     def _end(self, seconds: RecentSeconds, key: tuple[str, str], now: float) -> None:
         if (since := self.since.pop(key, None)) is not None:

@@ -34,7 +34,7 @@ Line = Mapping[str, Any]
 #: Least episodes of a point of the training curve, and about its number of points; most points of other curves.
 _EPISODES, POINTS, FINE = 32, 60, 400
 #: What `placement.moves` changes.
-_MOVES = ("stations/generators_off", "staleness/max_lag")
+_MOVES = ("stations/generators_off", "staleness/max_lag", "stations/micro_batch_steps", "stations/together")
 #: An interval between updates that is so many times the median is a pause.
 _PAUSE = 10.0
 

@@ -68,7 +68,7 @@ class VirtualCluster:
         for member in self.members.values():
             self.start(member)
         for fault in settings.faults:
-            self.driver.clock.at(fault.at, self._fail, fault)
+            self.driver.clock.at(fault.at, self.fail, fault)
         for index, asked in enumerate(settings.evaluations):
             episodes = tuple(Episode(task=0, instruction=0, seed=i, greedy=True) for i in range(asked.episodes))
             evaluate = Evaluate(f"evaluation-{index}", episodes, asked.background)
@@ -136,7 +136,7 @@ class VirtualCluster:
         if member.group.mean_life > 0:
             life = self._rng.expovariate(1 / member.group.mean_life)
             fault = FaultPlan(station=member.name, at=self.driver.clock.now + life)
-            self.driver.clock.at(fault.at, self._fail, fault)
+            self.driver.clock.at(fault.at, self.fail, fault)
 
     def _leases(self, member: Member) -> dict[int, VirtualLease]:
         """Leases of a station that has just been started, off all of its devices."""
@@ -157,19 +157,19 @@ class VirtualCluster:
             return VirtualGenerator(name, incarnation, self.driver, group)
         if isinstance(group, ScorerGroup):
             hung = FaultPlan(station=name, at=0.0, kind="hangs", detected=0.0)
-            return VirtualScorer(name, incarnation, self.driver, group, lambda: self._fail(hung))
+            return VirtualScorer(name, incarnation, self.driver, group, lambda: self.fail(hung))
         assert isinstance(group, TrainerSettings)
         receivers = sum(each.count for each in self.settings.generators)
         return VirtualTrainer(name, incarnation, self.driver, group, self.checkpoint, receivers=receivers)
 
-    def _fail(self, fault: FaultPlan) -> None:
+    def fail(self, fault: FaultPlan) -> None:
         """Fail the station, unless it is down already. Its latest messages may be lost."""
         member, driver = self.members[fault.station], self.driver
         if not member.up:
             return
         station = self.stations[member.name]
         if fault.after_reply and isinstance(station, VirtualTrainer) and station.fail_unheard is None:
-            station.fail_unheard = lambda: self._fail(fault)
+            station.fail_unheard = lambda: self.fail(fault)
             return
         member.up = False
         now = driver.clock.now

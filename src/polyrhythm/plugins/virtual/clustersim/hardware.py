@@ -55,13 +55,13 @@ class Job:
 
 
 class Device:
-    """A device on the virtual clock. busy: seconds weighted by the occupied share. resident: name of the station that
-    is on it, if stations lease it.
+    """A device on the virtual clock. busy: seconds weighted by the occupied share. resident: names of the stations
+    that are on it, if stations lease it, and whether others may be.
 
     By default a pass alone takes a share of the device (`occupies`). While the shares of the running passes sum to at
     most 1, all run at full speed; above 1 each runs at the speed of 1 over the sum (processor sharing). exclusive: one
     pass at a time, whatever it occupies; the others wait in the order of arrival. A lease lets only one station on a
-    device at a time (`VirtualStation`), so passes of different stations never meet.
+    device at a time (`VirtualStation`) unless they are to be together, so passes of different stations seldom meet.
 
     switching: what changing between passes costs, if not exclusive: each running pass beyond the first adds this to the
     sum of the shares. With 0.09 two passes that occupy a whole device each run at 1/2.09 of their speed. contention: if
@@ -87,7 +87,7 @@ class Device:
         self._since = 0.0
         self._turn = 0
         self.busy = 0.0
-        self.resident = ""
+        self.resident: dict[str, bool] = {}
 
     def begin(
         self, owner: object, seconds: float, occupies: float, done: Callable[[Any], None], argument: object = None

@@ -187,6 +187,8 @@ class TrainerSettings(StationGroup):
     gradient_steps: number per update; ranks synchronise after each. synchronise: cost of one exchange, per rank.
     publish: time until generators can fetch a version, per generator; overlaps with the next update.
     checkpoint_every: updates between checkpoints; 0 for none. A restarted trainer resumes from the last one.
+    by_passes: share of an update's cost that goes with the number of its micro-batches, if these have `micro_batch`
+    chunk steps; below 0 if larger ones are slower. It has effect where the scheduler moves their size.
     """
 
     kind = "trainer"
@@ -199,6 +201,8 @@ class TrainerSettings(StationGroup):
     synchronise: CostText = FREE
     publish: CostText = FREE
     checkpoint_every: int = Field(default=0, ge=0)
+    micro_batch: int = Field(default=1, ge=1)
+    by_passes: float = Field(default=0.0, gt=-1, lt=1)
 
     @model_validator(mode="after")
     def _a_rank_each(self) -> Self:
@@ -210,6 +214,10 @@ class TrainerSettings(StationGroup):
     def size(self) -> int:
         """Number of ranks."""
         return len(self.devices) or self.ranks
+
+    def times_with(self, micro_batch: int) -> float:
+        """Factor of an update's cost with micro-batches of this size; 0: the usual ones."""
+        return 1.0 + self.by_passes * (self.micro_batch / (micro_batch or self.micro_batch) - 1.0)
 
 
 class ScorerGroup(StationGroup):

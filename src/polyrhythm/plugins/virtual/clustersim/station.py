@@ -16,7 +16,7 @@ from polyrhythm.scheduler.records import Command, DeviceCommand, Event, ScorerJo
 
 
 class LeaseError(RuntimeError):
-    """Two stations are on a leased device, or one works without being on all of its own."""
+    """Two stations are on a leased device and not to be together, or one works without being on all of its own."""
 
 
 @dataclass(slots=True)
@@ -110,8 +110,7 @@ class VirtualStation:
         self.alive = False
         for device, _ in self.places:
             device.forget(self)
-            if device.resident == self.name:
-                device.resident = ""
+            device.resident.pop(self.name, None)
 
     def answer_and_fall_silent(self) -> None:
         """Send the present replies, for a failure between replies and report."""
@@ -156,13 +155,14 @@ class VirtualStation:
             raise LeaseError(f"at {self.clock.now:g} s {self.name} works, but is not on all of its devices")
 
     def switch(self, command: DeviceCommand) -> None:
-        lease, takes = self.leases[command.device], isinstance(command, TakeDevice)
-        if lease.switching or lease.on == takes:
+        lease = self.leases[command.device]
+        if lease.switching or lease.on == isinstance(command, TakeDevice):
             raise LeaseError(f"at {self.clock.now:g} s {self.name} cannot obey {command!r}")
-        if takes:
-            if lease.device.resident:
-                raise LeaseError(f"at {self.clock.now:g} s {lease.device.resident} is there: {command!r}")
-            lease.device.resident = self.name
+        if isinstance(command, TakeDevice):
+            alone = [name for name, beside in lease.device.resident.items() if not beside]
+            if alone and not command.beside:
+                raise LeaseError(f"at {self.clock.now:g} s {' and '.join(alone)} is there: {command!r}")
+            lease.device.resident[self.name] = command.beside
         lease.switching = True
         self.after(lease.seconds, self._switched, (command, self.clock.now))
 
@@ -180,7 +180,7 @@ class VirtualStation:
             if self.on_all:
                 self.on_devices()
         else:
-            lease.device.resident = ""
+            del lease.device.resident[self.name]
             self.emit(records.DeviceYielded(self.name, self.incarnation, command.device, lease.size, now - since))
 
 

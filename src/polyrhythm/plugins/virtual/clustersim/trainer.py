@@ -103,13 +103,18 @@ class VirtualTrainer(VirtualStation):
         self._transitions += transitions
         if self._begun[-1].more or len(self._begun) > 1:
             settings = self._settings
-            seconds = settings.streamed * settings.update.per_unit * -(-transitions // settings.size)
+            seconds = self._times * settings.streamed * settings.update.per_unit * -(-transitions // settings.size)
             if self.places:
                 self._gradient_step(GradientStep(seconds, 1, part=True))
             else:
                 self.after(seconds, self._passed, None)
         else:
             self._finish(0.0)
+
+    @property
+    def _times(self) -> float:
+        """Factor of the cost of the update under way, by its micro-batches."""
+        return self._settings.times_with(self._begun[0].micro_batch)
 
     def _passed(self, _: None) -> None:
         if not self._begun[-1].more:
@@ -124,7 +129,7 @@ class VirtualTrainer(VirtualStation):
         """Do the rest of the update. passed: the part of the cost per transition that is already spent."""
         settings = self._settings
         units = -(-self._transitions // settings.size)
-        seconds = settings.update.draw(self.rng, units) - passed * settings.update.per_unit * units
+        seconds = self._times * (settings.update.draw(self.rng, units) - passed * settings.update.per_unit * units)
         if self.places:
             self._gradient_step(GradientStep(seconds / settings.gradient_steps, settings.gradient_steps))
         else:

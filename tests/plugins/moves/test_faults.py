@@ -1,0 +1,76 @@
+"""Faults during the mover's own moves: nothing is lost, nothing is trained twice, and the run ends."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
+from tests.plugins.moves.scenes import scene
+
+from polyrhythm.conductors import build_conductor
+from polyrhythm.plugins.moves.conductor import MovingConductor
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, FaultPlan
+from polyrhythm.scheduler.records import Command, Event, MoveChosen
+from polyrhythm.scheduler.settings import MoveRules
+
+
+def drifting(sharing: str, versions: int) -> ClusterSettings:
+    """A cluster in which every kind of move is tried, and costs change every 40 s. Faults may be injected anywhere."""
+    fault = {"detected": "100ms", "restart": "300ms"}
+    beside, alone = {"devices": "1", "resident_gb": 1.0}, sharing != "lease"
+    changes = [{"at": f"{40 * turn}s", "cost": "serve", "times": (1.0, 3.0)[turn % 2]} for turn in range(1, 10)]
+    found = scene(
+        simulators=[
+            {"count": 2, "env_batches": 2, "slots": 2, "rows": 4, "step": "lognormal:100ms:0.3", "steps": 8, **fault}
+        ],
+        generators=[{"serve": "4ms+2ms", **own, **fault} for own in ([{"devices": "0"}] * alone + [beside])],
+        trainer={"update": "1000ms", "checkpoint_every": 1, "micro_batch": 8, "by_passes": 0.4, **beside, **fault},
+        sharing=sharing,
+        lease={"min_hold": "200ms", "host_gb_per_s": 4.0},
+        changes=changes,
+        versions=versions,
+    )
+    devices = {name: own for name, _, own in found.seats() if own}
+    rules = MoveRules(devices, 8, (4, 8, 16, 32), together=sharing == "lease")
+    return found.model_copy(update={"scheduler": replace(found.scheduler, moves=rules, max_dropped=0)})
+
+
+def faults_at_moves(sharing: str, seed: int, versions: int, each: int) -> tuple[VirtualCluster, MovingConductor]:
+    """A run with the real judge in which after each move stations fail, at once and during the next versions."""
+    settings, rng = drifting(sharing, versions), random.Random(seed)
+    stations = settings.station_names()
+    conductor = build_conductor(settings.scheduler)
+    assert isinstance(conductor, MovingConductor)
+    cluster = VirtualCluster(settings, conductor)
+    watch = GuaranteeChecker(cluster, conductor.outer)
+    checked = cluster.driver.observer
+    assert checked is not None
+
+    def observe(now: float, event: Event, commands: list[Command]) -> None:
+        checked(now, event, commands)
+        for _ in range(each * sum(isinstance(command, MoveChosen) for command in commands)):
+            at = now + rng.choice((0.0, 0.05, 8.0, 8.0)) * rng.random()
+            kind = rng.choice(("dies", "hangs"))
+            fault = FaultPlan(station=rng.choice(stations), at=at, kind=kind, after_reply=rng.random() < 0.2)
+            cluster.driver.clock.at(at, cluster.fail, fault)
+
+    cluster.driver.observer = observe
+    check_target_reached(cluster, conductor.inner, watch)
+    return cluster, conductor
+
+
+@pytest.mark.parametrize(
+    ("sharing", "versions", "each", "moved"),
+    [("shared", 70, 20, {"generator-1"}), ("lease", 60, 25, {"sharing", "max_lag"})],
+)
+def test_fifty_faults_at_the_movers_own_moves_lose_nothing(
+    sharing: str, versions: int, each: int, moved: set[str]
+) -> None:
+    cluster, conductor = faults_at_moves(sharing, 0, versions, each)
+    assert cluster.driver.measures.lost >= 50
+    assert conductor.ledger.trained == versions * 32
+    assert conductor.ledger.dropped_total == 0
+    assert {move.move.split()[0] for move in conductor.chosen} >= moved
