@@ -16,7 +16,7 @@ One number per workload is fitted, to one row; the rest is given:
 |---|---|---|
 | a row of a pass | 9 s / 640 for π0.5; by work for the others (`POLICIES`) | RL-VLA3, introduction |
 | fixed part of a pass | as long as 7.2 rows | an H200: 88.8 ms for 8 rows, 415.6 ms for 64 |
-| training on a row | 1.41 rows of a pass each time, twice | an H200 with the prefix frozen, as released: 5.5 s for 640 rows |
+| training on a row | 1.41 rows of a pass each time, twice | an H200, prefix frozen as released: 5.5 s for 640 rows |
 | the same, ManiSkill | 3.85 rows | an H200, all weights: 200 ms for 8 rows; released: four denoise steps |
 | two processes on a device | each takes 2.09 times as long | an H200: a pass 2.18, an update 2.0 times |
 | most rows of a pass | 512, by the device's memory | the released configurations |
