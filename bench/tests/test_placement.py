@@ -12,16 +12,15 @@ import pytest
 from tests.long import long
 
 from polyrhythm_bench.cases import placement, placement_page
-from polyrhythm_bench.papers.fit import fit
-from polyrhythm_bench.papers.model import Costs, simulate
 from polyrhythm_bench.papers.published import published
+from polyrhythm_bench.papers.stages import Times
 from polyrhythm_bench.workloads import placement_scene as scenes
 from polyrhythm_bench.workloads.device_lock import Device, TurnRecord, read_turns
 from polyrhythm_bench.workloads.placement_run import Versions, simulated, summarise_turns
 from polyrhythm_bench.workloads.placement_scene import MODES, PLACEMENTS, SETUPS, PlacementScene, find_row
 
 DATA = published()
-COSTS = Costs(step=0.6, spread=0.1, generate=0.02, train=0.014)
+TIMES = Times(step=0.06, contention=0.65, generate=0.02, train=0.05)
 HERE = "import sys, time; from pathlib import Path; from polyrhythm_bench.workloads.device_lock import Device; "
 #: Takes turns on device 0, one right after the other.
 TURNS = (
@@ -95,7 +94,7 @@ def test_every_cell_has_a_row_and_scaling_keeps_its_load(key):
     assert all(found[place, "lockstep"][1] for place in ("colocated", "hybrid"))
     assert [found["disaggregated", mode][1] for mode in MODES] == [None, None]
     for row, _ in found.values():
-        scene = PlacementScene(row, COSTS, 0.01)
+        scene = PlacementScene(row, TIMES, 0.01)
         small = scene.small
         assert (small.gpus, small.batches) == (4, row.batches)
         assert small.envs / len(small.simulating) == row.envs / len(row.simulating), "as many on a device"
@@ -105,37 +104,36 @@ def test_every_cell_has_a_row_and_scaling_keeps_its_load(key):
 
 def test_scaling_changes_the_simulated_rate_little():
     row, _ = find_row(DATA, "robocasa", "hybrid", "asynchronous")
-    scaled = simulated(PlacementScene(row, COSTS, 0.1), Versions(2, 4, 2)).rate
-    assert scaled == pytest.approx(simulate(row, COSTS, 12, sharing="exclusive").throughput, rel=0.02)
+    small, large = (simulated(PlacementScene(row, TIMES, scale), Versions(2, 4, 2)).rate for scale in (0.1, 1.0))
+    assert small == pytest.approx(large, rel=0.02)
 
 
 def test_the_live_run_has_the_costs_of_the_simulated_one(tmp_path):
     row, _ = find_row(DATA, "maniskill", "hybrid", "lockstep")
-    scene = PlacementScene(row, COSTS, 0.01)
+    scene = PlacementScene(row, TIMES, 0.01)
     config, cluster = scenes.live(scene, 3, tmp_path), scenes.cluster(scene, 3)
     # 272 environments in each of 6 env batches of 3 devices; a rank trains on a quarter, in 4 gradient steps.
-    assert config.policy.policy.act == f"0ms+{1000 * 272 * 0.02 * 0.01:.4f}ms"
-    assert config.policy.evaluate_ms == pytest.approx(1000 * 272 * 6 / 4 * 4 * 5 * 0.014 * 0.01 / 4)
-    assert config.env.env.step_time == "lognormal:6.0000ms:0.1000"
+    assert config.policy.policy.act == f"{7.2 * 20 * 0.01:.4f}ms+{1000 * 272 * 0.02 * 0.01:.4f}ms"
+    assert config.policy.evaluate_ms == pytest.approx(1000 * 272 * 6 / 4 * 4 * 0.05 * 0.01 / 4)
+    assert config.env.env.step_time == f"lognormal:{1000 * 272 * 0.06 * 0.01:.4f}ms:0.05"
     assert (config.env.devices, config.policy.generators, config.policy.trainer) == ((0, 1, 2), (3,), (0, 1, 2, 3))
     assert cluster.sharing == "exclusive"
     assert config.training.epochs == cluster.trainer.gradient_steps
 
 
-def test_devices_in_turn_cost_what_sharing_hides():
-    """Two env batches of a device that simulates: 2 x 1 s in turn, 1 s together; and a fit knows which it was."""
-    row, _ = find_row(DATA, "maniskill", "colocated", "lockstep")
-    slow = Costs(step=10.0, spread=1e-9, generate=1e-6, train=1e-6)
-    together = simulate(row, slow, 4).throughput
-    assert simulate(row, slow, 4, sharing="exclusive").throughput == pytest.approx(together / 2, rel=0.01)
-    own = replace(row, published=simulate(row, COSTS, 3, sharing="exclusive").throughput)
-    found = fit([own], chunk_steps=3, iterations=4, sharing="exclusive")
-    assert simulate(own, found.costs, 3, sharing="exclusive").throughput == pytest.approx(own.published, rel=0.05)
+def test_env_batches_take_turns_on_a_device_and_hinder_each_other_on_cores():
+    """Two env batches of 1 s: 2 s on their device; 2 to the power of 0.65 s on cores."""
+    slow = replace(TIMES, generate=1e-6, train=1e-6)
+    for key, expected in (("maniskill", 2.0), ("metaworld", 2**0.65)):
+        row, _ = find_row(DATA, key, "colocated", "lockstep")
+        scene = PlacementScene(row, replace(slow, step=1 / (row.envs / 16)), 1.0)
+        found = simulated(scene, Versions(1, 2, 0))
+        assert found.seconds == pytest.approx(2 * 4 * expected, rel=0.15), key
 
 
 def test_rankings_compare_what_is_published():
     def cell(name, published, live):
-        return {"placement": name, "mode": "lockstep", "published": published, "full_size": live} | {
+        return {"placement": name, "mode": "lockstep", "published": published} | {
             "simulated": live,
             "live": live,
         }
@@ -154,12 +152,11 @@ def test_one_small_cell_live_beside_its_simulation():
     found = placement.run(
         ["maniskill"],
         repeats=1,
-        costs={"maniskill": Costs(step=3.7, spread=0.07, generate=0.026, train=0.032)},
+        times={"maniskill": Times(step=0.086, contention=1.36, generate=0.014, train=0.108)},
         cells=[("hybrid", "asynchronous")],
         chunk_step_s=0.15,
         counted_s=1.0,
         seeds=1,
-        shares=(0.0, 0.4),
     )
     (part,) = found["parts"].values()
     (cell,) = part["cells"]
@@ -167,9 +164,6 @@ def test_one_small_cell_live_beside_its_simulation():
     assert found["largest_error"] == abs(cell["live_to_simulated"] - 1)
     assert (cell["out_of_order"], cell["overlapping"]) == (0, 0)
     assert cell["turns"] > 0
-    rates = [row["hybrid"] for row in part["off_device"]]
-    assert rates[0] < rates[1], "devices that training leaves free serve rollout"
-    assert part["off_device"][0]["hybrid"] == pytest.approx(cell["full_size"], rel=0.02)
 
 
 def measured(**changes):
@@ -180,7 +174,6 @@ def measured(**changes):
             "placement": name,
             "mode": mode,
             "published": published,
-            "full_size": live + 1,
             "simulated": live,
             "live": live,
             "live_to_simulated": 1.0,
@@ -202,23 +195,20 @@ def measured(**changes):
         cell("colocated", "asynchronous", None, 183.0),
         cell("hybrid", "asynchronous", 255.0, 151.0),
     ]
-    costs = {"step": 3.7, "spread": 0.07, "generate": 0.026, "train": 0.032}
-    off = [{"share": share, "colocated": 183.0, "hybrid": hybrid} for share, hybrid in ((0.0, 151.0), (0.5, 200.0))]
-    part = {"costs": costs, "misfit": 1.0, "scale": 0.01, "cells": cells, "rankings": placement.rank(cells)}
-    return {"ManiSkill": {**part, "off_device": off}}
+    times = {"step": 0.086, "contention": 1.36, "generate": 0.014, "train": 0.108}
+    return {"ManiSkill": {"times": times, "scale": 0.01, "cells": cells, "rankings": placement.rank(cells)}}
 
 
 def test_the_page_says_where_the_order_is_the_papers(tmp_path):
     (path,) = placement_page.write(json.loads(json.dumps(measured())), tmp_path)
     page = path.read_text(encoding="utf-8")
-    assert "| hybrid | asynchronous | 255 | 152.0 | 151.0 | 151.0 | 1.000 (1.000) |" in page
-    assert "| disaggregated | lockstep |  | 93.0 |" in page
+    assert "| hybrid | asynchronous | 255 | 151.0 | 151.0 | 1.000 (1.000) |" in page
+    assert "| disaggregated | lockstep |  | 92.0 |" in page
     assert "| lockstep | colocated > hybrid | colocated > hybrid > disaggregated |" in page
     assert "**all cells are within it**" in page
     said = " ".join(page.split())
     assert "in lockstep the order of the placements is theirs; in asynchronous fewer than two" in said
-    assert "ours is colocated lockstep (with 50% of the training time off the devices it would be theirs)." in said
-    assert "| ManiSkill | hybrid | 255 | 151.0 | 200.0 |" in page
+    assert "ours is colocated lockstep." in said
 
 
 def test_the_page_marks_what_is_beyond_the_bar(tmp_path):

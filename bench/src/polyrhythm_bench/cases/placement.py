@@ -1,9 +1,9 @@
 """Placements of published rows on devices that are locks: live, in processes that sleep, beside the simulated cluster.
 
 A device is held by one station at a time, for a pass, a chunk step or a rank's part of a gradient step; the others
-stand in line (`workloads.device_lock`). The simulated cluster has the same rule (`sharing: exclusive`). The costs of a
-setup are fitted under that rule to its published baseline and rollout-only rows (`papers.fit`), and scaled
-(`workloads.placement_scene`). Three placements, each in lock-step and fully asynchronous, are ranked beside the paper.
+stand in line (`workloads.device_lock`). The simulated cluster has the same rule (`sharing: exclusive`). The stage times
+are those of `bench papers` (`papers.stages`), scaled (`workloads.placement_scene`). Three placements, each in lock-step
+and fully asynchronous, are ranked beside the paper.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
-from polyrhythm_bench.papers.fit import CHUNK_STEPS, fit
-from polyrhythm_bench.papers.model import Costs, simulate
 from polyrhythm_bench.papers.published import PaperData, published
+from polyrhythm_bench.papers.stages import Times, fit
 from polyrhythm_bench.workloads.placement_run import (
     CountedPart,
     choose_versions,
@@ -41,35 +40,31 @@ log = logging.getLogger(__name__)
 LIMIT = 0.05
 #: Scaled seconds of a chunk step of all environments in the colocated baseline, and of the counted part of a run.
 CHUNK_STEP_S, COUNTED_S = 1.2, 12.0
-#: Shares of the training time that are tried off the devices.
-OFF_DEVICE = (0.0, 0.2, 0.4, 0.6, 0.8)
 
 
 def run(
     only: Sequence[str] = SETUPS,
     repeats: int = 3,
-    costs: Mapping[str, Costs] | None = None,
+    times: Mapping[str, Times] | None = None,
     cells: Sequence[tuple[Placement, Mode]] = tuple(itertools.product(PLACEMENTS, MODES)),
     *,
     chunk_step_s: float = CHUNK_STEP_S,
     counted_s: float = COUNTED_S,
     seeds: int = 5,
-    shares: Sequence[float] = OFF_DEVICE,
 ) -> dict[str, Any]:
     """Every cell of the setups, live in interleaved turns, and simulated.
 
-    costs: of each setup, in published seconds; by default they are fitted, in about a minute each. chunk_step_s,
-    counted_s: scaled seconds of a chunk step in the colocated baseline, and of the counted part of a run. seeds:
-    simulations of a cell, whose median is its rate; shares: those of `off_device`. Returns
-    `parts`, by the setup's name: costs, misfit of the fit (None: given), scale, `cells` (what `_cell` returns),
-    `rankings`, `off_device`; largest_error and within_limit of the cells of all setups.
+    times: stage times of each setup; by default those of `bench papers`. chunk_step_s, counted_s: scaled seconds of a
+    chunk step in the colocated baseline, and of the counted part of a run. seeds: simulations of a cell, whose median
+    is its rate. Returns `parts`, by the setup's name: times, scale, `cells` (what `_cell` returns), `rankings`;
+    largest_error and within_limit of the cells of all setups.
     """
     data = published()
+    times = times or fit(data)
     parts: dict[str, Any] = {}
     for key in only:
         setup = next(setup for setup in data.setups if setup.key == key)
-        found = fit(data.visible(setup), sharing="exclusive") if costs is None else None
-        own = found.costs if found else (costs or {})[key]
+        own = times[key]
         log.info("%s: %s", setup.name, own)
         baseline, rate = find_row(data, key, "colocated", "lockstep")
         assert rate is not None, "SETUPS have one"
@@ -77,12 +72,10 @@ def run(
         made = {cell: PlacementScene(find_row(data, key, *cell)[0], own, scale) for cell in cells}
         rows = _measure(data, made, repeats, counted_s, seeds)
         parts[setup.name] = {
-            "costs": asdict(own),
-            "misfit": found.misfit if found else None,
+            "times": asdict(own),
             "scale": scale,
             "cells": rows,
             "rankings": rank(rows),
-            "off_device": off_device(data, key, own, shares),
         }
     largest = max(abs(cell["live_to_simulated"] - 1) for part in parts.values() for cell in part["cells"])
     return {
@@ -112,7 +105,6 @@ def _measure(
         _cell(
             cell,
             find_row(data, scene.row.setup.key, *cell)[1],
-            median(simulate(scene.row, scene.costs, seed=n, sharing="exclusive").throughput for n in range(seeds)),
             [simulated(replace(scene, seed=seed), versions[cell]) for seed in range(seeds)],
             measured[cell],
         )
@@ -123,22 +115,20 @@ def _measure(
 def _cell(
     cell: tuple[Placement, Mode],
     value: float | None,
-    full_size: float,
     expected: Sequence[CountedPart],
     measured: Sequence[CountedPart],
 ) -> dict[str, Any]:
     """The numbers of a cell, rates in transitions per second at the published size.
 
-    published: None where nothing is; full_size: simulated without scaling; simulated: with it; live: median;
-    live_to_simulated: of these; ratios_by_turn; seconds: counted in a live turn; busy, busy_simulated: mean share of
-    the time in which a device was held; others_cores: most of a turn; and what `summarise_turns` returns.
+    published: None where nothing is; simulated, live: medians; live_to_simulated: of these; ratios_by_turn; seconds:
+    counted in a live turn; busy, busy_simulated: mean share of the time in which a device was held; others_cores: most
+    of a turn; and what `summarise_turns` returns.
     """
     rate, found = median(part.rate for part in expected), median(part.rate for part in measured)
     return {
         "placement": cell[0],
         "mode": cell[1],
         "published": value,
-        "full_size": full_size,
         "simulated": rate,
         "live": found,
         "live_to_simulated": found / rate,
@@ -152,33 +142,15 @@ def _cell(
 
 
 def rank(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """By mode, the placements from fast to slow: published (those that are), simulated at full size and scaled, live;
+    """By mode, the placements from fast to slow: published (those that are), simulated, live;
     `agrees`: whether the live order of the published placements is theirs (None: less than two are)."""
     found = []
     for mode in dict.fromkeys(cell["mode"] for cell in cells):
         own = [cell for cell in cells if cell["mode"] == mode]
         order = {
             by: [cell["placement"] for cell in sorted(own, key=lambda cell: -(cell[by] or 0)) if cell[by] is not None]
-            for by in ("published", "full_size", "simulated", "live")
+            for by in ("published", "simulated", "live")
         }
         same = order["published"] == [name for name in order["live"] if name in order["published"]]
         found.append({"mode": mode, **order, "agrees": same if len(order["published"]) > 1 else None})
-    return found
-
-
-def off_device(data: PaperData, key: str, costs: Costs, shares: Sequence[float]) -> list[dict[str, Any]]:
-    """What asynchrony reaches, simulated at full size with short episodes, if a `share` of the training time is spent
-    off the devices, after each gradient step: transitions per second of each placement. Lock-step does not change."""
-    rows = {placement: find_row(data, key, placement, "asynchronous")[0] for placement in PLACEMENTS}
-    found = []
-    for share in shares:
-        rates: dict[str, float] = {}
-        for placement, row in rows.items():
-            ranks = len(row.training)
-            update_s = costs.train * row.envs / ranks * CHUNK_STEPS * row.setup.chunk
-            # `synchronise` is for a rank, so that each exchange takes it times the ranks.
-            exchange_s = share * update_s / row.gradient_steps(CHUNK_STEPS) / ranks
-            own = replace(costs, train=(1 - share) * costs.train, synchronise=exchange_s)
-            rates[placement] = simulate(row, own, CHUNK_STEPS, sharing="exclusive").throughput
-        found.append({"share": share, **rates})
     return found

@@ -16,20 +16,17 @@ _HEAD = """# Placements on devices that are locks
 By `polyrhythm bench placement --json > placement.json` and `python bench/scripts/placement_table.py placement.json`,
 {date}, on two cores, of which other work took {others:.1f} (median of the cells; the most in one turn: {most:.1f}).
 
-**An older model of the costs**, `papers/fit.py`: four numbers fitted to up to seven rows of a setup.
-[papers.md](papers.md) has a newer one of the same rows, and differs: there ManiSkill's fully asynchronous hybrid row
-(208) is the fastest, as published; here (152) it is not. What this page shows is that live processes and the simulated
-cluster agree under the same costs, not that these costs are the paper's.
-
 Processes that sleep, beside the simulated cluster. A device is a lock: a pass of a generator, a chunk step of an env
 batch that simulates on the device, and a rank's part of a gradient step hold it, one at a time, in the order of asking.
-Switching costs nothing and nothing takes memory. The simulated cluster has the same rule (`sharing: exclusive`). The
-costs of a setup are fitted under that rule to its published baseline and rollout-only rows of two placements; the fully
-asynchronous rows are predicted. All is then scaled: 4 devices for 8, seconds by the factor given below, episodes of 4
-chunk steps. No disaggregated row is published for these setups; ours is the colocated one with its env batches on half
-of the devices and the trainer on the others.
+Switching costs nothing and nothing takes memory. The simulated cluster has the same rule (`sharing: exclusive`). Stage
+times are those of [papers.md](papers.md#stage-times), scaled: 4 devices for 8, seconds by the factor given below,
+episodes of 4 chunk steps. Under locks they are not the paper's cluster, which [papers.md](papers.md) compares: env
+batches step at once in lock-step too, whoever simulates on a device holds it, samples are handed over at once, and
+asynchronous rollout may be two versions ahead. What this page shows is that live processes and the simulated cluster
+agree. No disaggregated row is published for these setups; ours is the colocated one with its env batches on half of the
+devices and the trainer on the others.
 
-- Rates are transitions per second, scaled back to the published size. *full size*: simulated without scaling.
+- Rates are transitions per second, scaled back to the published size.
 - *live / simulated*: the medians' ratio, and that of each turn. The bar is {limit:.0%} either way: **{verdict}** (the
   largest difference is {largest:.1%}). Nothing is added to the simulated stages for what live ones take longer.
 - *held*: mean share of the time in which a device is held.
@@ -41,7 +38,6 @@ _CELLS = (
     "placement",
     "mode",
     "published",
-    "full size",
     "simulated",
     "live",
     "live / simulated",
@@ -55,20 +51,6 @@ _EXPLANATION = """
 ## Where the order differs from the paper's
 
 {differences}
-
-In the hybrid placement every device also has a rank of the trainer. On the generating devices generation and training
-add up, whatever the order, so asynchrony hides only what other devices do meanwhile, and by the fitted costs that is
-less than what the paper gained. The same was found with devices that are shared ([notes](papers-notes.md)):
-part of what the paper measured as training does not use the device (waiting for other ranks, moving data and weights).
-Lock-step waits for it, asynchrony need not. The last table shows what asynchrony would reach if a share of the training
-time were spent off the devices, each gradient step as long as before, so that lock-step stays as it was fitted.
-
-Two things of the paper are not in the model, and both count against colocation: a switch between stations of a device
-costs nothing here (the paper blames it for ManiSkill's colocated rows, which get slower with asynchronous rollout:
-187.76 to 170.61), and nothing has to fit into memory. Where physics runs on the CPU (all setups but ManiSkill)
-simulators hold no device.
-
-## Asynchrony, if a share of the training time is off the devices (simulated, full size)
 """
 
 
@@ -88,7 +70,6 @@ def write(parts: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
     for name, part in parts.items():
         text += "\n".join(_part(name, part))
     text += _EXPLANATION.format(differences="\n".join(_differences(parts)))
-    text += "\n".join(_off_device(parts)) + "\n"
     path = folder / PAGE
     path.write_text(wrap_prose(text), encoding="utf-8")
     return [path]
@@ -99,24 +80,23 @@ def _count_beyond(cells: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _part(name: str, part: Mapping[str, Any]) -> Iterator[str]:
-    costs = part["costs"]
+    times = part["times"]
     published = [cell for cell in part["cells"] if cell["published"] is not None]
     yield (
-        f"\n## {name}\n\nA chunk step of an env batch {costs['step']:.3g} s (spread {costs['spread']:.2f}), a row of a "
-        f"pass {1000 * costs['generate']:.3g} ms, a transition's training {1000 * costs['train']:.3g} ms; seconds "
-        f"times {part['scale']:.4g}.\n"
+        f"\n## {name}\n\nOf a row: a chunk step {1000 * times['step']:.3g} ms, a pass {1000 * times['generate']:.3g} "
+        f"ms, training {1000 * times['train']:.3g} ms; seconds times {part['scale']:.4g}.\n"
     )
     yield from _table(_CELLS, [_cell(cell) for cell in part["cells"]])
     yield ""
     rows = [
-        [row["mode"], *(_chain(row[by]) for by in ("published", "full_size", "simulated", "live")), _word(row)]
+        [row["mode"], *(_chain(row[by]) for by in ("published", "simulated", "live")), _word(row)]
         for row in part["rankings"]
     ]
     orders = [[_label(cell) for cell in _fastest_first(published, by)] for by in ("published", "live")]
     if len(published) > 1:
         same = "yes" if orders[0] == orders[1] else "no"
-        rows.append(["both, published cells", _chain(orders[0]), "", "", _chain(orders[1]), same])
-    head = ("fast to slow", "published", "full size", "simulated", "live", "as published")
+        rows.append(["both, published cells", _chain(orders[0]), "", _chain(orders[1]), same])
+    head = ("fast to slow", "published", "simulated", "live", "as published")
     yield from _table(head, rows)
     yield ""
 
@@ -128,7 +108,6 @@ def _cell(cell: Mapping[str, Any]) -> list[str]:
         cell["placement"],
         cell["mode"],
         _published(cell),
-        f"{cell['full_size']:.1f}",
         f"{cell['simulated']:.1f}",
         f"{cell['live']:.1f}",
         f"{mark}{cell['live_to_simulated']:.3f}{mark} ({turns})",
@@ -155,34 +134,9 @@ def _differences(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
                 said.append(f"in {row['mode']} fewer than two placements are published")
         own = [cell for cell in part["cells"] if cell["published"] is not None]
         first, ours = (_fastest_first(own, by)[0] for by in ("published", "live"))
-        same = "which is also ours" if first is ours else f"ours is {_label(ours)}{_shares(part, first, ours)}"
+        same = "which is also ours" if first is ours else f"ours is {_label(ours)}"
         said.append(f"the fastest published cell is {_label(first)}, {same}")
         yield f"- {name}: {'; '.join(said)}."
-
-
-def _shares(part: Mapping[str, Any], first: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """The shares of the last table with which the published first would be first."""
-    if first["mode"] != "asynchronous":
-        return ""
-    shares = []
-    for row in part["off_device"]:
-        others = [rate for name, rate in row.items() if name not in ("share", first["placement"])]
-        if row[first["placement"]] > max(*others, ours["full_size"]):
-            shares.append(f"{row['share']:.0%}")
-    return f" (with {' or '.join(shares)} of the training time off the devices it would be theirs)" if shares else ""
-
-
-def _off_device(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    yield ""
-    shares = [f"{row['share']:.0%}" for row in next(iter(parts.values()))["off_device"]]
-    rows = []
-    for name, part in parts.items():
-        known = {cell["placement"]: cell for cell in part["cells"] if cell["mode"] == "asynchronous"}
-        for placement in (key for key in part["off_device"][0] if key != "share"):
-            rates = [f"{row[placement]:.1f}" for row in part["off_device"]]
-            published = _published(known[placement]) if placement in known else ""
-            rows.append([name, placement, published, *rates])
-    yield from _table(("setup", "placement", "published", *shares), rows)
 
 
 def _fastest_first(cells: Sequence[Mapping[str, Any]], by: str) -> list[Mapping[str, Any]]:

@@ -2,8 +2,8 @@
 
 The figure prints no numbers. Its text says, of LIBERO with OpenVLA-OFT on 8 GPUs of which 4, 5 or 6 roll out: training
 asynchronously gains more than rolling out asynchronously, most of all 1:1; both together gain most; streamer training
-alone gains little, since trajectories are equally long. The costs are those fitted to table 1's lock-step and
-rollout-only rows (`papers.fit`); environments are 64 a rollout GPU, and episodes equally long or lognormal.
+alone gains little, since trajectories are equally long. Stage times are those of `bench papers` (`papers.stages`);
+environments are 64 a rollout GPU, in four env batches, and episodes equally long or lognormal.
 
 | training | settings |
 |---|---|
@@ -31,14 +31,17 @@ from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import parse_count
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm_bench.harness.version_cost import VersionCost, measure
-from polyrhythm_bench.papers.fit import fit
-from polyrhythm_bench.papers.model import MAX_LAG, Costs, cluster_settings, measured
 from polyrhythm_bench.papers.published import PASSES, PaperRow, published
+from polyrhythm_bench.papers.stages import Times, cluster_settings, fit, measured
 
 log = logging.getLogger(__name__)
 
 #: GPUs that roll out, of 8: the panels of the figure.
 ROLLOUT_GPUS = (4, 5, 6)
+#: Versions by which rollout may be ahead; versions left out at the start, counted, left out at the end: rollout is
+#: ahead before the first that is counted, and still runs at the last.
+MAX_LAG = 2
+BEFORE, COUNTED, AFTER = MAX_LAG + 1, 4, MAX_LAG
 #: Lengths of episodes in chunk steps, by name.
 STEPS = 24
 LENGTHS = {"equal": f"{STEPS}", "lognormal, σ 0.5": f"lognormal:{STEPS}steps:0.5"}
@@ -57,11 +60,11 @@ def run(repeats: int = 3, versions: int = 6) -> dict[str, Any]:
     """`figure_9`: what `simulated` gives; `live`: what `live` gives."""
     data = published()
     row = next(row for row in data.rows if row.setup.key == "b8" and row.mode == "full")
-    costs = fit(data.visible(row.setup)).costs
-    return {"figure_9": list(simulated(row, costs)), "live": live(repeats, versions)}
+    times = fit(data)[row.setup.workload]
+    return {"figure_9": list(simulated(row, times)), "live": live(repeats, versions)}
 
 
-def simulated(row: PaperRow, costs: Costs, seeds: int = 3) -> Iterator[dict[str, Any]]:
+def simulated(row: PaperRow, times: Times, seeds: int = 3) -> Iterator[dict[str, Any]]:
     """For each panel, length, rollout and training: transitions per second (median over seeds) and times the one with
     neither."""
     for gpus in ROLLOUT_GPUS:
@@ -72,7 +75,7 @@ def simulated(row: PaperRow, costs: Costs, seeds: int = 3) -> Iterator[dict[str,
                 for training, kind in TRAINING.items():
                     if batching == "lockstep" and (kind.get("parts") or training.startswith("on-policy")):
                         continue
-                    rates = [rate_of(panel, costs, training, batching, steps, seed) for seed in range(seeds)]
+                    rates = [rate_of(panel, times, training, batching, steps, seed) for seed in range(seeds)]
                     rate = median(rates)
                     first = first or rate
                     yield {
@@ -85,18 +88,19 @@ def simulated(row: PaperRow, costs: Costs, seeds: int = 3) -> Iterator[dict[str,
                     }
 
 
-def rate_of(row: PaperRow, costs: Costs, training: str, batching: str, steps: str, seed: int) -> float:
-    own = row if TRAINING[training]["max_lag"] else replace(row, mode="rollout")
-    base = cluster_settings(own, costs, STEPS, seed)
+def rate_of(row: PaperRow, times: Times, training: str, batching: str, steps: str, seed: int) -> float:
+    own = replace(row, mode="baseline" if batching == "lockstep" else "rollout" if training == "none" else "full")
+    base = cluster_settings(own, times, STEPS, seed)
     count = parse_count(int(steps) if steps.isdigit() else steps)
     settings = base.model_copy(
         update={
+            "versions": BEFORE + COUNTED + AFTER,
             "scheduler": replace(base.scheduler, **{"parts": False, **TRAINING[training], "batching": batching}),
             "simulators": tuple(group.model_copy(update={"steps": count}) for group in base.simulators),
             "trainer": base.trainer.model_copy(update={"streamed": 1 / PASSES}),
         }
     )
-    return measured(own, settings, STEPS).throughput
+    return measured(own, settings, STEPS, BEFORE, COUNTED).throughput
 
 
 #: Settings of the live run by kind of training: whitening compares over an update, which then waits for its samples.

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from polyrhythm_bench.papers.model import measured
 from polyrhythm_bench.papers.published import PaperData, PaperRow
-from polyrhythm_bench.papers.stages import CHUNK_STEPS, Times, cluster_settings, simulate
+from polyrhythm_bench.papers.stages import CHUNK_STEPS, Times, cluster_settings, measured, simulate
 
 #: Latency thresholds of figure 8, and its numbers of env batches.
 WAITS_MS, BATCHES = (0.0, 100.0, 200.0, 300.0, 500.0, 1000.0), (2, 3, 6)
@@ -92,7 +91,7 @@ def trained(row: PaperRow, times: Times, kind: str, chunk_steps: int = CHUNK_STE
     """Throughput with this kind of training."""
     settings = cluster_settings(row, times, chunk_steps)
     settings = settings.model_copy(update={"scheduler": replace(settings.scheduler, **TRAINING[kind])})
-    return measured(row, settings, chunk_steps, (0, settings.versions, 0)).throughput
+    return measured(row, settings, chunk_steps).throughput
 
 
 def rlinf(data: PaperData, times: Mapping[str, Times]) -> Iterator[Claim]:

@@ -3,9 +3,9 @@
 Eight GPUs to a host, each with one port; 5.4 GB of weights and of gradients (2.7 billion parameters in bfloat16). Three
 workloads:
 
-- `placements`: LIBERO + GR00T N1.5 with the costs of RL-VLA3's table 4, fully asynchronous, 32 environments for each
-  GPU, on the devices that `pipeline.placed.divide_devices` gives a run for each preset. Gradients go round a ring over
-  the ports.
+- `placements`: LIBERO + GR00T N1.5 with the stage times of RL-VLA3's table 4, fully asynchronous, 32 environments for
+  each GPU, on the devices that `pipeline.placed.divide_devices` gives a run for each preset. Gradients go round a ring
+  over the ports.
 - `quick steps`: env batches of 8 rows with chunk steps of 200 ms and two images, 8 for each GPU; a version every 7 s.
   Hosts fetch it from the trainer's, or send it on (`fan_out`).
 - `small batches`: env batches of one row without images and chunk steps of 100 ms, 16 for each GPU, and 0.1 GB of
@@ -39,17 +39,17 @@ from polyrhythm.plugins.virtual.clustersim.settings import (
 from polyrhythm.runtime.devices import Devices
 from polyrhythm.scheduler.conductor import SERVING_EVENTS
 from polyrhythm.scheduler.records import Command, Event, TrainUntil, UpdateDone
-from polyrhythm.specs.distributions import Constant
-from polyrhythm_bench.papers.model import MAX_LAG, Costs, cluster_settings
+from polyrhythm.specs.distributions import Constant, Lognormal
 from polyrhythm_bench.papers.published import EPISODES, PaperRow, published
+from polyrhythm_bench.papers.stages import FIXED_ROWS, SPREAD, Times, cluster_settings, whole
 from polyrhythm_bench.workloads.batching_scenario import FOREVER
 
 GPUS = (8, 64, 256, 1024)
 GPUS_PER_HOST = 8
 #: One 100 Gb/s port for each host.
 LATENCY_S, GB_PER_S = 50e-6, 12.5
-#: As fitted to table 4 (bench/results/papers.md).
-COSTS = Costs(step=1.67, spread=0.08, generate=66.6e-3, train=8.99e-3)
+#: Stage times of table 4 (bench/results/papers.md), and versions by which rollout may be ahead.
+TIMES, MAX_LAG = Times(step=0.138, contention=0.65, generate=7.59e-3, train=21.4e-3), 2
 #: Env batches of a GPU that simulates, and chunk steps of an episode (of 96, so weights have that share of their bytes)
 #: in `placements`.
 ENV_BATCHES, CHUNK_STEPS = 2, 2
@@ -244,10 +244,13 @@ def _placements(gpus: Sequence[int], event: str, seed: int) -> Iterator[dict[str
 def placed_cluster(row: PaperRow, devices: DeviceIds, event: str, seed: int) -> ClusterSettings:
     """The row's work on these devices, device d on host d // 8. The trainer's first host is `node-0`."""
     hosts, first = max(1, row.gpus // GPUS_PER_HOST), devices["trainer"][0] // GPUS_PER_HOST
-    base = cluster_settings(row, COSTS, CHUNK_STEPS, seed)
+    base = cluster_settings(row, TIMES, CHUNK_STEPS, seed, whole(row))
     rows = row.envs / (len(devices["simulators"]) * row.batches)  # of an env batch, for which one row stands
-    serve = Cost(Constant(0.0), COSTS.generate * rows)
-    update = Cost(Constant(0.0), COSTS.train * rows * row.setup.chunk)
+    # Cores of a host are divided among the devices that simulate.
+    share = len(devices["simulators"]) / row.gpus
+    step = Cost(Lognormal(TIMES.step * share * rows, SPREAD))
+    serve = Cost(Constant(FIXED_ROWS * TIMES.generate), TIMES.generate * rows)
+    update = Cost(Constant(0.0), TIMES.train * rows)
     ranks = max(1, len(devices["trainer"]) // GPUS_PER_HOST)
     shorter = CHUNK_STEPS / row.setup.chunk_steps
 
@@ -261,7 +264,7 @@ def placed_cluster(row: PaperRow, devices: DeviceIds, event: str, seed: int) -> 
         return {name: tuple(numbers) for name, numbers in found.items()}
 
     simulators: tuple[SimulatorGroup, ...] = tuple(
-        base.simulators[0].model_copy(update={"host": name, "devices": (), "occupies": 1.0, "count": len(numbers)})
+        base.simulators[0].model_copy(update={"host": name, "step": step, "count": len(numbers)})
         for name, numbers in dealt("simulators").items()
     )
     generators: tuple[GeneratorGroup, ...] = tuple(
@@ -278,7 +281,7 @@ def placed_cluster(row: PaperRow, devices: DeviceIds, event: str, seed: int) -> 
     return base.model_copy(
         update={
             "versions": FOREVER,
-            "scheduler": replace(base.scheduler, batch_size=len(devices["simulators"]) * row.batches),
+            "scheduler": replace(base.scheduler, batch_size=len(devices["simulators"]) * row.batches, max_lag=MAX_LAG),
             "simulators": simulators,
             "generators": generators,
             "trainer": base.trainer.model_copy(update=trainer),

@@ -4,9 +4,10 @@
 - Table 3 prints `Train Async` of the columns 349.32 and 454.63 the wrong way round (its text and the released
   configurations say so): the first is rollout-only, the second full.
 - Columns (a) and (b) of table 1 print no settings. LIBERO's hybrid placement is that of the paper's A.2: devices for
-  rollout and for training apart, here 1:1. Four env batches a device, the best of table 4, and what the baseline and
-  rollout-only rows fit to (two do not). 32 environments a device, steps and batch size are those of table 4.
-  Each of their GPU counts is a setup of its own.
+  rollout and for training apart, here 1:1. Four env batches a device where rollout is asynchronous, the best of
+  table 4; one in the baseline, which does not gain from more. 32 environments a device, steps and batch size are those
+  of table 4. Each of their GPU counts is a setup of its own.
+- Table 5 says π0, table 1 π0.5 for the same rows; the released configurations run π0.5.
 - Columns (c) and (d) of table 1, and figure 8, are rows of tables 3 and 5 printed `again`.
 """
 
@@ -25,9 +26,11 @@ EPISODES, PASSES = 4, 2
 class Setup:
     """The common properties of a table's rows.
 
-    chunk: env steps per chunk step; global_batch: chunk steps per gradient step; simulates_on_gpu: else on CPU cores.
-    workload: the same at several numbers of GPUs, by default `key`; policy: its model, a key of `stages.POLICIES`;
-    on_cores: physics on the host's cores is what takes a step's time, not drawing on the device.
+    chunk: env steps per chunk step; global_batch: chunk steps per gradient step; workload: the same at several numbers
+    of GPUs, by default `key`; policy: its model, a key of `stages.POLICIES`. simulates_on_gpu: physics or drawing on
+    the device is what takes a step's time; on_cores: the host's cores are. reset_s: seconds of a reset; observation_mb,
+    sample_mb: megabytes of the images of a row that go to the generator, and of its sample to the trainer (0: the
+    same), by the released configurations.
     """
 
     key: str
@@ -39,6 +42,9 @@ class Setup:
     workload: str = ""
     policy: str = ""
     on_cores: bool = False
+    reset_s: float = 0.0
+    observation_mb: float = 0.0
+    sample_mb: float = 0.0
 
     @property
     def chunk_steps(self) -> int:
@@ -53,7 +59,7 @@ class PaperRow:
     placement: `colocated` (everything on all devices), `hybrid` (three of four devices simulate, one generates, all
     train) or `separate` (half, or rollout_gpus, simulate and generate; the others train). batches: env batches per
     simulating device; max_batches: most that a generator serves in a pass, or fewer after wait_ms. fitted: the one row
-    of its workload to which a number is fitted (`stages`); held_out: not visible; again: printed before.
+    of its workload to which a number is fitted (`stages`); again: printed before.
     """
 
     table: str
@@ -67,14 +73,8 @@ class PaperRow:
     max_batches: int = 1
     wait_ms: float = 0.0
     fitted: bool = False
-    held_out: bool = False
     again: bool = False
     rollout_gpus: int = 0
-
-    @property
-    def visible(self) -> bool:
-        """Whether `fit.fit` may see it: baselines and rollout-only rows."""
-        return self.mode != "full" and not self.held_out
 
     @property
     def simulating(self) -> tuple[int, ...]:
@@ -127,10 +127,6 @@ class PaperData:
     batch: int
     turns: int
 
-    def visible(self, setup: Setup) -> list[PaperRow]:
-        """The rows of `setup` that `fit.fit` may see."""
-        return [row for row in self.rows if row.setup == setup and row.visible and not row.again]
-
     @property
     def setups(self) -> list[Setup]:
         return list(dict.fromkeys(row.setup for row in self.rows))
@@ -139,7 +135,10 @@ class PaperData:
 def published() -> PaperData:
     """Load `published.json`."""
     data: dict[str, Any] = json.loads(resources.files(__package__).joinpath("published.json").read_text("utf-8"))
-    setups = {key: Setup(key, **{"workload": key, **setup}) for key, setup in data["setups"].items()}
+    setups = {
+        key: Setup(key, **{"workload": key, "sample_mb": setup["observation_mb"], **setup})
+        for key, setup in data["setups"].items()
+    }
     rows = tuple(PaperRow(**{**row, "setup": setups[row["setup"]]}) for row in data["rows"])
     turns = data["turns"]
     return PaperData(rows, tuple(Latency(**point) for point in turns["rows"]), turns["batch"], turns["turns"])

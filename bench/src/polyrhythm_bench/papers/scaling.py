@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from polyrhythm.plugins.virtual.clustersim.measures import EXCHANGE, SERVE, STEP, TRAIN
-from polyrhythm_bench.papers.model import Simulated
 from polyrhythm_bench.papers.published import PaperData
-from polyrhythm_bench.papers.stages import CHUNK_STEPS, Times, simulate
+from polyrhythm_bench.papers.stages import CHUNK_STEPS, Simulated, Times, simulate
 
 GPUS = (8, 16, 24, 32, 64, 128, 256)
 

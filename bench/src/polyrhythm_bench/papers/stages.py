@@ -2,24 +2,32 @@
 
 | mode | the cluster |
 |---|---|
-| baseline | `lockstep`, max_lag 0; a device's env batches step in turn; an update waits for a version's samples |
+| baseline | a device's env batches step in turn, a pass serves one of each; an update waits for a version's samples |
 | rollout | `dynamic`, passes of one env batch (or as published); env batches step at once; the rest as above |
 | full | as rollout, and an update begins with its own samples (`streaming`); a version still waits for the one before |
 
-So do the released workers (Haoran0301/RL-VLA3 0dad3d4: one process steps the batches of a device, one after another or
-in threads; a training step ends when rollout and training have both ended). A version is a training step of the paper.
+So do the released workers (Haoran0301/RL-VLA3 0dad3d4): env workers step the batches of a device, one after another or
+in threads; a training step ends when rollout and training have both ended. So with two or more env batches a lock-step
+pass overlaps with another batch's step, unless both need the device. A version is a training step of the paper.
 
 One number per workload is fitted, to one row; the rest is given:
 
 | part | value | source |
 |---|---|---|
-| a row of a pass | 9 s / 640 for π0.5, the same for π0; by work for the others (`POLICIES`) | RL-VLA3, introduction |
+| a row of a pass | 9 s / 640 for π0.5; by work for the others (`POLICIES`) | RL-VLA3, introduction |
 | fixed part of a pass | as long as 7.2 rows | an H200: 88.8 ms for 8 rows, 415.6 ms for 64 |
-| training on a row | 3.85 rows of a pass each time, twice | an H200: 200 ms for 8 rows, 6.5 ms a row of 64; table 2 |
+| training on a row | 1.41 rows of a pass each time, twice | an H200, prefix frozen as released: 5.5 s for 640 rows |
+| the same, ManiSkill | 3.85 rows | an H200, all weights: 200 ms for 8 rows; released: four denoise steps |
 | two processes on a device | each takes 2.09 times as long | an H200: a pass 2.18, an update 2.0 times |
 | most rows of a pass | 512, by the device's memory | the released configurations |
-| a chunk step | linear in its rows; ManiSkill's 22 s for a device's 256 | RL-VLA3, introduction; tables 2 and 5 |
+| a chunk step | linear in its rows; ManiSkill's 22 s for a device's 256 | RL-VLA3, introduction; tables 2, 5 |
+| a reset | by simulator, before each episode of an env batch | FIELD_NOTES; robocasa issue 63 |
+| handing over | 5.1 ms a megabyte into a channel, as much out of it | an actor's call: 786 KB in 3 to 5 ms |
 | exchange of gradients | a ring over one 100 Gb/s port per host | assumed, as in `links` |
+
+Samples are handed over by each generator for its rows: where training waits for rollout, it waits for all of it; else
+for that of the last episode. Observations wait for the second half before their pass, in lock-step; otherwise they are
+received during the pass before.
 
 Rows of one device (or of three that simulate and one that generates) behave like those of the others, so one such part
 of the cluster is simulated for all.
@@ -32,27 +40,33 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Literal
 
+from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.costs import Cost
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
+from polyrhythm.scheduler.records import Command, Event, UpdateDone
 from polyrhythm.specs.distributions import Constant, Lognormal
-from polyrhythm_bench.papers.model import Simulated, measured
 from polyrhythm_bench.papers.published import EPISODES, PASSES, PaperData, PaperRow
 
 #: Seconds of a row of a pass (π0.5), and of a chunk step of one of ManiSkill's environments.
 GENERATE_S, MANISKILL_S = 9 / 640, 22 / 256
-#: Fixed part of a pass, and one training pass over a row, in rows of a pass; cost of switching between processes.
-FIXED_ROWS, TRAIN_ROWS, SWITCHING = 7.2, 3.85, 0.09
-#: Steps at once of a simulator on cores, or that draws: k of them take k to this power as long. Chosen, not fitted.
+#: Fixed part of a pass in its rows; cost of switching between processes.
+FIXED_ROWS, SWITCHING = 7.2, 0.09
+#: One training pass over a row, in rows of a pass: with the prefix frozen; where all of four denoise steps are trained.
+TRAIN_ROWS, JOINT_TRAIN_ROWS = (5.5 / 640) / (0.39 / 64), 3.85
+#: Steps at once of a simulator on cores: k of them take k to this power as long. Chosen, not fitted.
 CONTENTION = 0.65
 #: Most rows of a pass.
 MOST_ROWS = 512
+#: Seconds in which a megabyte goes into a channel, or out of it.
+CHANNEL_S_PER_MB = 4e-3 / 0.786
 #: Standard deviation of the logarithm of a step's time; gigabytes per second of a host's port; GPUs of a host.
 SPREAD, GB_PER_S, GPUS_PER_HOST = 0.05, 12.5, 8
-#: A row of a pass relative to π0.5, and gigabytes of gradients. GR00T runs 1.5 of 2.7 billion parameters; the work of
-#: a row of OpenVLA-OFT is that of π0.5 within 5%, by which its training is scaled (its generation is fitted).
+#: A row of a pass relative to π0.5, and gigabytes of gradients. π0 has 816 tokens instead of 968 (three images each);
+#: GR00T runs 1.5 of 2.7 billion parameters; the work of a row of OpenVLA-OFT is that of π0.5 within 5%, by which its
+#: training is scaled (its generation is fitted).
 POLICIES: Mapping[str, tuple[float, float]] = {
     "pi0.5": (1.0, 6.6),
-    "pi0": (1.0, 6.6),
+    "pi0": (816 / 968, 6.6),
     "gr00t": (0.54, 5.4),
     "openvla-oft": (1.05, 15.0),
 }
@@ -60,6 +74,8 @@ POLICIES: Mapping[str, tuple[float, float]] = {
 CHUNK_STEPS, HALVINGS = 8, 12
 #: Versions that are simulated: each begins when the one before has ended.
 _VERSIONS = 2
+#: No batch waits so long.
+_FOREVER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +89,20 @@ class Times:
     train: float
 
 
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A simulated row. throughput: transitions per second; cluster: after the run, with its measures."""
+
+    throughput: float
+    cluster: VirtualCluster
+
+
 #: What is fitted to the one row of a workload, with its bounds.
-Unknown = Literal["step", "contention", "train", "generate"]
-_UNKNOWN: Mapping[str, Unknown] = {"maniskill": "contention", "a": "train", "b": "generate"}
+Unknown = Literal["step", "contention", "generate"]
+_UNKNOWN: Mapping[str, Unknown] = {"maniskill": "contention", "b": "generate"}
 _BOUNDS: Mapping[Unknown, tuple[float, float]] = {
     "step": (0.01, 1.0),
     "contention": (0.5, 2.5),
-    "train": (0.003, 0.5),
     "generate": (0.003, 0.3),
 }
 
@@ -89,17 +112,14 @@ def unknown(workload: str) -> Unknown:
     return _UNKNOWN.get(workload, "step")
 
 
-def given(workload: str, policy: str, known: Mapping[str, Times]) -> Times:
+def given(row: PaperRow, known: Mapping[str, Times]) -> Times:
     """Stage times without the fitted number, which is 1. known: of workloads whose numbers carry over."""
-    share = POLICIES[policy][0]
-    generate = share * GENERATE_S
-    times = Times(1.0, CONTENTION, generate, PASSES * TRAIN_ROWS * generate)
-    if workload == "maniskill":
-        return replace(times, step=MANISKILL_S, contention=1.0)
-    if workload in ("a", "b"):  # LIBERO: stepped as in table 4; (b) trains as (a) does, by the work of a row
-        train = known["a"].train * share if workload == "b" else 1.0
-        return replace(times, step=known["libero"].step, train=train)
-    return times
+    setup = row.setup
+    generate = POLICIES[setup.policy][0] * GENERATE_S
+    joint = setup.workload == "maniskill"
+    train = PASSES * (JOINT_TRAIN_ROWS if joint else TRAIN_ROWS) * generate
+    step = {"maniskill": MANISKILL_S, "b": known["libero"].step if "libero" in known else 1.0}.get(setup.workload, 1.0)
+    return Times(step, 1.0 if setup.simulates_on_gpu else CONTENTION, generate, train)
 
 
 def fit(data: PaperData) -> dict[str, Times]:
@@ -108,7 +128,7 @@ def fit(data: PaperData) -> dict[str, Times]:
     found: dict[str, Times] = {}
     for workload in ("maniskill", "robocasa", "libero", "metaworld", "a", "b"):
         row, name = rows[workload], unknown(workload)
-        times, (low, high) = given(workload, row.setup.policy, found), _BOUNDS[name]
+        times, (low, high) = given(row, found), _BOUNDS[name]
         for _ in range(HALVINGS):
             middle = sqrt(low * high)
             slower = simulate(row, replace(times, **{name: middle})).throughput < row.published
@@ -128,28 +148,61 @@ def publish_s(gpus: int, gigabytes: float) -> float:
     return max(0.0, gpus / GPUS_PER_HOST - 1) * gigabytes / GB_PER_S
 
 
-def part(row: PaperRow) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
-    """Devices that simulate, generate and train in the smallest part of the row's cluster, and the number of parts."""
+def hand_over_s(row: PaperRow) -> float:
+    """Seconds that training waits for the samples of a chunk step of all environments after an episode."""
+    seconds = 2 * CHANNEL_S_PER_MB * row.setup.sample_mb * row.envs / len(row.generating)
+    return seconds / EPISODES if row.mode == "full" else seconds
+
+
+#: Devices that simulate, generate and train, and how many such parts the row's cluster has.
+Part = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
+
+
+def part(row: PaperRow) -> Part:
+    """The smallest part of the row's cluster."""
     if row.placement == "hybrid":
         return (0, 1, 2), (3,), (0, 1, 2, 3), row.gpus // 4
     if row.placement == "colocated":
         return (0,), (0,), (0,), row.gpus
     if row.rollout_gpus not in (0, row.gpus // 2):
-        return row.simulating, row.generating, row.training, 1
+        return whole(row)
     return (0,), (0,), (1,), row.gpus // 2
 
 
-def cluster_settings(row: PaperRow, times: Times, chunk_steps: int, seed: int = 0) -> ClusterSettings:
-    """The cluster of a part of the row, with episodes of `chunk_steps`. A simulated row stands for an env batch."""
-    simulating, generating, training, parts = part(row)
-    slots = len(simulating) * row.batches
-    rows = row.envs / parts / slots
+def whole(row: PaperRow) -> Part:
+    """The row's cluster as one part."""
+    return row.simulating, row.generating, row.training, 1
+
+
+def overlaps(row: PaperRow) -> bool:
+    """Whether a lock-step pass runs while other env batches step: with two or more, unless both need the device."""
+    return row.batches > 1 and not (row.setup.simulates_on_gpu and row.generating == row.simulating)
+
+
+def step_s(row: PaperRow, times: Times) -> float:
+    """Seconds of a chunk step of an env batch that steps alone on its device."""
     # Cores of a host are divided among the devices that simulate.
-    share = len(simulating) * parts / row.gpus if row.setup.on_cores else 1.0
+    share = len(row.simulating) / row.gpus if row.setup.on_cores else 1.0
+    return times.step * share * row.envs / len(row.simulating) / row.batches
+
+
+def cluster_settings(
+    row: PaperRow, times: Times, chunk_steps: int, seed: int = 0, devices: Part | None = None
+) -> ClusterSettings:
+    """The cluster of a part of the row, with episodes of `chunk_steps`. A simulated row stands for an env batch.
+    devices: the part, by default the smallest."""
+    simulating, generating, training, parts = devices or part(row)
+    setup, slots = row.setup, len(simulating) * row.batches
+    rows = row.envs / parts / slots
     in_turn, full = row.mode == "baseline", row.mode == "full"
-    shorter, gigabytes = chunk_steps / row.setup.chunk_steps, POLICIES[row.setup.policy][1]
-    exchange = exchange_s(row.gpus, gigabytes) * row.gradient_steps(row.setup.chunk_steps) * shorter
+    overlapped = in_turn and overlaps(row)
+    shorter, gigabytes = chunk_steps / setup.chunk_steps, POLICIES[setup.policy][1]
+    exchange = exchange_s(row.gpus, gigabytes) * row.gradient_steps(setup.chunk_steps) * shorter
     publish = publish_s(row.gpus, gigabytes) * shorter
+    # The released collector takes what else has come within the threshold: with none, one env batch.
+    most, wait_s = (row.max_batches if row.wait_ms else 1), row.wait_ms / 1000
+    if overlapped:
+        most, wait_s = len(simulating) // len(generating), _FOREVER_S
     return ClusterSettings.model_validate(
         {
             "seed": seed,
@@ -161,11 +214,10 @@ def cluster_settings(row: PaperRow, times: Times, chunk_steps: int, seed: int = 
                 "max_lag": 0,
                 "on_update": "continue" if full else "drain",
                 "streaming": full,
-                "batching": "lockstep" if row.mode == "baseline" else "dynamic",
-                # The released collector takes what else has come within the threshold: with none, one env batch.
-                "max_requests": row.max_batches if row.wait_ms else 1,
-                "max_wait_s": row.wait_ms / 1000,
-                "fire_when_all_wait": False,
+                "batching": "lockstep" if in_turn and not overlapped else "dynamic",
+                "max_requests": most,
+                "max_wait_s": wait_s,
+                "fire_when_all_wait": overlapped,
             },
             "simulators": [
                 {
@@ -174,7 +226,8 @@ def cluster_settings(row: PaperRow, times: Times, chunk_steps: int, seed: int = 
                     "slots": row.batches if in_turn else 1,
                     "shared_thread": in_turn,
                     "steps": chunk_steps,
-                    "step": Cost(Lognormal(times.step * share * rows, SPREAD)),
+                    "step": Cost(Lognormal(step_s(row, times), SPREAD)),
+                    "reset": Cost(Constant(setup.reset_s * shorter)),
                     "contention": times.contention,
                 }
             ],
@@ -182,6 +235,8 @@ def cluster_settings(row: PaperRow, times: Times, chunk_steps: int, seed: int = 
                 {
                     "count": len(generating),
                     "devices": generating,
+                    "gather": Cost(Constant(0.0), CHANNEL_S_PER_MB * setup.observation_mb * rows),
+                    "depth": 1 if in_turn else 2,
                     "serve": Cost(Constant(FIXED_ROWS * times.generate), times.generate * rows),
                     "most_rows": max(1, int(MOST_ROWS // rows)),
                 }
@@ -189,7 +244,7 @@ def cluster_settings(row: PaperRow, times: Times, chunk_steps: int, seed: int = 
             "trainer": {
                 "devices": training,
                 "update": Cost(Constant(0.0), times.train * rows),
-                "synchronise": Cost(Constant(exchange)),
+                "synchronise": Cost(Constant(exchange + hand_over_s(row) * chunk_steps)),
                 "publish": Cost(Constant(publish)),
             },
         }
@@ -198,4 +253,22 @@ def cluster_settings(row: PaperRow, times: Times, chunk_steps: int, seed: int = 
 
 def simulate(row: PaperRow, times: Times, chunk_steps: int = CHUNK_STEPS, seed: int = 0) -> Simulated:
     """Simulate a part of the row's cluster; the throughput is that of all parts together."""
-    return measured(row, cluster_settings(row, times, chunk_steps, seed), chunk_steps, (0, _VERSIONS, 0))
+    return measured(row, cluster_settings(row, times, chunk_steps, seed), chunk_steps)
+
+
+def measured(
+    row: PaperRow, settings: ClusterSettings, chunk_steps: int, before: int = 0, counted: int = _VERSIONS
+) -> Simulated:
+    """Simulate a cluster for the row, such as `cluster_settings` gives for episodes of `chunk_steps`. before, counted:
+    versions that are left out at the start, and that are counted."""
+    cluster = VirtualCluster(settings)
+    ends = [0.0]
+
+    def note(now: float, event: Event, commands: list[Command]) -> None:  # noqa: ARG001 (the driver's)
+        if isinstance(event, UpdateDone):
+            ends.append(now)
+
+    cluster.driver.observer = note
+    cluster.run()
+    transitions = counted * EPISODES * row.envs * chunk_steps * row.setup.chunk
+    return Simulated(transitions / (ends[(before + counted) * EPISODES] - ends[before * EPISODES]), cluster)

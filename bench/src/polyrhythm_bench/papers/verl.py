@@ -1,55 +1,117 @@
-"""Seconds of a step of verl's fully asynchronous recipe (128 cards, 7B): arithmetic on its printed stage times, without
-the simulated cluster.
+"""Simulates verl's fully asynchronous recipe (128 cards, Qwen2.5-Math-7B): seconds of a step by staleness threshold and
+`require_batches`.
 
-On 64 cards a step takes as long as the slower of the two: its samples' generation, or its update, as printed in the
-row, and the exchange of weights. Generation and exchange are both fitted, to the row with staleness 0.3: its step, and
-what its update and waiting leave of that.
-Without staleness the batch's tail is waited for: generation takes what the synchronous row prints, then the last of
-four updates follows. The synchronous row is the sum of its stages.
+An eighth of the cluster: 8 of 64 cards that generate, 64 of 512 prompts a step with 16 answers each, at most 28,672
+tokens. Answers are streams at a generator; a step has as many updates as mini-batches over `require_batches`, each of
+which begins with its own samples; the staleness threshold is `max_lag`, and partial rollout is `on_update: continue`.
+The synchronous row generates on all cards and trains after the last answer.
 
-Rows of 32 and 64 cards are not predicted: their stage times do not scale with the cards (updates 313.81 s on 32 cards
-and 269.80 s on 16, generation 150.72 s on 64 and 177.85 s on 128), as answers differ in length between the runs.
+| part | value | source |
+|---|---|---|
+| a decode step | 6.2 ms | the synchronous row: 177.85 s for the longest answer, 28,672 tokens |
+| more for each answer | 0.045 ms | 57 KB of keys and values a token, contexts of 3,000 tokens, an H20's 4 TB/s |
+| an update, old log-probabilities | by row | printed |
+| exchange of weights | 4.0 s | the rows' steps less what they print of waiting and updates (4.0 to 4.3 s) |
+| lengths of answers | lognormal, σ 1; their mean is fitted, to staleness 0.3 | |
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-#: Stages of the synchronous row: generation, old log-probabilities, update.
-STAGES_S = (177.85, 53.92, 113.81)
-#: Name, seconds of a step, printed seconds of its update, and whether it is fitted.
-ASYNCHRONOUS = (
-    ("staleness 0.1", 171.30, 109.12, False),
-    ("staleness 0.3", 146.11, 103.22, True),
-    ("staleness 0.5", 150.63, 113.16, False),
-    ("require_batches 1", 203.47, 181.08, False),
-    ("require_batches 2", 158.72, 128.08, False),
-    ("require_batches 4", 124.64, 95.06, False),
+from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
+from polyrhythm_bench.workloads.answers import cut_at, run_cluster
+
+#: Cards that generate beside the trainer, prompts of a step, answers of a prompt, mini-batches of a step; of an eighth.
+CARDS, PROMPTS, GROUP, MINI_BATCHES = 64, 512, 16, 16
+PART = 8
+#: Tokens of the longest answer; mean before it is cut, fitted to staleness 0.3.
+LONGEST, MEAN_TOKENS = 28_672, 2_030
+#: A decode step in milliseconds, more for each answer under way; seconds of an exchange of weights.
+STEP_MS, ANSWER_MS, WEIGHTS_S = 177.85e3 / LONGEST, 0.045, 4.0
+#: Steps before those counted, and counted.
+WARM_UP, COUNTED = 3, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A printed step time. update_s: what it prints for its updates (and old log-probabilities)."""
+
+    name: str
+    published: float
+    update_s: float
+    staleness: float = 0.5
+    require_batches: int = 4
+    synchronous: bool = False
+    fitted: bool = False
+
+
+ROWS = (
+    Row("synchronous", 356.30, 53.92 + 113.81, staleness=0.0, synchronous=True),
+    Row("staleness 0", 231.34, 98.77, staleness=0.0),
+    Row("staleness 0.1", 171.30, 109.12, staleness=0.1),
+    Row("staleness 0.3", 146.11, 103.22, staleness=0.3, fitted=True),
+    Row("staleness 0.5", 150.63, 113.16),
+    Row("require_batches 1", 203.47, 181.08, require_batches=1),
+    Row("require_batches 2", 158.72, 128.08, require_batches=2),
+    Row("require_batches 4", 124.64, 95.06),
 )
-#: Seconds in which weights are exchanged: 146.11 less generation that was waited for (38.88) and the update.
-WEIGHTS_S = 146.11 - 38.88 - 103.22
-#: Seconds of a step and of its four updates without staleness.
-STREAM_S, STREAM_UPDATE_S, UPDATES = 231.34, 98.77, 4
 
 
-def rows() -> Iterator[dict[str, Any]]:
+def cluster_settings(row: Row, seed: int = 0) -> ClusterSettings:
+    """An eighth of the row's cluster."""
+    updates = 1 if row.synchronous else MINI_BATCHES // row.require_batches
+    answers = PROMPTS * GROUP // PART
+    return ClusterSettings.model_validate(
+        {
+            "seed": seed,
+            "versions": WARM_UP + COUNTED,
+            "scheduler": {
+                "batch_size": answers // updates,
+                "group_size": GROUP,
+                "sync_interval": updates,
+                "batching": "streams",
+                "max_rows": answers,
+                "max_lag": row.staleness,
+                "on_update": "continue" if row.staleness else "drain",
+                "streaming": not row.synchronous,
+                "seed": seed,
+            },
+            "simulators": [
+                {
+                    "env_batches": round(answers * (1 + row.staleness)),
+                    "tokens": cut_at(LONGEST, f"lognormal:{MEAN_TOKENS}steps:1.0"),
+                }
+            ],
+            "generators": [
+                {
+                    "count": (2 * CARDS if row.synchronous else CARDS) // PART,
+                    "decode": f"{STEP_MS:.4f}ms+{ANSWER_MS}ms",
+                    "apply": f"{WEIGHTS_S}s",
+                }
+            ],
+            "trainer": {"update": f"{row.update_s / updates}s"},
+        }
+    )
+
+
+def step_s(row: Row, seed: int = 0) -> float:
+    """Seconds of a step."""
+    return run_cluster(cluster_settings(row, seed), COUNTED)[1] / COUNTED
+
+
+def rows(only: tuple[Row, ...] = ROWS) -> Iterator[dict[str, Any]]:
     """A row for each printed step time."""
-    yield _row("synchronous", 356.30, sum(STAGES_S))
-    yield _row("staleness 0", STREAM_S, STAGES_S[0] + STREAM_UPDATE_S / UPDATES + WEIGHTS_S)
-    generation = next(step for _, step, _, fitted in ASYNCHRONOUS if fitted)
-    for name, step, update, fitted in ASYNCHRONOUS:
-        yield _row(name, step, max(generation, update + WEIGHTS_S), fitted=fitted)
-
-
-def _row(name: str, published: float, predicted: float, *, fitted: bool = False) -> dict[str, Any]:
-    return {
-        "table": "verl",
-        "row": f"verl, 128 cards, 7B: {name}, s",
-        "mode": "",
-        "fitted": fitted,
-        "computed": True,
-        "published": published,
-        "predicted": predicted,
-        "error": predicted / published - 1,
-    }
+    for row in only:
+        predicted = step_s(row)
+        yield {
+            "table": "verl",
+            "row": f"verl, 128 cards, 7B: {row.name}, s",
+            "mode": "",
+            "fitted": row.fitted,
+            "published": row.published,
+            "predicted": predicted,
+            "error": predicted / row.published - 1,
+        }

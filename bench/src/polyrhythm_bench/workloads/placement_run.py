@@ -16,10 +16,9 @@ from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.scheduler import records
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.running import running
-from polyrhythm_bench.papers.model import MAX_LAG
 from polyrhythm_bench.workloads import placement_scene as scenes
 from polyrhythm_bench.workloads.device_lock import TurnRecord, read_turns
-from polyrhythm_bench.workloads.placement_scene import PlacementScene
+from polyrhythm_bench.workloads.placement_scene import MAX_LAG, PlacementScene
 
 
 class Versions(NamedTuple):

@@ -21,9 +21,11 @@ from typing import Any, Literal
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
+from polyrhythm.plugins.virtual.clustersim.costs import Cost
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
-from polyrhythm_bench.papers.model import MAX_LAG, Costs, cluster_settings
+from polyrhythm.specs.distributions import Constant, Lognormal
 from polyrhythm_bench.papers.published import PaperData, PaperRow
+from polyrhythm_bench.papers.stages import FIXED_ROWS, SPREAD, Times, step_s
 
 Placement = Literal["colocated", "hybrid", "disaggregated"]
 Mode = Literal["lockstep", "asynchronous"]
@@ -31,19 +33,19 @@ PLACEMENTS: tuple[Placement, ...] = ("colocated", "hybrid", "disaggregated")
 MODES: tuple[Mode, ...] = ("lockstep", "asynchronous")
 #: Setups of the paper with rows of two placements.
 SETUPS = ("maniskill", "robocasa", "metaworld")
-#: Env batches of a simulating device, in the rows that are taken.
-_BATCHES = 2
+#: Env batches of a simulating device, in the rows that are taken; versions by which rollout may be ahead.
+_BATCHES, MAX_LAG = 2, 2
 _DEVICES = 4
 _NAMES: Mapping[str, Any] = {"disaggregated": "separate", "lockstep": "baseline", "asynchronous": "full"}
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementScene:
-    """A published row and its costs, and how they are scaled. chunk_steps: of an episode; episodes: of each environment
-    in a version, with an update for each; gradient_steps: of an update."""
+    """A published row and its stage times, and how they are scaled. chunk_steps: of an episode; episodes: of each
+    environment in a version, with an update for each; gradient_steps: of an update."""
 
     row: PaperRow
-    costs: Costs
+    times: Times
     scale: float
     chunk_steps: int = 4
     episodes: int = 1
@@ -67,12 +69,22 @@ class PlacementScene:
         return {*small.generating, *small.training, *(small.simulating if small.setup.simulates_on_gpu else ())}
 
     @property
-    def scaled(self) -> Costs:
-        """The costs in scaled seconds."""
-        costs = self.costs
-        return replace(
-            costs, step=costs.step * self.scale, generate=costs.generate * self.scale, train=costs.train * self.scale
-        )
+    def step_s(self) -> float:
+        """Scaled seconds of a chunk step of an env batch: on a device alone, on cores beside the others of its
+        simulator."""
+        together = 1.0 if self.row.setup.simulates_on_gpu else self.row.batches**self.times.contention
+        return self.scale * step_s(self.small, self.times) * together
+
+    @property
+    def serve(self) -> Cost:
+        """Cost of a pass in scaled seconds, by its env batches."""
+        one = self.scale * self.times.generate
+        return Cost(Constant(FIXED_ROWS * one), self.small.envs / self.env_batches * one)
+
+    @property
+    def update(self) -> Cost:
+        """Cost of an update in scaled seconds, by a rank's chunk steps of env batches."""
+        return Cost(Constant(0.0), self.scale * self.times.train * self.small.envs / self.env_batches)
 
     def rate(self, updates: int, seconds: float) -> float:
         """Transitions per second at the published size, from so many updates in so many scaled seconds."""
@@ -95,12 +107,39 @@ def find_row(data: PaperData, setup: str, placement: Placement, mode: Mode) -> t
 
 def cluster(scene: PlacementScene, versions: int) -> ClusterSettings:
     """The scene as a simulated cluster whose devices are held in turn, in the order of asking."""
-    settings = cluster_settings(scene.small, scene.scaled, scene.chunk_steps, scene.seed, "exclusive")
-    return settings.model_copy(
-        update={
+    small = scene.small
+    full = small.mode == "full"
+    return ClusterSettings.model_validate(
+        {
+            "seed": scene.seed,
+            "sharing": "exclusive",
             "versions": versions,
-            "scheduler": replace(settings.scheduler, sync_interval=scene.episodes),
-            "trainer": settings.trainer.model_copy(update={"gradient_steps": scene.gradient_steps}),
+            "scheduler": {
+                "batch_size": scene.env_batches,
+                "sync_interval": scene.episodes,
+                "max_lag": MAX_LAG if full else 0,
+                "on_update": "continue" if full else "drain",
+                "streaming": full,
+                "batching": "dynamic" if full else "lockstep",
+                "max_requests": 1,
+                "max_wait_s": 0.0,
+                "fire_when_all_wait": False,
+            },
+            "simulators": [
+                {
+                    "count": len(small.simulating),
+                    "devices": small.simulating if small.setup.simulates_on_gpu else (),
+                    "env_batches": small.batches,
+                    "steps": scene.chunk_steps,
+                    "step": Cost(Lognormal(scene.step_s, SPREAD)),
+                }
+            ],
+            "generators": [{"count": len(small.generating), "devices": small.generating, "serve": scene.serve}],
+            "trainer": {
+                "devices": small.training,
+                "update": scene.update,
+                "gradient_steps": scene.gradient_steps,
+            },
         }
     )
 
@@ -109,14 +148,14 @@ def live(scene: PlacementScene, versions: int, folder: Path) -> RunConfig:
     """The scene as a run of real processes that sleep while they hold the devices in `folder`."""
     here, small = "polyrhythm_bench.workloads", scene.small
     simulated = cluster(scene, versions)
-    step, serve = scene.scaled.step, simulated.generators[0].serve
+    serve = scene.serve
     transitions = scene.env_batches * scene.chunk_steps
     update_s = simulated.trainer.update.mean(-(-transitions // simulated.trainer.size))
     full = small.mode == "full"
     env: dict[str, Any] = {
         "type": "latency",
         "episode_steps": scene.chunk_steps,
-        "step_time": f"lognormal:{1000 * step:.4f}ms:{scene.costs.spread:.4f}",
+        "step_time": f"lognormal:{1000 * scene.step_s:.4f}ms:{SPREAD}",
     }
     if small.setup.simulates_on_gpu:
         where = {"folder": str(folder), "devices": small.simulating}
@@ -131,7 +170,7 @@ def live(scene: PlacementScene, versions: int, folder: Path) -> RunConfig:
                 "policy": {
                     "type": f"{here}.slow_policy:SlowPolicySettings",
                     "policy": {"type": "gaussian"},
-                    "act": f"0ms+{1000 * serve.per_unit:.4f}ms",
+                    "act": f"{1000 * serve.base.mean:.4f}ms+{1000 * serve.per_unit:.4f}ms",
                 },
                 "folder": str(folder),
                 "generators": small.generating,
