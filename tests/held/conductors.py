@@ -59,10 +59,9 @@ def plain_record(record: Event | Command | float) -> Plain:
     return state_codec().encode(record)
 
 
-def read_event(plain: Plain) -> Event:
-    """The event that `plain_record` wrote."""
-    event: Event = state_codec().decode(plain)
-    return event
+def read_record(plain: Plain) -> Any:
+    """The event or command that `plain_record` wrote, with the default of a field that it lacks."""
+    return state_codec().decode(plain)
 
 
 def outcome(conductor: AnyConductor) -> dict[str, Plain]:
