@@ -46,7 +46,7 @@ def test_a_share_of_training_is_one_of_the_lock_step_rollout():
 
 def test_the_simulated_lock_step_is_the_sum_of_its_stages():
     assert scene.simulated(SMALL, "lockstep", {"type": "lockstep"}) == pytest.approx(16 / (0.0816 + 0.020))
-    slower = scene.simulated(SMALL, "lockstep", {"type": "lockstep"}, StageOverhead(0.001, 0.002))
+    slower = scene.simulated(SMALL, "lockstep", {"type": "lockstep"}, StageOverhead(pass_s=0.001, step_s=0.002))
     assert slower == pytest.approx(16 / (0.0816 + 4 * 0.003 + 0.020))
 
 
@@ -98,7 +98,8 @@ def test_bare_stages_go_on_as_fast_as_they_sleep_at_most():
 def test_what_a_run_takes_longer_is_found_and_added():
     """A run whose overhead is known stands for a live one: that overhead is measured, and the simulation with it takes
     as long, version by version."""
-    case, added = FidelityCase("small", batching=AT_ONCE), StageOverhead(0.001, 0.002, 0.003, 0.004, 0.005, 0.006)
+    case = FidelityCase("small", batching=AT_ONCE)
+    added = StageOverhead(0.001, 0.0001, 0.002, 0.003, 0.004, 0.005, 0.006)
     bare, timed = (fidelity.simulated(case, SMALL, 3, overhead) for overhead in (StageOverhead(), added))
     assert timed.overhead(bare) == pytest.approx(added)
     found = fidelity.compare(SMALL, timed, fidelity.simulated(case, SMALL, 3, timed.overhead(bare)), bare, added)

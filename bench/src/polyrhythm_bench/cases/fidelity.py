@@ -4,7 +4,7 @@ Steps take times that follow from the seeds of their episodes, so both runs draw
 longer than it sleeps: messages, threads that wake, Python. How much longer is measured by the conductor's events,
 between the same two versions of both runs:
 
-    a pass, a step                 as `plugins.planning.together.UnitTimer` measures them
+    a pass (by rows), a step       as `plugins.planning.together.UnitTimer` measures them
     a reset                        from `StartRows` to the slot's request
     an update, its publication     from `StartUpdate` to `UpdateDone`, from `PublishWeights` to `Published`
     loading a version              from `ApplyWeights` to `WeightsApplied`
@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median, stdev
+from statistics import fmean, linear_regression, median, stdev
 from typing import Any, ClassVar
 
 from polyrhythm.errors import ConfigError
@@ -163,8 +163,8 @@ class RunTimer(Observer):
     hears: ClassVar = (*UnitTimer.hears, records.PublishWeights, records.ApplyWeights, records.WeightsApplied)
 
     def __init__(self, case: FidelityCase, scene: StageScenario, versions: int) -> None:
-        step_s = parse_distribution(scene.sim_latency).mean
-        self.units = UnitTimer(lambda _: step_s, parse_cost(scene.infer_latency).mean)
+        step_s, self._infer = parse_distribution(scene.sim_latency).mean, parse_cost(scene.infer_latency)
+        self.units = UnitTimer(lambda _: step_s, self._infer.mean)
         self._version, self._last = 0, _FIRST + versions
         self.target = self._last + math.ceil(scenes.freshness(scene, case.mode)["max_lag"])
         self._begun: dict[tuple[str, ...], float] = {}
@@ -188,13 +188,19 @@ class RunTimer(Observer):
 
     def overhead(self, bare: RunTimer) -> StageOverhead:
         """What this run's work took longer than that of `bare`, in the mean."""
-        pairs = zip(self._means(), bare._means(), strict=True)
-        return StageOverhead(*(max(0.0, own - other) for own, other in pairs))
+        return StageOverhead(*(own - other for own, other in zip(self._means(), bare._means(), strict=True)))
 
     def _means(self) -> StageOverhead:
-        units = {"pass_s": self.units.passes, "step_s": self.units.steps}
-        longer = {name: fmean(unit.seconds - unit.expected for unit in own) for name, own in units.items()}
-        return StageOverhead(**longer, **{name: fmean(own) for name, own in self._exchanges.items()})
+        """Of passes the least-squares line over what they sleep, unless that is always the same."""
+        passes, base = self.units.passes, self._infer.base.mean
+        slept, longer = [unit.expected for unit in passes], [unit.seconds - unit.expected for unit in passes]
+        slope = linear_regression(slept, longer).slope if max(slept) - min(slept) > self._infer.per_unit / 2 else 0.0
+        return StageOverhead(
+            pass_s=fmean(longer) - slope * (fmean(slept) - base),
+            row_s=slope * self._infer.per_unit,
+            step_s=fmean(unit.seconds - unit.expected for unit in self.units.steps),
+            **{name: fmean(own) for name, own in self._exchanges.items()},
+        )
 
 
 def _exchange(record: records.Event | records.Command) -> tuple[str, ...]:

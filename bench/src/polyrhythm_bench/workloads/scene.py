@@ -119,10 +119,11 @@ def parse_scene(words: Sequence[str]) -> StageScenario:
 
 
 class StageOverhead(NamedTuple):
-    """Overhead of a live run in seconds: of each pass, between its two events at the conductor; of each step and reset
-    of an env batch; of an update; of publishing and of loading a version."""
+    """Overhead of a live run in seconds: of each pass, between its two events at the conductor, and of each
+    of its rows; of each step and reset of an env batch; of an update; of publishing and of loading a version."""
 
     pass_s: float = 0.0
+    row_s: float = 0.0
     step_s: float = 0.0
     reset_s: float = 0.0
     update_s: float = 0.0
@@ -134,7 +135,7 @@ NO_OVERHEAD = StageOverhead()
 
 
 class ShiftedDistribution(NamedTuple):
-    """A distribution shifted by `seconds`."""
+    """A distribution shifted by `seconds`, at least 0."""
 
     distribution: Distribution
     seconds: float
@@ -144,7 +145,7 @@ class ShiftedDistribution(NamedTuple):
         return self.distribution.mean + self.seconds
 
     def sample(self, rng: random.Random) -> float:
-        return self.distribution.sample(rng) + self.seconds
+        return max(0.0, self.distribution.sample(rng) + self.seconds)
 
 
 def batchings(scene: StageScenario) -> list[dict[str, Any]]:
@@ -203,7 +204,6 @@ def cluster(
                     "count": scene.simulators,
                     "env_batches": scene.env_batches // scene.simulators,
                     "rows": scene.rows,
-                    "reset_rows": False,  # they step as one, and are of one length, so they also begin as one
                     "step": _longer(scene.sim_latency, overhead.step_s),
                     "reset": _longer("0ms", overhead.reset_s),
                     "steps": scene.episode_steps,
@@ -213,7 +213,7 @@ def cluster(
             "generators": [
                 {
                     "count": scene.generators,
-                    "serve": _longer(scene.infer_latency, overhead.pass_s),
+                    "serve": _longer(scene.infer_latency, overhead.pass_s, overhead.row_s),
                     "apply": _longer("0ms", overhead.apply_s),
                 }
             ],
@@ -232,10 +232,10 @@ def _limits(batching: Mapping[str, Any]) -> dict[str, float]:
     return {"max_rows": batching["max_rows"], "max_wait_s": batching["max_wait_ms"] / 1000}
 
 
-def _longer(cost: str, seconds: float) -> Cost:
+def _longer(cost: str, seconds: float, per_unit: float = 0.0) -> Cost:
     """The cost, always so much longer."""
     distribution = parse_cost(cost)
-    return Cost(ShiftedDistribution(distribution.base, seconds), distribution.per_unit)
+    return Cost(ShiftedDistribution(distribution.base, seconds), distribution.per_unit + per_unit)
 
 
 def freshness(scene: StageScenario, mode: Mode) -> dict[str, Any]:
