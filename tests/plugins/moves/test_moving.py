@@ -123,17 +123,18 @@ def test_a_trainer_that_leases_its_device_to_a_generator_gets_it_back_for_good()
 def cut(by_passes: float) -> ClusterSettings:
     """A trainer that is the slowest station, with micro-batches of 8 chunk steps, of 2 to 64."""
     trainer = {"update": "1500ms", "micro_batch": 8, "by_passes": by_passes}
-    settings = scene(generators=[{"serve": "4ms+2ms"}], trainer=trainer, versions=48)
+    settings = scene(generators=[{"serve": "4ms+2ms", "count": 2}], trainer=trainer, versions=48)
     rules = MoveRules({}, 8, (2, 4, 8, 16, 32, 64))
     return settings.model_copy(update={"scheduler": replace(settings.scheduler, moves=rules)})
 
 
 def test_micro_batches_become_larger_while_that_is_faster() -> None:
     run = WatchedRun(cut(0.5))
-    first, second = (move for _, move in run.chosen[:2])
+    first, second, third = (move for _, move in run.chosen[:3])
     assert (first.outcome, first.move) == ("begun", "micro_batch_steps 8 → 16")
     assert (second.outcome, second.move) == ("kept", "micro_batch_steps 8 → 16")
     assert second.measured == pytest.approx(1.33, abs=0.03)
+    assert third.move.startswith("micro_batch_steps 16 →")
 
 
 def test_larger_micro_batches_that_train_longer_are_undone_after_two_updates_and_smaller_ones_tried() -> None:
@@ -142,10 +143,10 @@ def test_larger_micro_batches_that_train_longer_are_undone_after_two_updates_and
     assert moves[:3] == [
         ("begun", "micro_batch_steps 8 → 16"),
         ("undone", "micro_batch_steps 16 → 8"),
-        ("begun", "micro_batch_steps 8 → 4"),
+        ("begun", "micro_batch_steps 8 → 2"),
     ]
     assert run.chosen[1][0] - run.chosen[0][0] <= 3
-    assert ("kept", "micro_batch_steps 8 → 4") in moves
+    assert ("kept", "micro_batch_steps 8 → 2") in moves
 
 
 def leased(**changes: Any) -> ClusterSettings:
@@ -388,6 +389,8 @@ def test_neighbours_in_micro_batches_and_sharing() -> None:
     largest = Operation((), 0.0, 16, together=True)
     words = [largest.describe(one) for one in neighbours(largest, ["generator-0"], settings, rules)]
     assert words == ["micro_batch_steps 16 → 8", "sharing share → lease"]
+    words = [largest.describe(one) for one in neighbours(largest, ["generator-0"], settings, rules, (8, 16))]
+    assert words == ["micro_batch_steps 16 → 4", "micro_batch_steps 16 → 8", "sharing share → lease"]
 
 
 @pytest.mark.parametrize(

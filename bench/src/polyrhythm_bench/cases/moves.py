@@ -11,7 +11,7 @@ through three phases of equal numbers of versions: cheap, dear, cheap.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -22,10 +22,11 @@ from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.observers.base import Observer
+from polyrhythm.plugins.lease.conductor import LeasedConductor
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm.scheduler import records
-from polyrhythm.scheduler.conductor import Conductor
+from polyrhythm.scheduler.conductor import AnyConductor, Conductor
 from polyrhythm.scheduler.settings import MoveRules
 from polyrhythm_bench.harness import resources
 from polyrhythm_bench.harness.running import running
@@ -159,23 +160,85 @@ def cluster(cost: str, factors: Sequence[float], *, moves: bool) -> ClusterSetti
     return found.model_copy(update={"scheduler": replace(found.scheduler, moves=rules)})
 
 
+def published(settings: ClusterSettings, operate: Callable[[AnyConductor], None] | None = None) -> dict[int, float]:
+    """Virtual time of each version. operate: puts another operation into force at the beginning."""
+    conductor = build_conductor(settings.scheduler)
+    machine, found = VirtualCluster(settings, conductor), Publications()
+    if operate is not None:
+        machine.driver.clock.at(0.1, lambda _: operate(conductor))
+    machine.driver.observer = found.note
+    machine.run()
+    return found.at
+
+
+def off(conductor: AnyConductor) -> None:
+    assert isinstance(conductor, Conductor)
+    conductor.operate(OFF, conductor.settings.max_lag)
+
+
 def simulated(cost: str, factors: Sequence[float], kind: str) -> list[float]:
     """Samples per second of each phase, once 20 versions of it are trained, and of the whole run."""
-    settings = cluster(cost, factors, moves=kind == "moves")
-    conductor = build_conductor(settings.scheduler)
-    machine, published = VirtualCluster(settings, conductor), Publications()
-    if kind == "off":
-        assert isinstance(conductor, Conductor)
-        machine.driver.clock.at(0.1, lambda _: conductor.operate(OFF, settings.scheduler.max_lag))
-    machine.driver.observer = published.note
-    machine.run()
-    at = published.at
+    at = published(cluster(cost, factors, moves=kind == "moves"), off if kind == "off" else None)
     rates = []
     for phase in range(len(factors)):
         own = [version for version, time in at.items() if phase * PHASE_S <= time < (phase + 1) * PHASE_S]
         first, last = own[min(FOLLOWED, len(own) - 2)], own[-1]
         rates.append((last - first) * 32 / (at[last] - at[first]))
     return [*rates, max(at) * 32 / at[max(at)]]
+
+
+def on_one_device(*, moves: bool, trainer: dict[str, Any], **changes: Any) -> ClusterSettings:
+    """A generator and a trainer that lease one device, with micro-batches of 8 chunk steps. trainer, changes: settings
+    of the trainer and of the cluster."""
+    beside = {"devices": "0", "resident_gb": 1.0}
+    found = ClusterSettings.model_validate(
+        {
+            "versions": 120,
+            "scheduler": {"batch_size": 32, "max_lag": 2.0, "max_rows": 16, "max_wait_s": 0.0},
+            "simulators": [{"env_batches": 4, "slots": 2, "rows": 4, "step": "lognormal:100ms:0.3", "steps": 8}],
+            "generators": [{"serve": "4ms+2ms", **beside}],
+            "trainer": {"update": "800ms", "micro_batch": 8, **beside, **trainer},
+            "sharing": "lease",
+            "lease": {"min_hold": "300ms", "host_gb_per_s": 5.0},
+            **changes,
+        }
+    )
+    lease = found.scheduler.lease
+    assert lease is not None
+    rules = MoveRules(dict(lease.devices), 8, (2, 4, 8, 16, 32, 64), together=True) if moves else None
+    return found.model_copy(update={"scheduler": replace(found.scheduler, moves=rules)})
+
+
+#: Settings of the trainer and of the cluster, and the best of the operations that moves can lead to: (micro-batch,
+#: whether the device is shared).
+STATIC: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, bool]]] = {
+    "a share is faster": ({}, {}, (8, True)),
+    "a share is slower: two passes at once take five times as long": ({}, {"switching": 3.0}, (8, False)),
+    "larger micro-batches are faster": ({"update": "2400ms", "by_passes": 0.5}, {}, (64, True)),
+    "smaller micro-batches are faster": ({"update": "2400ms", "by_passes": -0.5}, {}, (2, True)),
+}
+
+
+def with_leases() -> list[dict[str, Any]]:
+    """Samples per second of the last 20 of 120 versions: at the start, with the best fixed operation and with moves;
+    and of the whole run with moves over that of the start. versions: until moves are within 5% of the best."""
+    rows = []
+    for name, (trainer, changes, (size, together)) in STATIC.items():
+
+        def best(conductor: AnyConductor, size: int = size, *, together: bool = together) -> None:
+            conductor.share_devices(together=together)
+            assert isinstance(conductor, LeasedConductor)
+            conductor.inner.operate((), conductor.settings.max_lag, size)
+
+        fixed = on_one_device(moves=False, trainer=trainer, **changes)
+        runs = {"start": published(fixed), "best": published(fixed, best)}
+        at = runs["moves"] = published(on_one_device(moves=True, trainer=trainer, **changes))
+        rates = {kind: 20 * 32 / (own[118] - own[98]) for kind, own in runs.items()}
+        whole = runs["start"][118] / at[118]
+        found = [v for v in range(1, 113) if 5 * 32 / (at[v + 5] - at[v]) >= 0.95 * rates["best"]]
+        rows.append({"scene": name, **rates, "moves_to_best": rates["moves"] / rates["best"], "whole": whole})
+        rows[-1]["versions"] = float(found[0]) if found else None
+    return rows
 
 
 def in_the_cluster() -> list[dict[str, Any]]:
@@ -191,7 +254,8 @@ def in_the_cluster() -> list[dict[str, Any]]:
 
 
 def run(versions: int = 40, repeats: int = 1, *, tiny: bool = False) -> dict[str, Any]:
-    """In the simulated cluster (`simulated`: shares of the better fixed operation), and unless `tiny` in processes.
+    """In the simulated cluster (`simulated`: shares of the better fixed operation; `leases`: as `with_leases`), and
+    unless `tiny` in processes.
 
     Interleaved turns. versions: of a phase. `phases`: samples per second by kind of run and phase (medians), and what
     moves reach of the better fixed one, in the whole run of the start; `moves`: those of each turn.
@@ -200,8 +264,9 @@ def run(versions: int = 40, repeats: int = 1, *, tiny: bool = False) -> dict[str
         least = FOLLOWED + 6
         raise ConfigError(f"--versions {versions}: {FOLLOWED} of a phase are not measured; make it at least {least}")
     cluster_rows = in_the_cluster()
+    leases = with_leases()
     if tiny:
-        return {"simulated": cluster_rows}
+        return {"simulated": cluster_rows, "leases": leases}
     found: dict[str, list[list[float]]] = {"on": [], "off": [], "moves": []}
     chosen: list[dict[str, Any]] = []
     before = resources.read_cpu()
@@ -226,6 +291,7 @@ def run(versions: int = 40, repeats: int = 1, *, tiny: bool = False) -> dict[str
         "repeats": repeats,
         "others_cores": others,
         "simulated": cluster_rows,
+        "leases": leases,
         "phases": phases,
         "moves": chosen,
     }

@@ -212,7 +212,8 @@ class Mover:
         if self.timing.generators.keys() <= set(self.operation.off):
             return  # those that are on are lost, and all others serve until one is back
         times = self.timing.measured()
-        found = neighbours(self.operation, self.timing.generators, self.settings, self.rules)
+        timing = self.timing
+        found = neighbours(self.operation, timing.generators, self.settings, self.rules, timing.updates)
         found = [one for one in found if self.barred.get(one, 0) <= self.versions]
         if times is None or not found:
             self.next_search = self.versions + (PAUSE if not found else 1)

@@ -48,12 +48,17 @@ def starting(settings: SchedulerSettings, rules: MoveRules) -> Operation:
 
 
 def neighbours(
-    present: Operation, generators: Collection[str], settings: SchedulerSettings, rules: MoveRules
+    present: Operation,
+    generators: Collection[str],
+    settings: SchedulerSettings,
+    rules: MoveRules,
+    sizes: Collection[int] = (),
 ) -> list[Operation]:
-    """The operations that one move leads to. generators: the present ones.
+    """The operations that one move leads to. generators: the present ones; sizes: of micro-batches that were measured.
 
-    Generators on the same devices are equal, so only their number counts: one more or less, all or none. With any other
-    move α is the setting's again; it is lowered by a move of its own. Micro-batches become the next smaller or larger.
+    Generators on the same devices are equal, so only their number counts: one more or less, all or none. Micro-batches
+    become the next smaller or larger, and once two sizes show what to expect the smallest or the largest. With any
+    other move α is the setting's again; it is lowered by a move of its own.
     """
     found: dict[Operation, None] = {}
     for own in _classes(generators, settings, rules):
@@ -65,9 +70,10 @@ def neighbours(
             if not set(generators) <= set(names):
                 found[replace(present, off=names, max_lag=settings.max_lag)] = None
     if rules.micro_batches:
-        place = rules.micro_batches.index(present.micro_batch)
-        for size in rules.micro_batches[max(0, place - 1) : place + 2]:
-            found[replace(present, max_lag=settings.max_lag, micro_batch=size)] = None
+        place, last = rules.micro_batches.index(present.micro_batch), len(rules.micro_batches) - 1
+        far = {0, last} if len(sizes) > 1 else set()
+        for index in sorted({max(0, place - 1), min(last, place + 1)} | far):
+            found[replace(present, max_lag=settings.max_lag, micro_batch=rules.micro_batches[index])] = None
     if rules.together:
         found[replace(present, max_lag=settings.max_lag, together=not present.together)] = None
     for level in LAG_LEVELS:
