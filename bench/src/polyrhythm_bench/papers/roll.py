@@ -83,11 +83,11 @@ def ablation_s(scene: AnswerScene, mode: AnswerMode, before: int = 3, counted: i
     return seconds(answers.cluster(scene, mode, before + counted), counted)
 
 
-def figure_3a() -> Iterator[dict[str, Any]]:
+def figure_3a(counted: int = 8) -> Iterator[dict[str, Any]]:
     """Gain over ROLL-Sync (queueing and replication, all GPUs in turn) by the split of 40 GPUs."""
-    sync = ablation_s(ablation_scene(GPUS // 2), MODES["replicated"])
+    sync = ablation_s(ablation_scene(GPUS // 2), MODES["replicated"], counted=counted)
     for training, ratio, published in SPLITS:
-        found = sync / ablation_s(ablation_scene(training), asynchronous(ratio))
+        found = sync / ablation_s(ablation_scene(training), asynchronous(ratio), counted=counted)
         yield _row(f"figure 3a, {training} train, {GPUS - training} infer: α = {ratio}", published, found)
 
 

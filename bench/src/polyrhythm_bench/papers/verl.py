@@ -60,10 +60,10 @@ ROWS = (
 )
 
 
-def cluster_settings(row: Row, seed: int = 0) -> ClusterSettings:
-    """An eighth of the row's cluster."""
+def cluster_settings(row: Row, part: int = PART, seed: int = 0) -> ClusterSettings:
+    """One of so many parts of the row's cluster."""
     updates = 1 if row.synchronous else MINI_BATCHES // row.require_batches
-    answers = PROMPTS * GROUP // PART
+    answers = PROMPTS * GROUP // part
     return ClusterSettings.model_validate(
         {
             "seed": seed,
@@ -87,7 +87,7 @@ def cluster_settings(row: Row, seed: int = 0) -> ClusterSettings:
             ],
             "generators": [
                 {
-                    "count": (2 * CARDS if row.synchronous else CARDS) // PART,
+                    "count": (2 * CARDS if row.synchronous else CARDS) // part,
                     "decode": f"{STEP_MS:.4f}ms+{ANSWER_MS}ms",
                     "apply": f"{WEIGHTS_S}s",
                 }
@@ -97,9 +97,9 @@ def cluster_settings(row: Row, seed: int = 0) -> ClusterSettings:
     )
 
 
-def step_s(row: Row, seed: int = 0) -> float:
+def step_s(row: Row, part: int = PART) -> float:
     """Seconds of a step."""
-    return run_cluster(cluster_settings(row, seed), COUNTED)[1] / COUNTED
+    return run_cluster(cluster_settings(row, part), COUNTED)[1] / COUNTED
 
 
 def rows(only: tuple[Row, ...] = ROWS) -> Iterator[dict[str, Any]]:
