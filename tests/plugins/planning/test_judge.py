@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,9 @@ from polyrhythm.plugins.planning.arrangement import (
     devices_text,
     reshaped,
 )
-from polyrhythm.plugins.planning.judge import Prediction, predict
+from polyrhythm.plugins.planning.judge import Length, Prediction, predict
+from polyrhythm.plugins.planning.judging import Judges
+from polyrhythm.plugins.planning.problem import problem_of
 from polyrhythm.plugins.planning.profile import StationProfile
 
 #: Eight rows on the host, a generator on device 0, the trainer on device 1.
@@ -81,7 +84,7 @@ def test_long_episodes_are_joined_without_changing_the_rate() -> None:
     config = arranged(recipe("training.mini_batch_samples=16"), APART)
     long = profile(config, chunk_steps=96)
     each = predict(long, config, nodes(2))
-    joined = predict(long, config, nodes(2), requests=1000)
+    joined = predict(long, config, nodes(2), length=Length(requests=1000))
     assert joined.version_s == pytest.approx(each.version_s, rel=0.06)
 
 
@@ -130,3 +133,19 @@ def test_scores_are_waited_for() -> None:
     found = predict(scored, arranged(config, APART), nodes(2))
     assert found.version_s == pytest.approx(16.0, rel=0.1)
     assert found.busy["scorer"] > 0.9
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_processes_change_no_prediction() -> None:
+    """The first one is judged here; and a process that is killed costs nothing but time."""
+    those = [APART, replace(APART, env_batches=2, rows=1), replace(APART, trainer_devices=(0,)), replace(APART, slots=2)]
+    problem = problem_of(profile(CONFIG), CONFIG, nodes(2))
+    alone, told = problem.judge(those), list[Prediction]()
+    with Judges(2, told.append, long_s=0.0) as judges:
+        assert problem.judge(those, judges=judges) == alone
+        pool = multiprocessing.active_children()
+        assert len(pool) == 2
+        assert len(told) == sum(one is not None for one in alone) == 3
+        pool[0].kill()
+        assert problem.judge(those, judges=judges) == alone
+    assert not multiprocessing.active_children()

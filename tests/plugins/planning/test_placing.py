@@ -15,7 +15,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.planning.arrangement import Arrangement, arrangement_of, changed_lines
 from polyrhythm.plugins.planning.judge import predict
-from polyrhythm.plugins.planning.placing import moved_up, parse_devices, what_more_buys
+from polyrhythm.plugins.planning.placing import judge_own, moved_up, parse_devices, what_more_buys
 from polyrhythm.plugins.planning.problem import problem_of
 from polyrhythm.plugins.planning.profile import Profile
 
@@ -50,15 +50,29 @@ def test_the_answer_has_settings_that_the_recipe_takes(here: Path, capsys: pytes
     config = load_config("latency", [*RECIPE, *SMALL, *found["placements"][0]["settings"]])
     again = predict(small(), config, parse_devices("2", None))
     assert again.samples_per_s == pytest.approx(rates[0])
-    assert found["own"]["samples_per_s"] <= rates[0]
+    assert found["own"] is None  # it is on the CPU, of which the profile has no times
+
+
+def test_the_recipes_own_placement_is_compared_where_it_was_measured() -> None:
+    own = ("placement.generators.devices=0", "placement.trainer.devices=1")
+    problem = problem_of(small(), recipe(*SMALL, *own), parse_devices("2", None))
+    found = judge_own(problem)
+    assert found is not None
+    assert 0 < found.samples_per_s <= problem.solve(first=2, most=4)[0].prediction.samples_per_s * 1.001
+    half = problem_of(small(), recipe(*SMALL, own[0]), parse_devices("2", None))
+    assert judge_own(half) is None
 
 
 def test_the_answer_in_words(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--gpus", "1") == 0
     text = capsys.readouterr().out
     assert text.startswith("latency on 1 x test, by the profile of 2026-11-28; predicted, not measured\n")
-    assert re.search(r"^1 +\S+ +sim \d+% gen \d+% tra \d+%", text, re.MULTILINE)
+    assert re.search(r"^1 +\S+ +\d+/\d+/\d+ ", text, re.MULTILINE)
     assert "one more GPU: +" in text
+    table = text.split("\n\n")[1].splitlines()
+    assert all(len(line) <= 86 for line in table)
+    explained = {*table[0].split()} - {"busy", "train", "sharing"}
+    assert all(re.search(rf"{name}[:,]", text) for name in explained)
     assert "polyrhythm train latency \\\n" in text
 
 

@@ -20,8 +20,8 @@ from typing import Any
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import env_settings
-from polyrhythm.plugins.planning.arrangement import Arrangement, arranged, reshaped
-from polyrhythm.plugins.planning.judge import predict
+from polyrhythm.plugins.planning.arrangement import Arrangement, reshaped
+from polyrhythm.plugins.planning.judge import Length
 from polyrhythm.plugins.planning.problem import PlacementProblem, problem_of
 from polyrhythm.plugins.planning.profile import (
     Episodes,
@@ -32,34 +32,24 @@ from polyrhythm.plugins.planning.profile import (
     Work,
     settings_digest,
 )
-from polyrhythm.plugins.planning.search import Choices, search
+from polyrhythm.plugins.planning.search import Choices
 from polyrhythm.runtime.devices import Devices
 
 log = logging.getLogger(__name__)
 
 _GB = 10**9
-#: Requests and versions of a simulation: problems are small, so that all placements can be judged.
-_REQUESTS, _COUNTED = 600, 2
+#: Of a simulation: problems are small, so that all placements can be judged.
+_FULL = Length(counted=2, requests=600)
 #: Largest regrets that the design allows: median and worst.
 LIMITS = (0.03, 0.10)
 
 
 @dataclass(frozen=True)
 class RandomProblem(PlacementProblem):
-    """A problem whose simulations are short."""
-
-    def judge(self, one: Arrangement) -> float | None:  # type: ignore[override]
-        """Samples per second; None if it cannot be."""
-        together = {*one.generator_devices, *one.simulator_devices} & {*one.trainer_devices}
-        if one.sharing == "lease" and not together:
-            return None
-        config = arranged(self.config, one)
-        found = predict(self.profile, config, self.devices, spec=self.spec, counted=_COUNTED, requests=_REQUESTS)
-        return None if found.over or found.halted else found.samples_per_s
+    """A problem with few choices, so that all can be tried."""
 
     @property
     def choices(self) -> Choices:
-        """Few values, so that all can be tried."""
         sharing = ("share", "lease")
         return Choices(
             sharing=sharing, simulators=(self.simulators,), env_batches=(1, 2), slots=(1, 2), max_rows=(4, 16)
@@ -68,11 +58,6 @@ class RandomProblem(PlacementProblem):
     @property
     def simulators(self) -> int:
         return 1 if self.profile.stations["simulator"].device == "cuda" else 2
-
-    def search(self) -> tuple[Arrangement, float]:
-        """The best placement found, and its rate, with as many judged as `polyrhythm plan` has."""
-        found = search(self.proposals(), self.choices, self.judge, lambda rate: rate)
-        return found[0]
 
     def everything(self) -> Iterator[Arrangement]:
         """Every placement."""
@@ -186,7 +171,7 @@ def problem(seed: int) -> RandomProblem:
         },
     )
     base = problem_of(profile, config, Devices((("", devices),)), env_settings(config).spec())
-    return RandomProblem(base.profile, base.config, base.devices, base.spec)
+    return RandomProblem(base.profile, base.config, base.devices, base.spec, full=_FULL)
 
 
 def work(*points: tuple[float, ...]) -> Work:
@@ -205,17 +190,20 @@ def run(problems: int = 60, first: int = 0) -> dict[str, Any]:
     for seed in range(first, first + problems):
         one = problem(seed)
         begin, cpu = time.perf_counter(), time.process_time()
-        found, rate = one.search()
+        found = one.solve()[0]
         seconds, cpu_s = time.perf_counter() - begin, time.process_time() - cpu
-        rates = {other: known for other in one.everything() if (known := one.judge(other)) is not None}
+        others = list(dict.fromkeys(one.everything()))
+        known = zip(others, one.judge(others), strict=True)
+        rates = {other: prediction.samples_per_s for other, prediction in known if prediction is not None}
+        rate = found.prediction.samples_per_s
         best = max([*rates.values(), rate])
         row = {
             "seed": seed,
             "devices": one.devices.count,
             "placements": len(rates),
             "regret": 1 - rate / best,
-            "found": found,
-            "best": max(rates, key=rates.__getitem__, default=found),
+            "found": found.arrangement,
+            "best": max(rates, key=rates.__getitem__, default=found.arrangement),
             "seconds": seconds,
             "cpu_s": cpu_s,
         }

@@ -28,7 +28,7 @@ from polyrhythm.plugins.advice.order import DRIFTS, with_setting
 from polyrhythm.plugins.advice.speed import more
 from polyrhythm.plugins.planning.cluster import mini_batch, sample_steps
 from polyrhythm.plugins.planning.from_run import measured_updates, profile_of, updated
-from polyrhythm.plugins.planning.judge import predict
+from polyrhythm.plugins.planning.judge import Length, predict
 from polyrhythm.plugins.planning.profile import Kind, Profile, WorkName, load_profile
 from polyrhythm.runtime.devices import devices_here
 
@@ -132,7 +132,7 @@ class Predictor:
     def _simulated(self, config: RunConfig) -> float:
         """Trained samples per second."""
         count = self._profile.machine.devices
-        return predict(self._profile, config, devices_here(count), counted=_COUNTED).samples_per_s
+        return predict(self._profile, config, devices_here(count), length=Length(_COUNTED)).samples_per_s
 
     def _measured(self) -> float:
         """Trained samples per second of the run."""

@@ -5,6 +5,7 @@ measure     makes it: the stations `alone`, then `together` in a short run; `fro
 cluster     the simulated cluster of a recipe, with the costs of a profile
 arrangement what a placement decides, as settings of a recipe
 judge       predicts one by the real scheduler on the simulated cluster
+judging     judges many, on several cores
 graph       the workflow: who sends what to whom
 search      proposes placements: cuts of the graph into temporal and spatial parts (RLinf, algorithm 1)
 problem     a recipe's placement problem: costs, choices, the answer, and what more would buy

@@ -26,18 +26,28 @@ from polyrhythm.scheduler.records import Command, Event, UpdateDone
 from polyrhythm.specs import EnvSpec
 from polyrhythm.specs.distributions import Constant, Lognormal
 
-#: Versions that are counted; before and after them as many as rollout may be ahead are left out.
-COUNTED = 3
-#: Requests of a simulation at most, about: chunk steps are joined, several to one, until there are no more.
-REQUESTS = 12_000
-#: Simulated chunk steps that an episode keeps at least.
-_LEAST_STEPS = 8
 #: Gradient steps of an update that are simulated one by one; more are joined.
 _GRADIENT_STEPS = 4
 #: Bytes per second between devices of a node, and between nodes (assumed: NVLink, and NICs of 100 Gb/s).
 _NEAR, _FAR = 200e9, 12.5e9
 #: Name of the host's memory in `Prediction.memory`.
 HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How much is simulated. counted: versions over which throughput is taken; skipped: before them, besides those that
+    rollout may be ahead. requests: at most, about: chunk steps are joined, several to one, until there are no more.
+    steps: simulated chunk steps that an episode keeps at least."""
+
+    counted: int = 3
+    skipped: int = 1
+    requests: int = 12_000
+    steps: int = 8
+
+
+#: Of what is told, and of what is only compared.
+FULL, SHORT = Length(), Length(counted=1, skipped=0, requests=3_000, steps=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +73,19 @@ def predict(
     *,
     spec: EnvSpec | None = None,
     seed: int = 0,
-    counted: int = COUNTED,
-    requests: int = REQUESTS,
+    length: Length = FULL,
 ) -> Prediction:
-    """Simulate a recipe on these devices. counted: versions over which throughput is taken; requests: limit, about.
+    """Simulate a recipe on these devices, until the last version that counts.
 
     Deterministic for a seed. ConfigError: from `cluster_settings`.
     """
     spec = env_settings(config).spec() if spec is None else spec
     ahead, every = math.ceil(config.freshness.max_lag), config.freshness.sync_interval
-    skipped = ahead + 1
-    settings = cluster_settings(profile, config, devices=devices, spec=spec, versions=skipped + counted + ahead)
-    settings = joined(_adapted(settings, profile, devices), joined_steps(profile, config, settings, requests))
+    first = (ahead + length.skipped) * every
+    last = first + length.counted * every
+    versions = 2 * ahead + length.skipped + length.counted  # rollout of the last that counts goes on as in a long run
+    settings = cluster_settings(profile, config, devices=devices, spec=spec, versions=versions)
+    settings = joined(_adapted(settings, profile, devices), joined_steps(profile, config, settings, length))
     conductor = build_conductor(settings.scheduler)
     cluster = VirtualCluster(settings.model_copy(update={"seed": seed}), conductor)
     ends = [0.0]
@@ -82,11 +93,13 @@ def predict(
     def count(now: float, event: Event, _: list[Command]) -> None:
         if isinstance(event, UpdateDone):
             ends.append(now)
+            if len(ends) > last:
+                cluster.driver.reached = versions
 
     cluster.driver.observer = count
     cluster.run()
     found = summarise(cluster.driver, conductor.ledger.as_dict())
-    first, last = skipped * every, min(len(ends) - 1, (skipped + counted) * every)
+    last = min(len(ends) - 1, last)
     seconds = (ends[last] - ends[first]) / (last - first) * every if last > first else math.inf
     memory = memory_of(profile, config, devices, spec)
     return Prediction(
@@ -158,11 +171,11 @@ def _dealt(groups: tuple[SimulatorGroup, ...], hosts: int) -> Iterator[Simulator
 # ------------------------------------------------------------ long episodes
 
 
-def joined_steps(profile: Profile, config: RunConfig, settings: ClusterSettings, most: int) -> int:
-    """Number of chunk steps to simulate as one, for about `most` requests."""
+def joined_steps(profile: Profile, config: RunConfig, settings: ClusterSettings, length: Length) -> int:
+    """Number of chunk steps to simulate as one."""
     group, steps = settings.simulators[0], sample_steps(profile, config)
     requests = settings.versions * settings.scheduler.version_samples * steps / group.rows
-    return max(1, min(math.ceil(requests / most), int(steps // _LEAST_STEPS)))
+    return max(1, min(math.ceil(requests / length.requests), int(steps // length.steps)))
 
 
 def joined(settings: ClusterSettings, times: int) -> ClusterSettings:

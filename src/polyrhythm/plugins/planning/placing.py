@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TextIO
 
 from polyrhythm.cli import show
 from polyrhythm.config.load import load_config
@@ -15,16 +17,28 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.plugins.planning.arrangement import Arrangement, arranged, arrangement_of, changed_lines, devices_text
 from polyrhythm.plugins.planning.judge import Prediction, predict
+from polyrhythm.plugins.planning.judging import Judges, forkable_cores
 from polyrhythm.plugins.planning.problem import PlacementProblem, RankedPlacement, problem_of
 from polyrhythm.plugins.planning.profile import Profile, load_profile, refuse_other_recipe, this_machine
+from polyrhythm.plugins.planning.search import AGAIN, MOST
 from polyrhythm.runtime.devices import Devices
 
 #: Placements in the table.
 _SHOWN = 5
 #: Placements within this share of the best are as good; of these, the one that changes least of the recipe comes first.
 _EQUAL = 0.01
+#: Of the placements with one more GPU, those that are judged in full.
+_AGAIN_WIDER = 2
 #: Settings changed by each what-if are not worth a word below this gain.
 _NOTABLE = 0.005
+#: Stations whose share of busy time is shown.
+_BUSY = ("simulator", "generator", "trainer")
+#: What the columns are.
+LEGEND = (
+    "rate: samples/s trained. busy %: simulators/generators/trainer. GB: of the fullest",
+    "device. lag: versions, mean/largest. sim, gen: how many, on which devices. rows: env",
+    "batches x rows/slots of a simulator. pass: most rows. micro: chunk steps at a time.",
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,9 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.run, arguments.overrides)
     profile = find_profile(config, arguments.profile)
     problem = problem_of(profile, config, devices)
-    found = by_least_change(config, problem.solve())
-    own = judge_own(problem)
-    more = list(what_more_buys(problem, found[0]))
+    progress = Progress(sys.stderr)
+    with progress, Judges(forkable_cores(), progress.judged) as judges:
+        progress.begin(f"of at most {MOST + AGAIN} placements")
+        found = by_least_change(config, problem.solve(judges=judges))
+        progress.begin("with one more GPU, a generator, or twice the rows")
+        own = judge_own(problem)
+        more = list(what_more_buys(problem, found[0], judges))
     if arguments.json:
         print(json.dumps(as_data(config, profile, found, own, more), indent=2))
     else:
@@ -95,30 +113,64 @@ def by_least_change(config: RunConfig, found: Sequence[RankedPlacement]) -> list
     return ordered
 
 
+class Progress:
+    """One line on a terminal, written over and then away; elsewhere nothing."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" else None
+        self._what, self._count, self._best = "", 0, 0.0
+
+    def begin(self, what: str) -> None:
+        """what: of how many, or of which kind, are the placements that are judged from now on."""
+        self._what, self._count, self._best = what, 0, 0.0
+
+    def judged(self, one: Prediction) -> None:
+        self._count += 1
+        if not (one.over or one.halted):
+            self._best = max(self._best, one.samples_per_s)
+        self._write(f"judged {self._count} {self._what}, best so far {self._best:.3g} samples/s")
+
+    def _write(self, text: str) -> None:
+        if self._stream is not None:
+            self._stream.write(f"\r{text}\x1b[K")
+            self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write("")
+
+
 def judge_own(problem: PlacementProblem) -> Prediction | None:
-    """What the recipe's own placement gives on these devices; None if they do not have what it names."""
+    """What the recipe's own placement gives on these devices; None if they do not have what it names, or the profile
+    has no times for where it is: a station on the CPU that was measured on a GPU, or the reverse."""
     try:
         one = arrangement_of(problem.config, problem.devices)
+        if not problem.measured_there(one):
+            return None
         return predict(problem.profile, arranged(problem.config, one), problem.devices, spec=problem.spec)
     except ConfigError:
         return None
 
 
-def what_more_buys(problem: PlacementProblem, best: RankedPlacement) -> Iterator[tuple[str, float]]:
+def what_more_buys(
+    problem: PlacementProblem, best: RankedPlacement, judges: Judges | None = None
+) -> Iterator[tuple[str, float]]:
     """Each addition in words, and the gain in throughput as a share. One more GPU: by a search like that of `best`,
     which is in it."""
     before = best.prediction.samples_per_s
     if problem.devices.count:
         (name, count), *others = problem.devices.nodes
         wider = replace(problem, devices=Devices(((name, count + 1), *others)))
-        again = wider.solve(also=moved_up(best.arrangement, count))
+        again = wider.solve(also=moved_up(best.arrangement, count), again=_AGAIN_WIDER, judges=judges)
         yield "one more GPU", again[0].prediction.samples_per_s / before - 1
     one = best.arrangement
-    for text, changed in (
-        ("one more generator", _one_more_generator(one)),
-        ("twice the rows", replace(one, rows=2 * one.rows, max_rows=2 * one.max_rows)),
-    ):
-        found = problem.judge(changed)
+    changed = {
+        "one more generator": _one_more_generator(one),
+        "twice the rows": replace(one, rows=2 * one.rows, max_rows=2 * one.max_rows),
+    }
+    for text, found in zip(changed, problem.judge(list(changed.values()), judges=judges), strict=True):
         if found is not None:
             yield text, found.samples_per_s / before - 1
 
@@ -153,9 +205,11 @@ def lines(
     )
     head = f"{config.name} on {where}, by the profile of {profile.date[:10]}; predicted, not measured"
     rows = [{"": str(rank), **_row(one)} for rank, one in enumerate(found[:_SHOWN], 1)]
-    text = [head, "", show.records(rows), ""]
+    text = [head, "", show.records(rows), *LEGEND, ""]
     best = found[0]
-    if own is not None:
+    if own is None:
+        text.append("the recipe as it is: no prediction, as it names devices that are not there, or that have no times")
+    else:
         gain = best.prediction.samples_per_s / own.samples_per_s - 1 if own.samples_per_s else 0.0
         fits = f"; it does not fit: {own.over}" if own.over else ""
         text.append(f"the recipe as it is: {own.samples_per_s:.3g} samples/s ({gain:+.0%} with 1){fits}")
@@ -170,13 +224,13 @@ def _row(one: RankedPlacement) -> dict[str, str]:
     arrangement, found = one.arrangement, one.prediction
     largest = max((size for name, size in found.memory.items() if name != "host"), default=0)
     return {
-        "samples/s": f"{found.samples_per_s:.3g}",
-        "busy": " ".join(f"{kind[:3]} {share:.0%}" for kind, share in found.busy.items()),
+        "rate": f"{found.samples_per_s:.3g}",
+        "busy %": "/".join(f"{found.busy.get(kind, 0.0):.0%}".rstrip("%") for kind in _BUSY),
         "GB": f"{largest / 1e9:.3g}",
         "lag": f"{found.lag_mean:.2f}/{found.lag_max}",
-        "simulators": f"{arrangement.simulators} {devices_text(arrangement.simulator_devices)}",
-        "generators": f"{arrangement.generators} {devices_text(arrangement.generator_devices)}",
-        "trainer": devices_text(arrangement.trainer_devices),
+        "sim": f"{arrangement.simulators} {devices_text(arrangement.simulator_devices)}",
+        "gen": f"{arrangement.generators} {devices_text(arrangement.generator_devices)}",
+        "train": devices_text(arrangement.trainer_devices),
         "sharing": arrangement.sharing,
         "rows": f"{arrangement.env_batches}x{arrangement.rows}" + f"/{arrangement.slots}" * (arrangement.slots > 1),
         "pass": str(arrangement.max_rows or "all"),

@@ -23,9 +23,10 @@ from polyrhythm.pipeline.build import env_settings
 from polyrhythm.plugins.planning.arrangement import Arrangement, arranged, arrangement_of
 from polyrhythm.plugins.planning.cluster import sample_steps, share_beside, station_memory, update_seconds
 from polyrhythm.plugins.planning.graph import graph_of_run
-from polyrhythm.plugins.planning.judge import HOST, Prediction, host_memory, predict, why_over
+from polyrhythm.plugins.planning.judge import FULL, HOST, SHORT, Length, Prediction, host_memory, why_over
+from polyrhythm.plugins.planning.judging import Case, Judges
 from polyrhythm.plugins.planning.profile import Kind, Profile, StationProfile, WorkName
-from polyrhythm.plugins.planning.search import FIRST, MOST, Choices, Schedule, find_schedules, propose, search
+from polyrhythm.plugins.planning.search import AGAIN, FIRST, MOST, Choices, Schedule, find_schedules, propose, search
 from polyrhythm.runtime.devices import CPU, Devices
 from polyrhythm.specs import EnvSpec
 
@@ -33,6 +34,8 @@ from polyrhythm.specs import EnvSpec
 _SIZES = (8, 16, 32, 64, 128, 256)
 #: Rounds in which rows of a pass and throughput are brought into agreement.
 _ROUNDS = 6
+#: Samples of a version from which on a single one tells placements apart.
+_MANY = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,14 @@ class RankedPlacement:
 
 @dataclass(frozen=True)
 class PlacementProblem:
-    """Find the fastest placement of a recipe. base: whose rows are kept; spec: of the environment."""
+    """Find the fastest placement of a recipe. base: whose rows are kept; spec: of the environment; full: how much is
+    simulated of the best placements."""
 
     profile: Profile
     config: RunConfig
     devices: Devices
     spec: EnvSpec
+    full: Length = FULL
     base: Arrangement = field(init=False)
     _updates: dict[tuple[int, int], float] = field(default_factory=dict)
     _memory: dict[tuple[int, ...], dict[str, int]] = field(default_factory=dict)
@@ -67,6 +72,11 @@ class PlacementProblem:
     @cached_property
     def samples(self) -> int:
         return self.config.training.batch_size * self.config.freshness.sync_interval
+
+    @cached_property
+    def short(self) -> Length:
+        """How much is simulated of each placement that is tried. Few samples are no measure of a version."""
+        return SHORT if self.samples >= _MANY else self.full
 
     @cached_property
     def steps(self) -> float:
@@ -104,9 +114,13 @@ class PlacementProblem:
         """Bytes on each device, with the smallest amounts of work that are tried."""
         return self._least_memory(max(1, devices)).get(node, 0)
 
+    @cached_property
+    def _simulators_leave(self) -> bool:
+        return traits_of(self.config.env).leaves_device
+
     def switch(self, node: str) -> float:
         """Seconds to leave a device and come back; infinite if it cannot."""
-        if node == "simulator" and not traits_of(self.config.env).leaves_device:
+        if node == "simulator" and not self._simulators_leave:
             return 0.0  # it stays; the judge knows
         station = self.profile.stations[node]  # type: ignore[index]
         return self._amount(station, "offload", station.resident) + self._amount(station, "onload", station.resident)
@@ -171,7 +185,7 @@ class PlacementProblem:
             return False
         room = self.profile.machine.device_memory
         needs = self._needs(one)
-        leaves = {"simulator": traits_of(self.config.env).leaves_device, "generator": True, "trainer": True}
+        leaves = {"simulator": self._simulators_leave, "generator": True, "trainer": True}
         stay, turn = dict.fromkeys(one.devices, 0), dict.fromkeys(one.devices, 0)
         for kind, count, devices in (
             ("simulator", one.simulators, one.simulator_devices),
@@ -288,32 +302,64 @@ class PlacementProblem:
         """The recipe's arrangement; its values on the best seats if the devices that it names are not the profile's."""
         with suppress(ConfigError):
             own = arrangement_of(self.config, self.devices)
-            seats = {"simulator": own.simulator_devices, "generator": own.generator_devices}
-            seats["trainer"] = own.trainer_devices
-            if all(bool(seats[kind]) != self.on_host(kind) for kind in seats):
+            if self.measured_there(own):
                 return own if self.estimate(own) < math.inf else None
         names = ("simulators", "env_batches", "slots", "max_rows", "max_requests")
         same = (one for one in proposals if all(getattr(one, name) == getattr(self.base, name) for name in names))
         return next(same, None)
 
-    def judge(self, one: Arrangement) -> Prediction | None:
-        """None if memory rules it out, or the run could not go on."""
-        together = {*one.generator_devices, *one.simulator_devices} & {*one.trainer_devices}
-        if not self._fits(one) or (one.sharing != "share" and not together):
-            return None
-        found = predict(self.profile, arranged(self.config, one), self.devices, spec=self.spec)
-        if why := found.over or found.halted:
-            self._refused[why] += 1
-            return None
-        return found
+    def measured_there(self, one: Arrangement) -> bool:
+        """Whether the profile's times are of where the stations are: of a GPU, or of the host."""
+        seats = {"simulator": one.simulator_devices, "generator": one.generator_devices, "trainer": one.trainer_devices}
+        return all(bool(devices) != self.on_host(kind) for kind, devices in seats.items())
 
-    def solve(self, *, first: int = FIRST, most: int = MOST, also: Arrangement | None = None) -> list[RankedPlacement]:
-        """The judged placements, the fastest first. also: one that is judged in any case. ConfigError: nothing fits."""
+    def judge(
+        self, those: Sequence[Arrangement], length: Length | None = None, judges: Judges | None = None
+    ) -> list[Prediction | None]:
+        """Each one's prediction; None if memory rules it out, or the run could not go on. length: `full` if not given;
+        judges: may have processes."""
+        possible = [one for one in those if self._possible(one)]
+        length, judges = length or self.full, judges or Judges()
+        cases = [Case(self.profile, arranged(self.config, one), self.devices, self.spec, length) for one in possible]
+        found = dict(zip(possible, judges.predict(cases), strict=True))
+        self._refused.update(why for one in found.values() if (why := one.over or one.halted))
+        return [one if (one := found.get(which)) and not (one.over or one.halted) else None for which in those]
+
+    def _possible(self, one: Arrangement) -> bool:
+        together = {*one.generator_devices, *one.simulator_devices} & {*one.trainer_devices}
+        return self._fits(one) and (one.sharing == "share" or bool(together))
+
+    def solve(
+        self,
+        *,
+        first: int = FIRST,
+        most: int = MOST,
+        again: int = AGAIN,
+        also: Arrangement | None = None,
+        judges: Judges | None = None,
+    ) -> list[RankedPlacement]:
+        """The fastest placements, in order: at most `most` are judged by short simulations, and the best `again` of
+        them by full ones. also: one that is judged in any case. ConfigError: nothing fits."""
+        judges = judges or Judges()
         proposals = [*([] if also is None else [also]), *self.proposals()]
-        found = search(proposals, self.choices, self.judge, lambda one: one.samples_per_s, first=first, most=most)
-        if not found:
+
+        def briefly(those: Sequence[Arrangement]) -> list[Prediction | None]:
+            return self.judge(those, self.short, judges)
+
+        found = search(proposals, self.choices, briefly, lambda one: one.samples_per_s, first=first, most=most)
+        if self.short == self.full and found:
+            return [RankedPlacement(*one) for one in found]
+        best = [one for one, _ in found[:again]]
+        if also is not None and also not in best and also in dict(found):
+            best.append(also)
+        ranked = [
+            RankedPlacement(one, prediction)
+            for one, prediction in zip(best, self.judge(best, judges=judges), strict=True)
+            if prediction is not None
+        ]
+        if not ranked:
             raise ConfigError(self._why_nothing())
-        return [RankedPlacement(one, prediction) for one, prediction in found]
+        return sorted(ranked, key=lambda one: -one.prediction.samples_per_s)
 
     def _why_nothing(self) -> str:
         needs = ", ".join(

@@ -34,8 +34,8 @@ _KEPT = 6
 _PARTS = (1, 2, 4, 8, 16, 32)
 #: Devices are cut into at most so many places.
 _PLACES = 16
-#: Proposals that are judged in any case, and arrangements that are judged at most.
-FIRST, MOST = 12, 40
+#: Proposals that are judged in any case; arrangements that are judged at most, briefly; and of these again, in full.
+FIRST, MOST, AGAIN = 12, 40, 5
 
 
 class Costs(Protocol):
@@ -302,7 +302,7 @@ def _with_seats(
 def search(
     proposals: Sequence[Arrangement],
     choices: Choices,
-    judge: Callable[[Arrangement], J | None],
+    judge: Callable[[Sequence[Arrangement]], Sequence[J | None]],
     rate: Callable[[J], float],
     *,
     first: int = FIRST,
@@ -311,18 +311,19 @@ def search(
     """Judge the `first` proposals, then the neighbours of the best one of each set of seats, the fastest first, until
     none of them has better ones or `most` are judged. If none of the first can be, up to `most` others are tried.
 
-    judge: None for what cannot be. rate: larger is better. The result is the judged ones, the best first.
+    judge: several at a time; None for what cannot be. rate: larger is better. The result is the judged ones, the best
+    first.
     """
     known: dict[Arrangement, J] = {}
     tried: set[Arrangement] = set()
     expanded: set[Arrangement] = set()
 
     def try_all(those: Iterable[Arrangement]) -> None:
-        for one in those:
-            if one not in tried and len(known) < most:
-                tried.add(one)
-                if (found := judge(one)) is not None:
-                    known[one] = found
+        rest = [one for one in dict.fromkeys(those) if one not in tried]
+        while rest and len(known) < most:
+            own, rest = rest[: most - len(known)], rest[most - len(known) :]
+            tried.update(own)
+            known.update({one: found for one, found in zip(own, judge(own), strict=True) if found is not None})
 
     def ranked() -> list[Arrangement]:
         return sorted(known, key=lambda one: -rate(known[one]))

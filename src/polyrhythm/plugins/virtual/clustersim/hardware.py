@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
@@ -45,13 +46,15 @@ class VirtualClock:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A pass. left: remaining seconds of work at full speed."""
+    """A pass. number: in the order of arrival. seconds: at full speed; end: the device's work done at which it ends."""
 
+    number: int
     owner: object
-    left: float
+    seconds: float
     occupies: float
     done: Callable[[Any], None]
     argument: object
+    end: float = inf
 
 
 class Device:
@@ -74,7 +77,10 @@ class Device:
     Invariant: seconds of work done in any interval, each times what it occupies, are at most the interval's.
     """
 
-    __slots__ = ("_clock", "_contention", "_exclusive", "_jobs", "_since", "_switching", "_turn", "busy", "resident")
+    __slots__ = (
+        *("_clock", "_contention", "_count", "_done", "_exclusive", "_load", "_running", "_shares", "_since"),
+        *("_switching", "_turn", "_waiting", "busy", "resident"),
+    )
 
     def __init__(
         self, clock: VirtualClock, *, exclusive: bool = False, switching: float = 0.0, contention: float = 0.0
@@ -83,9 +89,12 @@ class Device:
         self._exclusive = exclusive
         self._switching = switching
         self._contention = contention
-        self._jobs: list[Job] = []
+        self._running: list[tuple[float, int, Job]] = []  # a heap by end
+        self._waiting: deque[Job] = deque()  # of an exclusive device
+        self._shares: Counter[float] = Counter()  # running passes by the share that they occupy
+        self._load = self._done = 0.0  # sum of the shares; seconds that a pass since the start would have done
         self._since = 0.0
-        self._turn = 0
+        self._count = self._turn = 0
         self.busy = 0.0
         self.resident: dict[str, bool] = {}
 
@@ -94,51 +103,68 @@ class Device:
     ) -> None:
         """Start a pass of `seconds` at full speed; `done(argument)` is called at its end."""
         self.flush()
-        self._jobs.append(Job(owner, seconds, occupies, done, argument))
+        self._count += 1
+        self._waiting.append(Job(self._count, owner, seconds, occupies, done, argument))
         self._plan()
 
     def forget(self, owner: object) -> None:
         self.flush()
-        self._jobs = [job for job in self._jobs if job.owner is not owner]
+        self._waiting = deque(job for job in self._waiting if job.owner is not owner)
+        for _, _, job in (gone := [one for one in self._running if one[2].owner is owner]):
+            self._leave(job)
+        if gone:
+            self._running = [one for one in self._running if one[2].owner is not owner]
+            heapify(self._running)
         self._plan()
 
     def flush(self) -> None:
         """Account for the work of the running passes since the last change."""
         now = self._clock.now
         seconds, self._since = now - self._since, now
-        load = self._load()
-        self.busy += seconds * min(1.0, load)
-        work = seconds / max(1.0, load)
-        for job in self._running():
-            job.left -= work
+        self.busy += seconds * min(1.0, self._load)
+        self._done += seconds / max(1.0, self._load)
 
-    def _running(self) -> list[Job]:
-        return self._jobs[:1] if self._exclusive else self._jobs
+    def _leave(self, job: Job) -> None:
+        self._shares[job.occupies] -= 1
+        if not self._shares[job.occupies]:
+            del self._shares[job.occupies]
 
-    def _load(self) -> float:
-        if self._exclusive and self._jobs:
+    def _sum(self) -> float:
+        count = len(self._running)
+        if self._exclusive and count:
             return 1.0
         if self._contention:
-            return float(len(self._jobs) ** self._contention)
-        load = sum(job.occupies for job in self._jobs)
-        return load + self._switching * (len(self._jobs) - 1) if self._switching and self._jobs else load
+            return float(count**self._contention)
+        load = 0.0
+        for share, times in self._shares.items():
+            load += share * times
+        return load + self._switching * (count - 1) if self._switching and count else load
 
     def _plan(self) -> None:
         self._turn += 1
-        if running := self._running():
-            left = max(0.0, min(job.left for job in running))
-            self._clock.after(left * max(1.0, self._load()), self._ring, self._turn)
+        if not self._running:
+            self._done = 0.0  # small numbers are exact
+        while self._waiting and not (self._exclusive and self._running):
+            job = self._waiting.popleft()
+            job.end = self._done + job.seconds
+            heappush(self._running, (job.end, job.number, job))
+            self._shares[job.occupies] += 1
+        self._load = self._sum()
+        if self._running:
+            left = max(0.0, self._running[0][0] - self._done)
+            self._clock.after(left * max(1.0, self._load), self._ring, self._turn)
 
     def _ring(self, turn: int) -> None:
         if turn != self._turn:
             return
         self.flush()
-        running = self._running()
-        end = max(_ROUNDING_S, min(job.left for job in running))
-        ended = [job for job in running if job.left <= end]
-        self._jobs = [job for job in self._jobs if job not in ended]
+        end = max(self._done, self._running[0][0]) + _ROUNDING_S
+        ended = list[Job]()
+        while self._running and self._running[0][0] <= end:
+            ended.append(heappop(self._running)[2])
+            self._leave(ended[-1])
         self._plan()
-        for job in ended:
+        for job in sorted(ended, key=lambda job: job.number) if len(ended) > 1 else ended:
             job.done(job.argument)
 
 
