@@ -112,11 +112,22 @@ def test_results_of_another_card_are_refused(campaign, tmp_path):
         Campaign(tmp_path / "out", {**SCENE, "card": "NVIDIA H100"}, [one])
 
 
-@long(75, "every part of the campaign")
+@pytest.mark.slow
+def test_a_dry_run_of_two_parts_has_their_figures(tmp_path, capsys):
+    """The cheapest parts; the test below has all."""
+    words = ["bench", "gpu", "--tiny", "--minutes", "5", "--only", "pi0,language", "--out", str(tmp_path / "out")]
+    assert main([*words, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["failed"] == []
+    assert list(dict.fromkeys(x["part"] for x in result["figures"])) == ["pi0", "language"]
+    assert any("lending gains" in x["value"] for x in result["figures"])
+
+
+@long(120, "every part of the campaign")
 @pytest.mark.slow
 def test_the_whole_campaign_as_small_as_it_can_be(tmp_path, capsys):
     """Every part runs and has figures. Without a device its tests are skipped one by one."""
-    assert main(["bench", "gpu", "--tiny", "--minutes", "8", "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert main(["bench", "gpu", "--tiny", "--minutes", "12", "--out", str(tmp_path / "out"), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["failed"] == []
     assert result["not_run"] == []

@@ -147,12 +147,18 @@ def test_a_query_that_sees_nothing_gets_zeros_or_the_mean_of_all_values() -> Non
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_shared_keys_serve_neighbouring_heads(kv_heads: int) -> None:
+@pytest.mark.parametrize("mask", ["none", "of a key", "of a query", "of heads"])
+def test_shared_keys_serve_neighbouring_heads(kv_heads: int, mask: str) -> None:
     generator = torch.Generator().manual_seed(8)
     q = torch.randn(2, 4, 3, 8, generator=generator)
     k, v = torch.randn(2, 2, kv_heads, 5, 8, generator=generator).unbind(0)
-    found = decoder.attend(q, k, v, None).unflatten(-1, (4, 8))
+    seen = torch.rand(2, 1, 1 if mask == "of a key" else 3, 5, generator=generator) < 0.6
+    seen[..., 0] = True
+    given = decoder.for_shared_heads(seen, 4 // kv_heads) if mask == "of heads" else seen
+    summands = None if mask == "none" else decoder.additive(given, torch.float32)
+    hidden = torch.zeros(2, 1, 5) if mask == "none" else decoder.additive(seen, torch.float32).squeeze(1)
+    found = decoder.attend(q, k, v, summands).unflatten(-1, (4, 8))
     for head in range(4):
         shared = head * kv_heads // 4
-        weights = torch.softmax(q[:, head] @ k[:, shared].mT / 8**0.5, dim=-1)
+        weights = torch.softmax(q[:, head] @ k[:, shared].mT / 8**0.5 + hidden, dim=-1)
         assert torch.allclose(found[:, :, head], weights @ v[:, shared], atol=1e-6)

@@ -61,7 +61,8 @@ def compare(
             results.append(run().clone())
             first_s.append(time.monotonic() - began)
             methods = {name: getattr(policy.network, name) for name in METHODS[kind]}  # type: ignore[attr-defined]
-            passes.append(GraphCapture(device)(run) if capture else partial(_with, policy, methods, run))
+        call = partial(_with, policy, methods, run)
+        passes.append(GraphCapture(device)(call) if capture else call)
     turns = []
     for turn in range(repeats + 1):
         order = passes if turn % 2 else passes[::-1]

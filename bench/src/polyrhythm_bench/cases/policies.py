@@ -187,12 +187,10 @@ def _updates(kind: str, size: str, device: torch.device, repeats: int) -> dict[s
     return prefixes.measure(build(kind, size, device, FROZEN[kind]), spec_of(kind, size), device, repeats)
 
 
-def build(kind: str, size: str, device: torch.device, train: str) -> Policy:
+def build(kind: str, size: str, device: torch.device, train: str) -> Any:
     """The policy as in the trainer."""
     with _ZeroDraws():
-        policy: Policy = settings_of(kind, size, train).build(
-            spec_of(kind, size), seed=0, device=str(device), role="train"
-        )
+        policy = settings_of(kind, size, train).build(spec_of(kind, size), seed=0, device=str(device), role="train")
     _draw(as_module(policy))
     return policy
 
