@@ -246,8 +246,8 @@ def placed_cluster(row: PaperRow, devices: DeviceIds, event: str, seed: int) -> 
     hosts, first = max(1, row.gpus // GPUS_PER_HOST), devices["trainer"][0] // GPUS_PER_HOST
     base = cluster_settings(row, TIMES, CHUNK_STEPS, seed, whole(row))
     rows = row.envs / (len(devices["simulators"]) * row.batches)  # of an env batch, for which one row stands
-    # Cores of a host are divided among the devices that simulate.
-    share = len(devices["simulators"]) / row.gpus
+    # Cores of a host are divided among its devices that simulate.
+    share = len(devices["simulators"]) / GPUS_PER_HOST / len({each // GPUS_PER_HOST for each in devices["simulators"]})
     step = Cost(Lognormal(TIMES.step * share * rows, SPREAD))
     serve = Cost(Constant(FIXED_ROWS * TIMES.generate), TIMES.generate * rows)
     update = Cost(Constant(0.0), TIMES.train * rows)

@@ -21,7 +21,7 @@ One number per workload is fitted, to one row; the rest is given:
 | two processes on a device | each takes 2.09 times as long | an H200: a pass 2.18, an update 2.0 times |
 | most rows of a pass | 512, by the device's memory | the released configurations |
 | a chunk step | linear in its rows; ManiSkill's 22 s for a device's 256 | RL-VLA3, introduction; tables 2, 5 |
-| a reset | by simulator, before each episode of an env batch | FIELD_NOTES; robocasa issue 63 |
+| a reset | by simulator, before each episode of an env batch | measured; robocasa issue 63 |
 | handing over | 5.1 ms a megabyte into a channel, as much out of it | an actor's call: 786 KB in 3 to 5 ms |
 | exchange of gradients | a ring over one 100 Gb/s port per host | assumed, as in `links` |
 
