@@ -18,6 +18,7 @@ import torch
 from polyrhythm.policies.base import as_module
 from polyrhythm_bench.cases import prefixes
 from polyrhythm_bench.cases.policies import build, spec_of
+from polyrhythm_bench.harness.markdown import wrap_prose
 
 EPOCHS = (1, 2, 4)
 
@@ -43,7 +44,7 @@ def main() -> None:
     clock = "seconds of CPU, one thread" if given.device == "cpu" else torch.cuda.get_device_name()
     gap, last = max(x["largest_difference"] for x in found), found[-1]
     given.out.write_text(
-        f"""# A frozen prefix, computed once
+        wrap_prose(f"""# A frozen prefix, computed once
 
 `python bench/scripts/frozen_prefix.py {flags}`, {dt.datetime.now().astimezone().date()}; torch {torch.__version__}.
 Times: {clock}.
@@ -59,7 +60,7 @@ which every way makes.
 Largest difference of a weight between the last two ways: {gap:.1g}.
 A generator's pass of {prefixes.STEPS} rows takes {last["lending_ms"]:.1f} ms with lending, {last["plain_ms"]:.1f} ms
 without.
-""",
+"""),
         encoding="utf-8",
     )
 
