@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.plugins.hardware.gpus import Reading, open_gpus
+from polyrhythm.plugins.hardware.gpus import Model, Reading, open_gpus
 
 
 class StandInError(Exception):
@@ -48,7 +48,10 @@ class StandIn(ModuleType):
         return type("Rates", (), {"gpu": share})
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        return type("Memory", (), {"used": self.gpus[handle][2]})
+        return type("Memory", (), {"used": self.gpus[handle][2], "total": 80_000_000_000})
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return f"model of {self.gpus[handle][0]}"
 
 
 FOUR = (
@@ -94,6 +97,13 @@ def test_memory_is_in_gb(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus is not None
     assert gpus.read()[0] == Reading(0.43, 12.3)
     assert gpus.read()[3] == Reading(None, 5.0)
+
+
+def test_the_model_is_the_first_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", StandIn(*FOUR))
+    gpus = open_gpus({"CUDA_VISIBLE_DEVICES": "2,1"})
+    assert gpus is not None
+    assert gpus.model() == Model(2, "model of GPU-b3", 80_000_000_000)
 
 
 def test_without_a_gpu_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

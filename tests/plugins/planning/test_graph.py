@@ -48,7 +48,7 @@ def test_what_the_driver_passes_on_flows_between_workers() -> None:
         "batches": ({"driver"}, {"learner"}),
         "prompts": ({"driver"}, {"rollout"}),
     }
-    graph = graph_of_workflow(["rollout", "learner"], traffic)
+    graph = graph_of_workflow(["rollout", "learner"], traffic, {("games", "batches")})
     assert graph.components() == (("rollout",), ("learner",))
 
 
@@ -61,8 +61,24 @@ def test_a_workflow_is_traced_by_its_first_items() -> None:
         first.on(1).give(sums, 1).wait()
         second.take(sums).wait()
         second.give(numbers, 1).wait()
-        traffic = work.traffic()
+        traffic, passed = work.traffic(), work.passed()
+    assert not passed
     assert traffic["numbers"] == ({"driver", "second"}, {"first"})
     assert traffic["sums"] == ({"first"}, {"second"})
-    graph = graph_of_workflow(["first", "second"], traffic)
+    graph = graph_of_workflow(["first", "second"], traffic, passed)
     assert graph.components() == (("first", "second"),)
+
+
+@pytest.mark.parametrize("passes", [False, True])
+def test_the_driver_passes_on_only_what_it_had_before(passes: bool) -> None:
+    """It puts a number in, and gets the sum; with `passes` the sum goes in again."""
+    with Workflow("inline") as work:
+        first = work.group("first", Echo)
+        numbers, sums = work.channel("numbers", 4), work.channel("sums", 4)
+        numbers.put(1)
+        first.take(numbers).wait()
+        first.give(sums, 1).wait()
+        found = sums.get()
+        if passes:
+            numbers.put(found)
+        assert work.passed() == ({("sums", "numbers")} if passes else set())

@@ -138,7 +138,8 @@ def test_scores_are_waited_for() -> None:
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_processes_change_no_prediction() -> None:
     """The first one is judged here; and a process that is killed costs nothing but time."""
-    those = [APART, replace(APART, env_batches=2, rows=1), replace(APART, trainer_devices=(0,)), replace(APART, slots=2)]
+    over = replace(APART, trainer_devices=(0,))
+    those = [APART, replace(APART, env_batches=2, rows=1), over, replace(APART, slots=2)]
     problem = problem_of(profile(CONFIG), CONFIG, nodes(2))
     alone, told = problem.judge(those), list[Prediction]()
     with Judges(2, told.append, long_s=0.0) as judges:

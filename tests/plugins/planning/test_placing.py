@@ -99,6 +99,39 @@ def test_wrong_input_is_refused(case: str, here: Path, capsys: pytest.CaptureFix
     assert why in told
 
 
+@pytest.mark.parametrize(
+    ("station", "work", "lacks"),
+    [("trainer", None, "micro_batch, optimizer_step of the trainer"), ("generator", "pass", "pass of the generator")],
+)
+def test_a_profile_that_lacks_something_is_refused(
+    station: str, work: str | None, lacks: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = json.loads((here / "latency.profile.json").read_text())
+    own = content["stations"] if work is None else content["stations"][station]["works"]
+    del own[work or station]
+    (here / "less.json").write_text(json.dumps(content))
+    assert plan("--gpus", "1", "--profile", "less.json") != 0
+    assert f"profile: it lacks {lacks}" in " ".join(capsys.readouterr().err.split())
+
+
+DAMAGED = {
+    "unknown key": ({"flavour": 3}, "flavour: "),
+    "negative": ({"weights": -1}, "weights: "),
+    "another format": ({"format": 9}, "format: "),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_profile_is_refused(case: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed, why = DAMAGED[case]
+    content = json.loads((here / "latency.profile.json").read_text())
+    (here / "odd.json").write_text(json.dumps(content | changed))
+    assert plan("--gpus", "1", "--profile", "odd.json") != 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"profile 'odd.json': {why}" in told
+    assert "measure one with `polyrhythm profile RECIPE`" in told
+
+
 def test_too_few_devices_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     large = small()
     machine = large.machine.model_copy(update={"device_memory": 45 * GB})
@@ -128,7 +161,7 @@ def test_devices_by_node() -> None:
 PAGES_COMMANDS = [
     line.split()[1:]
     for line in PAGE.read_text(encoding="utf-8").splitlines()
-    if re.match("polyrhythm plan .*--gpus", line)
+    if re.match(r"polyrhythm plan \w+ .*--gpus", line)
 ]
 
 

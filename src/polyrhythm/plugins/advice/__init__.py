@@ -13,7 +13,7 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "advice",
-    needs=("planning", "report"),
+    needs=("memory_estimate", "planning", "report"),
     adds={
         "observer": {"advice": f"{__name__}.hooks:HOOKS"},
         "report": {"advice": f"{__name__}.section:SECTION"},

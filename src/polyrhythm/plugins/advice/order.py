@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from polyrhythm.config.load import validate
 from polyrhythm.config.schema import RunConfig
@@ -14,6 +13,7 @@ from polyrhythm.pipeline.hooks import Alarm
 from polyrhythm.plugins.advice import speed, stability
 from polyrhythm.plugins.advice.findings import Change, Finding
 from polyrhythm.plugins.advice.measures import Line, shares_of
+from polyrhythm.plugins.memory_estimate.plan import with_settings
 
 #: Findings under which older samples would make it worse.
 DRIFTS = ("mismatch", "stale", "large-updates", "collapse", "entropy")
@@ -39,11 +39,8 @@ def advice(
 def with_setting(config: RunConfig, change: Change) -> RunConfig:
     """The settings with one changed. ConfigError: it does not go with the others."""
 
-    def changed(section: Mapping[str, Any], path: str) -> dict[str, Any]:
-        first, _, rest = path.partition(".")
-        return {**section, first: changed(section[first], rest) if rest else change.to}
-
-    return validate(changed(config.model_dump(mode="json"), change.setting))
+    changed = with_settings(config, {change.setting: change.to})
+    return validate(changed.model_dump(mode="json", warnings=False))
 
 
 def _valid(config: RunConfig, changes: Sequence[Change]) -> Iterator[Change]:

@@ -25,6 +25,14 @@ class Reading(NamedTuple):
     memory_gb: float | None
 
 
+class Model(NamedTuple):
+    """What the GPUs are. number: that may be used; name, memory in bytes: of the first."""
+
+    number: int
+    name: str
+    memory: int
+
+
 class Gpus:
     """The GPUs by their index in PCI order, among those in use; close it."""
 
@@ -39,6 +47,14 @@ class Gpus:
             )
             for index, handle in self._handles.items()
         }
+
+    def model(self) -> Model | None:
+        """None if it cannot be read. No process gets a CUDA context for it."""
+        first = next(iter(self._handles.values()))
+        with suppress(self._nvml.NVMLError):
+            name, memory = self._nvml.nvmlDeviceGetName(first), self._nvml.nvmlDeviceGetMemoryInfo(first).total
+            return Model(len(self._handles), name.decode() if isinstance(name, bytes) else name, int(memory))
+        return None
 
     def _number(self, read: Callable[[Any], float], handle: Any) -> float | None:
         with suppress(self._nvml.NVMLError):

@@ -9,6 +9,7 @@ judging     judges many, on several cores
 graph       the workflow: who sends what to whom
 search      proposes placements: cuts of the graph into temporal and spatial parts (RLinf, algorithm 1)
 problem     a recipe's placement problem: costs, choices, the answer, and what more would buy
+own_workflow the same for a user's workflow, watched while it runs
 theory      ROLL Flash's bounds on the time of a version
 """
 
@@ -16,7 +17,7 @@ from polyrhythm.plugin import Plugin
 
 PLUGIN = Plugin(
     "planning",
-    needs=("hardware", "lease", "memory_estimate", "scoring", "virtual"),
+    needs=("hardware", "lease", "memory_estimate", "scoring", "virtual", "workflow"),
     adds={
         "command": {
             "plan": f"{__name__}.commands:Plan",

@@ -126,6 +126,12 @@ def cluster_settings(
     )
 
 
+def refuse_incomplete(profile: Profile, config: RunConfig) -> None:
+    """ConfigError: the profile lacks a station of the recipe, or what is needed of one."""
+    for kind in ("simulator", "generator", "trainer", *(("scorer",) if config.scoring is not None else ())):
+        _station(profile, kind, _NEEDED[kind])
+
+
 def update_seconds(
     profile: Profile, training: TrainingSettings, chunk_steps: float, *, ranks: int = 1, epochs: int | None = None
 ) -> float:

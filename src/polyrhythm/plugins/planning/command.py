@@ -14,6 +14,7 @@ from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.observe.run_folder import CONFIG_FILE, find_run, refuse_no_run
 from polyrhythm.plugin import load
 from polyrhythm.plugins.memory_estimate import command as plan_memory
+from polyrhythm.plugins.planning import own_workflow
 from polyrhythm.plugins.planning.theory import Layout, StageTimes, Workload, advise, expected_longest, stage_times
 from polyrhythm.specs.distributions import Constant, Distribution, parse_distribution, parse_duration
 
@@ -34,11 +35,15 @@ def run(arguments: argparse.Namespace) -> int:
     _check_options(arguments)
     if arguments.memory:
         return plan_memory.run(arguments)
+    if arguments.gpus is not None and own_workflow.is_function(arguments.run):
+        return own_workflow.run(arguments)
     if arguments.gpus is not None:
         from polyrhythm.plugins.planning import placing
 
         return placing.run(arguments)
     if not arguments.theory:
+        if own_workflow.is_function(arguments.run):
+            raise ConfigError(f"plan {arguments.run}: it is a workflow; add --gpus N")
         if arguments.run is None or arguments.overrides:
             raise ConfigError(
                 "plan: name the folder of one run, or add --gpus N, --theory or --memory (see plan --help)"

@@ -13,7 +13,8 @@ class Plan:
     gains, or what memory a run takes.
 
     --gpus N: search placements on N GPUs, by a profile of the recipe (`polyrhythm profile RECIPE`) and the simulated
-    cluster: a ranked table, the settings to paste, and what more devices, generators or rows would buy.
+    cluster: a ranked table, the settings to paste, and what more devices, generators or rows would buy. For
+    FILE.py:function, which runs a workflow of yours: which of its workers share devices and which stand apart.
     --theory: time per version, and how to split the workers, with the bounds of ROLL Flash, section 3.1. Stage times
     come from the options or from a finished RUN; options override measured times. Example: --samples 256 --workers 40
     --rollout lognormal:60s:0.8 --train 12s --max-lag 2
@@ -22,7 +23,8 @@ class Plan:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.usage = (
-            "%(prog)s [-h] [--json] (RECIPE --gpus N [--nodes M] [--profile FILE] [section.key=value ...] | RUN | "
+            "%(prog)s [-h] [--json] (RECIPE --gpus N [--nodes M] [--profile FILE] [section.key=value ...] | "
+            "FILE.py:function --gpus N [name=value ...] | RUN | "
             "--theory [...] [RUN] | --memory [...] RECIPE [section.key=value ...])"
         )
         parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a finished run, or a recipe")

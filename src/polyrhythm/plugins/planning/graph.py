@@ -115,17 +115,23 @@ def graph_of_run(config: RunConfig) -> WorkflowGraph:
 
 
 def graph_of_workflow(
-    groups: Iterable[str], traffic: Mapping[str, tuple[Collection[str], Collection[str]]]
+    groups: Iterable[str],
+    traffic: Mapping[str, tuple[Collection[str], Collection[str]]],
+    passed: Collection[tuple[str, str]],
 ) -> WorkflowGraph:
     """The graph of a user's workflow. groups: its workers' groups; traffic: who put into and who got from each channel
-    (`Workflow.traffic`). What the driver passes on from one worker to another flows between these two."""
+    (`Workflow.traffic`); passed: channels between which the driver passes items on (`Workflow.passed`), which flow
+    between the workers at their ends."""
     flows: list[Flow] = []
     for channel, (sources, targets) in traffic.items():
         flows += [Flow(channel, source, target) for source in sorted(sources) for target in sorted(targets)]
     into = [flow for flow in flows if flow.target == DRIVER]
     out = [flow for flow in flows if flow.source == DRIVER]
     through = [
-        Flow(f"{first.channel}, {second.channel}", first.source, second.target) for first in into for second in out
+        Flow(f"{first.channel}, {second.channel}", first.source, second.target)
+        for first in into
+        for second in out
+        if (first.channel, second.channel) in passed
     ]
     kept = [flow for flow in flows if DRIVER not in (flow.source, flow.target)]
     fed = {flow.target for flow in out} | {flow.source for flow in into}

@@ -21,7 +21,13 @@ from polyrhythm.envs.base import traits_of
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.plugins.planning.arrangement import Arrangement, arranged, arrangement_of
-from polyrhythm.plugins.planning.cluster import sample_steps, share_beside, station_memory, update_seconds
+from polyrhythm.plugins.planning.cluster import (
+    refuse_incomplete,
+    sample_steps,
+    share_beside,
+    station_memory,
+    update_seconds,
+)
 from polyrhythm.plugins.planning.graph import graph_of_run
 from polyrhythm.plugins.planning.judge import FULL, HOST, SHORT, Length, Prediction, host_memory, why_over
 from polyrhythm.plugins.planning.judging import Case, Judges
@@ -381,12 +387,14 @@ class PlacementProblem:
 
 
 def problem_of(profile: Profile, config: RunConfig, devices: Devices, spec: EnvSpec | None = None) -> PlacementProblem:
-    """ConfigError: the batching cannot be judged, or the devices are too few for what the profile has on devices."""
+    """ConfigError: the batching cannot be judged, the profile lacks a station, or the devices are too few for what it
+    has on devices."""
     if not isinstance(config.batching, LimitedBatching) and config.batching.type != "lockstep":
         raise ConfigError(
             f"batching.type = {config.batching.type}: a profile has passes, not streams, so no placement can be "
             "judged; set it to dynamic, or place the stations yourself (docs/placement.md)"
         )
+    refuse_incomplete(profile, config)
     if not devices.count and (placed := [kind for kind, own in profile.stations.items() if own.device != CPU]):
         raise ConfigError(
             f"--gpus = 0: the profile has its {' and '.join(placed)} on devices; write how many there are, 1 or more"

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import write_json
+from polyrhythm.plugins.hardware.gpus import Model, open_gpus
 from polyrhythm.runtime.memory.tensors import count_cores, count_devices
 
 FORMAT: Literal[1] = 1
@@ -201,14 +202,20 @@ def load_profile(path: Path) -> Profile:
 
 
 def this_machine() -> Machine:
-    """The cores, memory and devices of this machine."""
-    count = count_devices()
+    """The cores, memory and devices of this machine. torch, which makes a CUDA context, is asked only where NVIDIA's
+    library does not answer."""
     found: dict[str, int | str] = {}
-    if count:
-        import torch
+    if count := count_devices():
+        gpus = open_gpus()
+        model = gpus.model() if gpus is not None else None
+        if gpus is not None:
+            gpus.close()
+        if model is None:
+            import torch
 
-        properties = torch.cuda.get_device_properties(0)
-        found = {"devices": count, "device": properties.name, "device_memory": properties.total_memory}
+            properties = torch.cuda.get_device_properties(0)
+            model = Model(count, properties.name, properties.total_memory)
+        found = {"devices": count, "device": model.name, "device_memory": model.memory}
     return Machine.model_validate({"cores": count_cores(), "memory": psutil.virtual_memory().total, **found})
 
 

@@ -185,6 +185,7 @@ class Exchange:
 
     def __init__(self) -> None:
         self.traffic: dict[str, tuple[set[str], set[str]]] = {}
+        self.passed: set[tuple[str, str, str]] = set()
         self._channels: dict[str, _Channel] = {}
         self._over = ""
 
@@ -212,6 +213,9 @@ class Exchange:
             if channel.traced[puts] < TRACED:
                 channel.traced[puts] += 1
                 self.traffic.setdefault(channel.name, (set(), set()))[not puts].add(asker[0])
+                if puts:
+                    had = [name for name, (_, gets) in self.traffic.items() if asker[0] in gets]
+                    self.passed.update((asker[0], name, channel.name) for name in had)
             waiting.append(_Wait(asker, request, now + request.timeout_s))
         answers += _serve(channel)
         return answers

@@ -139,6 +139,8 @@ class WorkerStation:
         self._open: set[int] = set()  # requests that have no answer yet
         self._given: list[p.Given] = []  # parts of an answer that have come
         self._asked = self._sent = self._done = 0
+        self._work_s = 0.0  # within calls, without waits
+        self._since: float | None = None  # the present call works
         self._doing = ("", 0.0)
         self._resumes: Callable[[], bool] = lambda: True  # inline: whether the call that has paused can go on
         self._receive: Callable[[float], None] | None = None
@@ -253,13 +255,24 @@ class WorkerStation:
         Consumes: messages. Waits for: the answer, and the device. Unblocked by: these. Produces: switches. StopWork:
         the station must stop. SwitchFailed: offload or onload raised.
         """
-        while True:
-            if self._device.must_switch:
-                self._switch()
-            elif ready() and self._device.is_on:
-                return
-            else:
-                self._listen(_WAIT_S, lambda: self._device.must_switch or (ready() and self._device.is_on))
+        self._count()
+        try:
+            while True:
+                if self._device.must_switch:
+                    self._switch()
+                elif ready() and self._device.is_on:
+                    return
+                else:
+                    self._listen(_WAIT_S, lambda: self._device.must_switch or (ready() and self._device.is_on))
+        finally:
+            self._since = time.perf_counter()
+
+    def _count(self) -> None:
+        """Account for the work of a call so far."""
+        if self._since is not None:
+            now = time.perf_counter()
+            self._work_s += now - self._since
+            self._since = now
 
     def _listen(self, seconds: float, resumes: Callable[[], bool]) -> None:
         """Receive what comes within `seconds`; with `inline`, let others run until `resumes`."""
@@ -315,6 +328,7 @@ class WorkerStation:
     def _call(self, call: p.Call) -> None:
         """Execute one call and send its result or error. StopWork: the station must stop."""
         self._doing = (call.method, time.monotonic())
+        before = self._work_s
         self._context.seconds.clear()
         try:
             self._wait_until(lambda: True)
@@ -341,7 +355,10 @@ class WorkerStation:
                 why = error.cause
             self._raise(call.number, why)
         finally:
-            self._doing = ("", 0.0)
+            self._count()
+            self._since, self._doing = None, ("", 0.0)
+            if call.method == p.MAKE:
+                self._work_s = before
             self._done += 1
             self.carrier.free_received()
 
@@ -362,10 +379,10 @@ class WorkerStation:
         return [f"{self.name} has {len(self._calls)} calls to do"] if self._calls else []
 
     def statistics(self) -> dict[str, float]:
-        """calls: finished calls; parcels/...: parcels received, by way; switches, switch_s, offloaded_bytes: of its
-        device."""
+        """calls: finished calls; work_s: seconds within calls, without waits; parcels/...: parcels received, by way;
+        switches, switch_s, offloaded_bytes: of its device."""
         ways = {f"parcels/{way}": float(count) for way, count in dict(self.carrier.ways).items()}
-        return {"calls": float(self._done), **ways, **self._device.statistics()}
+        return {"calls": float(self._done), "work_s": self._work_s, **ways, **self._device.statistics()}
 
     def close(self) -> None:
         if self._turn is not None:

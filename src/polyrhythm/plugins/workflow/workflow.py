@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,7 @@ from polyrhythm.errors import StartError
 from polyrhythm.plugins.workflow.channel import Channel, PendingPuts, Reply
 from polyrhythm.plugins.workflow.exchange import Orders, orders_of
 from polyrhythm.plugins.workflow.hosting import Launcher, Limits, Opened, open_inline, open_local, open_ray
-from polyrhythm.plugins.workflow.protocol import Answer, Denied, Parcel, Request, WorkflowError
+from polyrhythm.plugins.workflow.protocol import Answer, Denied, Parcel, Request, WaitTimeout, WorkflowError
 from polyrhythm.plugins.workflow.running import (
     Controller,
     ControllerThread,
@@ -33,6 +33,7 @@ from polyrhythm.plugins.workflow.running import (
 )
 from polyrhythm.plugins.workflow.station import WorkerFactory
 from polyrhythm.plugins.workflow.values import Carrier, pack_whole
+from polyrhythm.plugins.workflow.watching import TimeOver, WatchedWorkflow, current_watch
 from polyrhythm.plugins.workflow.worker import Worker, is_public
 from polyrhythm.runtime.devices import CPU, CUDA, SIMULATED, number_of
 from polyrhythm.runtime.factories import Resources
@@ -293,6 +294,9 @@ class Workflow:
 
     def close(self) -> None:
         """End all workers; unfinished handles raise `WorkflowOver`. A second call does nothing."""
+        if not self._closed and self._controller is not None and (watch := current_watch()) is not None:
+            with suppress(WorkflowError):  # it has failed
+                watch.found.append(self._watched())
         self._closed = True
         atexit.unregister(self.close)
         try:
@@ -341,7 +345,14 @@ class Workflow:
     def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> None:
         """Wait until all futures are set, or one has an error. WaitTimeout: not within `timeout_s`."""
         assert self._running is not None, "nobody has been called"
-        self._running.wait(futures, timeout_s)
+        watch = current_watch()
+        if watch is None or watch.left_s >= timeout_s:
+            self._running.wait(futures, timeout_s)
+            return
+        try:
+            self._running.wait(futures, watch.left_s)
+        except WaitTimeout:
+            raise TimeOver from None
 
     def _run(self, action: Callable[[], T]) -> T:
         assert self._running is not None
@@ -353,7 +364,7 @@ class Workflow:
         return self._run(lambda: process_ids(hosting))
 
     def statistics(self) -> dict[str, dict[str, float]]:
-        """Latest counters by worker: calls, parcels received by way, seconds within calls (`busy_s`)."""
+        """Latest counters by worker: calls, parcels received by way, seconds within calls without waits (`work_s`)."""
         hosting = self._started().hosting
         return self._run(lambda: hosting.statistics(fresh=True))
 
@@ -369,6 +380,16 @@ class Workflow:
             name: ({groups.get(one, "driver") for one in puts}, {groups.get(one, "driver") for one in gets})
             for name, (puts, gets) in seen.items()
         }
+
+    def passed(self) -> set[tuple[str, str]]:
+        """Pairs of channels: this process has put into the second after it had asked for items of the first."""
+        exchange = self._started().exchange
+        workers = {station_name(name, rank) for name, group in self._groups.items() for rank in range(len(group.seats))}
+        return {(came, went) for who, came, went in self._run(lambda: set(exchange.passed)) if who not in workers}
+
+    def _watched(self) -> WatchedWorkflow:
+        devices = {name: tuple(seat.device for seat in group.seats) for name, group in self._groups.items()}
+        return WatchedWorkflow(devices, self.traffic(), self.passed(), self.statistics())
 
 
 def seats(count: int | None = None, *, devices: str = "cpu", threads: int = 1) -> list[Resources]:
