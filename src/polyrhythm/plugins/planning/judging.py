@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -53,6 +54,12 @@ def forkable_cores() -> int:
     return min(_MOST, len(os.sched_getaffinity(0))) if alone else 1
 
 
+def _become(parent: int) -> None:
+    """Of a fork: end with the parent, and when the pool terminates it, as it does once another one was killed."""
+    die_with(parent)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 class Judges:
     """A context. processes: at most; long_s: of a placement, from which on there are several; told: called with each
     prediction, in any order."""
@@ -90,7 +97,7 @@ class Judges:
             self._tell(found[number])
             if self._processes > 1 and time.perf_counter() - began >= self._long_s:
                 context = multiprocessing.get_context("fork")
-                self._pool = ProcessPoolExecutor(self._processes, context, die_with, (os.getpid(),))
+                self._pool = ProcessPoolExecutor(self._processes, context, _become, (os.getpid(),))
         rest = {number: case for number, case in enumerate(cases) if number not in found}
         if self._pool is not None and rest:
             try:
