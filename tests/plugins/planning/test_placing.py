@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,12 @@ def test_the_answer_in_words(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert all(len(line) <= 86 for line in table)
     explained = {*table[0].split()} - {"busy", "train", "sharing"}
     assert all(re.search(rf"{name}[:,]", text) for name in explained)
-    assert "polyrhythm train latency \\\n" in text
+    _, _, command = text.partition("polyrhythm train latency ")
+    settings = shlex.split(command.replace("\\\n", ""))
+    names = [word.partition("=")[0] for word in settings]
+    assert len(names) == len({*names})
+    assert {word.partition("=")[0] for word in (*RECIPE, *SMALL)} <= {*names}
+    assert load_config("latency", settings).training.mini_batch_samples == 4, "as it was planned"
 
 
 REFUSED = {

@@ -117,9 +117,16 @@ def changed_lines(config: RunConfig, one: Arrangement) -> list[str]:
         own: Any = config
         for part in name.split("."):
             own = getattr(own, part)
-        if own != value and not (name.endswith(".devices") and own is None and value == CPU):
+        if own != value and (name, own, value) not in _THE_SAME:
             found.append(f"{name}={'null' if value is None else value}")
     return found
+
+
+#: Values that mean what the recipe's own value means.
+_THE_SAME = (
+    *((f"placement.{kind}.devices", None, CPU) for kind in ("simulators", "generators", "trainer")),
+    ("placement.trainer.ranks", None, 1),
+)
 
 
 def devices_text(devices: Sequence[int]) -> str:

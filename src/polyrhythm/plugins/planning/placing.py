@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(as_data(config, profile, found, own, more), indent=2))
     else:
-        print("\n".join(lines(config, profile, devices, found, own, more)))
+        print("\n".join(lines(config, profile, devices, found, own, more, given=arguments.overrides)))
     return 0
 
 
@@ -197,12 +198,13 @@ def lines(
     found: Sequence[RankedPlacement],
     own: Prediction | None,
     more: Sequence[tuple[str, float]],
+    given: Sequence[str] = (),
 ) -> list[str]:
-    """The answer as text."""
+    """The answer as text. given: the settings that the recipe was planned with; the command begins with them."""
     machine = profile.machine
-    where = f"{devices.count} x {machine.device or 'GPU'}" + f" on {len(devices.nodes)} nodes" * (
-        len(devices.nodes) > 1
-    )
+    where = f"{devices.count} x {machine.device or 'GPU'}" if devices.count else "cores alone"
+    if len(devices.nodes) > 1:
+        where += f" on {len(devices.nodes)} nodes"
     head = f"{config.name} on {where}, by the profile of {profile.date[:10]}; predicted, not measured"
     rows = [{"": str(rank), **_row(one)} for rank, one in enumerate(found[:_SHOWN], 1)]
     text = [head, "", show.records(rows), *LEGEND, ""]
@@ -216,8 +218,10 @@ def lines(
     text += [f"{what}: {gain:+.0%}" if abs(gain) >= _NOTABLE else f"{what}: no gain" for what, gain in more]
     changed = changed_lines(config, best.arrangement)
     launcher = [] if len(devices.nodes) == 1 or config.launcher == "ray" else ["launcher=ray"]
-    settings = " \\\n    ".join([*changed, *launcher])
-    return [*text, "", f"polyrhythm train {config.name} \\\n    {settings}" if settings else "nothing to change"]
+    if not changed and not launcher:
+        return [*text, "", "nothing to change"]
+    settings = {word.partition("=")[0]: word for word in (*given, *changed, *launcher)}  # the last of a name counts
+    return [*text, "", " \\\n    ".join([f"polyrhythm train {config.name}", *map(shlex.quote, settings.values())])]
 
 
 def _row(one: RankedPlacement) -> dict[str, str]:
