@@ -7,8 +7,8 @@ The measured rate is that of whole versions: B samples over the mean time betwee
 station was lost or training paused for an evaluation are left out, and so are those right after a change, in which the
 samples of before it are trained.
 
-Invariants: the operation changes only in `on_published`, `undo_late` and `undo_lost`; α is never above the setting's; a generator is
-always on. Equal events at equal times give equal moves.
+Invariants: the operation changes only in `on_published`, `undo_late` and `undo_lost`; α is never above the setting's; a
+generator is always on. Equal events at equal times give equal moves.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Mover:
     intervals: seconds of the versions since the last change that count; skip: versions still to leave out. disturbed:
     the present version does not count. point: times under which the measured rate and `barred` hold; drifted:
     publications in a row at which the present ones differ. full_rate: samples per second of the present operation
-    when it was first measured in full, 0 before. barred: operation → version until which it is not tried; failed: those in whose tries
-    a station was lost, perhaps for lack of memory: what needs as much is never tried. lost_s:
+    when it was first measured in full, 0 before. barred: operation → version until which it is not tried; failed:
+    those in whose tries a station was lost, perhaps for lack of memory: what needs as much is never tried. lost_s:
     seconds by which versions of tries that were undone, and those right after them, took longer than those of the
     former operation, since costs changed, less what moves that were kept since then have saved, at least 0, so that no
     credit grows; undone_s: seconds of a version of the one before the last try; saved_s: seconds, at least 0, by which

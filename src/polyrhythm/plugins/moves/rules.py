@@ -89,8 +89,8 @@ def _leases_together(placed: Placed) -> bool:
 
 
 def _micro_batches(config: RunConfig, memory: _Memory, sharing: Mapping[str, object] | None) -> tuple[int, ...]:
-    """Sizes that are a part or a multiple of the recipe's, up to those of an optimizer step, and that fit with these
-    settings (None: all are taken to fit); none where tokens bound them, or the recipe does not cut an optimizer step."""
+    """Sizes that are a part or a multiple of the recipe's, up to those of an optimizer step, and that fit with this
+    sharing (None: all are taken to fit); none where tokens bound them, or the recipe does not cut an optimizer step."""
     own = config.training.micro_batch_steps
     if not own or config.training.micro_batch_tokens:
         return ()
