@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.placed import Placed, evaluator_name, find_devices, generator_names, place
+from polyrhythm.pipeline.placed import Placed, evaluator_name, find_devices, generator_names
 from polyrhythm.plugins.memory_estimate.needs import longest_sample, minibatch_rows
 from polyrhythm.plugins.memory_estimate.plan import Machine, Planner, with_settings
 from polyrhythm.plugins.memory_estimate.room import free_memory, free_on
@@ -44,7 +44,7 @@ def move_rules(config: RunConfig, placed: Placed, spec: EnvSpec | None = None) -
     generators, evaluator = generator_names(config), evaluator_name(config)
     able = [name for name in generators if name != evaluator]
     shared = any(stations[number] > 1 for name in able for number in devices.get(name, ()))
-    memory = _Memory(config, spec)
+    memory = _Memory(config, spec, len(placed.names["trainer"]))
     leased = _leases_together(placed)
     together = leased and memory.fits(_TOGETHER)
     sizes = _micro_batches(config, memory, _TOGETHER if together else {})
@@ -63,8 +63,8 @@ def move_rules(config: RunConfig, placed: Placed, spec: EnvSpec | None = None) -
 
 
 class _Memory:
-    def __init__(self, config: RunConfig, spec: EnvSpec | None) -> None:
-        self._config = config
+    def __init__(self, config: RunConfig, spec: EnvSpec | None, ranks: int) -> None:
+        self._config, self._ranks = config, ranks
         devices = find_devices(config)
         self._planner = None if spec is None else Planner(spec, Machine(devices, free_on(devices, free_memory)))
 
@@ -78,7 +78,7 @@ class _Memory:
         if planner is None:
             return config.training.minibatch_steps
         steps = longest_sample(config, planner.spec, planner.form(config))
-        return minibatch_rows(config, steps, len(place(config).names["trainer"]))
+        return minibatch_rows(config, steps, self._ranks)
 
 
 def _leases_together(placed: Placed) -> bool:
