@@ -26,9 +26,8 @@ from polyrhythm.pipeline.persistence.resume_rules import (
     config_to_resume,
     naming_where_it_began,
     new_folder,
-    run_to_resume,
+    started,
 )
-from polyrhythm.pipeline.placed import with_start
 from polyrhythm.pipeline.trained_policy import StandalonePolicy, export_policy, load_standalone
 from polyrhythm.pipeline.validation import check as checking
 from polyrhythm.pipeline.validation.check import ValidatedRun
@@ -113,7 +112,7 @@ def check(recipe: Recipe, *overrides: str | Mapping[str, Any]) -> ValidatedRun:
 
     overrides: as in `load_recipe`. ConfigError or StartError: it cannot.
     """
-    return checking.validate_run(_config(recipe, overrides))
+    return checking.validate_run(started(_config(recipe, overrides), None)[0])
 
 
 @_coded()
@@ -128,9 +127,8 @@ def train(
     PolyrhythmError: the recipe cannot be run or the run cannot continue; KeyboardInterrupt: it was interrupted; and any
     exception of a callback.
     """
-    own_callbacks, config = Callbacks(callbacks), with_start(_config(recipe, overrides))
-    named = None if out is None else Path(out)
-    folder = run_to_resume(config, named)
+    own_callbacks, named = Callbacks(callbacks), None if out is None else Path(out)
+    config, folder = started(_config(recipe, overrides), named)
     checked = checking.validate_run(config, begun=folder is not None)
     if folder is None:
         folder = new_folder(config, named)
