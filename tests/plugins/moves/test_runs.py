@@ -13,8 +13,9 @@ import pytest
 import yaml
 from tests.pipeline.runs import LOCKSTEP
 from tests.plugins.moves.scenes import TableSimulation
-from tests.plugins.planning.profiles import profile, recipe
+from tests.plugins.planning.profiles import RECIPE, profile, recipe
 
+import polyrhythm as pr
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge, save_config, validate
 from polyrhythm.config.schema import RunConfig
@@ -164,6 +165,30 @@ def test_auto_refuses_a_profile_of_another_recipe(tmp_path: Path, monkeypatch: p
     profile(recipe("env.step_time=constant:1ms")).save(Path("latency.profile.json"))
     with pytest.raises(ConfigError, match="polyrhythm profile"):
         with_start(recipe("placement=auto", "env.step_time=constant:9ms"))
+
+
+@pytest.mark.parametrize(
+    "command", ["check RECIPE", "train RECIPE --check", "plan RECIPE --memory", "plan RECIPE --memory --devices 1"]
+)
+def test_what_is_checked_is_what_would_start(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level(logging.INFO)
+    words = ["latency", *RECIPE, "placement=auto", "placement.simulated_devices=1"]
+    _measured_here(recipe(*words[-2:]))
+    more = ["--device-memory", "80"] if "--devices" in command else []
+    own, *options = command.replace("RECIPE", "@").split("@")
+    main([own.strip(), *words, *options[0].split(), *more])
+    assert "changed: " in caplog.text
+    assert "placement.generators.devices=0" in caplog.text
+
+
+def test_the_checked_run_of_the_api_is_what_would_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = recipe("placement=auto", "placement.simulated_devices=1")
+    _measured_here(config)
+    assert pr.check(config).config.placement.generators.devices == "0"
 
 
 @pytest.mark.parametrize(

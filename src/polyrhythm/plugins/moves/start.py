@@ -10,7 +10,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.placed import find_devices
-from polyrhythm.plugins.planning.arrangement import arrangement_of, changed_lines
+from polyrhythm.plugins.planning.arrangement import Arrangement, changed_lines
 from polyrhythm.plugins.planning.judging import Judges, forkable_cores
 from polyrhythm.plugins.planning.placing import by_least_change, find_profile, judge_own
 from polyrhythm.plugins.planning.problem import problem_of
@@ -66,11 +66,11 @@ def _as_begun(config: RunConfig, begun: RunConfig) -> RunConfig:
     """The configuration with what a plan may set as it is in `begun`."""
     here, there = config.model_dump(mode="json"), begun.model_dump(mode="json")
     kept = dict[str, Any]()
-    for name in arrangement_of(begun, find_devices(begun)).settings():
+    for name in Arrangement(1, 1, 1, 1).settings():
         (*sections, key), own, theirs = name.split("."), here, there
         for section in sections:
             own, theirs = own[section], theirs[section]
-        if key in own and own[key] != theirs[key]:
+        if key in own and key in theirs and own[key] != theirs[key]:
             kept[name] = theirs[key]
     log.info("placement.start = plan: a resumed run keeps its settings: %s", " ".join(kept) or "the recipe's own")
     return load_config(here, [kept])
