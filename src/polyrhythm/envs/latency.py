@@ -74,9 +74,9 @@ class LatencySettings(BaseModel):
 class LatencyBatch:
     """Rows that reset individually and step together.
 
-    Sleep times are a function of the seeds of all resets so far, in order: equal calls sleep equally. With times_by seed
-    they are one of the seeds of the episodes under way, whichever batch these are in, as in the simulated cluster: the
-    members of a group are equally fast. With chance all batches are independent. `sleep` is a parameter for tests.
+    Sleep times are a function of the seeds of all resets so far, in order: equal calls sleep equally. With times_by
+    seed they are one of the seeds of the episodes under way, whichever batch these are in, as in the simulated cluster:
+    the members of a group are equally fast. With chance all batches are independent. `sleep` is a parameter for tests.
     """
 
     def __init__(self, settings: LatencySettings, rows: int, sleep: Callable[[float], None]) -> None:

@@ -11,7 +11,8 @@ between the same two versions of both runs:
 
 The difference of the means, live less simulated, is then added to each of the simulated ones: the overhead is taken
 from the very run that is compared. So what is compared is the order of work: what waits for what, and for how long. The
-independent error is `neighbours`: with the overhead of the runs before and after, which are of other settings. Each turn has a seed of its own.
+independent error is `neighbours`: with the overhead of the runs before and after, which are of other settings. Each
+turn has a seed of its own.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def run(
     """Every setting (only: those of these names), simulated and live for so many versions at a time, in turns.
 
     Returns by setting, as medians over the turns, what `compare` does, and neighbours; errors_by_turn,
-    neighbours_by_turn and standard_errors_by_turn; largest_error of all turns; within_limit. ConfigError: no such setting.
+    neighbours_by_turn and standard_errors_by_turn; largest_error of all turns; within_limit. ConfigError: no such
+    setting.
     """
     if unknown := set(only) - {setting.name for setting in settings}:
         names = ", ".join(setting.name for setting in settings)
