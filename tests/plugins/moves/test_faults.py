@@ -13,7 +13,7 @@ from polyrhythm.conductors import build_conductor
 from polyrhythm.plugins.moves.conductor import MovingConductor
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, FaultPlan
-from polyrhythm.scheduler.records import Command, Event, MoveChosen
+from polyrhythm.scheduler.records import Command, Event, MoveChosen, StartUpdate
 from polyrhythm.scheduler.settings import MoveRules
 
 
@@ -60,6 +60,39 @@ def faults_at_moves(sharing: str, seed: int, versions: int, each: int) -> tuple[
     cluster.driver.observer = observe
     check_target_reached(cluster, conductor.inner, watch)
     return cluster, conductor
+
+
+@pytest.mark.parametrize("kind", ["micro_batch", "sharing"])
+def test_a_try_that_needs_too_much_memory_is_undone_at_once_and_never_repeated(kind: str) -> None:
+    """The trainer is lost in each update that has more than 8 chunk steps per pass, or a device with a generator."""
+    settings = drifting("lease" if kind == "sharing" else "shared", 70)
+    assert settings.scheduler.moves is not None
+    rules = replace(settings.scheduler.moves, micro_batches=(4, 8, 16, 32) if kind == "micro_batch" else ())
+    rules = rules if kind == "micro_batch" else replace(rules, micro_batch=0)
+    settings = settings.model_copy(update={"scheduler": replace(settings.scheduler, moves=rules)})
+    conductor = build_conductor(settings.scheduler)
+    assert isinstance(conductor, MovingConductor)
+    cluster = VirtualCluster(settings, conductor)
+    watch = GuaranteeChecker(cluster, conductor.outer)
+    checked = cluster.driver.observer
+    assert checked is not None
+    losses = 0
+
+    def observe(now: float, event: Event, commands: list[Command]) -> None:
+        nonlocal losses
+        checked(now, event, commands)
+        updates = [command for command in commands if isinstance(command, StartUpdate)]
+        if any(command.micro_batch > 8 or conductor.mover.operation.together for command in updates):
+            losses += 1
+            cluster.driver.clock.at(now + 0.1, cluster.fail, FaultPlan(station="trainer", at=now + 0.1))
+
+    cluster.driver.observer = observe
+    check_target_reached(cluster, conductor.inner, watch)
+    tries = [move.move for move in conductor.chosen if move.outcome == "begun" and kind in move.move]
+    larger = [move for move in tries if "→ share" in move or ("8 →" in move and "8 → 4" not in move)]
+    assert losses == len(larger) == 1
+    assert conductor.ledger.dropped_total == 0
+    assert conductor.ledger.trained == 70 * 32
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from polyrhythm.plugins.moves.conductor import MovingConductor
 from polyrhythm.plugins.moves.judge import OperationJudge
 from polyrhythm.plugins.moves.mover import MoveTrial
 from polyrhythm.plugins.moves.operation import Operation, neighbours, starting
+from polyrhythm.plugins.moves.search import MoveForecast, MoveSearch
 from polyrhythm.plugins.moves.timing import FIXED, MeasuredTimes, RunTiming
 from polyrhythm.plugins.virtual.clustersim.cluster import VirtualCluster
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
@@ -44,6 +45,7 @@ from polyrhythm.scheduler.settings import MoveRules, SchedulerSettings
 #: Versions within which moves have followed a change of costs.
 FOLLOWED = 20
 OFF = ("generator-1",)
+FORECAST_TIMES = MeasuredTimes({}, {}, (), {}, 0.0, 0.0, 0.0, {0: 1.0}, 0.0, {}, 0)
 
 
 def phases(settings: ClusterSettings, runs: dict[str, WatchedRun]) -> list[dict[str, float]]:
@@ -242,6 +244,37 @@ def in_a_try(now: float = 2.0) -> tuple[MovingConductor, float]:
     mover = conductor.mover
     mover.trial, mover.last, mover.disturbed = MoveTrial(Operation(OFF, 2.0), 60.0, 1.1, fresher=False), 0.0, False
     return conductor, cluster.driver.clock.now
+
+
+def test_what_kept_moves_have_saved_is_no_credit_for_tries() -> None:
+    """Versions of 1 s, each 0.5 s shorter than before: the loss of a try is made good, and no more."""
+    mover = lying(20.0).mover
+    mover.saved_s, mover.lost_s, mover.next_search = 0.5, 3.0, 999
+    lost = []
+    for version in range(40):
+        mover.on_published(float(version), mover.settings.limits)
+        lost.append(mover.lost_s)
+    assert min(lost) == lost[-1] == 0.0
+    assert lost == sorted(lost, reverse=True)
+    assert lost[0] == 3.0
+
+
+def test_a_move_to_fresher_samples_that_is_kept_at_a_lower_rate_saves_nothing() -> None:
+    """Kept down to 0.99 of the rate; the next search still waits for the share of tries to grow."""
+    mover = lying(20.0).mover
+    for now in (0.0, *(1.0 + 1.009 * version for version in range(20))):
+        if now == 1.0:
+            mover.trial = MoveTrial(Operation((), 2.0), 32.0, 1.0, fresher=True)
+            mover.next_search = 999
+        mover.on_published(now, mover.settings.limits)
+    assert mover.trial is None
+    assert not mover.barred
+    assert mover.saved_s == 0.0
+    mover.lost_s, mover.search = 30.0, MoveSearch(FORECAST_TIMES, mover.settings.limits, now, [])
+    mover.search.found = {mover.operation: MoveForecast(32.0, 2.0), Operation(OFF, 2.0): MoveForecast(64.0, 2.0)}
+    assert mover.on_published(now + 1.009, mover.settings.limits) == []
+    assert mover.trial is None
+    assert mover.next_search > mover.versions + 1
 
 
 def test_an_event_of_a_lost_station_moves_nothing() -> None:

@@ -125,6 +125,48 @@ def test_what_does_not_fit_into_memory_is_not_tried(monkeypatch: pytest.MonkeyPa
         assert (rules.together, max(rules.micro_batches)) == (together, 64 if together else 16)
 
 
+def test_every_pair_of_micro_batch_and_sharing_that_may_be_reached_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for any size in turn and for sharing with the recipe's, but not for both at once."""
+
+    def fits(_: object, settings: dict[str, object]) -> bool:
+        return len(settings) < 2 or settings["training.micro_batch_steps"] == 32
+
+    monkeypatch.setattr("polyrhythm.plugins.moves.rules._Memory.fits", fits)
+    leased = {"placement": {"sharing": "lease", "moves": True}, "training": {"micro_batch_steps": 16}}
+    config = validate(merge(merge(LOCKSTEP, ASYNCHRONOUS), leased))
+    rules = move_rules(config, place(config), env_settings(config).spec())
+    assert rules is not None
+    assert (rules.together, rules.micro_batches) == (True, (4, 8, 16, 32))
+
+
+def test_no_micro_batch_is_larger_than_an_optimizer_step() -> None:
+    """Without mini-batches of steps it has all chunk steps of its samples."""
+    for own in (16, 96):
+        training = {"micro_batch_steps": own, "minibatch_steps": 0, "mini_batch_samples": 2}
+        change = {"placement": {"moves": True}, "training": training}
+        config = validate(merge(merge(LOCKSTEP, ASYNCHRONOUS), change))
+        spec = env_settings(config).spec()
+        rules = move_rules(config, place(config), spec)
+        assert rules is not None
+        most = config.training.mini_batch_samples * spec.max_steps
+        assert [size for size in rules.micro_batches if size > most] == [own] * (own > most)
+
+
+def test_a_run_starts_though_no_move_fits_at_present(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = validate(merge(LOCKSTEP, {"placement": {"sharing": "lease", "moves": True}}))
+    spec = env_settings(config).spec()
+    checked = move_rules(config, place(config))
+    assert checked is not None
+    assert checked.together
+    monkeypatch.setattr("polyrhythm.plugins.moves.rules.free_memory", lambda _: 1)
+    rules = move_rules(config, place(config), spec)
+    assert rules is not None
+    assert (rules.together, rules.micro_batches) == (False, ())
+    assert "memory" in caplog.text
+
+
 def test_auto_starts_with_the_recipe_if_there_is_no_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -239,7 +239,7 @@ class _Parts:
         """Bytes of the largest micro-batch's passes beside all gradients. In the first one of a mini-batch these come
         as activations go, unless ranks keep them in buckets; with a smaller second one that may be the largest."""
         config, ranks = self._config, len(self._ranks)
-        mini = _minibatch_rows(config, self._layout.steps, ranks)
+        mini = minibatch_rows(config, self._layout.steps, ranks)
         micro = micro_batch_rows(config, self._layout.steps, ranks, self._form.row_tokens)
         if ranks > 1 or mini >= 2 * micro:
             return activations.training(micro)
@@ -286,7 +286,7 @@ def stream_places(config: RunConfig, spec: EnvSpec) -> int:
 def micro_batch_rows(config: RunConfig, steps: int, ranks: int = 1, row_tokens: int = 0) -> int:
     """Chunk steps of a rank's largest forward and backward pass. steps: of the longest sample; row_tokens: of the
     longest chunk step, whose total `micro_batch_tokens` limits."""
-    most, training = _minibatch_rows(config, steps, ranks), config.training
+    most, training = minibatch_rows(config, steps, ranks), config.training
     if training.micro_batch_tokens and row_tokens:
         most = min(most, -(-training.micro_batch_tokens // row_tokens))
     return min(most, training.micro_batch_steps) if training.micro_batch_steps else most
@@ -294,12 +294,12 @@ def micro_batch_rows(config: RunConfig, steps: int, ranks: int = 1, row_tokens: 
 
 def accumulates(config: RunConfig, steps: int, ranks: int = 1, row_tokens: int = 0) -> bool:
     """Whether a rank accumulates gradients over several micro-batches per mini-batch."""
-    rows, training = _minibatch_rows(config, steps, ranks), config.training
+    rows, training = minibatch_rows(config, steps, ranks), config.training
     by_tokens = training.micro_batch_tokens and rows * row_tokens > training.micro_batch_tokens
     return bool(by_tokens) or 0 < training.micro_batch_steps < rows
 
 
-def _minibatch_rows(config: RunConfig, steps: int, ranks: int) -> int:
+def minibatch_rows(config: RunConfig, steps: int, ranks: int) -> int:
     """Maximum chunk steps of one rank in a mini-batch. Groups are dealt to ranks, so the fullest rank has about
     √(n/R) more than its share (docs/design/training-and-objectives.md)."""
     mini = config.training.mini_batch_samples * steps

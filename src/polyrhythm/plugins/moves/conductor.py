@@ -76,7 +76,8 @@ class MovingConductor:
             tuning = self.serving.tuning
             moves = mover.on_published(now, self.settings.limits if tuning is None else tuning.limits)
         elif mover.trial is not None and type(event) not in SERVING_EVENTS:
-            moves = mover.undo_late(now)
+            moves = mover.undo_lost(now) if self._computer_fails(event) else []
+            moves = moves or mover.undo_late(now)
         else:
             return []
         generators, wanted = self.serving.generators, mover.operation
@@ -88,6 +89,12 @@ class MovingConductor:
             mover.timing.on_operation(wanted)
         self.chosen += moves
         return moves
+
+    def _computer_fails(self, event: Event) -> bool:
+        """Whether the trainer or a generator is lost by a fault."""
+        if not isinstance(event, records.StationLost) or event.moves or not event.blame:
+            return False
+        return event.station == self.updates.trainer or event.station in self.serving.generators.present
 
     def _on_rare_event(self, event: Event, commands: list[Command], now: float) -> None:
         slots = self.rollout.rows.slots

@@ -35,7 +35,8 @@ class MovesPart(RunPart):
             names = generator_names(self._config)
             now = starting(settings, settings.moves)
             those = [now.describe(one) for one in neighbours(now, names, settings, settings.moves)]
-            log.info("placement.moves: tried between versions where a forecast promises more: %s", "; ".join(those))
+            if those:
+                log.info("placement.moves: tried between versions where a forecast promises more: %s", "; ".join(those))
         return ()
 
     def metrics(self) -> Mapping[str, float]:

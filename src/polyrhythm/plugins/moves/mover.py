@@ -7,8 +7,8 @@ The measured rate is that of whole versions: B samples over the mean time betwee
 station was lost or training paused for an evaluation are left out, and so are those right after a change, in which the
 samples of before it are trained.
 
-Invariants: the operation changes only in `on_published` and `undo_late`; α is never above the setting's; a generator is
-always on. Equal events at equal times give equal moves.
+Invariants: the operation changes only in `on_published`, `undo_late` and `undo_lost`; α is never above the setting's; a
+generator is always on. Equal events at equal times give equal moves.
 """
 
 from __future__ import annotations
@@ -65,10 +65,12 @@ class Mover:
     intervals: seconds of the versions since the last change that count; skip: versions still to leave out. disturbed:
     the present version does not count. point: times under which the measured rate and `barred` hold; drifted:
     publications in a row at which the present ones differ. full_rate: samples per second of the present operation
-    when it was first measured in full, 0 before. barred: operation → version until which it is not tried. lost_s:
+    when it was first measured in full, 0 before. barred: operation → version until which it is not tried; failed:
+    those in whose tries a station was lost, perhaps for lack of memory: what needs as much is never tried. lost_s:
     seconds by which versions of tries that were undone, and those right after them, took longer than those of the
-    former operation, since costs changed, less what moves that were kept since then have saved; undone_s: seconds of a
-    version of the one before the last try; saved_s: seconds by which those moves make a version shorter. began: time of
+    former operation, since costs changed, less what moves that were kept since then have saved, at least 0, so that no
+    credit grows; undone_s: seconds of a version of the one before the last try; saved_s: seconds, at least 0, by which
+    those moves make a version shorter. began: time of
     the first publication.
     events_before, version_events: events until the latest, and of one version.
     """
@@ -86,6 +88,7 @@ class Mover:
     drifted: int = 0
     full_rate: float = 0.0
     barred: dict[Operation, int] = field(default_factory=dict)
+    failed: list[Operation] = field(default_factory=list)
     trial: MoveTrial | None = None
     search: MoveSearch | None = None
     next_search: int = 0
@@ -132,6 +135,17 @@ class Mover:
         trial.excess_s += now - self.last - former_s
         return [self._undo(trial, former_s / (now - self.last))]
 
+    def undo_lost(self, now: float) -> list[MoveChosen]:
+        """A trainer or generator was lost. End a try that needs more memory, which may be why, and never repeat it."""
+        trial, tried = self.trial, self.operation
+        if trial is None or not tried.needs_more(trial.former):
+            return []
+        if self.last >= 0:
+            trial.excess_s += max(0.0, now - self.last - self.settings.version_samples / trial.rate)
+        self.failed.append(tried)
+        reason = "a trainer or generator was lost, perhaps for lack of memory; this is not tried again"
+        return [replace(self._undo(trial, 0.0), reason=reason)]
+
     def restart_clock(self) -> None:
         """The run is resumed under another clock and perhaps other bounds: keep the times and the operation, of a try
         the one before it, with the setting's α."""
@@ -159,7 +173,7 @@ class Mover:
             else:
                 self.intervals.append(now - self.last)
                 del self.intervals[:-MOST_COUNTED]
-                self.lost_s -= self.saved_s if self.trial is None else 0.0
+                self.lost_s = max(0.0, self.lost_s - self.saved_s) if self.trial is None else self.lost_s
         self.version_events = self.timing.events - self.events_before
         self.events_before = self.timing.events
         self.last, self.disturbed = now, False
@@ -214,12 +228,17 @@ class Mover:
         times = self.timing.measured()
         timing = self.timing
         found = neighbours(self.operation, timing.generators, self.settings, self.rules, timing.updates)
-        found = [one for one in found if self.barred.get(one, 0) <= self.versions]
+        found = [one for one in found if self.barred.get(one, 0) <= self.versions and not self._failed(one)]
         if times is None or not found:
             self.next_search = self.versions + (PAUSE if not found else 1)
             return
         times = replace(times, version_s=fmean(self.intervals), events=self.version_events)
         self.search = MoveSearch(times, limits, now, [*reversed(found), self.operation])
+
+    def _failed(self, one: Operation) -> bool:
+        """Whether it needs more memory than the present operation, and as much as one that failed."""
+        as_much = any(not failed.needs_more(one) for failed in self.failed)
+        return as_much and one.needs_more(self.operation)
 
     def _choose(self, search: MoveSearch, now: float) -> list[MoveChosen]:
         """Begin the move that promises most, or lower α where that costs nothing."""
@@ -271,7 +290,8 @@ class Mover:
             return []
         if ratio < least:
             return [self._undo(trial, ratio)]
-        self.saved_s += (1.0 / trial.rate - 1.0 / self.rate) * self.settings.version_samples
+        saved_s = (1.0 / trial.rate - 1.0 / self.rate) * self.settings.version_samples
+        self.saved_s = max(0.0, self.saved_s + saved_s)  # α may have been lowered at a slightly lower rate
         self.trial, self.next_search, self.point = None, 0, self.point.updated(self.timing.point(self.point.rows))
         return [self._result("kept", trial, trial.former.describe(self.operation), ratio)]
 

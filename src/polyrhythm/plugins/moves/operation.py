@@ -29,6 +29,10 @@ class Operation:
     micro_batch: int = 0
     together: bool = False
 
+    def needs_more(self, other: Operation) -> bool:
+        """Whether it needs more memory in any respect."""
+        return self.micro_batch > other.micro_batch or self.together > other.together
+
     def describe(self, other: Operation) -> str:
         """The change from here to `other`, in words."""
         words = [f"{name} on" for name in self.off if name not in other.off]

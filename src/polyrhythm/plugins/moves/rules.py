@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from collections.abc import Mapping
 
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import StreamsBatching
 from polyrhythm.errors import ConfigError
-from polyrhythm.pipeline.placed import Placed, evaluator_name, find_devices, generator_names
+from polyrhythm.pipeline.placed import Placed, evaluator_name, find_devices, generator_names, place
+from polyrhythm.plugins.memory_estimate.needs import longest_sample, minibatch_rows
 from polyrhythm.plugins.memory_estimate.plan import Machine, Planner, with_settings
 from polyrhythm.plugins.memory_estimate.room import free_memory, free_on
 from polyrhythm.runtime.devices import CPU, number_of
@@ -15,13 +18,19 @@ from polyrhythm.runtime.messages import TRAINER, station_of
 from polyrhythm.scheduler.settings import MoveRules
 from polyrhythm.specs import EnvSpec
 
+log = logging.getLogger(__name__)
+
 #: Sizes of micro-batches, as multiples of the recipe's.
 _SMALLER, _LARGER = (0.25, 0.5), (2, 4, 8)
+#: Settings of stations that are on a leased device at once.
+_TOGETHER = {"placement.sharing": "share"}
 
 
 def move_rules(config: RunConfig, placed: Placed, spec: EnvSpec | None = None) -> MoveRules | None:
     """None if the run does not train, or for nothing. spec: of the environment; without it all is taken to fit.
-    ConfigError: nothing could be changed."""
+
+    Any size of micro-batches fits with any sharing. If memory alone, which is free at times, rules out all changes,
+    that is logged. ConfigError: nothing could be changed in any memory."""
     if not config.placement.moves or not placed.names["trainer"]:
         return None
     if isinstance(config.batching, StreamsBatching):
@@ -36,13 +45,19 @@ def move_rules(config: RunConfig, placed: Placed, spec: EnvSpec | None = None) -
     able = [name for name in generators if name != evaluator]
     shared = any(stations[number] > 1 for name in able for number in devices.get(name, ()))
     memory = _Memory(config, spec)
-    together = _leases_together(placed) and memory.fits({"placement.sharing": "share"})
-    sizes = _micro_batches(config, memory)
+    leased = _leases_together(placed)
+    together = leased and memory.fits(_TOGETHER)
+    sizes = _micro_batches(config, memory, _TOGETHER if together else {})
     if not config.freshness.max_lag and (not shared or len(generators) == 1) and not together and not sizes:
-        raise ConfigError(
-            "placement.moves = true: nothing can be moved, as freshness.max_lag is 0, training.micro_batch_steps is "
-            "not set, and there are no two generators of which one shares a device; raise max_lag, set "
-            "micro_batch_steps, place them so, or leave it out"
+        if not leased and not _micro_batches(config, memory, None):
+            raise ConfigError(
+                "placement.moves = true: nothing can be moved, as freshness.max_lag is 0, "
+                "training.micro_batch_steps is not set, and there are no two generators of which one shares a device; "
+                "raise max_lag, set micro_batch_steps, place them so, or leave it out"
+            )
+        log.warning(
+            "placement.moves = true: nothing is moved, as no change fits into the memory that is free now "
+            "(polyrhythm check shows it); free some, or raise freshness.max_lag"
         )
     return MoveRules(devices, config.training.micro_batch_steps if sizes else 0, sizes, together)
 
@@ -53,9 +68,17 @@ class _Memory:
         devices = find_devices(config)
         self._planner = None if spec is None else Planner(spec, Machine(devices, free_on(devices, free_memory)))
 
-    def fits(self, settings: dict[str, object]) -> bool:
+    def fits(self, settings: Mapping[str, object]) -> bool:
         """Whether the run fits by estimate with these settings."""
         return self._planner is None or self._planner.plan(with_settings(self._config, settings)).fits
+
+    def step_rows(self) -> int:
+        """Most chunk steps of a rank in an optimizer step; 0 if unknown."""
+        config, planner = self._config, self._planner
+        if planner is None:
+            return config.training.minibatch_steps
+        steps = longest_sample(config, planner.spec, planner.form(config))
+        return minibatch_rows(config, steps, len(place(config).names["trainer"]))
 
 
 def _leases_together(placed: Placed) -> bool:
@@ -65,18 +88,16 @@ def _leases_together(placed: Placed) -> bool:
     return any(own & {*devices} for name, devices in leased.items() if name in placed.names["generators"])
 
 
-def _micro_batches(config: RunConfig, memory: _Memory) -> tuple[int, ...]:
-    """Sizes that are a part or a multiple of the recipe's, up to those of an optimizer step, and that fit; none where
-    tokens bound them, or the recipe does not cut an optimizer step."""
-    training = config.training
-    own, most = training.micro_batch_steps, training.minibatch_steps or 8 * training.micro_batch_steps
-    if not own or training.micro_batch_tokens:
+def _micro_batches(config: RunConfig, memory: _Memory, sharing: Mapping[str, object] | None) -> tuple[int, ...]:
+    """Sizes that are a part or a multiple of the recipe's, up to those of an optimizer step, and that fit with this
+    sharing (None: all are taken to fit); none where tokens bound them, or the recipe does not cut an optimizer step."""
+    own = config.training.micro_batch_steps
+    if not own or config.training.micro_batch_tokens:
         return ()
-    smaller = {max(1, round(own * share)) for share in _SMALLER}
-    larger = []
-    for size in dict.fromkeys(min(most, own * times) for times in _LARGER):
-        if size > own and not memory.fits({"training.micro_batch_steps": size}):
+    most = memory.step_rows() or _LARGER[-1] * own
+    found = {own, *(size for share in _SMALLER if (size := max(1, round(own * share))) < most)}
+    for size in sorted({min(most, own * times) for times in _LARGER}):
+        if size > own and sharing is not None and not memory.fits({**sharing, "training.micro_batch_steps": size}):
             break
-        larger.append(size)
-    found = tuple(sorted({*smaller, own, *larger}))
-    return found if len(found) > 1 else ()
+        found |= {size} if size > own else set()
+    return tuple(sorted(found)) if len(found) > 1 else ()
