@@ -302,6 +302,19 @@ def test_a_keyword_of_another_name_is_answered_with_the_right_one(tmp_path: Path
     assert "after the first argument, as on the command line" in refusal.value.__notes__[0]
 
 
+@pytest.mark.parametrize("keyword", ["overrides", "out_dir"])
+def test_a_keyword_that_a_users_own_class_refuses_is_not_answered(
+    keyword: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*_: object, **__: object) -> None:
+        raise TypeError(f"Mine.__init__() got an unexpected keyword argument '{keyword}'")
+
+    monkeypatch.setattr("polyrhythm.api.evaluating.evaluate", refusing)
+    with pytest.raises(TypeError) as refusal:
+        pr.evaluate(tmp_path)
+    assert not hasattr(refusal.value, "__notes__")
+
+
 def test_a_policy_of_a_hub_is_loaded_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reaches the hub's client, which says what to download."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))

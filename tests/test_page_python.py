@@ -34,7 +34,7 @@ NOT_RUN = {"docs/demonstrations.md"}
 #: Run by the functions below.
 HERE = {
     "README.md",
-    *(f"docs/{name}.md" for name in ("objectives", "own-policies", "planning", "rollout", "sandbox", "scoring")),
+    *(f"docs/{name}.md" for name in ("objectives", "own-policies", "rollout", "sandbox", "scoring")),
 }
 _SMALL = ("training.versions=1", "evaluation.episodes=4", "rollout.rows=4", "launcher=inline")
 
@@ -93,10 +93,6 @@ def test_parts_of_a_policy_fit_its_class() -> None:
     obs = {"state": torch.randn(4, 3)}
     given = {"ObservationNormalizer": ObservationNormalizer, "env": spec, "obs": obs, "self": SimpleNamespace()}
     assert _run("docs/own-policies.md", 2, **given)["obs"]["state"].shape == (4, 3)
-
-
-def test_a_graph_of_a_workflow_has_its_components() -> None:
-    assert _run("docs/planning.md")["graph"].components() == (("rollout",), ("learner",))
 
 
 def test_a_judge_scores_a_sample() -> None:

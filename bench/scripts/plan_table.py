@@ -1,6 +1,8 @@
 """Writes bench/results/plan.md: the search for a placement against all placements of random problems.
 
-python bench/scripts/plan_table.py [PROBLEMS]
+python bench/scripts/plan_table.py [PROBLEMS [SEED...]]
+
+SEEDs: problems whose versions have MANY times as many samples, so that the search judges briefly first.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from typing import Any
 from polyrhythm_bench.cases import placements
 
 SCRIPT = "bench/scripts/plan_table.py"
+#: Factor of the samples of a version where a placement is judged briefly first.
+MANY = 32
 PAGE = Path(__file__).resolve().parents[1] / "results" / "plan.md"
 
 
@@ -55,13 +59,37 @@ def page(found: dict[str, Any], command: str) -> str:
     return "\n".join(lines)
 
 
+def many_page(rows: list[dict[str, Any]], command: str) -> str:
+    """The second part of the page."""
+    lines = [
+        "## Versions of many samples",
+        "",
+        f"`{command}`, {dt.datetime.now(dt.UTC):%Y-%m-%d}: problems with {MANY} times the samples. From 256 samples on",
+        "the search judges each placement by one version and only the best five in full, as for usual recipes; here",
+        "every placement is judged in full beside it.",
+        "",
+        "| seed | devices | placements | regret | search, s of CPU |",
+        "|---|---|---|---|---|",
+    ]
+    row_form = "| {seed} | {devices} | {placements} | {regret:.1%} | {cpu_s:.1f} |"
+    lines += [row_form.format(**row) for row in rows]
+    return "\n".join([*lines, ""])
+
+
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    problems = int(sys.argv[1]) if len(sys.argv) > 1 else 60
+    problems, *seeds = [int(word) for word in sys.argv[1:]] or [60]
     rows: list[dict[str, Any]] = []
+    few = ""
     for seed in range(problems):  # the page has every finished problem
         rows += placements.run(1, first=seed)["problems"]
-        PAGE.write_text(page(placements.summary(rows), f"python {SCRIPT} {seed + 1}"), encoding="utf-8")
+        few = page(placements.summary(rows), f"python {SCRIPT} {seed + 1}")
+        PAGE.write_text(few, encoding="utf-8")
+    many: list[dict[str, Any]] = []
+    for count, seed in enumerate(seeds, 1):
+        many += placements.run(1, first=seed, times=MANY)["problems"]
+        command = " ".join(["python", SCRIPT, *map(str, (problems, *seeds[:count]))])
+        PAGE.write_text("\n".join([few, many_page(many, command)]), encoding="utf-8")
     print(PAGE.read_text(encoding="utf-8"))
 
 

@@ -18,7 +18,7 @@ from tests.process.runs import children, orphaned_folders
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
-from polyrhythm.errors import RunHalted
+from polyrhythm.errors import ConfigError, RunHalted
 from polyrhythm.plugins.virtual.clustersim.costs import parse_cost
 from polyrhythm.policies.categorical import CategoricalSettings
 from polyrhythm.scheduler.records import SampleEnd, SampleFinished, UpdateDone
@@ -26,6 +26,7 @@ from polyrhythm_bench.cases import learning, learning_page, wall_clock
 from polyrhythm_bench.cases.learning import CARTPOLE, LIMITS, MODES, TASKS, summarise
 from polyrhythm_bench.cli.bench import PARTS, words
 from polyrhythm_bench.harness.curves import EpisodeOutcomes, Goal, curve, ratio_of_means
+from polyrhythm_bench.harness.kept import KeptResults
 from polyrhythm_bench.harness.trainings import TrainingTask, train
 from polyrhythm_bench.workloads.slow_env import SlowBatch, SlowEnvSettings
 from polyrhythm_bench.workloads.slow_policy import SlowPolicy, SlowPolicySettings
@@ -35,6 +36,15 @@ from polyrhythm_bench.workloads.slow_policy import SlowPolicy, SlowPolicySetting
 
 def ended(ticket, episode_return, *, payload_id="0", success=False, end=SampleEnd.TERMINATED):
     return SampleFinished("simulator-0", 0, ticket, 1, payload_id, end, 4, 4, 0, 0, success, episode_return)
+
+
+def test_a_kept_result_of_an_older_version_is_absent(tmp_path):
+    kept = KeptResults(tmp_path, {"device": "cpu"})
+    (tmp_path / "a.json").write_text(json.dumps({"settings": {"device": "cpu"}, "result": {"value": 1}}))
+    assert kept.read("a") is None
+    assert kept.get("a", lambda: {"value": 2}) == kept.read("a") == {"value": 2}
+    with pytest.raises(ConfigError, match="name another folder"):
+        KeptResults(tmp_path, {"device": "cuda"}).read("a")
 
 
 def test_a_curve_is_the_mean_of_each_window():

@@ -122,4 +122,5 @@ def test_a_live_scene_beside_its_simulation():
     assert own["error"] < own["bare"], "what a live stage takes longer is added"
     assert min(own["pass_ms"], own["step_ms"]) > 0
     assert own["errors_by_turn"] == [own["error"]]
+    assert own["neighbours_by_turn"] == [own["neighbours"]]
     assert found["largest_error"] == abs(own["error"])

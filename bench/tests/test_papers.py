@@ -161,10 +161,18 @@ def test_hybrid_rows_gain_what_their_devices_allow(times: dict[str, stages.Times
         assert rate(times, hybrid) == pytest.approx(hybrid.published, rel=bound)
 
 
-def test_figure_8_falls_with_a_long_threshold(times: dict[str, stages.Times]) -> None:
+@pytest.mark.xfail(reason="simulated, waiting for a batch gains nothing at any threshold", strict=True)
+def test_figure_8_rises_before_it_falls(times: dict[str, stages.Times]) -> None:
     example = row("table 3", "hybrid", "full")
     none, some, long = (rate(times, replace(example, max_batches=6, wait_ms=wait_ms)) for wait_ms in (0, 100, 1000))
-    assert long < some < 1.02 * none
+    assert none < some
+    assert long < some
+
+
+def test_figure_8_falls_with_a_long_threshold(times: dict[str, stages.Times]) -> None:
+    example = row("table 3", "hybrid", "full")
+    some, long = (rate(times, replace(example, max_batches=6, wait_ms=wait_ms)) for wait_ms in (100, 1000))
+    assert long < some
     (claim,) = claims.figure_8([{"max_batches": 3, "throughput": value} for value in (1.0, 2.0, 1.5)])
     assert claim["holds"]
     (claim,) = claims.figure_8([{"max_batches": 3, "throughput": value} for value in (1.0, 1.5, 2.0)])

@@ -6,12 +6,13 @@ It prints nothing: runs write to `logging` and to their folder.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from polyrhythm.config.load import load_config
 from polyrhythm.config.registry import in_main
@@ -26,9 +27,8 @@ from polyrhythm.pipeline.persistence.resume_rules import (
     config_to_resume,
     naming_where_it_began,
     new_folder,
-    run_to_resume,
+    started,
 )
-from polyrhythm.pipeline.placed import with_start
 from polyrhythm.pipeline.trained_policy import StandalonePolicy, export_policy, load_standalone
 from polyrhythm.pipeline.validation import check as checking
 from polyrhythm.pipeline.validation.check import ValidatedRun
@@ -71,6 +71,9 @@ class TrainResult:
     finished: bool
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 #: What a caller may mean by a keyword that a function does not take.
 _MEANT = {
     "out_dir": "out=FOLDER is the run's folder; the setting, a folder for runs, is 'out_dir=FOLDER' after the recipe",
@@ -78,16 +81,29 @@ _MEANT = {
 }
 
 
-@contextmanager
-def _coded() -> Iterator[None]:
+def _coded(function: Callable[P, R]) -> Callable[P, R]:
     """Add a note to an error of a user, which tracebacks print: its codes, and the command that explains them; or what
-    was meant by a wrong keyword."""
+    was meant by a keyword that the function does not take."""
+    takes = {name for name, one in signature(function).parameters.items() if one.kind is not one.VAR_POSITIONAL}
+
+    @wraps(function)
+    def noted(*args: P.args, **kwargs: P.kwargs) -> R:
+        wrong = next((name for name in _MEANT if name in kwargs and name not in takes), None)
+        with _noting_codes():
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                if wrong is not None:
+                    error.add_note(_MEANT[wrong])
+                raise
+
+    return noted
+
+
+@contextmanager
+def _noting_codes() -> Iterator[None]:
     try:
         yield
-    except TypeError as error:
-        if (found := re.search(r"\(\) got an unexpected keyword argument '(\w+)'", str(error))) and found[1] in _MEANT:
-            error.add_note(_MEANT[found[1]])
-        raise
     except PolyrhythmError as error:
         codes = tuple(dict.fromkeys(error.codes))
         note = f"{', '.join(codes)}: cause and remedy are printed by: polyrhythm explain {codes[0]}"
@@ -96,7 +112,7 @@ def _coded() -> Iterator[None]:
         raise
 
 
-@_coded()
+@_coded
 def load_recipe(recipe: Recipe, *overrides: str | Mapping[str, Any]) -> RunConfig:
     """Load and validate a recipe with overrides, applied in order.
 
@@ -107,16 +123,16 @@ def load_recipe(recipe: Recipe, *overrides: str | Mapping[str, Any]) -> RunConfi
     return load_config(recipe.model_dump(mode="json") if isinstance(recipe, RunConfig) else recipe, overrides)
 
 
-@_coded()
+@_coded
 def check(recipe: Recipe, *overrides: str | Mapping[str, Any]) -> ValidatedRun:
     """Check whether the recipe can be run here; return its settings, the environment's spec and the untrained policy.
 
     overrides: as in `load_recipe`. ConfigError or StartError: it cannot.
     """
-    return checking.validate_run(_config(recipe, overrides))
+    return checking.validate_run(started(_config(recipe, overrides), None)[0])
 
 
-@_coded()
+@_coded
 def train(
     recipe: Recipe, *overrides: str | Mapping[str, Any], out: str | Path | None = None, callbacks: object = ()
 ) -> TrainResult:
@@ -128,9 +144,8 @@ def train(
     PolyrhythmError: the recipe cannot be run or the run cannot continue; KeyboardInterrupt: it was interrupted; and any
     exception of a callback.
     """
-    own_callbacks, config = Callbacks(callbacks), with_start(_config(recipe, overrides))
-    named = None if out is None else Path(out)
-    folder = run_to_resume(config, named)
+    own_callbacks, named = Callbacks(callbacks), None if out is None else Path(out)
+    config, folder = started(_config(recipe, overrides), named)
     checked = checking.validate_run(config, begun=folder is not None)
     if folder is None:
         folder = new_folder(config, named)
@@ -144,7 +159,7 @@ def _train_in(folder: Path, checked: ValidatedRun, callbacks: Callbacks) -> Trai
         return TrainResult(folder, {}, finished=False)
 
 
-@_coded()
+@_coded
 def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     run: str | Path | TrainResult,
     *overrides: str | Mapping[str, Any],
@@ -185,7 +200,7 @@ def evaluate(  # noqa: PLR0913 - options of a command, by keyword
     return EvaluationResult.of("evaluation", found)
 
 
-@_coded()
+@_coded
 def resume(run: str | Path | TrainResult, *overrides: str | Mapping[str, Any], callbacks: object = ()) -> TrainResult:
     """Resume a run in its own folder: an interrupted one, or a finished one with more `training.versions`.
 
@@ -202,7 +217,7 @@ def resume(run: str | Path | TrainResult, *overrides: str | Mapping[str, Any], c
     return _train_in(folder, checked, Callbacks(callbacks))
 
 
-@_coded()
+@_coded
 def report(*runs: str | Path | TrainResult, out: str | Path | None = None) -> Path:
     """Write the HTML report of a run, or the comparison of several; return the file.
 
@@ -216,7 +231,7 @@ def report(*runs: str | Path | TrainResult, out: str | Path | None = None) -> Pa
     return written
 
 
-@_coded()
+@_coded
 def export(run: str | Path | TrainResult, out: str | Path, *, base: str | Path | None = None) -> Path:
     """Write the policy of a run, a checkpoint or a policy file into the new folder `out`; return that folder.
 
@@ -238,7 +253,7 @@ def _words(overrides: Sequence[str | Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(found)
 
 
-@_coded()
+@_coded
 def load_policy(run: str | Path | TrainResult, *, device: str = "cpu") -> StandalonePolicy:
     """Load a run's newest policy, or that of a checkpoint, a policy file or hf://owner/name, without a simulator."""
     return load_standalone(_path(run), device)

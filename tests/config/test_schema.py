@@ -124,6 +124,10 @@ def test_a_run_has_processes_of_its_own_on_the_cpu_and_begins_anew() -> None:
     assert config.checkpoint.every_versions == 1, "weights that were seen can always be gone back to"
 
 
+#: What is proposed for a key that means the output.
+OUT = "did you mean --out FOLDER (of this run) or out_dir?"
+
+
 @pytest.mark.parametrize(("device", "devices"), [("cpu", "cpu"), ("cuda", "0"), ("cuda:0", "0"), ("cuda:12", "12")])
 def test_the_key_for_a_single_device_means_a_list_of_one(device: str, devices: str) -> None:
     config = validate(merge(BASE, {"placement": {"trainer": {"device": device}}}))
@@ -188,8 +192,9 @@ def test_config_is_frozen() -> None:
             ["algorithm.advantage.type = 'foo': it must be 'gae', "],
         ),
         ({"groups": {"size": {"of": None, "at": [True]}}}, ["groups.size = {of: null, at: [true]}: it must be"]),
-        ({"output": "x"}, ["output = 'x': no such key; did you mean out_dir? the sections are"]),
-        ({"groups": {"output": 3}}, ["groups.output = 3: no such key; did you mean out_dir? the keys of groups are"]),
+        ({"out": "x"}, [f"out = 'x': no such key; {OUT} the sections are"]),
+        ({"output": "x"}, [f"output = 'x': no such key; {OUT} the sections are"]),
+        ({"groups": {"output": 3}}, [f"groups.output = 3: no such key; {OUT} the keys of groups are"]),
         ({"training": {"learning_rate": 1}}, ["learning_rate = 1: no such key; did you mean training.optimizer.lr? "]),
         ({"puts": 3}, ["puts = 3: no such key; the sections are"]),
         ({"env": {"output": 3}}, ["env.output = 3: no such key; the keys of env are"]),

@@ -18,6 +18,7 @@ from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.gymnasium_vector import GymnasiumVectorSettings
 from polyrhythm.envs.info import InfoReader
 from polyrhythm.errors import ConfigError
+from polyrhythm.plugins.trial.env_contract import check_contract
 
 ID = "polyrhythm-test/Reporter-v0"
 ADAPTERS = (GymnasiumSettings, GymnasiumVectorSettings)
@@ -107,6 +108,27 @@ def test_what_is_no_flag_and_no_number_is_refused_with_its_key(adapter: Any, val
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize(
+    ("kwargs", "key", "state", "said"),
+    [
+        ({"info": {"solved": True}}, "", "note", "the environment does not report success in any step"),
+        ({"info": {}}, "", "note", "put success into info, or set env.success=KEY"),
+        ({"info": {"success": True}}, "solved", "note", "the environment does not report success"),
+        ({"info": {"success": False}}, "", "ok", "reported by success in info"),
+        ({"info": {}, "last": {"is_success": True}}, "", "ok", "reported by is_success in info"),
+        ({"info": {"task": {"done": 0}}}, "task.done", "ok", "reported by task.done in info"),
+    ],
+)
+def test_the_check_tells_the_key_of_success_or_how_to_report_it(
+    adapter: Any, kwargs: dict[str, Any], key: str, state: str, said: str
+) -> None:
+    settings = adapter(id=ID, kwargs=kwargs, success=key)
+    (found,) = [one for one in check_contract(settings, 2, lambda _: None) if one.name == "success"]
+    assert found.state == state
+    assert said in found.detail
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
 def test_success_that_is_reported_at_the_end_only(adapter: Any) -> None:
     assert success(adapter(id=ID, kwargs={"info": {}, "last": {"is_success": True}})) == [[-1, -1], [1, 1]]
 
@@ -149,8 +171,8 @@ def test_misspelt_keys_are_told_once_with_those_that_there_are(adapter: Any, cap
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert said == (
         "env.metrics.task.heigth: the environment's info has no such key; env.success = is_success: the environment's "
-        "info has no such key, so success rates are null; in the first episode it had is_succes, task.height; set the "
-        "key that you mean, if it is one of them"
+        "info has no such key, so it does not report success; in the first episode it had is_succes, task.height; set "
+        "the key that you mean, if it is one of them"
     )
 
 
@@ -164,7 +186,7 @@ def test_without_a_report_of_success_the_keys_are_told_if_there_are_any(
     success(adapter(id=ID, kwargs={"info": {"x\x1b[31m": 1.0}}))
     (said,) = caplog.messages
     assert said.startswith(
-        "env.success: the environment's info has no success, is_success or succeed, so success rates"
+        "env.success: the environment's info has no success, is_success or succeed, so it does not report"
     )
     assert "it had x?[31m; set" in said
 

@@ -14,7 +14,10 @@ NO_ACTIONS = np.zeros((4, 7), np.float32)
 
 
 def sleeps(
-    seeds: list[int], steps: int = 6, times_by: Literal["seed", "chance"] = "seed", before: tuple[int, ...] = ()
+    seeds: list[int],
+    steps: int = 6,
+    times_by: Literal["history", "seed", "chance"] = "history",
+    before: tuple[int, ...] = (),
 ) -> list[float]:
     """before: seeds of episodes that came first, whose time is left out."""
     slept: list[float] = []
@@ -36,9 +39,17 @@ def test_sleeps_once_per_reset_and_once_per_batch_step():
     assert len(set(slept[1:])) == 6
 
 
-def test_equal_seeds_sleep_equally_and_others_do_not():
-    assert sleeps([1, 2, 3, 4]) == sleeps([1, 2, 3, 4]) == sleeps([1, 2, 3, 4], before=(5, 6, 7, 8))
+def test_equal_calls_sleep_equally_and_others_do_not():
+    assert sleeps([1, 2, 3, 4]) == sleeps([1, 2, 3, 4])
     assert sleeps([1, 2, 3, 4])[1:] != sleeps([1, 2, 3, 5])[1:]
+
+
+def test_a_seed_that_two_batches_share_is_equally_slow_only_by_seed():
+    """Members of a group share their seed: by default one of them is a straggler."""
+    assert sleeps([1, 2, 3, 4])[1:] != sleeps([1, 2, 3, 4], before=(5, 6, 7, 8))[1:]
+    own = sleeps([1, 2, 3, 4], times_by="seed")
+    assert own == sleeps([1, 2, 3, 4], times_by="seed", before=(5, 6, 7, 8))
+    assert own[1:] != sleeps([1, 2, 3, 5], times_by="seed")[1:]
 
 
 def test_a_machine_is_slow_by_itself_whatever_its_seeds():

@@ -81,8 +81,8 @@ def test_without_a_report_rates_are_null_everywhere(
     assert '"id":"success"' not in page
     said = [message for message in caplog.messages if message.startswith("env.success")]
     assert said[0] == (
-        "env.success: the environment's info has no success, is_success or succeed, so success rates are null; in the "
-        "first episode it had height; set the key that you mean, if it is one of them"
+        "env.success: the environment's info has no success, is_success or succeed, so it does not report success; in "
+        "the first episode it had height; set the key that you mean, if it is one of them"
     )
     assert not [message for message in caplog.messages if "success in" in message]
 

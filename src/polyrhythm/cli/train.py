@@ -69,15 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
 
     config = load_config(arguments.recipe, arguments.overrides)
-    if arguments.check:
-        return check_unstarted(config, as_json=arguments.json)
     # Imported late, so that an invalid key is reported before torch is loaded.
-    from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
-    from polyrhythm.pipeline.placed import with_start
+    from polyrhythm.pipeline.persistence.resume_rules import new_folder, started
     from polyrhythm.pipeline.validation.check import validate_run
 
-    config = with_start(config)
-    folder = run_to_resume(config, arguments.out)
+    config, folder = started(config, arguments.out)
+    if arguments.check:
+        return check_unstarted(config, as_json=arguments.json)
     checked = validate_run(config, begun=folder is not None)
     if folder is None:
         folder = new_folder(config, arguments.out)

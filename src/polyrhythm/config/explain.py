@@ -46,6 +46,8 @@ OTHER_NAMES = {
     "checkpoint.every_versions": ("save_freq", "save_interval", "save_steps"),
     "init_from": ("load_from", "pretrained", "ckpt_path"),
 }
+#: Path → what a user of the command line may mean instead.
+_OPTIONS = {"out_dir": "--out FOLDER (of this run)"}
 _KINDS = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -100,7 +102,8 @@ def _instead(path: str, parts: list[str], holder: type[BaseModel] | None, model:
         return f"{valid}; {key} is one of {section}.type {' or '.join(types)}"
     elsewhere = [f"{prefix}.{found}" if prefix else found for found in paths_to(key, model)]
     if not prefix:
-        elsewhere = [ours for ours, names in OTHER_NAMES.items() if key in names] or elsewhere
+        known = [ours for ours, names in OTHER_NAMES.items() if key in names]
+        elsewhere = [_OPTIONS[ours] for ours in known if ours in _OPTIONS] + known or elsewhere
     if not elsewhere and section and holder:
         nested = {found.rpartition(".")[2]: f"{section}.{found}" for found in paths_to(None, holder) if "." in found}
         close = difflib.get_close_matches(key, {**nested, **dict.fromkeys(keys)}, n=1)

@@ -313,6 +313,11 @@ class GymnasiumBatch:
             raise RowsFailed(failed, result)
         return result
 
+    @property
+    def success_key(self) -> str:
+        """Key of `info` that success was read from, "" if there was none so far."""
+        return self._info.success_key
+
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         self._seen.write(rows, out)
 

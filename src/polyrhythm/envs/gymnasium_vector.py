@@ -219,6 +219,11 @@ class GymnasiumVectorBatch:
             self._info.end_episode()
         return StepResult(reward.astype(np.float32), terminated, (truncated | late) & ~terminated, success, metrics)
 
+    @property
+    def success_key(self) -> str:
+        """Key of `info` that success was read from, "" if there was none so far."""
+        return self._info.success_key
+
     def observe(self, rows: RowNumbers, out: Mapping[str, NDArray[np.generic]]) -> None:
         self._seen.write(rows, out)
 

@@ -46,10 +46,11 @@ class InfoReader:
     """Reads the infos of one env batch, and warns at the end of its first episode about keys that never appeared.
 
     success: the setting `env.success`, "" for the first present key of SUCCESS_KEYS; metrics: names of `env.metrics`.
+    success_key: the key that success was read from last, "" before.
     """
 
     def __init__(self, success: str, metrics: Collection[str]) -> None:
-        self._success = success
+        self._success, self.success_key = success, ""
         self._candidates = [
             _Key(key, f"env.success = {key}", True) for key in ((success,) if success else SUCCESS_KEYS)
         ]
@@ -63,6 +64,7 @@ class InfoReader:
         for key in self._candidates:
             number = _single(info, key)
             if not math.isnan(number):
+                self.success_key = key.name
                 break
         metrics = {key.name: _single(info, key) for key in self._metrics}
         if self._keys is not None:
@@ -83,6 +85,8 @@ class InfoReader:
         for key in self._candidates:
             if (absent := np.isnan(numbers)).any():
                 numbers = np.where(absent, _column(info, key, done), numbers)
+                if not np.isnan(numbers[absent]).all():
+                    self.success_key = key.name
         metrics = {key.name: _column(info, key, done) for key in self._metrics}
         given = ~np.isnan(numbers)
         if self._keys is not None:
@@ -103,7 +107,7 @@ class InfoReader:
             *others, last = SUCCESS_KEYS
             key = "such key" if self._success else f"{', '.join(others)} or {last}"
             which = f"env.success = {self._success}" if self._success else "env.success"
-            problems.append(f"{which}: the environment's info has no {key}, so success rates are null")
+            problems.append(f"{which}: the environment's info has no {key}, so it does not report success")
         if problems:
             more = f" and {len(keys) - _LISTED} more" if len(keys) > _LISTED else ""
             listed = f"{', '.join(list(keys)[:_LISTED])}{more}; set the key that you mean, if it is one of them"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal
@@ -41,8 +42,9 @@ class LatencySettings(BaseModel):
     """Distribution of the batch's step time, such as `lognormal:10ms:0.8` (see `specs.distributions`)."""
     reset_time: str = "constant:0ms"
     """Distribution of the time of one reset call, independent of the number of rows."""
-    times_by: Literal["seed", "chance"] = "seed"
-    """Source of the random times: the seeds of the resets (slow states), or each batch alone (slow machines)."""
+    times_by: Literal["history", "seed", "chance"] = "history"
+    """Source of the random times: a batch's resets so far, the seeds of its episodes (slow states), or chance alone
+    (slow machines)."""
     observation_shape: tuple[Annotated[int, Field(ge=1)], ...] = (8,)
     """Shape of a row's observation."""
     action_dim: Annotated[int, Field(ge=1)] = 7
@@ -72,15 +74,18 @@ class LatencySettings(BaseModel):
 class LatencyBatch:
     """Rows that reset individually and step together.
 
-    Sleep times since a reset are a function of the seeds of the episodes under way, whichever batch they are in, as in
-    the simulated cluster; with times_by chance all batches are independent. `sleep` is a parameter for tests.
+    Sleep times are a function of the seeds of all resets so far, in order: equal calls sleep equally. With times_by
+    seed they are one of the seeds of the episodes under way, whichever batch these are in, as in the simulated cluster:
+    the members of a group are equally fast. With chance all batches are independent. `sleep` is a parameter for tests.
     """
 
     def __init__(self, settings: LatencySettings, rows: int, sleep: Callable[[float], None]) -> None:
         self.rows, self.spec, self._sleep = rows, settings.spec(), sleep
         self._step_time = parse_distribution(settings.step_time)
         self._reset_time = parse_distribution(settings.reset_time)
-        self._by_seed, self._rng = settings.times_by == "seed", random.Random()
+        self._by_seed = settings.times_by == "seed"
+        self._history = secrets.randbits(63) if settings.times_by == "chance" else 0
+        self._rng = random.Random()
         self._seeds = [0] * rows
         self._reward, self._no = np.ones(rows, np.float32), np.zeros(rows, np.bool_)
         self._steps = np.zeros(rows, np.int64)
@@ -92,8 +97,8 @@ class LatencyBatch:
         for row, task, seed in zip(rows, tasks, seeds, strict=True):
             assert task == 0, f"task {task}: the synthetic environment has one task"
             self._seeds[row], self._steps[row] = seed, 0
-        if self._by_seed:
-            self._rng.seed(mix(*self._seeds))
+            self._history = mix(self._history, row, seed)
+        self._rng.seed(mix(*self._seeds) if self._by_seed else self._history)
         self._sleep(self._reset_time.sample(self._rng))
 
     def step(self, rows: RowNumbers, actions: NDArray[np.generic]) -> StepResult:  # noqa: ARG002 (the contract's)

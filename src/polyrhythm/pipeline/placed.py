@@ -111,9 +111,10 @@ def place(
     return Placed(names, seats, ends, shared.lease, tuple(warnings), shared.service)
 
 
-def with_start(config: RunConfig) -> RunConfig:
-    """The configuration with the settings that `placement.start` names."""
-    return load("pipeline", "start")(config) if config.placement.start == "plan" else config
+def with_start(config: RunConfig, begun: RunConfig | None = None, devices: Devices | None = None) -> RunConfig:
+    """The configuration with the settings that `placement.start` names. begun: of the run that it resumes, which keeps
+    its own; devices: of another machine (None: find them)."""
+    return load("pipeline", "start")(config, begun, devices) if config.placement.start == "plan" else config
 
 
 def list_seat_warnings(

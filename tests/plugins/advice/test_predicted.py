@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tests.plugins.planning.profiles import recipe, work
 
 from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
-from polyrhythm.plugins.advice.findings import Change, Finding, at_most
+from polyrhythm.plugins.advice.findings import Change, Effect, Finding, at_most, in_short, worthwhile
 from polyrhythm.plugins.advice.predicted import Predictor
 from polyrhythm.plugins.planning.from_run import HOOKS, profile_of
 
@@ -112,7 +113,7 @@ def test_what_is_not_simulated_keeps_its_bound(setting: str, to: Any) -> None:
 )
 def test_more_work_at_once_than_was_measured_is_a_bound(change: Change, basis: str) -> None:
     """A run has measured one amount of each work; twice as much is simulated to take as long."""
-    found = predicted(Finding("throughput", "x", "m", (change,)), config=lockstep("training.micro_batch_steps=20"))
+    found = predicted(Finding("stability", "x", "m", (change,)), config=lockstep("training.micro_batch_steps=20"))
     (own,) = [one for one in found.changes if one.setting == change.setting]
     assert own.effect.basis == basis
     assert own.effect != change.effect
@@ -129,13 +130,24 @@ def test_a_value_that_does_not_fit_keeps_its_bound() -> None:
     assert finding.changes[0] in predicted(finding).changes
 
 
-def test_what_gains_nothing_comes_last_and_what_gains_much_is_added() -> None:
+def test_what_gains_nothing_is_left_out_and_what_gains_much_is_added() -> None:
     """Rows wait half of the time as long as nothing overlaps, so more of them gain nothing; a lag does."""
     more = Change("rollout.generators", 1, 2, "memory", at_most(2.0))
     found = predicted(Finding("throughput", "inference", "measured", (more,)))
-    assert found.changes[0].setting == "freshness.max_lag"
-    assert found.changes[-1].setting == "rollout.generators"
-    assert found.changes[-1].effect.factor == pytest.approx(1.0, abs=0.04)
+    settings = [change.setting for change in found.changes]
+    assert settings[0] == "freshness.max_lag"
+    assert "rollout.generators" not in settings
+
+
+@pytest.mark.parametrize("basis", ["predicted", "at most"])
+@pytest.mark.parametrize(("factor", "named"), [(0.5, False), (1.0, False), (1.049, False), (1.05, True), (None, True)])
+def test_only_a_change_that_may_gain_something_is_named(basis: Any, factor: float | None, named: bool) -> None:
+    change = Change("rollout.rows", 8, 16, "", Effect(basis, factor))
+    finding = Finding("throughput", "balanced", "measured", (change,), remedy="nothing to set")
+    assert worthwhile(finding).changes == (change,) * named
+    stability = replace(finding, kind="stability")
+    assert worthwhile(stability) == stability
+    assert ("rollout.rows" in in_short(worthwhile(finding))) == named
 
 
 def test_nothing_older_is_added_while_the_policy_drifts() -> None:
@@ -158,7 +170,7 @@ def test_a_runs_profile_is_of_the_machine_that_the_summary_names(change: dict[st
 
 def test_a_profile_of_the_recipe_tells_what_more_rows_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself a run knows one number of rows only, at which twice the rows take as long."""
-    config, more = lockstep(), Finding("throughput", "inference", "m", (Change("rollout.rows", 8, 16, ""),))
+    config, more = lockstep(), Finding("stability", "inference", "m", (Change("rollout.rows", 8, 16, ""),))
     monkeypatch.chdir(tmp_path)
     alone = predicted(more).changes
     assert {change.effect.basis for change in alone if change.setting == "rollout.rows"} == {"at most"}
@@ -183,7 +195,7 @@ def test_stations_that_sleep_take_less_of_the_cores() -> None:
     factors = []
     for own in (1.0, 0.01):
         some = [line | {"cpu/own": own} for line in lines()]
-        finding = Finding("throughput", "x", "m", (Change("rollout.simulators", 1, 2, ""),))
+        finding = Finding("stability", "x", "m", (Change("rollout.simulators", 1, 2, ""),))
         predictor = Predictor(lockstep("freshness.max_lag=1"), {"transitions_per_s": 150.0, **BUSY}, some, 60.0)
         (found,) = predictor.predict([finding])
         assert found.note == ""

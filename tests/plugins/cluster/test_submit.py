@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.plugins.planning.profiles import RECIPE, profile, recipe
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import load_config
 from polyrhythm.plugins.cluster.submit import kuberay, slurm
 from polyrhythm.plugins.cluster.submit.command import KEYS
-from polyrhythm.plugins.cluster.submit.job import TrainingJob
+from polyrhythm.plugins.cluster.submit.job import TrainingJob, cpus_of_node, place_job
 from polyrhythm.plugins.cluster.submit.options import KubeRaySettings, SlurmSettings, time_s
 
 ROOT = Path(__file__).parents[3]
@@ -184,6 +185,19 @@ def test_the_check_is_of_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert main([*words, "--slurm", "nodes=2,gpus=0"]) == 1
     assert list(Path().iterdir()) == [Path("bin")]
+
+
+def test_a_job_asks_for_what_the_plan_of_its_nodes_places(capsys: pytest.CaptureFixture[str]) -> None:
+    """Planned once, for the nodes that it asks for: the job's file of settings is what starts, and is begun again."""
+    config = recipe("placement=auto")
+    profile(config).save(Path("latency.profile.json"))
+    words = ["latency", *RECIPE, "placement=auto", "--slurm", "nodes=1,gpus=1", "--out", "run", "--dry-run"]
+    found = submitted(capsys, *words)
+    job = load_config(next(Path(found["folder"]).glob("*/latency.yaml")))
+    assert (job.placement.start, job.placement.generators.devices) == ("recipe", "0")
+    settings = SlurmSettings(nodes=1, gpus="1")
+    cpus = cpus_of_node(job, settings, "slurm", place_job(job, settings, "slurm"))
+    assert directives(Path(found["file"]).read_text())["cpus-per-task"] == str(cpus)
 
 
 def test_a_job_is_checked_by_slurm_and_submitted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from polyrhythm.plugins.virtual.clustersim.driver import Deadlock
 from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings, LeaseCosts
 from polyrhythm.plugins.virtual.clustersim.station import LeaseError
 from polyrhythm.scheduler.conductor import Conductor
-from polyrhythm.scheduler.records import Command, DeviceTaken, DeviceYielded, Event, UpdateDone
+from polyrhythm.scheduler.records import Command, DeviceTaken, DeviceYielded, Event, TakeDevice, UpdateDone, YieldDevice
 
 near = pytest.approx
 
@@ -158,6 +158,22 @@ def test_work_for_a_station_off_its_device_is_seen() -> None:
     cluster_settings = settings(**LEASED, versions=1)
     with pytest.raises(LeaseError, match="trainer works, but is not on all of its devices"):
         VirtualCluster(cluster_settings, Hurried(Conductor(cluster_settings.scheduler))).run()
+
+
+def test_who_is_beside_others_is_alone_once_stations_take_turns_again() -> None:
+    cluster = VirtualCluster(settings(**{**LEASED, "generators": {**LEASED["generators"], "count": 2}}, versions=1))
+    first, second, trainer = (cluster.stations[name] for name in ("generator-0", "generator-1", "trainer"))
+    first.switch(TakeDevice(first.name, 0))
+    with pytest.raises(LeaseError, match="generator-0 is there"):
+        trainer.switch(TakeDevice(trainer.name, 0))
+    second.switch(TakeDevice(second.name, 0, beside=True))
+    for one in (first, second):
+        one.leases[0].on, one.leases[0].switching = True, False
+    first.switch(YieldDevice(first.name, 0))
+    first._switched((YieldDevice(first.name, 0), 0.0))
+    with pytest.raises(LeaseError, match="generator-1 is there"):
+        trainer.switch(TakeDevice(trainer.name, 0))
+    trainer.switch(TakeDevice(trainer.name, 0, beside=True))
 
 
 @examples(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

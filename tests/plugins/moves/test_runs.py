@@ -13,18 +13,22 @@ import pytest
 import yaml
 from tests.pipeline.runs import LOCKSTEP
 from tests.plugins.moves.scenes import TableSimulation
-from tests.plugins.planning.profiles import profile, recipe
+from tests.plugins.planning.profiles import RECIPE, profile, recipe
 
+import polyrhythm as pr
 from polyrhythm.cli.main import main
-from polyrhythm.config.load import merge, validate
-from polyrhythm.errors import ConfigError
+from polyrhythm.config.load import merge, save_config, validate
+from polyrhythm.config.schema import RunConfig
+from polyrhythm.errors import ConfigError, RunFolderError
 from polyrhythm.pipeline.build import env_settings
+from polyrhythm.pipeline.persistence.resume_rules import started
 from polyrhythm.pipeline.placed import place, with_start
 from polyrhythm.plugins.moves import mover, operation
 from polyrhythm.plugins.moves.conductor import MovingConductor
 from polyrhythm.plugins.moves.operation import Operation, starting
 from polyrhythm.plugins.moves.rules import move_rules
 from polyrhythm.plugins.moves.timing import MeasuredTimes
+from polyrhythm.plugins.planning.profile import this_machine
 from polyrhythm.scheduler.settings import BatchLimits, MoveRules, SchedulerSettings
 
 ASYNCHRONOUS = {
@@ -177,13 +181,18 @@ def test_auto_starts_with_the_recipe_if_there_is_no_profile(
     assert "polyrhythm profile latency" in caplog.text
 
 
+def _measured_here(config: RunConfig, **changes: Any) -> None:
+    machine = this_machine().model_copy(update=changes.pop("machine", {}))
+    profile(config).model_copy(update={"machine": machine, **changes}).save(Path("latency.profile.json"))
+
+
 def test_auto_starts_with_the_plan_of_the_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.INFO)
     config = recipe("placement=auto", "placement.simulated_devices=1")
-    profile(config).save(Path("latency.profile.json"))
+    _measured_here(config)
     found = with_start(config)
     assert found.placement.moves
     assert "by latency.profile.json, measured 2026-11-28" in caplog.text
@@ -198,6 +207,72 @@ def test_auto_refuses_a_profile_of_another_recipe(tmp_path: Path, monkeypatch: p
     profile(recipe("env.step_time=constant:1ms")).save(Path("latency.profile.json"))
     with pytest.raises(ConfigError, match="polyrhythm profile"):
         with_start(recipe("placement=auto", "env.step_time=constant:9ms"))
+
+
+@pytest.mark.parametrize(
+    "command", ["check RECIPE", "train RECIPE --check", "plan RECIPE --memory", "plan RECIPE --memory --devices 1"]
+)
+def test_what_is_checked_is_what_would_start(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level(logging.INFO)
+    words = ["latency", *RECIPE, "placement=auto", "placement.simulated_devices=1"]
+    _measured_here(recipe(*words[-2:]))
+    more = ["--device-memory", "80"] if "--devices" in command else []
+    own, *options = command.replace("RECIPE", "@").split("@")
+    main([own.strip(), *words, *options[0].split(), *more])
+    assert "changed: " in caplog.text
+    assert "placement.generators.devices=0" in caplog.text
+
+
+def test_the_checked_run_of_the_api_is_what_would_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = recipe("placement=auto", "placement.simulated_devices=1")
+    _measured_here(config)
+    assert pr.check(config).config.placement.generators.devices == "0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"machine": {"cores": 977}}, "977 cores"),
+        ({"machine": {"device": "another"}}, "another"),
+        ({"settings": ""}, "assumed"),
+    ],
+)
+def test_auto_refuses_a_profile_that_was_not_measured_here(
+    changes: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = recipe("placement=auto", "placement.simulated_devices=1")
+    _measured_here(config, **changes)
+    with pytest.raises(ConfigError, match=f"{told}.*polyrhythm profile"):
+        with_start(config)
+
+
+@pytest.mark.parametrize("planned_first", [False, True])
+def test_a_resumed_run_keeps_the_settings_it_began_with(
+    planned_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the profile appears after its beginning, or is gone then; other settings must still be the same."""
+    monkeypatch.chdir(tmp_path)
+    config = recipe("placement=auto", "placement.simulated_devices=1", "resume=auto", "rollout.rows=1")
+    run = tmp_path / "run"
+    if planned_first:
+        _measured_here(config)
+    begun, none = started(config, run)
+    assert none is None
+    assert (begun.rollout != config.rollout) == planned_first
+    run.mkdir()
+    save_config(begun, run / "config.yaml")
+    if planned_first:
+        Path("latency.profile.json").unlink()
+    else:
+        _measured_here(config)
+    assert started(config, run) == (begun, run)
+    with pytest.raises(RunFolderError, match="seed is 77 here"):
+        started(config.model_copy(update={"seed": 77}), run)
 
 
 def test_auto_is_short_for_moves() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
 import pytest
@@ -18,7 +20,7 @@ from polyrhythm.plugins.planning.arrangement import (
     reshaped,
 )
 from polyrhythm.plugins.planning.judge import Length, Prediction, predict
-from polyrhythm.plugins.planning.judging import Judges
+from polyrhythm.plugins.planning.judging import Case, Judges
 from polyrhythm.plugins.planning.problem import problem_of
 from polyrhythm.plugins.planning.profile import StationProfile
 
@@ -133,6 +135,22 @@ def test_scores_are_waited_for() -> None:
     found = predict(scored, arranged(config, APART), nodes(2))
     assert found.version_s == pytest.approx(16.0, rel=0.1)
     assert found.busy["scorer"] > 0.9
+
+
+def test_what_was_judged_before_a_process_was_killed_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool breaks after one of its two placements."""
+
+    def broken(judges: Judges, _: ProcessPoolExecutor, cases: dict[int, Case], found: dict[int, Prediction]) -> None:
+        first = min(cases)
+        found[first] = cases[first].predict()
+        judges._tell(found[first])
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(Judges, "_in_processes", broken)
+    those = [APART, replace(APART, env_batches=2, rows=1), replace(APART, slots=2)]
+    problem, told = problem_of(profile(CONFIG), CONFIG, nodes(2)), list[Prediction]()
+    with Judges(2, told.append, long_s=0.0) as judges:
+        assert problem.judge(those, judges=judges) == told
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")

@@ -64,13 +64,21 @@ def test_runs_are_compared_over_their_seeds(
     assert found["settings"] == {"training.lr": ["0.1", "0.11"]}
 
 
+@pytest.mark.parametrize(
+    ("envs", "names"),
+    [
+        (("type: cartpole", "type: push"), "env.type cartpole, push"),
+        (("type: gymnasium\n  id: One-v0", "type: gymnasium\n  id: Two-v0"), "env.id One-v0, Two-v0"),
+        (("type: sim\n  tasks: [reach]", "type: sim\n  tasks: [push]"), "env.tasks ['reach'], ['push']"),
+    ],
+)
 def test_runs_of_different_environments_are_noted(
-    make: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    envs: tuple[str, str], names: str, make: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, env in (("a", "cartpole"), ("b", "push")):
+    for name, env in zip("ab", envs, strict=True):
         with (make(name, 0, 0.1) / "config.yaml").open("a") as file:
-            file.write(f"env:\n  type: {env}\n")
-    words = "Different environments (env.type cartpole, push): their results cannot be compared."
+            file.write(f"env:\n  {env}\n")
+    words = f"Different environments ({names}): their results cannot be compared."
     assert main(["compare", str(tmp_path / "runs")]) == 0
     assert words in capsys.readouterr().out
     assert words in (tmp_path / "runs" / "comparison.html").read_text()

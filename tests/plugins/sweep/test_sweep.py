@@ -80,6 +80,7 @@ def test_a_killed_run_does_not_end_the_sweep_and_is_tried_again(
         (["training.versions=1,2", "--halving"], ["--halving chooses it"]),
         (["--random", "2", "--seeds", "2"], ["nothing can be drawn"]),
         (["out_dir=a,b"], ["the sweep chooses it for each run"]),
+        (["env.deadly=true,false", "placement=auto"], ["placement.start = plan: each", "set placement.start=recipe"]),
     ],
 )
 def test_everything_is_checked_before_the_first_run(

@@ -19,6 +19,7 @@ from polyrhythm.envs.gymnasium_env import GymnasiumSettings
 from polyrhythm.envs.latency import LatencySettings
 from polyrhythm.plugins.simulators.maniskill.env import ManiSkillSettings
 from polyrhythm.plugins.simulators.metaworld.env import MetaWorldSettings
+from polyrhythm.plugins.trial.checked_env import CheckedEnv
 from polyrhythm.plugins.trial.env_contract import check_contract, observe_reset, trial_seed
 from polyrhythm.stations.simulator.guard import EnvFault, GuardedEnv
 
@@ -120,8 +121,9 @@ def test_our_environments_pass_without_a_note(name, request):
     if name.startswith("maniskill"):
         request.getfixturevalue("maniskill")
     findings = list(check_contract(OURS[name], 3, quietly))
-    assert [finding for finding in findings if finding.state != "ok"] == []
-    assert len(findings) == 11
+    odd = [finding.name for finding in findings if finding.state != "ok"]
+    assert odd == ["success"] * name.startswith("gymnasium"), "neither of them has success"
+    assert len(findings) == 12
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
@@ -167,6 +169,18 @@ def test_what_is_only_odd_is_a_note(defect):
     )
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_reward_that_is_not_finite_is_located(bad):
+    env = CheckedEnv(WalkSettings(), 2, quietly)
+    env.reset([0, 1], [0, 0], [1, 2])
+    action = np.zeros((1, env.spec.action.dim), env.spec.action.dtype)
+    env.step([1], action)
+    step = env.inner.step
+    env.inner.step = lambda rows, actions: step(rows, actions)._replace(reward=np.full(1, bad, np.float32))
+    with pytest.raises(ContractViolation, match=rf"infinity: {bad} at step 2 of row 1, for the action \[0"):
+        env.step([1], action)
+
+
 def test_each_call_is_announced_before_it_begins():
     calls = []
     spec, rows = observe_reset(WalkSettings(), 4, calls.append)
@@ -194,7 +208,7 @@ class FixedRows(WalkSettings):
 def test_two_rows_are_seen_whatever_the_number_of_rows(rows):
     seen = observe_reset(FixedRows(rows=rows), rows, quietly)[1]
     assert seen["x"].tolist() == BEGUN
-    assert [f.state for f in check_contract(FixedRows(rows=rows), rows, quietly)] == ["ok"] * (11 if rows > 1 else 8)
+    assert [f.state for f in check_contract(FixedRows(rows=rows), rows, quietly)] == ["ok"] * (12 if rows > 1 else 9)
 
 
 def test_a_batch_that_cannot_be_built_says_why():

@@ -9,9 +9,10 @@ between the same two versions of both runs:
     an update, its publication     from `StartUpdate` to `UpdateDone`, from `PublishWeights` to `Published`
     loading a version              from `ApplyWeights` to `WeightsApplied`
 
-The difference of the means, live less simulated, is then added to each of the simulated ones. So what is compared is
-the order of work: what waits for what, and for how long. `neighbours` has the error if the overhead is that of the runs
-before and after instead, which are of other settings. Each turn has a seed of its own.
+The difference of the means, live less simulated, is then added to each of the simulated ones: the overhead is taken
+from the very run that is compared. So what is compared is the order of work: what waits for what, and for how long. The
+independent error is `neighbours`: with the overhead of the runs before and after, which are of other settings. Each
+turn has a seed of its own.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ def run(
 ) -> dict[str, Any]:
     """Every setting (only: those of these names), simulated and live for so many versions at a time, in turns.
 
-    Returns by setting, as medians over the turns, what `compare` does, and neighbours; errors_by_turn and
-    standard_errors_by_turn; largest_error of all turns; within_limit. ConfigError: no such setting.
+    Returns by setting, as medians over the turns, what `compare` does, and neighbours; errors_by_turn,
+    neighbours_by_turn and standard_errors_by_turn; largest_error of all turns; within_limit. ConfigError: no such
+    setting.
     """
     if unknown := set(only) - {setting.name for setting in settings}:
         names = ", ".join(setting.name for setting in settings)
@@ -106,6 +108,7 @@ def run(
         own = [figures for figures, (other, _) in zip(found, turns, strict=True) if other is case]
         modes[case.name] = {figure: median(each[figure] for each in own) for figure in own[0]}
         modes[case.name]["errors_by_turn"] = [each["error"] for each in own]
+        modes[case.name]["neighbours_by_turn"] = [each["neighbours"] for each in own]
         modes[case.name]["standard_errors_by_turn"] = [each["standard_error"] for each in own]
     largest = max(abs(each["error"]) for each in found)
     return {

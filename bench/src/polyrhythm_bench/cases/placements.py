@@ -21,7 +21,7 @@ from polyrhythm.config.load import load_config
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.pipeline.build import env_settings
 from polyrhythm.plugins.planning.arrangement import Arrangement, reshaped
-from polyrhythm.plugins.planning.judge import Length
+from polyrhythm.plugins.planning.judge import FULL, Length
 from polyrhythm.plugins.planning.problem import PlacementProblem, problem_of
 from polyrhythm.plugins.planning.profile import (
     Episodes,
@@ -116,16 +116,17 @@ def _recipe(rows: int, samples: int, max_lag: float) -> RunConfig:
             "rollout.generators=1",
             f"freshness.max_lag={max_lag}",
             f"training.mini_batch_samples={samples}",
-            "training.minibatch_steps=0",
+            f"training.minibatch_steps={128 if samples >= 256 else 0}",
             "training.epochs=1",
         ],
     )
 
 
-def problem(seed: int) -> RandomProblem:
-    """Random costs, sizes and devices."""
+def problem(seed: int, times: int = 1) -> RandomProblem:
+    """Random costs, sizes and devices. times: factor of the samples of a version; from 256 samples on the search judges
+    briefly first (`PlacementProblem.short`)."""
     rng = random.Random(seed)
-    config = _recipe(rng.choice((8, 12, 16)), rng.choice((8, 12, 16)), rng.choice((0.0, 1.0, 1.0, 2.0)))
+    config = _recipe(rng.choice((8, 12, 16)), times * rng.choice((8, 12, 16)), rng.choice((0.0, 1.0, 1.0, 2.0)))
     on_device = rng.random() < 1 / 3
     chunk_steps, devices = rng.choice((4, 6, 8)), rng.randint(1, 2 if on_device else 4)
 
@@ -171,7 +172,7 @@ def problem(seed: int) -> RandomProblem:
         },
     )
     base = problem_of(profile, config, Devices((("", devices),)), env_settings(config).spec())
-    return RandomProblem(base.profile, base.config, base.devices, base.spec, full=_FULL)
+    return RandomProblem(base.profile, base.config, base.devices, base.spec, full=_FULL if times == 1 else FULL)
 
 
 def work(*points: tuple[float, ...]) -> Work:
@@ -184,11 +185,11 @@ def work(*points: tuple[float, ...]) -> Work:
     )
 
 
-def run(problems: int = 60, first: int = 0) -> dict[str, Any]:
+def run(problems: int = 60, first: int = 0, times: int = 1) -> dict[str, Any]:
     """The search's regret, the share of the best placement's throughput that it misses, and its seconds."""
     rows: list[dict[str, Any]] = []
     for seed in range(first, first + problems):
-        one = problem(seed)
+        one = problem(seed, times)
         begin, cpu = time.perf_counter(), time.process_time()
         found = one.solve()[0]
         seconds, cpu_s = time.perf_counter() - begin, time.process_time() - cpu

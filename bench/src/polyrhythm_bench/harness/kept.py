@@ -29,10 +29,13 @@ class KeptResults:
     replaces: bool = False
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """The result; None if it is not there, or to be replaced. ConfigError: it is of another scene."""
+        """The result; None if it is not there, does not say its scene (of an older version), or is to be replaced.
+        ConfigError: it is of another scene."""
         if self.folder is None or not (path := self.folder / f"{name}.json").is_file():
             return None
         content = content_of(path)
+        if "scene" not in content:
+            return None
         if content["scene"] != self.scene:
             if self.replaces:
                 return None

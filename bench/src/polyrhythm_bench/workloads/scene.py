@@ -162,7 +162,12 @@ def live(scene: StageScenario, mode: Mode, batching: Mapping[str, Any], versions
         {
             "name": "scene",
             "seed": scene.seed,
-            "env": {"type": "latency", "episode_steps": scene.episode_steps, "step_time": scene.sim_latency},
+            "env": {
+                "type": "latency",
+                "episode_steps": scene.episode_steps,
+                "step_time": scene.sim_latency,
+                "times_by": "seed",
+            },
             "policy": {
                 "type": f"{here}.slow_policy:SlowPolicySettings",
                 "policy": {"type": "gaussian"},

@@ -19,6 +19,8 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError, MissingError, RunFolderError
 from polyrhythm.observe.run_folder import CONFIG_FILE, new_run_folder, refuse_no_run, take_folder
 from polyrhythm.pipeline.persistence.phases import began_in, command_of, is_finished
+from polyrhythm.pipeline.placed import with_start
+from polyrhythm.runtime.devices import Devices
 from polyrhythm.sources import fetched_folder
 
 #: Settings of the section `policy` that name folders of released files.
@@ -123,14 +125,35 @@ def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
 
     named: folder that the user gave for this run. RunFolderError: `resume` selects a folder that does not fit.
     """
+    return started(config, named, plans=False)[1]
+
+
+def started(
+    config: RunConfig, named: Path | None, devices: Devices | None = None, *, plans: bool = True
+) -> tuple[RunConfig, Path | None]:
+    """The configuration with the settings of `placement.start`, and `run_to_resume`, which keeps those it began with.
+
+    devices: of the machine that trains (None: find them); plans: False leaves the configuration as it is. ConfigError:
+    from `with_start`.
+    """
+    folder = _selected(config, named)
+    if plans and config.placement.start == "plan":
+        config = with_start(config, None if folder is None else saved_config(folder), devices)
+    if folder is not None:
+        with naming_where_it_began(folder):
+            _refuse_unfit(folder, config)
+    return config, folder
+
+
+def _selected(config: RunConfig, named: Path | None) -> Path | None:
     if config.resume == "never":
         return None
     if config.resume != "auto":
         if named is not None:
             raise goes_on_where_it_is(f"out = {named}", config.resume, "out")
-        return _fitting(Path(config.resume), config)
+        return _run_in(Path(config.resume))
     if named is not None and (named / CONFIG_FILE).is_file():
-        return _fitting(named, config)
+        return named
     if named is not None:
         log.info("resume = auto: %s holds no run, so this one is new", named)
         return None
@@ -139,7 +162,7 @@ def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
     if not unfinished:
         log.info("resume = auto: %s/%s has no unfinished run, so this one is new", config.out_dir, config.name)
         return None
-    return _fitting(unfinished[-1], config)
+    return unfinished[-1]
 
 
 def new_folder(config: RunConfig, named: Path | None) -> Path:
@@ -149,15 +172,13 @@ def new_folder(config: RunConfig, named: Path | None) -> Path:
     return new_run_folder(Path(config.out_dir), config.name, datetime.now().astimezone())
 
 
-def _fitting(folder: Path, config: RunConfig) -> Path:
+def _run_in(folder: Path) -> Path:
     if not folder.exists():
         raise RunFolderError(f"resume = {folder}: it is not there; name another, or set resume=never")
     if not (folder / CONFIG_FILE).is_file():
         raise RunFolderError(
             f"resume = {folder}: that is not a run's folder, it has no {CONFIG_FILE}; name another, or set resume=never"
         )
-    with naming_where_it_began(folder):
-        _refuse_unfit(folder, config)
     return folder
 
 

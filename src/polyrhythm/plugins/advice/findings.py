@@ -9,11 +9,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 #: Page of the table that has a row for each finding's name.
 PAGE = "docs/tuning.md"
+#: Factor from which a change of the throughput is worth naming.
+_WORTH = 1.05
 #: Largest factor of a bound: beyond, a share of idle time of nearly 1 says nothing.
 _MOST = 100.0
 
@@ -99,6 +101,14 @@ class Finding:
     def as_json(self) -> dict[str, Any]:
         own = {key: value for key, value in asdict(self).items() if key != "changes"}
         return {**own, "page": self.page, "changes": [change.as_json() for change in self.changes]}
+
+
+def worthwhile(finding: Finding) -> Finding:
+    """A finding on the throughput without changes that are known to gain nothing; one on stability as it is."""
+    if finding.kind == "stability":
+        return finding
+    kept = (one for one in finding.changes if one.effect.factor is None or one.effect.factor >= _WORTH)
+    return replace(finding, changes=tuple(kept))
 
 
 def in_words(findings: Sequence[Finding]) -> list[str]:

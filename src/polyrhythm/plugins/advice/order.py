@@ -11,7 +11,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.pipeline.hooks import Alarm
 from polyrhythm.plugins.advice import speed, stability
-from polyrhythm.plugins.advice.findings import Change, Finding
+from polyrhythm.plugins.advice.findings import Change, Finding, worthwhile
 from polyrhythm.plugins.advice.measures import Line, shares_of
 from polyrhythm.plugins.memory_estimate.plan import with_settings
 
@@ -23,8 +23,8 @@ def advice(
     config: RunConfig, utilisation: Mapping[str, float], lines: Sequence[Line], alarms: Sequence[Alarm]
 ) -> list[Finding]:
     """The findings; empty if the run did not train. Changes that do not go with the other settings are left out, and
-    what would make samples older while the policy drifts. utilisation: by station; lines: of metrics.jsonl; alarms: of
-    these lines."""
+    what would make samples older while the policy drifts, and what gains nothing. utilisation: by station; lines: of
+    metrics.jsonl; alarms: of these lines."""
     shares = shares_of(utilisation, lines)
     if shares is None:
         return []
@@ -33,7 +33,8 @@ def advice(
     if drifting and any(change.unstable for change in limit.changes):
         kept = tuple(change for change in limit.changes if not change.unstable)
         limit = replace(limit, changes=kept, remedy=f"raise freshness.max_lag once {drifting[0]} is over")
-    return [replace(finding, changes=tuple(_valid(config, finding.changes))) for finding in (*first, limit)]
+    valid = [replace(finding, changes=tuple(_valid(config, finding.changes))) for finding in (*first, limit)]
+    return [worthwhile(finding) for finding in valid]
 
 
 def with_setting(config: RunConfig, change: Change) -> RunConfig:

@@ -22,7 +22,7 @@ from typing import Any
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.config.sections.rollout import DynamicBatching
 from polyrhythm.errors import ConfigError, PolyrhythmError
-from polyrhythm.plugins.advice.findings import Change, Effect, Finding
+from polyrhythm.plugins.advice.findings import Change, Effect, Finding, worthwhile
 from polyrhythm.plugins.advice.measures import Line
 from polyrhythm.plugins.advice.order import DRIFTS, with_setting
 from polyrhythm.plugins.advice.speed import more
@@ -32,9 +32,9 @@ from polyrhythm.plugins.planning.judge import Length, predict
 from polyrhythm.plugins.planning.profile import Kind, Profile, WorkName, load_profile
 from polyrhythm.runtime.devices import devices_here
 
-#: Largest relative error of the simulation of the run as it was; factor from which a change gains anything, and from
-#: which one that no rule proposes is added.
-_TRUSTED, _WORTH, _ADDED = 0.25, 1.05, 1.1
+#: Largest relative error of the simulation of the run as it was; factor from which a change that no rule proposes is
+#: added.
+_TRUSTED, _ADDED = 0.25, 1.1
 #: Most cores that are simulated.
 _CORES = 1024
 #: Versions that are counted.
@@ -55,7 +55,7 @@ class Predictor:
 
     def predict(self, findings: Sequence[Finding]) -> list[Finding]:
         """The findings with predicted effects where there are any. To what limits the throughput, changes are added
-        that no rule proposes and that are predicted to gain much; those that gain nothing come last."""
+        that no rule proposes and that are predicted to gain much; those that gain nothing are left out."""
         if self._config.launcher == "inline":
             return _noted(findings, "bounds, no predictions: the simulated cluster has a process for each station")
         if not (updates := measured_updates(self._lines)):
@@ -103,8 +103,7 @@ class Predictor:
         others = [one for one in more(self._config) if one.setting not in proposed and not (one.unstable and drifts)]
         added = [one for one in self._effects(others, present) if (one.effect.factor or 0.0) >= _ADDED]
         changes += sorted(added, key=lambda one: -(one.effect.factor or 0.0))
-        useless = [one for one in changes if one.effect.basis == "predicted" and (one.effect.factor or 0.0) < _WORTH]
-        return replace(finding, changes=(*(one for one in changes if one not in useless), *useless))
+        return worthwhile(replace(finding, changes=tuple(changes)))
 
     def _effects(self, changes: Sequence[Change], present: float) -> Iterator[Change]:
         """The changes, with predicted effects as long as there is time."""

@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
     from polyrhythm.errors import ConfigError, MissingError
     from polyrhythm.pipeline.build import env_settings
+    from polyrhythm.pipeline.placed import with_start
     from polyrhythm.pipeline.validation.fit import check_rollout
     from polyrhythm.plugins.memory_estimate.plan import Planner
     from polyrhythm.plugins.memory_estimate.remedies import find_remedies
@@ -41,10 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.run is None:
         raise ConfigError("plan --memory needs a recipe; name one, or the path of a YAML file")
     overrides = [*arguments.overrides, *cluster_settings(arguments.cluster)]
-    config, note = _with_stand_in(load_config(arguments.run, overrides))
+    config = load_config(arguments.run, overrides)
+    machine = _machine(arguments, config)
+    described = arguments.devices is not None or arguments.cluster is not None
+    config, note = _with_stand_in(with_start(config, devices=machine.devices if described else None))
     spec = env_settings(config).spec()
     check_rollout(config, spec)
-    planner = Planner(spec, _machine(arguments, config))
+    planner = Planner(spec, machine)
     try:
         plan = planner.plan(config)
     except MissingError as error:  # a missing device

@@ -105,6 +105,7 @@ class Judges:
             except BrokenProcessPool:  # one was killed, such as for its memory
                 self._close()
                 self._processes = 1
+                rest = {number: case for number, case in rest.items() if number not in found}
                 found |= dict(zip(rest, self.predict(list(rest.values())), strict=True))
         return [found[number] for number in range(len(cases))]
 

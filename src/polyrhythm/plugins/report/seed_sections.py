@@ -21,6 +21,8 @@ _RESULTS = {
     "after_sampled": "after, sampled",
     "swapped": "swapped",
 }
+#: Settings that name the environment.
+_ENVIRONMENT = ("env.type", "env.id", "env.tasks")
 _WAYS = ("greedy", "sampled", "swapped")
 
 
@@ -48,9 +50,10 @@ def settings_table(found: Mapping[str, Any]) -> Table:
 def notes(found: Mapping[str, Any]) -> list[str]:
     """Sentences on what the table cannot say: of other environments, seeds that are there twice, unfinished runs."""
     sentences = []
-    if envs := found["settings"].get("env.type"):
-        names = ", ".join(dict.fromkeys(envs))
-        sentences.append(f"Different environments (env.type {names}): their results cannot be compared.")
+    differing = {path: found["settings"][path] for path in _ENVIRONMENT if path in found["settings"]}
+    if differing:
+        names = "; ".join(f"{path} {', '.join(dict.fromkeys(values))}" for path, values in differing.items())
+        sentences.append(f"Different environments ({names}): their results cannot be compared.")
     for group in found["groups"]:
         twice = [seed for seed, count in Counter(group["seeds"]).items() if count > 1]
         if twice:

@@ -194,6 +194,11 @@ def _checked(
                 raise ConfigError(
                     "evaluation.episodes = 0: runs are ranked by their evaluation after training; raise it"
                 )
+            if config.placement.start == "plan":
+                raise ConfigError(
+                    "placement.start = plan: each run of a sweep would be planned anew, on other devices; set "
+                    "placement.start=recipe, and the settings that `polyrhythm plan` prints"
+                )
             if config.training.versions < 1:
                 raise ConfigError("training.versions = 0: nothing would be trained; raise it")
             if arguments.halving:

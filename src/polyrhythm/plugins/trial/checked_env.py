@@ -36,7 +36,10 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class CheckedEnv:
-    """The env batch of `settings`, with `rows` rows. about_to: called with the name of each call before it begins."""
+    """The env batch of `settings`, with `rows` rows. about_to: called with the name of each call before it begins.
+
+    steps: of each row since its reset; stepped, reports: number of all steps, and of those that reported success.
+    """
 
     def __init__(self, settings: EnvSettings, rows: int, about_to: Callable[[str], None]) -> None:
         self._call = partial(_call, about_to)
@@ -55,9 +58,11 @@ class CheckedEnv:
                 "return the same spec from both",
             )
         self.traits = batch_traits(self.inner)
+        self.steps, self.stepped, self.reports = dict.fromkeys(range(rows), 0), 0, 0
 
     def reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin episodes; for refused ones (`EpisodeRefused`) the next seeds are tried."""
+        self.steps |= dict.fromkeys(map(int, rows), 0)
         self._call("reset", self._reset, rows, tasks, seeds)
 
     def _reset(self, rows: RowNumbers, tasks: Sequence[int], seeds: Sequence[int]) -> None:
@@ -77,9 +82,24 @@ class CheckedEnv:
         """Take one step. ContractViolation: the result does not consist of [n] finite numbers and flags."""
         result: StepResult = self._call("step", self.inner.step, rows, actions)
         check_result(result, len(rows), self.spec.metrics, self.spec.chunk)
-        if not np.isfinite(result.reward).all():
-            raise ContractViolation("step returned a reward of NaN or infinity", "check what the simulator returns")
+        for row in map(int, rows):
+            self.steps[row] += 1
+        if not (finite := np.isfinite(result.reward)).all():
+            raise self._not_finite(rows, actions, result, int(np.argmin(finite)))
+        self.stepped += 1
+        self.reports += bool((result.success.astype(np.int8) >= 0).any())
         return result
+
+    def _not_finite(
+        self, rows: RowNumbers, actions: NDArray[Any], result: StepResult, place: int
+    ) -> ContractViolation:
+        """The violation of the row at this place. Its cause is the same for all rows, steps and actions."""
+        row, fix = int(rows[place]), "check what the simulator returns"
+        action = np.array2string(np.asarray(actions[place]), precision=3, separator=", ", threshold=8, edgeitems=4)
+        at = f"{result.reward[place]} at step {self.steps[row]} of row {row}, for the action {' '.join(action.split())}"
+        violation = ContractViolation(f"step returned a reward of NaN or infinity: {at}{_id_of(self.settings)}", fix)
+        violation.__cause__ = ContractViolation("step returned a reward of NaN or infinity", fix)
+        return violation
 
     def observe(self, rows: RowNumbers) -> Arrays:
         """Observe the rows. ContractViolation: entries are not finite or unwritten, or `out` is rebound."""
@@ -142,6 +162,12 @@ class CheckedEnv:
 
     def close(self) -> None:
         self._call("close", self.inner.close)
+
+
+def _id_of(settings: EnvSettings) -> str:
+    """` (env.id = Line-v0)`, "" for settings without an id."""
+    name = getattr(settings, "id", "")
+    return f" (env.id = {name})" if name else ""
 
 
 def read_spec(settings: EnvSettings, about_to: Callable[[str], None]) -> EnvSpec:

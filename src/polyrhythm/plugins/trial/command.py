@@ -28,9 +28,11 @@ def run(arguments: argparse.Namespace) -> int:
     from polyrhythm.config.load import load_config
 
     config = load_config(arguments.recipe, [*arguments.overrides, *cluster_settings(arguments.cluster)])
+    from polyrhythm.pipeline.persistence.resume_rules import started
     from polyrhythm.pipeline.placed import describe_seats, place
     from polyrhythm.pipeline.validation.check import examine
 
+    config, _ = started(config, None)
     found: list[Examined] = []
     for examined in examine(config):
         if not arguments.json:

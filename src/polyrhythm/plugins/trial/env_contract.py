@@ -153,7 +153,7 @@ def env_checks(env: CheckedEnv) -> dict[str, ContractCheck]:
             "rows reset alone": check_reset_rows,
             "rows step alone": check_step_rows,
         }
-    checks |= {"end of an episode": check_end, "tasks": check_tasks, "traits": check_traits}
+    checks |= {"end of an episode": check_end, "success": check_success, "tasks": check_tasks, "traits": check_traits}
     return {name: partial(check, env) for name, check in checks.items()}
 
 
@@ -274,6 +274,21 @@ def check_end(env: CheckedEnv) -> str:
     if name := _differing(initial, _row(env.observe(every), 0)):
         raise ContractViolation(f"after an episode the same seed gave another {name!r}", "restore all state in reset")
     return f"{how} after {steps} steps"
+
+
+def check_success(env: CheckedEnv) -> str:
+    """Say where the steps of all checks so far reported success, or how it can be reported."""
+    if env.spec.reports_success is False:
+        return "none: only the return is known"
+    if not env.stepped:
+        _begin(env)
+        env.step(range(env.rows), _actions(env, env.rows))
+    from_info = hasattr(env.settings, "success")
+    if env.reports:
+        key = getattr(env.inner, "success_key", "")
+        return f"reported by {key} in info" if key else "reported by the steps"
+    fix = "put success into info, or set env.success=KEY" if from_info else "return it in StepResult.success"
+    return Note(f"the environment does not report success in any step, so only the return is known; {fix}")
 
 
 def _check_stays(env: CheckedEnv, final: Arrays) -> None:

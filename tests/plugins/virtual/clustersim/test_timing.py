@@ -185,7 +185,7 @@ def test_times_by_seed_are_those_of_the_synthetic_environment() -> None:
     simulators = {"step": law, "reset": "0ms", "rows": 2, "reset_rows": False, "times_by": "seed"}
     cluster, _ = run(settings(scheduler={"batch_size": 2}, simulators=simulators, versions=3))
     slept: list[float] = []
-    batch = LatencyBatch(LatencySettings(step_time=law), 2, slept.append)
+    batch = LatencyBatch(LatencySettings(step_time=law, times_by="seed"), 2, slept.append)
     for step in cluster.driver.steps:
         for start in step.commands:
             if isinstance(start, StartRows):

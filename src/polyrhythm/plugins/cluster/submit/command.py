@@ -62,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         return None
     from polyrhythm.cli.train import print_findings
     from polyrhythm.config.load import load_config
+    from polyrhythm.pipeline.persistence.resume_rules import new_folder, started
     from polyrhythm.plugins.cluster.submit import job as jobs
     from polyrhythm.plugins.cluster.submit.options import parse_job
 
@@ -69,11 +70,13 @@ def run(arguments: argparse.Namespace) -> int | None:
     settings = parse_job(option, getattr(arguments, option), queue.SETTINGS)
     overrides = jobs.overrides_for(option, settings.nodes, arguments.overrides, ray=not queue.HERE)
     config = load_config(arguments.recipe, overrides)
+    config, begun = started(config, arguments.out, jobs.devices_of(config, settings))
     found = list(jobs.examine_job(config, settings, option, here=queue.HERE))
     if arguments.check:
         return print_findings(found, as_json=arguments.json, ready="ready to submit; nothing was submitted")
     _refuse(found)
-    job = _prepare(arguments, config, settings, queue, option)
+    folder = (begun or new_folder(config, arguments.out)).absolute()
+    job = _prepare(arguments, config, settings, queue, option, folder)
     file = queue.write(job, settings)
     _report(arguments, job, file, None if arguments.dry_run else queue.submit(file, settings))
     return 0
@@ -92,15 +95,13 @@ def _refuse(found: list[Examined]) -> None:
 
 
 def _prepare(
-    arguments: argparse.Namespace, config: RunConfig, settings: JobSettings, queue: JobQueue, option: str
+    arguments: argparse.Namespace, config: RunConfig, settings: JobSettings, queue: JobQueue, option: str, folder: Path
 ) -> TrainingJob:
     """The job. The run's folder then has a folder with the job's files, of which the run's settings are written."""
     from polyrhythm.config.load import save_config
     from polyrhythm.observe.run_folder import JOB_FOLDER
-    from polyrhythm.pipeline.persistence.resume_rules import new_folder, run_to_resume
     from polyrhythm.plugins.cluster.submit.job import TrainingJob, cpus_of_node, place_job
 
-    folder = (run_to_resume(config, arguments.out) or new_folder(config, arguments.out)).absolute()
     files = folder / JOB_FOLDER
     files.mkdir(exist_ok=True)
     recipe = files / f"{config.name}.yaml"

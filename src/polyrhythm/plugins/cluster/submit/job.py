@@ -151,13 +151,18 @@ def place_job(config: RunConfig, settings: JobSettings, option: str) -> Placed:
         raise ConfigError(
             f"--{option}: ray.address = {config.ray.address} is not the Ray cluster of the job; leave it out"
         )
-    simulated = config.placement.simulated_devices
-    each, kind = min(settings.devices, simulated or settings.devices), SIMULATED if simulated else CUDA
     try:
-        return place(config, devices=Devices([(name, each) for name in _names(settings)], kind))
+        return place(config, devices=devices_of(config, settings))
     except MissingError as error:
         asked = f"--{option} nodes={settings.nodes},gpus={settings.devices}"
         raise ConfigError(*(f"{asked}: {problem}" for problem in error.problems)) from None
+
+
+def devices_of(config: RunConfig, settings: JobSettings) -> Devices:
+    """The devices of the job's nodes."""
+    simulated = config.placement.simulated_devices
+    each, kind = min(settings.devices, simulated or settings.devices), SIMULATED if simulated else CUDA
+    return Devices(tuple((name, each) for name in _names(settings)), kind)
 
 
 def cpus_of_node(config: RunConfig, settings: JobSettings, option: str, placed: Placed) -> int:

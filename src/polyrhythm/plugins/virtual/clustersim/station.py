@@ -163,6 +163,8 @@ class VirtualStation:
             if alone and not command.beside:
                 raise LeaseError(f"at {self.clock.now:g} s {' and '.join(alone)} is there: {command!r}")
             lease.device.resident[self.name] = command.beside
+        else:  # stations take turns again, so who is there is to be alone
+            lease.device.resident = dict.fromkeys(lease.device.resident, False)
         lease.switching = True
         self.after(lease.seconds, self._switched, (command, self.clock.now))
 
