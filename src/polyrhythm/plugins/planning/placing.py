@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.run, arguments.overrides)
     profile = find_profile(config, arguments.profile)
     problem = problem_of(profile, config, devices)
-    progress = Progress(sys.stderr)
+    progress = JudgingProgress(sys.stderr)
     with progress, Judges(forkable_cores(), progress.judged) as judges:
         progress.begin(f"of at most {MOST + AGAIN} placements")
         found = by_least_change(config, problem.solve(judges=judges))
@@ -114,7 +114,7 @@ def by_least_change(config: RunConfig, found: Sequence[RankedPlacement]) -> list
     return ordered
 
 
-class Progress:
+class JudgingProgress:
     """One line on a terminal, written over and then away; elsewhere nothing."""
 
     def __init__(self, stream: TextIO) -> None:
