@@ -141,7 +141,8 @@ def test_the_examples_pass_every_check(
     monkeypatch.syspath_prepend(str(folder))
     assert main(["check", name if here else f"examples/{recipe}", "launcher=inline", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [check for check in told["checks"] if check["state"] != "ok"] == []
+    others = [(check["name"], check["state"]) for check in told["checks"] if check["state"] != "ok"]
+    assert others == ([("success", "note")] if "own_loss" in recipe else []), "it trains in CartPole, which has none"
 
 
 def test_a_reward_function_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
