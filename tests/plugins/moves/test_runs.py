@@ -62,14 +62,14 @@ def test_a_run_with_moves_shows_what_is_in_force(
     caplog.set_level(logging.INFO)
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(merge(merge(LOCKSTEP, ASYNCHRONOUS), {"placement": SHARED | {"moves": True}})))
-    assert main(["train", str(path), "--out", str(tmp_path / "run"), "training.versions=20"]) == 0
+    assert main(["train", str(path), "--out", str(tmp_path / "run"), "training.versions=48"]) == 0
     assert re.search(r"placement\.moves: tried .*generator-\d off; max_lag 2 → 1; max_lag", caplog.text)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["moves"][0]["outcome"] == "begun"
     assert all(move["outcome"] in ("begun", "kept", "undone", "reset") for move in summary["moves"])
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     updates = [line for line in lines if "staleness/max_lag" in line]
-    assert len(updates) == 20
+    assert len(updates) == 48
     assert all(
         0.5 <= line["staleness/max_lag"] <= 2.0 and line["stations/generators_off"] in (0, 1) for line in updates
     )
@@ -93,13 +93,13 @@ def test_a_run_trains_all_samples_while_it_moves(
     own = merge(merge(merge(LOCKSTEP, ASYNCHRONOUS), one), change)
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(own))
-    assert main(["train", str(path), "--out", str(tmp_path / "run"), "training.versions=16"]) == 0
+    assert main(["train", str(path), "--out", str(tmp_path / "run"), "training.versions=48"]) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     values = [line[metric] for line in lines if metric in line]
     assert values[0] == before
     assert set(values) > {before}
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["ledger"]["trained"] == 160
+    assert summary["ledger"]["trained"] == 480
     assert summary["ledger"]["dropped"] == {}
 
 
