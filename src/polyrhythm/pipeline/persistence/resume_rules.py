@@ -125,24 +125,18 @@ def run_to_resume(config: RunConfig, named: Path | None) -> Path | None:
 
     named: folder that the user gave for this run. RunFolderError: `resume` selects a folder that does not fit.
     """
-    return started(config, named, plans=False)[1]
+    return _fitting(_selected(config, named), config)
 
 
-def started(
-    config: RunConfig, named: Path | None, devices: Devices | None = None, *, plans: bool = True
-) -> tuple[RunConfig, Path | None]:
+def started(config: RunConfig, named: Path | None, devices: Devices | None = None) -> tuple[RunConfig, Path | None]:
     """The configuration with the settings of `placement.start`, and `run_to_resume`, which keeps those it began with.
 
-    devices: of the machine that trains (None: find them); plans: False leaves the configuration as it is. ConfigError:
-    from `with_start`.
+    devices: of the machine that trains (None: find them). ConfigError: from `with_start`.
     """
     folder = _selected(config, named)
-    if plans and config.placement.start == "plan":
+    if config.placement.start == "plan":
         config = with_start(config, None if folder is None else saved_config(folder), devices)
-    if folder is not None:
-        with naming_where_it_began(folder):
-            _refuse_unfit(folder, config)
-    return config, folder
+    return config, _fitting(folder, config)
 
 
 def _selected(config: RunConfig, named: Path | None) -> Path | None:
@@ -170,6 +164,13 @@ def new_folder(config: RunConfig, named: Path | None) -> Path:
     if named is not None:
         return take_folder(named)
     return new_run_folder(Path(config.out_dir), config.name, datetime.now().astimezone())
+
+
+def _fitting(folder: Path | None, config: RunConfig) -> Path | None:
+    if folder is not None:
+        with naming_where_it_began(folder):
+            _refuse_unfit(folder, config)
+    return folder
 
 
 def _run_in(folder: Path) -> Path:

@@ -166,7 +166,7 @@ class DeviceLeases:
         if not self.going:
             return []
         wanted = set() if self.together else {self._next(self.present[name]) for name in self.waiting}
-        guests = () if self.together else {state.name for state in self._guests()}
+        guests = {state.name for state in self._guests()}
         found = [
             state
             for name in self.going
@@ -195,7 +195,7 @@ class DeviceLeases:
         """Take devices back from stations that must leave or are idle, and assign free ones."""
         commands: list[TakeDevice | YieldDevice] = []
         before = [] if self.together else [self._holder_before(self.present[name]) for name in self.waiting]
-        for holder in [*before, *(() if self.together else self._guests())]:
+        for holder in [*before, *self._guests()]:
             if holder is None or holder.taking or holder.yielding:
                 continue
             if holder.idle or (holder.leaving and (holder.interruptible or not holder.under_way)):
@@ -209,8 +209,8 @@ class DeviceLeases:
         return commands
 
     def _guests(self) -> list[LeaseState]:
-        """The stations beside others, each once."""
-        names = dict.fromkeys(name for own in self.beside.values() for name in own)
+        """The stations beside others that they take turns with again, each once."""
+        names = {} if self.together else dict.fromkeys(name for own in self.beside.values() for name in own)
         return [self.present[name] for name in names]
 
     @staticmethod

@@ -24,6 +24,7 @@ from polyrhythm.config.schema import RunConfig
 from polyrhythm.plugins.planning.judge import Length, Prediction, predict
 from polyrhythm.plugins.planning.profile import Profile
 from polyrhythm.runtime.devices import Devices
+from polyrhythm.runtime.memory.tensors import count_cores
 from polyrhythm.runtime.processes.child import die_with
 from polyrhythm.specs import EnvSpec
 
@@ -51,7 +52,7 @@ def forkable_cores() -> int:
     """Cores of this process, at most `_MOST`; 1 if it has other threads."""
     threads = Path("/proc/self/task")
     alone = threads.is_dir() and len(list(threads.iterdir())) == 1
-    return min(_MOST, len(os.sched_getaffinity(0))) if alone else 1
+    return min(_MOST, count_cores()) if alone else 1
 
 
 def _become(parent: int) -> None:
