@@ -142,8 +142,15 @@ def test_answers_to_a_prompt_may_be_equally_long() -> None:
 def test_a_decode_step_costs_what_the_contexts_cost(mode: str) -> None:
     """Ten steps of 10 ms, and 1 ms for each token that four answers have so far: 4 · 10² / 2 ms more."""
     scene = AnswerScene(
-        **{"prompts": 1, "group": 4, "devices": 1, "training_devices": 1, "update_ms": 1, "prefill": "0ms"},
-        **{"tokens": "constant:10steps", "decode": "10ms", "context": "1ms"},
+        prompts=1,
+        group=4,
+        devices=1,
+        training_devices=1,
+        update_ms=1,
+        prefill="0ms",
+        tokens="constant:10steps",
+        decode="10ms",
+        context="1ms",
     )
     assert scene.samples / simulated(scene, MODES[mode], counted=3).samples_per_s == pytest.approx(0.301, rel=1e-3)
 

@@ -2,11 +2,11 @@
 
 | figure | scene | not printed, and taken |
 |---|---|---|
-| 1b | `workloads.scaled_scenes`: an H100's bandwidth and peak, contexts as long as they are | the GPU; half of the answers to a prompt are equally long |
+| 1b | `workloads.scaled_scenes`: an H100's bandwidth and peak | the GPU; half of a prompt's answers are equally long |
 | 3a, table 1 | the same with 40 GPUs and 256 answers an update, σ 1 | the same |
 | 7 | 8 prompts × 8 answers, 16 more prompts | the share of prompts that the filter drops: fitted |
 | 8 | `workloads.roll_figures`: 4 generators of 32 places | the workers, lengths |
-| 10 | 32 × 8 to 36 × 12 environments | four turns: 36 × 12 takes 45 s, a turn 10; how environments fail: one step in 500 takes 265 s, fitted to the 243 s of 32 × 8 |
+| 10 | 32 × 8 to 36 × 12 environments | turns: 4, as 36 × 12 takes 45 s; one step in 500 fails; how long is fitted |
 
 In table 1 the ratio that is needed is the least with 90% of the largest gain.
 """
@@ -20,9 +20,7 @@ from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm_bench.workloads import answers, turns_scene
 from polyrhythm_bench.workloads.answers import MODES, AnswerMode, AnswerScene
 from polyrhythm_bench.workloads.roll_figures import FIGURES
-from polyrhythm_bench.workloads.scaled_scenes import GROUP, LONGEST, PROMPTS, TOKENS_A_STEP
-from polyrhythm_bench.workloads.scaled_scenes import read_as_long_as_it_is as as_long
-from polyrhythm_bench.workloads.scaled_scenes import scaled
+from polyrhythm_bench.workloads.scaled_scenes import GROUP, LONGEST, PROMPTS, TOKENS_A_STEP, scaled, with_contexts
 from polyrhythm_bench.workloads.turns_scene import TurnScene
 
 #: GPUs and answers of figure 3a; its rows: GPUs that train, asynchronous ratio, gain over ROLL-Sync.
@@ -62,7 +60,7 @@ def figure_1b(before: int = 2, counted: int = 3) -> Iterator[dict[str, Any]]:
     of the best split (bench/results/language.md)."""
 
     def version_s(model: str, gpus: int, training: int, mode: AnswerMode) -> float:
-        return seconds(answers.cluster(as_long(scaled(model, gpus, training), model), mode, before + counted), counted)
+        return seconds(answers.cluster(with_contexts(scaled(model, gpus, training), model), mode, before + counted), counted)
 
     for model, published in (("base", 2.24), ("think", 2.13)):
         most = version_s(model, 128, 32, MODES["alpha_2_continue"])
@@ -75,7 +73,7 @@ def figure_1b(before: int = 2, counted: int = 3) -> Iterator[dict[str, Any]]:
 
 def ablation_scene(training: int, size: int = ANSWERS, thousands: int = 30) -> AnswerScene:
     """The scene of figure 3a and table 1 with `size` answers an update, of at most so many thousands of tokens."""
-    scene, longest = as_long(scaled("think", GPUS, training), "think"), min(LONGEST, thousands * 1024) // TOKENS_A_STEP
+    scene, longest = with_contexts(scaled("think", GPUS, training), "think"), min(LONGEST, thousands * 1024) // TOKENS_A_STEP
     prompts = max(1, size // GROUP)
     shorter = scene.model_copy(update={"longest": longest})
     share = prompts / PROMPTS * shorter.mean_tokens / scene.mean_tokens

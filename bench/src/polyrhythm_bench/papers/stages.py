@@ -23,7 +23,7 @@ One number per workload is fitted, to one row; the rest is given:
 | a chunk step | linear in its rows; ManiSkill's 22 s for a device's 256 | RL-VLA3, introduction; tables 2, 5 |
 | a reset | by simulator, before each episode of an env batch | measured; robocasa issue 63 |
 | handing over | 5.1 ms a megabyte into a channel, as much out of it | an actor's call: 786 KB in 3 to 5 ms |
-| exchange of gradients | a ring over one 100 Gb/s port per host | assumed, as in `links` |
+| sharded weights and gradients | gathered for each micro-batch, summed each step | released; 400 Gb/s a host chosen |
 
 Samples are handed over by each generator for its rows: where training waits for rollout, it waits for all of it; else
 for that of the last episode. Observations wait for the second half before their pass, in lock-step; otherwise they are

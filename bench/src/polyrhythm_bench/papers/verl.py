@@ -15,10 +15,10 @@ the longest answer of all, so half of the cluster is simulated for them.
 | rewards, advantages | 4.0 s | the rows' steps less what they print of waiting and updates (4.0 to 4.3 s) |
 | exchange of weights | 4.0 s | taken as long |
 | a batch of samples, each of them pickled | 29 ms a prompt | measured (`bench/scripts/padded_samples.py`) |
-| lengths of answers | lognormal, σ 1; their mean is fitted, to staleness 0.3; in the other rows it goes with the update | |
+| lengths of answers | lognormal, σ 1; the mean is fitted to staleness 0.3, else as the update | |
 
-The rows of staleness and `require_batches` 4 train alike, so an update takes as long as it has tokens. `require_batches`
-4 is the run with staleness 0.5, averaged over 300 of its 400 steps (its times after 100 to 300 steps are the same).
+The rows of staleness and `require_batches` 4 train alike, so an update takes as long as it has tokens.
+`require_batches` 4 is the run with staleness 0.5, averaged over 300 of its 400 steps: its times are the same.
 """
 
 from __future__ import annotations

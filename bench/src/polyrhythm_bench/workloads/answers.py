@@ -165,7 +165,8 @@ class AnswerScene(Section):
 
 def live(scene: AnswerScene, mode: AnswerMode, versions: int) -> RunConfig:
     """The scene as a run of real processes that sleep."""
-    assert not scene.same_tokens and scene.context == "0ms", "a sleeping engine knows neither prompts nor contexts"
+    assert not scene.same_tokens, "an engine knows no prompts"
+    assert scene.context == "0ms", "a sleeping engine knows no contexts"
     rows = 1 if mode.replicated else scene.group
     return validate(
         {

@@ -76,7 +76,7 @@ def scaled(model: str, gpus: int, training: int, *, per_station: int = 1) -> Ans
 ALIKE = 0.5
 
 
-def read_as_long_as_it_is(scene: AnswerScene, model: str) -> AnswerScene:
+def with_contexts(scene: AnswerScene, model: str) -> AnswerScene:
     """The scene with two things that a sleeping engine does not have: a decode step reads the keys and values of each
     answer as far as it has come, and a share of the answers to a prompt are equally long."""
     shortened = MODELS[model].shortened

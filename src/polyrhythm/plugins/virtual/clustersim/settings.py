@@ -111,10 +111,10 @@ class SimulatorGroup(StationGroup):
     draws the same. steps: env steps of an episode; chunk: env steps per chunk step (C). episode_time: duration of
     a whole episode, replaces `step`: its chunk steps share the time evenly, and a slot's step takes as long as that of
     its slowest row. contention: how a simulator's steps at once slow each other down in its process, instead of on its
-    device (`hardware.Device`); 0 if they do not. segment_steps: chunk steps after which an unfinished episode ships
-    a segment; 0 for whole episodes. tokens: of the answer to one row's
-    request, if the policy generates tokens; else it counts as one. same_tokens: share of the answers to an
-    initial state (prompt) that are equally long, by chance; the others are independent. raises: probability that a row's chunk step fails. broken: share of initial states from
+    device (`hardware.Device`); 0 if they do not. segment_steps: chunk steps after which an unfinished episode ships a
+    segment; 0 for whole episodes. tokens: of the answer to one row's request, if the policy generates tokens; else it
+    counts as one. same_tokens: share of the answers to an initial state (prompt) that are equally long; the others are
+    as long as it happens. raises: probability that a row's chunk step fails. broken: share of initial states from
     which each one does. solved, hopeless: shares of initial states from which all episodes or no episodes succeed; from
     the others half succeed. The return of an episode is 1 or 0; where there are scorers, it is their score.
     """
