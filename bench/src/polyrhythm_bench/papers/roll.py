@@ -60,7 +60,8 @@ def figure_1b(before: int = 2, counted: int = 3) -> Iterator[dict[str, Any]]:
     of the best split (bench/results/language.md)."""
 
     def version_s(model: str, gpus: int, training: int, mode: AnswerMode) -> float:
-        return seconds(answers.cluster(with_contexts(scaled(model, gpus, training), model), mode, before + counted), counted)
+        scene = with_contexts(scaled(model, gpus, training), model)
+        return seconds(answers.cluster(scene, mode, before + counted), counted)
 
     for model, published in (("base", 2.24), ("think", 2.13)):
         most = version_s(model, 128, 32, MODES["alpha_2_continue"])
@@ -73,8 +74,8 @@ def figure_1b(before: int = 2, counted: int = 3) -> Iterator[dict[str, Any]]:
 
 def ablation_scene(training: int, size: int = ANSWERS, thousands: int = 30) -> AnswerScene:
     """The scene of figure 3a and table 1 with `size` answers an update, of at most so many thousands of tokens."""
-    scene, longest = with_contexts(scaled("think", GPUS, training), "think"), min(LONGEST, thousands * 1024) // TOKENS_A_STEP
-    prompts = max(1, size // GROUP)
+    scene = with_contexts(scaled("think", GPUS, training), "think")
+    prompts, longest = max(1, size // GROUP), min(LONGEST, thousands * 1024) // TOKENS_A_STEP
     shorter = scene.model_copy(update={"longest": longest})
     share = prompts / PROMPTS * shorter.mean_tokens / scene.mean_tokens
     return shorter.model_copy(update={"prompts": prompts, "update_ms": max(1, round(scene.update_ms * share))})
