@@ -499,11 +499,6 @@ def test_what_is_not_finite_on_one_rank_halts_all_with_its_cause(pool: RankPool,
             assert distance(answer["weights"], start) == 0.0
 
 
-def test_ranks_of_other_weights_are_refused(pool: RankPool) -> None:
-    with pytest.raises(AssertionError, match=r"ConfigError: policy: rank 1 built another trunk\.0\.weight than rank 0"):
-        pool.run(f"{CASES}of_own_seeds", 2)
-
-
 @pytest.mark.parametrize("strategy", [pytest.param("replicate", marks=long(5, "mini-batches of replicas")), "shard"])
 def test_two_ranks_take_the_steps_of_one_in_each_mini_batch(pool: RankPool, strategy: str) -> None:
     """A mini-batch of one group has nothing for one of them; the others are dealt each by itself."""
@@ -532,3 +527,9 @@ def test_statistics_are_those_of_one_rank(pool: RankPool, size: int, strategy: s
         assert found["train/critic/reward_scale"] == pytest.approx(one["train/critic/reward_scale"], rel=1e-9)
         for name in ("count", "mean", "variance"):
             np.testing.assert_allclose(found[name], one[name], rtol=1e-9, atol=1e-15)
+
+
+def test_ranks_of_other_weights_are_refused(pool: RankPool) -> None:
+    """The last test, as the next one would start all ranks anew."""
+    with pytest.raises(AssertionError, match=r"ConfigError: policy: rank 1 built another trunk\.0\.weight than rank 0"):
+        pool.run(f"{CASES}of_own_seeds", 2)
