@@ -201,8 +201,8 @@ def wanted(tmp_path_factory):
     "signals",
     [
         pytest.param([(signal.SIGTERM, 2)], marks=long(10, "a run that SIGTERM cut")),
-        pytest.param([(signal.SIGKILL, 3)], marks=long(10, "a run that SIGKILL cut")),
-        [(signal.SIGINT, 1), (signal.SIGKILL, 4)],
+        [(signal.SIGKILL, 3)],
+        pytest.param([(signal.SIGINT, 1), (signal.SIGKILL, 4)], marks=long(12, "a run that was cut twice")),
     ],
     ids=["sigterm", "sigkill", "twice"],
 )

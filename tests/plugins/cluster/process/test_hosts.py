@@ -145,6 +145,7 @@ def test_lockstep_gives_the_same_weights_on_three_hosts_as_on_one(tmp_path: Path
     """Requests, samples and weights all cross: the simulator, the generator and the trainer are each on their own."""
     found = []
     for name, nodes in (("inline", ()), ("local", apart_by_setting(tmp_path, 3))):
+        (tmp_path / name).mkdir()
         with running(tmp_path / name, nodes, LOCKSTEP, launcher=name) as pipeline:
             pipeline.loop.train_until(2)
             found.append(pipeline.weights.read()[1])
