@@ -58,7 +58,8 @@ def test_a_trace_without_memory_says_what_a_probe_says(policy: str) -> None:
     "policy",
     [
         *POLICIES[:2],
-        *(pytest.param(one, marks=long(3, one)) for one in (*POLICIES[2:], "{type: pi0, gradient_checkpointing: true}")),
+        *(pytest.param(one, marks=long(3, one)) for one in POLICIES[2:]),
+        pytest.param("{type: pi0, gradient_checkpointing: true}", marks=long(3, "gradient checkpointing")),
     ],
 )
 def test_two_passes_tell_the_bytes_of_any_rows(policy: str) -> None:
