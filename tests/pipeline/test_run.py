@@ -211,7 +211,7 @@ def whole(tmp_path_factory):
     [
         pytest.param((150,), id="once", marks=long(3, "cut once")),
         pytest.param((150, 260), id="twice"),
-        pytest.param((150, 150), id="at once"),
+        pytest.param((150, 150), id="at once", marks=long(4, "cut without a farewell")),
     ],
 )
 def test_a_run_that_was_cut_and_goes_on_learns_what_a_whole_one_does(at, whole, tmp_path):

@@ -103,6 +103,7 @@ def test_only_a_frozen_part_is_precomputed() -> None:
     assert expert.precomputed(4) >= expert.kept(4) > 0
 
 
+@long(5, "a trace of the released pi0")
 def test_the_released_size_is_traced_in_bounded_memory() -> None:
     settings, spec, form = parts("{type: pi0, size: released, train: head}")
     found = estimate_activations(settings, spec, form)

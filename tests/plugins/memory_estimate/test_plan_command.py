@@ -41,6 +41,7 @@ def test_every_device_of_another_machine_is_planned(capsys: pytest.CaptureFixtur
     assert "not counted: simulators" in said
 
 
+@long(4, "four plans of pi0")
 def test_what_does_not_fit_ends_with_settings_that_do(capsys: pytest.CaptureFixture[str]) -> None:
     found = _json(capsys, *SMALL, "--host-memory", "1")
     gigabytes = 0.9 * found["devices"]["cpu"]["total"] / 1e9

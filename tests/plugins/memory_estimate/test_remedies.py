@@ -46,6 +46,7 @@ def test_rows_and_micro_batches_are_the_largest_that_fit() -> None:
         assert not planner.plan(with_settings(run, {setting: value + 1})).fits
 
 
+@long(4, "plans of pi0")
 def test_every_proposal_fits_and_its_total_is_told() -> None:
     run = load_config("quickstart", PI0)
     whole = small_planner(run, GB).plan(run)

@@ -63,7 +63,7 @@ def faults_at_moves(sharing: str, seed: int, versions: int, each: int) -> tuple[
     return cluster, conductor
 
 
-@pytest.mark.parametrize("kind", [pytest.param("micro_batch", marks=long(3, "of micro-batches")), "sharing"])
+@pytest.mark.parametrize("kind", ["micro_batch", pytest.param("sharing", marks=long(3, "of a shared device"))])
 def test_a_try_that_needs_too_much_memory_is_undone_at_once_and_never_repeated(kind: str) -> None:
     """The trainer is lost in each update that has more than 8 chunk steps per pass, or a device with a generator."""
     settings = drifting("lease" if kind == "sharing" else "shared", 70)

@@ -85,7 +85,12 @@ def test_a_run_with_moves_shows_what_is_in_force(
             8.0,
             marks=long(10, "48 updates that change their micro-batches"),
         ),
-        ({"placement": {"sharing": "lease"}}, "stations/together", 0.0),
+        pytest.param(
+            {"placement": {"sharing": "lease"}},
+            "stations/together",
+            0.0,
+            marks=long(7, "48 updates that share a lease"),
+        ),
     ],
 )
 def test_a_run_trains_all_samples_while_it_moves(

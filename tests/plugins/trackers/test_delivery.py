@@ -83,6 +83,7 @@ def test_what_a_library_prints_is_in_the_log_file(tmp_path: Path, capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
+@long(6, "waits five seconds for a reply")
 def test_a_call_that_hangs_is_ended_and_repeated(tmp_path: Path, warnings: pytest.LogCaptureFixture) -> None:
     hasty = Patience(retry_s=(0.01, 0.01), reply_s=5.0, failing_close_s=60.0)
     assert steps(record(tmp_path, "metrics:hang", hasty)) == [*range(STEPS)]
