@@ -183,8 +183,9 @@ class GrootNetwork(FlowNetwork):
         """The pass over images and language. Features are the mean over all places that the head reads."""
         seen, visible = self.features(inputs), _visible(inputs)
         keys_values = self.action_head.model.keys_values(seen)
-        pooled = mean_of(seen.float(), visible) if features else seen.new_empty(len(seen), 0, dtype=torch.float32)
-        return Prefix(keys_values, visible, pooled)
+        if not features:
+            return Prefix(keys_values, visible, seen.new_empty(len(seen), 0, dtype=torch.float32))
+        return Prefix(keys_values, visible, mean_of(seen.float(), visible) if self.hides else seen.float().mean(1))
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The backbone's features after the head's norm and self-attention [B,L,width]."""
