@@ -306,11 +306,15 @@ class ActionHead(nn.Module):
         self.position_embedding = nn.Embedding(size.positions, width)
         self.model = Dit(size)
 
-    def tokens(self, state: Tensor, x: Tensor, bucket: Tensor, embodiment: Embodiment) -> Tensor:
-        """state [B,S], x [B,H,A] -> the transformer's tokens [B,1+future+H,width] float32."""
-        actions = self.action_encoder(x, bucket, embodiment) + _first_rows(self.position_embedding, x.shape[1])
-        future = _first_rows(self.future_tokens, self.future_tokens.num_embeddings).expand(len(x), -1, -1)
-        return torch.cat((self.state_encoder(state.unsqueeze(1), embodiment), future, actions), dim=1)
+    def leading_tokens(self, state: Tensor, embodiment: Embodiment) -> Tensor:
+        """state [B,S] -> the transformer's tokens before those of the actions [B,1+future,width] float32."""
+        future = _first_rows(self.future_tokens, self.future_tokens.num_embeddings).expand(len(state), -1, -1)
+        return torch.cat((self.state_encoder(state.unsqueeze(1), embodiment), future), dim=1)
+
+    def action_tokens(self, x: Tensor, bucket: Tensor, embodiment: Embodiment) -> Tensor:
+        """x [B,H,A], bucket [B] -> the actions' tokens [B,H,width] float32."""
+        tokens: Tensor = self.action_encoder(x, bucket, embodiment) + _first_rows(self.position_embedding, x.shape[1])
+        return tokens
 
 
 def _first_rows(table: nn.Embedding, count: int) -> Tensor:

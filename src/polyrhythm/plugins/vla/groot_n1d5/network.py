@@ -124,7 +124,7 @@ class Backbone(nn.Module):
 
 #: Input with the backbone's hidden states, in place of images and words.
 _HIDDEN = "backbone_hidden"
-_VISIBLE = "visible"
+_VISIBLE, _LEADING = "visible", "leading_tokens"
 #: Raises a time such as 0.2, which is a little less in float32, above its bucket's edge.
 _EDGE = 1e-3
 
@@ -208,13 +208,20 @@ class GrootNetwork(FlowNetwork):
 
     @property
     def _dtype(self) -> torch.dtype:
-        return computing_dtype(next(self.backbone.eagle_model.mlp1.parameters()))
+        return computing_dtype(self.backbone.eagle_model.mlp1[0].weight)
+
+    def step_constants(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """With the transformer's tokens before those of the actions."""
+        if _LEADING in inputs:
+            return inputs
+        embodiment = inputs.get("embodiment_id", self.embodiment)
+        return {**inputs, _LEADING: self.action_head.leading_tokens(inputs["state"], embodiment)}
 
     def velocity(self, prefix: Prefix, inputs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         head, embodiment = self.action_head, inputs.get("embodiment_id", self.embodiment)
         bucket = (self.size.buckets * (1.0 - t) + _EDGE).long()
-        tokens = head.tokens(inputs["state"], x, bucket, embodiment)
-        tokens = tokens.to(self._dtype)
+        leading = self.step_constants(inputs)[_LEADING]
+        tokens = torch.cat((leading, head.action_tokens(x, bucket, embodiment)), dim=1).to(self._dtype)
         hidden = head.model(tokens, bucket, prefix.keys_values, self._mask(prefix.present, tokens.dtype))
         features = hidden[:, -self.horizon :].float()
         return -head.action_decoder(features, embodiment), features
