@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[...,width] -> the same shape and dtype."""
-        weight = self.offset + self.weight.float()
+        weight = self.offset + self.weight.float() if self.offset else self.weight.float()
         return functional.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
 
 
