@@ -20,7 +20,7 @@ class GrootReference(FlowReference):
 
     nearest = (
         "transformers has no diffusion transformer like GR00T's: its blocks are nn.MultiheadAttention, which keeps no "
-        "keys and values from one step to the next, and nn.Linear"
+        "keys and values from one step to the next, and nn.Linear; it crops and enlarges images as the release does"
     )
 
     def __init__(self, size: GrootSize, steps: int) -> None:

@@ -153,14 +153,12 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Mask) -> Tensor:
 
     mask: summands [B,1,Q,K], or without repeated keys [B,1,1,K] or of `for_shared_heads`."""
     (heads, tokens), sharing = queries.shape[1:3], queries.shape[1] // keys.shape[1]
-    if sharing > 1 and mask is not CAUSAL and (mask is None or mask.shape[2] in (1, sharing * tokens)):
+    summands, causal = (None, True) if isinstance(mask, str) else (mask, False)
+    if sharing > 1 and not causal and (summands is None or summands.shape[2] in (1, sharing * tokens)):
         queries = queries.unflatten(1, (-1, sharing)).flatten(2, 3)
     elif sharing > 1:
         keys, values = (x.unsqueeze(2).expand(-1, -1, sharing, -1, -1).flatten(1, 2) for x in (keys, values))
-    causal = mask is CAUSAL
-    found = functional.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=None if causal else mask, is_causal=causal
-    )
+    found = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=summands, is_causal=causal)
     return found.reshape(-1, heads, tokens, found.shape[-1]).transpose(1, 2).flatten(2)
 
 

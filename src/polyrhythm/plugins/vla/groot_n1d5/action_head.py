@@ -98,8 +98,9 @@ class EmbodimentLinear(nn.Module):
         a copy of its own."""
         with in_float32(x.device):
             if isinstance(embodiment, int):
-                found = torch.addmm(self.b[embodiment], x.float().flatten(0, 1), self.W[embodiment])
-                return found.unflatten(0, x.shape[:2])
+                flat = torch.addmm(self.b[embodiment], x.float().flatten(0, 1), self.W[embodiment])
+                found: Tensor = flat.unflatten(0, x.shape[:2])
+                return found
             return torch.baddbmm(self.b[embodiment].unsqueeze(1), x.float(), self.W[embodiment])
 
 

@@ -208,7 +208,9 @@ class GrootNetwork(FlowNetwork):
 
     @property
     def _dtype(self) -> torch.dtype:
-        return computing_dtype(self.backbone.eagle_model.mlp1[0].weight)
+        weight = self.backbone.eagle_model.mlp1[0].weight
+        assert isinstance(weight, Tensor)
+        return computing_dtype(weight)
 
     def step_constants(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """With the transformer's tokens before those of the actions."""
