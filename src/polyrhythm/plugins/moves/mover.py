@@ -34,18 +34,27 @@ MIN_GAIN, MIN_GUESSED, MIN_MEASURED = 0.04, 0.01, 0.01
 #: A result within UNCLEAR of the least one is measured for longer. α falls where the rate stays but for the part EQUAL,
 #: and the forecast lag is lower by LESS_LAG.
 UNCLEAR, EQUAL, LESS_LAG = 0.02, 0.01, 0.2
-#: A try begins only while those before have cost less than this part of the time, counted anew when costs change. If
-#: the forecast of the present operation is off by more than ACCURATE, a move counts as one version lost before it is
-#: tried. A try ends at once when it has cost ALLOWED versions.
-TRIES_SHARE, ACCURATE, ALLOWED = 0.02, 0.25, 0.6
+#: A try begins only while those before have cost less than this part of the time, counted anew when costs change.
+TRIES_SHARE = 0.02
 #: Versions after which a search is repeated although nothing has changed, and for which an undone move is not tried.
 PAUSE, BARRED = 30, 40
-#: Relative change of a time, and publications in a row at which it must be seen, from which costs count as changed.
-DRIFT, DRIFTED = 0.4, 2
+#: Publications in a row at which a changed time must be seen.
+DRIFTED = 2
 #: Reasons of a lost station that speak of memory: errors of Python, CUDA and its libraries, and the kernel's signal.
 _NO_MEMORY = re.compile("out of memory|outofmemory|memoryerror|alloc|sigkill", re.IGNORECASE)
-#: Relative loss of the rate that is taken for a change of costs which the measured times do not show.
-UNEXPLAINED = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTolerance:
+    """How far measurements may differ. drift: relative change of a time from which costs count as changed; unexplained:
+    relative loss of the rate that is taken for a change which the times do not show. accurate: error of the present
+    operation's forecast above which a move counts as one version lost before it is tried; allowed: versions that a try
+    may cost before it ends."""
+
+    drift: float = 0.4
+    unexplained: float = 0.08
+    accurate: float = 0.25
+    allowed: float = 0.6
 
 
 @dataclass(slots=True)
@@ -81,8 +90,6 @@ class Mover:
     no credit grows; undone_s: seconds of a version of the one before the last try; saved_s: seconds, at least 0, by
     which those moves make a version shorter. began: time of the first publication. events_before, version_events:
     events until the latest, and of one version.
-
-    drift, allowed: as DRIFT and ALLOWED.
     """
 
     settings: SchedulerSettings = field(metadata=UNSAVED)
@@ -110,8 +117,7 @@ class Mover:
     began: float = -1.0
     events_before: int = 0
     version_events: int = 0
-    drift: float = field(default=DRIFT, metadata=UNSAVED)
-    allowed: float = field(default=ALLOWED, metadata=UNSAVED)
+    tolerance: MoveTolerance = field(default=MoveTolerance(), metadata=UNSAVED)
 
     @property
     def catch_up(self) -> int:
@@ -145,7 +151,7 @@ class Mover:
         if trial is None or self.last < 0 or self.disturbed:
             return []
         former_s = self.settings.version_samples / trial.rate
-        if trial.excess_s + now - self.last - former_s <= self.allowed * former_s:
+        if trial.excess_s + now - self.last - former_s <= self.tolerance.allowed * former_s:
             return []
         trial.excess_s += now - self.last - former_s
         return [self._undo(trial, former_s / (now - self.last))]
@@ -215,7 +221,7 @@ class Mover:
             point = replace(point, update_s=0.0, pass_s=0.0)  # as if alone on the device, which holds about
         pairs = zip(astuple(point), astuple(self.point), strict=True)
         # 0: not known at present
-        drifted = any(min(new, old) > 0.0 and abs(new - old) > self.drift * old for new, old in pairs)
+        drifted = any(min(new, old) > 0.0 and abs(new - old) > self.tolerance.drift * old for new, old in pairs)
         self.drifted = self.drifted + 1 if drifted else 0
         if self.drifted >= DRIFTED:
             return True
@@ -223,7 +229,7 @@ class Mover:
             self._measure_anew()
         self.point = point.updated(self.point)
         measured = self.trial is None and len(self.intervals) == MOST_COUNTED
-        return measured and self.rate < (1.0 - UNEXPLAINED) * self.full_rate
+        return measured and self.rate < (1.0 - self.tolerance.unexplained) * self.full_rate
 
     def _start_over(self) -> list[MoveChosen]:
         """Costs have changed: what was measured and forecast does not hold any more, and α is the setting's again."""
@@ -273,7 +279,8 @@ class Mover:
 
     def _choose(self, search: MoveSearch, now: float) -> list[MoveChosen]:
         """Begin the move that promises most, or lower α where that costs nothing."""
-        self.search, self.next_search = None, self.versions + PAUSE
+        settled = len(self.intervals) == MOST_COUNTED  # else what is measured may still follow a change of costs
+        self.search, self.next_search = None, self.versions + (PAUSE if settled else COUNTED)
         here = search.found.get(self.operation)
         if here is None or not here.samples_per_s or not self.rate:
             return []
@@ -295,7 +302,8 @@ class Mover:
                 return []
             best = min(less, key=lambda one: search.found[one].lag)
         version_s = fmean(self.intervals)
-        missing_s = self.lost_s + (version_s if error > ACCURATE else 0.0) - TRIES_SHARE * (now - self.began)
+        missing_s = self.lost_s - TRIES_SHARE * (now - self.began)
+        missing_s += version_s if error > self.tolerance.accurate else 0.0
         if missing_s > 0.0:
             wait = ceil(missing_s / (TRIES_SHARE * version_s + self.saved_s))
             if wait <= COUNTED:
@@ -320,7 +328,8 @@ class Mover:
     def _check_trial(self, trial: MoveTrial) -> list[MoveChosen]:
         counted = len(self.intervals)
         ratio = self.rate / trial.rate if counted else 1.0
-        if trial.excess_s * trial.rate > self.allowed * self.settings.version_samples or self._trains_longer(trial):
+        lost = trial.excess_s * trial.rate / self.settings.version_samples
+        if lost > self.tolerance.allowed or self._trains_longer(trial):
             return [self._undo(trial, ratio)]
         least = 1.0 - EQUAL if trial.fresher else 1.0 + MIN_MEASURED
         unclear = trial.fresher or abs(ratio - least) < UNCLEAR

@@ -77,10 +77,10 @@ def moves_found(context: CheckContext) -> Result:
     start = config.training.micro_batch_steps
     most, wanted = max(found.micro_batches, default=start), max(able.micro_batches, default=start)
     lacking = [f"training.micro_batch_steps above {most} (up to {wanted})"] * (most < wanted)
-    lacking += ["placement.sharing = share instead of lease"] * (found.together < able.together)
+    lacking += ["placement.sharing = share"] * (found.together < able.together)
     if lacking:
-        what = f"placement.moves = true: by estimate {' and '.join(lacking)} does not fit into the memory that is free"
-        return Finding("moves", "note", f"{what}, so it is not tried", "look at polyrhythm plan RECIPE --memory")
+        what = f"not tried, as by estimate it does not fit into the memory that is free: {', '.join(lacking)}"
+        return Finding("moves", "note", f"placement.moves = true: {what}", "look at polyrhythm plan RECIPE --memory")
     sizes = [f"training.micro_batch_steps {min(found.micro_batches)} to {most}"] if found.micro_batches else []
     return ", ".join([*sizes, *["placement.sharing lease or share"] * found.together])
 
