@@ -279,8 +279,8 @@ class Mover:
 
     def _choose(self, search: MoveSearch, now: float) -> list[MoveChosen]:
         """Begin the move that promises most, or lower α where that costs nothing."""
-        settled = len(self.intervals) == MOST_COUNTED  # else what is measured may still follow a change of costs
-        self.search, self.next_search = None, self.versions + (PAUSE if settled else COUNTED)
+        settled = len(self.intervals) == MOST_COUNTED  # else the trainer may still catch up with what was made before
+        self.search, self.next_search = None, self.versions + (PAUSE if settled else 1)
         here = search.found.get(self.operation)
         if here is None or not here.samples_per_s or not self.rate:
             return []
@@ -295,10 +295,7 @@ class Mover:
             most = (1.0 - LESS_LAG) * here.lag
             less = [one for one, found in search.found.items() if found.lag <= most and gains[one] >= 1.0 - EQUAL / 2]
             less = [one for one in less if one.off == self.operation.off and one.max_lag < self.operation.max_lag]
-            if not less:
-                return []
-            if len(self.intervals) < MOST_COUNTED:  # after a move the trainer catches up with what was made before it
-                self.search = search
+            if not less or not settled:
                 return []
             best = min(less, key=lambda one: search.found[one].lag)
         version_s = fmean(self.intervals)
