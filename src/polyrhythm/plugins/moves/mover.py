@@ -161,14 +161,13 @@ class Mover:
         same of a kept move if memory is named, or if the station was lost twice within a version."""
         trial, failed = self.trial, self.operation
         last_loss, self.last_loss = self.last_loss, (station, self.versions)
+        undone: MoveChosen | None = None
         if trial is not None and failed.needs_more(trial.former):
             if self.last >= 0:
                 trial.excess_s += max(0.0, now - self.last - self.settings.version_samples / trial.rate)
             undone = self._undo(trial, 0.0)
         elif last_loss == self.last_loss or _NO_MEMORY.search(why):
             undone = self._undo_kept(failed)
-        else:
-            return []
         if undone is None:
             return []
         self.failed.append(failed)
