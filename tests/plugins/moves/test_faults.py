@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from tests.long import long
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.plugins.moves.scenes import scene
 
@@ -65,7 +66,12 @@ def faults_at_moves(sharing: str, seed: int, versions: int, each: int) -> tuple[
 
 @pytest.mark.parametrize(
     ("kind", "kept", "versions"),
-    [("micro_batch", False, 60), ("micro_batch", True, 64), ("sharing", False, 40), ("sharing", True, 40)],
+    [
+        pytest.param("micro_batch", False, 60, marks=long(3, "larger micro-batches that fail at once")),
+        ("micro_batch", True, 64),
+        ("sharing", False, 40),
+        pytest.param("sharing", True, 40, marks=long(2, "a shared device that fails later")),
+    ],
 )
 def test_what_needs_too_much_memory_is_undone_and_never_repeated(kind: str, kept: bool, versions: int) -> None:
     """The trainer is lost in each update that has more than 8 chunk steps per pass, or a device with a generator: from
@@ -107,7 +113,10 @@ def test_what_needs_too_much_memory_is_undone_and_never_repeated(kind: str, kept
 
 @pytest.mark.parametrize(
     ("sharing", "versions", "each", "moved"),
-    [("shared", 70, 20, {"generator-1"}), ("lease", 60, 30, {"sharing"})],
+    [
+        pytest.param("shared", 70, 20, {"generator-1"}, marks=long(4, "where stations share a device")),
+        ("lease", 60, 30, {"sharing"}),
+    ],
 )
 def test_fifty_faults_at_the_movers_own_moves_lose_nothing(
     sharing: str, versions: int, each: int, moved: set[str]

@@ -115,7 +115,12 @@ def leased(sizes: tuple[int, ...] = (), trainer: dict[str, Any] | None = None, *
 
 
 @pytest.mark.parametrize(
-    ("update", "by_passes", "best"), [("2400ms", 0.5, 64), ("2400ms", -0.5, 2), ("600ms", -0.5, 2)]
+    ("update", "by_passes", "best"),
+    [
+        ("2400ms", -0.5, 2),
+        pytest.param("2400ms", 0.5, 64, marks=long(2, "a simulated search")),
+        pytest.param("600ms", -0.5, 2, marks=long(2, "a simulated search")),
+    ],
 )
 def test_a_share_and_the_best_micro_batches_are_found_within_20_versions(
     update: str, by_passes: float, best: int
@@ -147,6 +152,7 @@ def test_a_lease_becomes_a_share_where_switches_cost_more() -> None:
     assert not any(isinstance(c, TakeDevice) for step in run.cluster.driver.steps[-200:] for c in step.commands)
 
 
+@long(2, "a simulated search")
 def test_a_share_that_is_slower_than_the_lease_is_given_back_once() -> None:
     """Two passes at once each take five times as long, which no forecast knows."""
     run = WatchedRun(leased(versions=48, switching=3.0), record=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.long import long
 from tests.pipeline.runs import LOCKSTEP
 from tests.plugins.moves.scenes import TableSimulation
 from tests.plugins.planning.profiles import RECIPE, profile, recipe
@@ -62,8 +63,16 @@ class HopefulConductor(MovingConductor):
     ("change", "metric", "before", "move"),
     [
         ({"placement": SHARED}, "stations/generators_off", 0.0, r"generator-\d off"),
-        ({"training": {"micro_batch_steps": 8}} | ONE, "stations/micro_batch_steps", 8.0, "micro_batch_steps 8 → "),
-        ({"placement": {"sharing": "lease"}} | ONE, "stations/together", 0.0, "sharing lease → share"),
+        pytest.param(
+            {"training": {"micro_batch_steps": 8}} | ONE,
+            *("stations/micro_batch_steps", 8.0, "micro_batch_steps 8 → "),
+            marks=long(4, "updates that change their micro-batches"),
+        ),
+        pytest.param(
+            {"placement": {"sharing": "lease"}} | ONE,
+            *("stations/together", 0.0, "sharing lease → share"),
+            marks=long(4, "updates that share a lease"),
+        ),
     ],
 )
 def test_a_run_with_moves_trains_all_samples_and_shows_what_is_in_force(
@@ -208,7 +217,13 @@ def test_auto_refuses_a_profile_of_another_recipe(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "command", ["check RECIPE", "train RECIPE --check", "plan RECIPE --memory", "plan RECIPE --memory --devices 1"]
+    "command",
+    [
+        "train RECIPE --check",
+        pytest.param("check RECIPE", marks=long(4, "polyrhythm check")),
+        pytest.param("plan RECIPE --memory", marks=long(9, "polyrhythm plan")),
+        pytest.param("plan RECIPE --memory --devices 1", marks=long(7, "polyrhythm plan for a machine")),
+    ],
 )
 def test_what_is_checked_is_what_would_start(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
