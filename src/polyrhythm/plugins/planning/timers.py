@@ -11,7 +11,6 @@ slot had to wait for them, it is not measured.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
@@ -19,14 +18,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from polyrhythm.pipeline.observers.base import Observer
-from polyrhythm.plugins.planning.profile import Kind
 from polyrhythm.runtime.messages import Report
 from polyrhythm.scheduler import records
 
 #: Most units that are taken together where there are enough, and how many groups that takes.
 _GROUP, _GROUPS = 16, 20
-#: Kinds of station whose waits for a core are told apart, and the main process.
-Waits = Mapping[Kind | str, float]
 
 
 @dataclass(slots=True)
@@ -48,14 +44,14 @@ class Longer(NamedTuple):
     sample_s: float
 
 
-def longer_than_alone(units: Sequence[Unit], waited_s: float = 0.0) -> Longer:
+def longer_than_alone(units: Sequence[Unit]) -> Longer:
     """The least-squares fit, scaled so that the sum is the measured one. units: in the order of their ends, which are
-    taken in groups, as a reset may fall into the next unit; waited_s: of the sum, that does not count."""
+    taken in groups, as a reset may fall into the next unit."""
     rows = np.array([(unit.seconds - unit.expected, unit.count, unit.samples) for unit in units], float)
     size = max(1, min(_GROUP, len(units) // _GROUPS))
     seconds, *columns = np.add.reduceat(rows, np.arange(0, len(units), size)).T
     amounts = np.stack(columns, 1)
-    total = max(0.0, float(seconds.sum()) - waited_s)
+    total = max(0.0, float(seconds.sum()))
     found = np.maximum(np.linalg.lstsq(amounts, seconds, rcond=None)[0], 0.0)
     predicted = float((amounts @ found).sum())
     if not predicted:
@@ -67,12 +63,11 @@ def longer_than_alone(units: Sequence[Unit], waited_s: float = 0.0) -> Longer:
 @dataclass(slots=True, eq=False)
 class UnitTimer(Observer):
     """Measures passes and steps. step_s, pass_s, reset_s: seconds alone of so many rows (pass_s: None if passes are not
-    measured); waited: seconds that do not count, so far; waits: of each kind's processes and of `main` for cores, so
-    far; trainer_s: seconds that the trainer has worked, so far.
+    measured); waited: seconds that do not count, so far; trainer_s: seconds that the trainer has worked, so far.
 
     updates: metrics of each, and `trainer_s` after it; update_s: seconds of each from command to report; published:
-    seconds and transitions at each version; counts: of measured and other passes and steps. All is from the first
-    version on, once there is one.
+    seconds and transitions at each version; own_s: CPU seconds of this timer. All is from the first version on, once
+    there is one.
     """
 
     hears: ClassVar[tuple[type, ...]] = (
@@ -84,7 +79,6 @@ class UnitTimer(Observer):
     pass_s: Callable[[int], float] | None
     reset_s: Callable[[int], float] = lambda _: 0.0
     waited: Callable[[], float] = lambda: 0.0
-    waits: Callable[[], Waits] = dict
     trainer_s: Callable[[], float] = lambda: 0.0
     rounds: Rounds | None = None
     passes: list[Unit] = field(default_factory=list)
@@ -93,8 +87,6 @@ class UnitTimer(Observer):
     update_s: list[float] = field(default_factory=list)
     samples: list[records.SampleFinished] = field(default_factory=list)
     published: list[tuple[float, int]] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-    waits_before: Waits = field(default_factory=dict)
     transitions: int = 0
     own_s: float = 0.0
     _served: dict[int, tuple[float, records.Batch]] = field(default_factory=dict)
@@ -147,8 +139,6 @@ class UnitTimer(Observer):
         for found in (self.passes, self.steps, self.update_s, self.samples):
             found.clear()
         del self.updates[:-1]
-        self.counts.clear()
-        self.waits_before = self.waits()
         if self.rounds is not None:
             self.rounds.found.clear()
 
@@ -158,7 +148,6 @@ class UnitTimer(Observer):
             return
         begin, batch = max(served[0], self._free.get(event.generator, 0.0)), served[1]
         self._free[event.generator] = now
-        self.counts["generator"] += 1
         if self.pass_s is not None:
             rows = sum(request.rows for request in batch.requests)
             self.passes.append(Unit(now - begin, self.pass_s(rows), self._training is not None))
@@ -172,21 +161,12 @@ class UnitTimer(Observer):
         self._granted[env_batch] = samples + len(command.grants), seconds + _resets(self.reset_s, command)
 
     def _end_step(self, now: float, slot: str) -> None:
-        self.counts["simulator"] += 1
         env_batch = _env_batch(slot)
         answered, samples, resets_s = self._away.pop(slot, None), *self._granted.pop(env_batch, (0, 0.0))
         if answered is not None:
             begin, expected = max(answered[0], self._stepped.get(env_batch, 0.0)), self.step_s(answered[1]) + resets_s
             self.steps.append(Unit(now - begin, expected, self._training is not None, samples))
         self._stepped[env_batch] = now
-
-    def waited_s(self, kind: Kind) -> float:
-        """Seconds of its measured units in which the kind's processes, or the main one, had no core."""
-        after, before = self.waits(), self.waits_before
-        own = after.get(kind, 0.0) - before.get(kind, 0.0)
-        main = after.get("main", 0.0) - before.get("main", 0.0)
-        counts, measured = self.counts, len(self.passes if kind == "generator" else self.steps)
-        return measured * (own / max(1, counts[kind]) + main / max(1, counts.total()))
 
     @property
     def rate(self) -> float:

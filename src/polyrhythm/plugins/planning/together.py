@@ -3,16 +3,16 @@
     passes, steps    `timers`
     an update        its phases by the trainer's own account, and its CPU time
 
-What a pass and a step take longer is the handover: messages, threads that wake, the main process. What they take longer
-still by each sample that begins is the sample's: its end, its ticket, its row's first observation. Waits for a core are
-in neither, as the simulation has those of the run's own stations. On a device both are measured while no update is
-under way; the factor by which units take longer during updates is their slow-down beside the trainer. On a CPU an
-update's CPU time sets the level of the trainer's works: in a run its caches are cold.
+What a pass and a step take longer is the handover: messages, threads that wake, the main process, waits for a core
+(inline these are known, and left out). What they take longer still by each sample that begins is the sample's: its end,
+its ticket, its row's first observation. Their sum over the run is what was measured, so what no part explains is in
+them too. On a device both are measured while no update is under way; the factor by which units take longer during
+updates is their slow-down beside the trainer. On a CPU an update's CPU time sets the level of the trainer's works: in a
+run its caches are cold.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ from polyrhythm.pipeline.run_loop import Interrupted
 from polyrhythm.plugins.hardware.processor import others_cores, read_cpu
 from polyrhythm.plugins.planning.cluster import mini_batch, update_seconds
 from polyrhythm.plugins.planning.profile import Episodes, Kind, Profile, StationProfile, Work, WorkName
-from polyrhythm.plugins.planning.timers import Rounds, Unit, UnitTimer, Waits, longer_than_alone
+from polyrhythm.plugins.planning.timers import Rounds, Unit, UnitTimer, longer_than_alone
 from polyrhythm.plugins.planning.timing import core_wait_s, timing_of
 from polyrhythm.runtime.devices import CPU
 from polyrhythm.runtime.hosting import Hosting, process_ids
@@ -95,17 +95,14 @@ def measure_together(config: RunConfig, profile: Profile, end: float) -> Profile
         closing(build_pipeline(RunContext(quiet, folder=Path(folder)))) as pipeline,
     ):
         until = max(end, time.monotonic() + _LEAST_S)  # however long it took to start
-        hosting, pids = pipeline.launcher.hosting, process_ids(pipeline.launcher.hosting)
+        hosting = pipeline.launcher.hosting
         if config.launcher == "inline":
             # A wait for a core is one of all stations, and the timer works in their thread.
             timer.waited = lambda: core_wait_s() + timer.own_s
             if (rounds := _rounds(profile, timer, hosting)) is not None:
                 timer.rounds, timer.trainer_s = rounds, lambda: rounds.trained_s
-        else:
-            timer.waits = partial(_waits, pids)
-            timer.waits_before = timer.waits()
-            if TRAINER in pids and _computes_on_one_core(config):
-                timer.trainer_s = lambda: _scheduled(pids[TRAINER])[0]
+        elif (pid := process_ids(hosting).get(TRAINER)) and _computes_on_one_core(config):
+            timer.trainer_s = partial(_cpu_s, pid)
         pipeline.loop.add_observers(timer)
         pipeline.loop.stop = lambda: time.monotonic() >= until
         begin = read_cpu()
@@ -122,23 +119,13 @@ def _computes_on_one_core(config: RunConfig) -> bool:
     return len(seats) == 1 and seats[0].device == CPU and seats[0].threads == 1
 
 
-def _scheduled(pid: int) -> tuple[float, float]:
-    """CPU seconds of all threads of a process, and those in which they were ready and had no core, to the nanosecond; 0
-    where the system does not say, or it has ended."""
+def _cpu_s(pid: int) -> float:
+    """CPU seconds of all threads of a process, to the nanosecond; 0 where the system does not say, or it has ended."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
-        times = [(thread / "schedstat").read_text(encoding="ascii").split() for thread in threads]
+        return sum(int((thread / "schedstat").read_text(encoding="ascii").split()[0]) for thread in threads) * 1e-9
     except OSError:
-        return 0.0, 0.0
-    return 1e-9 * sum(int(one[0]) for one in times), 1e-9 * sum(int(one[1]) for one in times)
-
-
-def _waits(pids: Mapping[str, int]) -> Waits:
-    """Seconds without a core so far, of each kind's processes and of this one. pids: by station."""
-    found = {"main": _scheduled(os.getpid())[1]}
-    for kind in _NAMES:
-        found[kind] = sum(_scheduled(pid)[1] for name, pid in pids.items() if name.startswith(kind))
-    return found
+        return 0.0
 
 
 def with_run(profile: Profile, config: RunConfig, timer: UnitTimer) -> Profile:
@@ -148,8 +135,7 @@ def with_run(profile: Profile, config: RunConfig, timer: UnitTimer) -> Profile:
     if timer.rounds is not None:
         units = dict.fromkeys(units, timer.rounds.found)
     for kind, own in units.items():
-        waited_s = 0.0 if timer.rounds is not None else timer.waited_s(kind)
-        stations[kind] = _with_units(stations[kind], own, kind, waited_s, left_out, config)
+        stations[kind] = _with_units(stations[kind], own, kind, left_out, config)
     stations["trainer"] = _with_updates(profile, config, timer, left_out)
     return profile.model_copy(
         update={
@@ -171,22 +157,17 @@ def _is_beside_trainer(config: RunConfig, kind: Kind) -> bool:
 
 
 def _with_units(
-    station: StationProfile,
-    units: Sequence[Unit],
-    kind: Kind,
-    waited_s: float,
-    left_out: list[str],
-    config: RunConfig,
+    station: StationProfile, units: Sequence[Unit], kind: Kind, left_out: list[str], config: RunConfig
 ) -> StationProfile:
-    """The station with its handover, a simulator with what a sample takes, and if it is beside the trainer on a device
-    with its slow-down during updates. waited_s: seconds of the units without a core."""
+    """The station with its handover, a simulator with what a sample takes, and if it is beside the trainer with its
+    slow-down during updates."""
     beside = _is_beside_trainer(config, kind)
     quiet, busy = ([unit for unit in units if unit.trains is trains] for trains in (False, True))
     counted = quiet if beside and station.device != CPU else units  # cores have no other simulated slow-down
     if len(counted) < _FEW:
         left_out.append(f"{kind}: its handover, as the run had {len(counted)} units of its work without an update")
         return station
-    longer = longer_than_alone(counted, waited_s * len(counted) / len(units))
+    longer = longer_than_alone(counted)
     works = {**station.works, "handover": Work(timings=(timing_of(0, [longer.unit_s]),))}
     if kind == "simulator":
         works["sample"] = Work(timings=(timing_of(1, [longer.sample_s]),))

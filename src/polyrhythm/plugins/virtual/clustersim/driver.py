@@ -91,10 +91,9 @@ class VirtualDriver:
     message_delay: latency of a message between a station and the conductor; messages of one station keep their order,
     those of different stations may not. Replies bypass the conductor and are immediate on one host. network: between
     hosts, if simulated; cpu: cost of the conductor's events, if simulated; threads: devices whose work the conductor
-    waits for. record: keep every decision in `steps` (for
-    replay and benchmarks). observer: called with each decision. delivered: called with each event before its decision.
-    bus: newest version available to generators, reported or not. evaluating: names of unfinished evaluations. scored:
-    scorers determine how an episode ended.
+    waits for. record: keep every decision in `steps` (for replay and benchmarks). observer: called with each decision.
+    delivered: called with each event before its decision. bus: newest version available to generators, reported or not.
+    evaluating: names of unfinished evaluations. scored: scorers determine how an episode ended.
     """
 
     def __init__(self, conductor: Decider, seed: int = 0, message_delay: Cost = FREE, record: bool = False) -> None:

@@ -58,8 +58,8 @@ class Job:
 
 
 class Device:
-    """A device on the virtual clock. busy: seconds weighted by the occupied share; ended: passes. resident: names of the stations
-    that are on it, if stations lease it, and whether others may be.
+    """A device on the virtual clock. busy: seconds weighted by the occupied share; ended: number of passes. resident:
+    names of the stations that are on it, if stations lease it, and whether others may be.
 
     By default a pass alone takes a share of the device (`occupies`). While the shares of the running passes sum to at
     most 1, all run at full speed; above 1 each runs at the speed of 1 over the sum (processor sharing). exclusive: one
