@@ -93,7 +93,8 @@ class Predictor:
         cores = profile.machine.cores
         awake = min(1.0, fmean(used) * cores / busy)
         machine = profile.machine.model_copy(update={"cores": min(_CORES, round(cores / awake))})
-        return profile.model_copy(update={"machine": machine})
+        stations = {kind: station.model_copy(update={"awake": 1.0}) for kind, station in profile.stations.items()}
+        return profile.model_copy(update={"machine": machine, "stations": stations})
 
     def _predicted(self, finding: Finding, present: float, *, drifts: bool) -> Finding:
         changes = list(self._effects(finding.changes, present))

@@ -342,7 +342,7 @@ class _Cluster:
                     f"profile: its {kind} was measured on the CPU, and placement.{plural} is on devices; measure it "
                     "with this placement on a machine that has such a device"
                 )
-            numbers, share = [CORES + self._node(seat)], min(1.0, seat.threads / cores)
+            numbers, share = [CORES + self._node(seat)], min(1.0, seat.threads / cores) * station.awake
         else:
             numbers, share = [number_of(one.device) for one in seats], self._share(kind)
         if any(_number(number) in numbers for own in leased.values() for number in own):

@@ -188,7 +188,7 @@ class Estimator:
         share = share_beside(station)
         if not self.on_host("simulator"):
             return share
-        threads = min(1.0, self.config.placement.simulators.threads / self.profile.machine.cores)
+        threads = min(1.0, self.config.placement.simulators.threads / self.profile.machine.cores) * station.awake
         return max(threads, share) if station.beside else threads
 
     def _device_loads(self, one: Arrangement, passes_s: float, steps_s: float, training: float) -> list[float]:

@@ -133,6 +133,7 @@ class StationProfile(ProfilePart):
     """One kind of station. device: where it was measured; resident: bytes that it keeps there (host: in host memory).
 
     beside: factor by which its work takes longer while the named kind works on the same device (1: not at all).
+    awake: share of its work in which it uses the processor; a simulator may sleep, or wait for what is elsewhere.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -140,6 +141,7 @@ class StationProfile(ProfilePart):
     host: int = Field(default=0, ge=0)
     works: dict[WorkName, Work]
     beside: dict[Kind, Annotated[float, Field(ge=1, allow_inf_nan=False)]] = {}
+    awake: float = Field(default=1.0, gt=0, le=1)
 
 
 class Episodes(ProfilePart):
