@@ -74,7 +74,7 @@ def measured_again(profile: Profile, config: RunConfig) -> Profile:
 
 @pytest.mark.parametrize("mean", [10, 60])
 def test_a_profile_of_a_simulated_run_is_its_own(mean: int) -> None:
-    """Whatever the length of episodes, the handovers are those of the run, and the rate too; what samples take is hidden
+    """Whatever the length of episodes, the handovers are those of the run, and the rate too; what samples take hides
     behind passes here."""
     profile = profile_of(CONFIG)
     added: dict[str, dict[WorkName, Work]] = {
