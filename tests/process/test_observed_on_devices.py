@@ -87,6 +87,7 @@ def test_a_loss_leaves_no_observation_of_another_process(killed: str, tmp_path: 
     assert here > 0.9 * every > 0
 
 
+@long(4, "a simulator with a lease and a device")
 def test_a_simulator_that_has_left_its_device_is_read_in_host_memory(tmp_path: Path) -> None:
     base = merge(LOCKSTEP, {"env": LEAVING})
     _, _, plain = run(tmp_path / "host", base)

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from tests.long import long
 from tests.oracles.guarantees import GuaranteeChecker, check_target_reached
 from tests.plugins.moves.scenes import scene
 
@@ -62,7 +63,7 @@ def faults_at_moves(sharing: str, seed: int, versions: int, each: int) -> tuple[
     return cluster, conductor
 
 
-@pytest.mark.parametrize("kind", ["micro_batch", "sharing"])
+@pytest.mark.parametrize("kind", ["micro_batch", pytest.param("sharing", marks=long(3, "of a shared device"))])
 def test_a_try_that_needs_too_much_memory_is_undone_at_once_and_never_repeated(kind: str) -> None:
     """The trainer is lost in each update that has more than 8 chunk steps per pass, or a device with a generator."""
     settings = drifting("lease" if kind == "sharing" else "shared", 70)
@@ -98,7 +99,10 @@ def test_a_try_that_needs_too_much_memory_is_undone_at_once_and_never_repeated(k
 
 @pytest.mark.parametrize(
     ("sharing", "versions", "each", "moved"),
-    [("shared", 70, 20, {"generator-1"}), ("lease", 60, 25, {"sharing", "max_lag"})],
+    [
+        pytest.param("shared", 70, 20, {"generator-1"}, marks=long(4, "where stations share a device")),
+        ("lease", 60, 25, {"sharing", "max_lag"}),
+    ],
 )
 def test_fifty_faults_at_the_movers_own_moves_lose_nothing(
     sharing: str, versions: int, each: int, moved: set[str]

@@ -139,6 +139,7 @@ def test_micro_batches_become_larger_while_that_is_faster() -> None:
     assert third.move.startswith("micro_batch_steps 16 →")
 
 
+@long(2, "a simulated search")
 def test_larger_micro_batches_that_train_longer_are_undone_after_two_updates_and_smaller_ones_tried() -> None:
     run = WatchedRun(cut(-0.5))
     moves = [(move.outcome, move.move) for _, move in run.chosen]
@@ -174,6 +175,7 @@ def test_a_lease_becomes_a_share_where_switches_cost_more() -> None:
     assert not any(isinstance(c, TakeDevice) for step in run.cluster.driver.steps[-200:] for c in step.commands)
 
 
+@long(2, "a simulated search")
 def test_a_share_that_is_slower_than_the_lease_is_given_back_once() -> None:
     """Two passes at once each take five times as long, which no forecast knows."""
     run = WatchedRun(leased(versions=48, switching=3.0), record=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.long import long
 from tests.pipeline.runs import LOCKSTEP
 from tests.plugins.moves.scenes import TableSimulation
 from tests.plugins.planning.profiles import RECIPE, profile, recipe
@@ -78,8 +79,18 @@ def test_a_run_with_moves_shows_what_is_in_force(
 @pytest.mark.parametrize(
     ("change", "metric", "before"),
     [
-        ({"training": {"micro_batch_steps": 8}}, "stations/micro_batch_steps", 8.0),
-        ({"placement": {"sharing": "lease"}}, "stations/together", 0.0),
+        pytest.param(
+            {"training": {"micro_batch_steps": 8}},
+            "stations/micro_batch_steps",
+            8.0,
+            marks=long(10, "48 updates that change their micro-batches"),
+        ),
+        pytest.param(
+            {"placement": {"sharing": "lease"}},
+            "stations/together",
+            0.0,
+            marks=long(7, "48 updates that share a lease"),
+        ),
     ],
 )
 def test_a_run_trains_all_samples_while_it_moves(
@@ -210,7 +221,13 @@ def test_auto_refuses_a_profile_of_another_recipe(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "command", ["check RECIPE", "train RECIPE --check", "plan RECIPE --memory", "plan RECIPE --memory --devices 1"]
+    "command",
+    [
+        "train RECIPE --check",
+        pytest.param("check RECIPE", marks=long(4, "polyrhythm check")),
+        pytest.param("plan RECIPE --memory", marks=long(9, "polyrhythm plan")),
+        pytest.param("plan RECIPE --memory --devices 1", marks=long(7, "polyrhythm plan for a machine")),
+    ],
 )
 def test_what_is_checked_is_what_would_start(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
