@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.long import long
 from tests.pipeline.runs import config
 
 from polyrhythm.config.sections.learning import SupervisedSettings
@@ -18,7 +19,7 @@ from polyrhythm.plugins.demonstrations.imitation import Demonstrations, Supervis
 from polyrhythm.training.checkpoint import load_state
 from polyrhythm.training.steps import finish
 
-KINDS = ["expert", "lora"]
+KINDS = [pytest.param("expert", marks=long(5, "the expert alone")), "lora"]
 
 
 def settings(kind, **changes):
@@ -96,6 +97,7 @@ def test_another_run_begins_with_the_part_and_the_frozen_rest_of_the_seed(finish
         validate_run(settings(kind, init_from=str(folder), training=nothing, policy=other))
 
 
+@long(5, "three runs")
 def test_a_run_that_is_extended_is_as_if_it_had_not_ended(finished, tmp_path):
     kind = finished[0]
     kl, three = {"kl": {"coef": 0.1}}, {"versions": 3, "epochs": 1}
