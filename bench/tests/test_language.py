@@ -28,7 +28,7 @@ from polyrhythm_bench.workloads.answer_scenes import SCENES
 from polyrhythm_bench.workloads.answers import MODES, AnswerScene, SimulatedRates, cut_at, live, simulated
 from polyrhythm_bench.workloads.answers_env import AnswersEnvSettings
 from polyrhythm_bench.workloads.roll_figures import FIGURES, FigureCell, clipped_normal
-from polyrhythm_bench.workloads.scaled_scenes import MODELS, TOKENS_A_STEP, scaled
+from polyrhythm_bench.workloads.scaled_scenes import MODELS, TOKENS_A_STEP, scaled, with_contexts
 from polyrhythm_bench.workloads.sleeping_engine import DecodingCosts, Sleeper, SleepingEngine
 from polyrhythm_bench.workloads.turns_scene import TurnScene
 
@@ -172,6 +172,8 @@ def test_lengths_and_costs_of_the_scaled_scenes_are_what_they_are_derived_from(m
     assert (drawn**2).sum() / drawn.sum() / 2 == pytest.approx(lengths.context, rel=0.02)
     step_ms = 1e3 * parse_cost(scene.decode).mean(0) * lengths.shortened / TOKENS_A_STEP
     assert step_ms == pytest.approx(2 * 8.19e9 / (0.7 * 3.35e12) * 1e3, rel=1e-3), "the weights are read once"
+    read = parse_cost(with_contexts(scene, model).context).mean(0) * lengths.shortened / TOKENS_A_STEP**2
+    assert read == pytest.approx(36 * 8 * 128 * 2 * 2 / (0.7 * 3.35e12), rel=1e-3), "a token's keys and values"
     assert (scene.samples, scaled(model, 16, 8).update_ms) == (4096, pytest.approx(8 * scene.update_ms, rel=1e-2))
 
 
