@@ -112,7 +112,7 @@ def test_results_of_another_card_are_refused(campaign, tmp_path):
         Campaign(tmp_path / "out", {**SCENE, "card": "NVIDIA H100"}, [one])
 
 
-@pytest.mark.slow
+@long(16, "two parts of the campaign")
 def test_a_dry_run_of_two_parts_has_their_figures(tmp_path, capsys):
     """The cheapest parts; the test below has all."""
     words = ["bench", "gpu", "--tiny", "--minutes", "5", "--only", "pi0,language", "--out", str(tmp_path / "out")]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.cli.test_damaged_folders import SMALL
+from tests.long import long
 
 from polyrhythm.cli.main import main
 from polyrhythm.config.load import merge
@@ -52,7 +53,7 @@ def words(recipe: Path, folder: Path, versions: int) -> list[str]:
     return ["train", str(recipe), "--out", str(folder), f"training.versions={versions}", "resume=auto"]
 
 
-@pytest.mark.parametrize("limit", [4_000, pytest.param(14_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("limit", [4_000, pytest.param(14_000, marks=long(4, "another file that is too large"))])
 def test_a_run_that_finds_no_room_says_so_and_goes_on_when_there_is_some(limit: int, tmp_path: Path) -> None:
     recipe, folder = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.write_text(yaml.safe_dump(merge(SMALL, {"evaluation": {"episodes": 0, "every": 0}})))

@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+import yaml
 from tests.long import long
 from tests.process.runs import (
     ASYNCHRONOUS,
@@ -52,8 +53,8 @@ def stop_and_resume(folder, base, signals, *, versions):
             time.sleep(0.4 * random.random())  # at whatever moment
             os.kill(process.pid, signal_number)
             process.wait(PATIENCE_S)
-    with command(folder, base, **merge(changes, {"resume": "auto"})) as process:
-        assert process.wait(PATIENCE_S) == 0, output(folder)
+    assert main(["train", str(folder / "recipe.yaml"), "resume=auto", "--out", str(folder / "run")]) == 0
+    assert not children()
     weights = torch.load(folder / "run" / "policy.pt", weights_only=True)
     return json.loads((folder / "run" / "ledger.json").read_text()), weights
 
@@ -89,7 +90,7 @@ def test_the_first_signal_finishes_the_update_saves_and_stops(number, tmp_path, 
     [
         pytest.param(signal.SIGINT, marks=long(10, "SIGINT to all processes")),
         pytest.param(signal.SIGTERM, marks=long(10, "SIGTERM to all processes")),
-        signal.SIGHUP,
+        pytest.param(signal.SIGHUP, marks=long(10, "SIGHUP to all processes")),
     ],
 )
 def test_a_terminals_or_job_managers_signal_to_every_process_is_mains_affair(number, tmp_path):
@@ -104,7 +105,7 @@ def test_a_terminals_or_job_managers_signal_to_every_process_is_mains_affair(num
     assert IN_GOOD_ORDER.search(output(tmp_path))
 
 
-@pytest.mark.slow
+@long(6, "a run in a shell's background")
 def test_a_run_in_a_shells_background_ignores_sigint_and_stops_in_order_at_sigterm(tmp_path):
     with command(tmp_path, ENDLESS, background=True) as process:
         wait_for_updates(tmp_path, 2, process)
@@ -127,6 +128,7 @@ def slow_second_update(folder):
     }
 
 
+@long(8, "a second signal; test_supervision.py has one in a run of this process")
 def test_the_second_signal_stops_at_once(tmp_path):
     with command(tmp_path, merge(ENDLESS, slow_second_update(tmp_path))) as process:
         wait_for_file(tmp_path / "second", tmp_path, process)
@@ -153,7 +155,7 @@ def test_a_signal_that_is_held_ends_the_run_when_all_is_removed():
     assert (done, raised.value.status) == (["removed"], 143)
 
 
-@pytest.mark.slow
+@long(10, "an update that is abandoned; tests/pipeline has one in one process")
 def test_an_update_that_takes_too_long_is_abandoned_and_its_samples_wait(tmp_path, capsys):
     with command(tmp_path, merge(ENDLESS, slow_second_update(tmp_path)), shutdown_s=0.5) as process:
         wait_for_updates(tmp_path, 1, process)
@@ -182,14 +184,16 @@ def test_after_sigkill_of_main_no_process_is_left_and_the_next_start_clears_the_
 
 
 DETERMINISTIC = merge(LOCKSTEP, {"checkpoint": {"run_every_s": 0}})
+VERSIONS = 8
 
 
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory):
-    """What the run gives that is not cut."""
+    """What the run gives that is not cut, in one process."""
     whole = tmp_path_factory.mktemp("whole")
-    with command(whole, DETERMINISTIC, training={"versions": 12}) as process:
-        assert process.wait(PATIENCE_S) == 0, output(whole)
+    recipe = whole / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(merge(DETERMINISTIC, {"training": {"versions": VERSIONS}, "launcher": "inline"})))
+    assert main(["train", str(recipe), "--out", str(whole / "run")]) == 0
     return torch.load(whole / "run" / "policy.pt", weights_only=True)
 
 
@@ -198,19 +202,20 @@ def wanted(tmp_path_factory):
     "signals",
     [
         pytest.param([(signal.SIGTERM, 2)], marks=long(10, "a run that SIGTERM cut")),
-        pytest.param([(signal.SIGKILL, 3)], marks=long(10, "a run that SIGKILL cut")),
-        [(signal.SIGINT, 1), (signal.SIGKILL, 5)],
+        [(signal.SIGKILL, 3)],
+        pytest.param([(signal.SIGINT, 1), (signal.SIGKILL, 4)], marks=long(12, "a run that was cut twice")),
     ],
     ids=["sigterm", "sigkill", "twice"],
 )
 def test_a_deterministic_run_that_was_cut_gives_the_weights_of_one_that_was_not(signals, wanted, tmp_path):
-    ledger, found = stop_and_resume(tmp_path, DETERMINISTIC, signals, versions=12)
-    assert found["version"] == wanted["version"] == 12
+    ledger, found = stop_and_resume(tmp_path, DETERMINISTIC, signals, versions=VERSIONS)
+    assert found["version"] == wanted["version"] == VERSIONS
     for name, tensor in wanted["policy"].items():
         assert torch.equal(found["policy"][name], tensor), name
-    assert ledger == {**ledger, "started": 120, "trained": 120, "rolled_back": 0, "running": 0, "dropped": {}}
+    every = 10 * VERSIONS
+    assert ledger == {**ledger, "started": every, "trained": every, "rolled_back": 0, "running": 0, "dropped": {}}
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "train/actor/policy_loss" in line] == list(range(12))
+    assert [line["step"] for line in lines if "train/actor/policy_loss" in line] == list(range(VERSIONS))
 
 
 @pytest.mark.parametrize(

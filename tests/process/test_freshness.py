@@ -24,11 +24,9 @@ SLOW = {"type": "tests.process.policies:SlowlyPublishedSettings", "hidden": 16, 
 EPISODES = tuple(records.Episode(0, 0, seed, greedy=True) for seed in range(6))
 
 
-#: Presets of which every setting is also that of another one, which runs here.
-OTHERS = {name: long(8, f"the preset {name} under faults") for name in ("on_policy_pipeline", "stale_stream")}
-
-
-MARKS = {"lockstep": pytest.mark.slow, "stream_off_policy": pytest.mark.slow, **OTHERS}
+#: The usual tests have the one that lends samples across versions.
+OTHERS = ("lockstep", "on_policy_pipeline", "stale_stream", "stream_off_policy")
+MARKS = {name: long(8, f"the preset {name} under faults") for name in OTHERS}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in PRESETS])

@@ -106,15 +106,14 @@ HOSTINGS = {
     "ray-ranks": partial(ray, ranks=2),
 }
 #: Those whose stations can die without main.
-ISOLATED = [
-    "local-ipc",
-    "local-tcp",
-    "local-ranks",
-    pytest.param("hosts", marks=pytest.mark.slow),
+LOCAL = ["local-ipc", "local-tcp", "local-ranks"]
+OTHERS = [
+    pytest.param("hosts", marks=long(4, "with a host for each station")),
     pytest.param("hosts-ranks", marks=long(10, "with a rank on each of two hosts")),
     pytest.param("ray", marks=long(15, "with a Ray of its own")),
     pytest.param("ray-ranks", marks=long(15, "with a Ray of its own")),
 ]
+ISOLATED = [*LOCAL, *OTHERS]
 
 
 @pytest.fixture
@@ -133,7 +132,8 @@ def hosting(launcher: Launcher) -> Hosting:
 
 
 every = pytest.mark.parametrize("launcher", ["inline", *ISOLATED], indirect=True)
-isolated = pytest.mark.parametrize("launcher", ISOLATED, indirect=True)
+#: Also with hosts in the usual tests.
+with_hosts = pytest.mark.parametrize("launcher", [*LOCAL, "hosts", *OTHERS[1:]], indirect=True)
 
 
 def received(hosting: Hosting, count: int, seconds: float = PATIENCE_S) -> list[Event]:
@@ -228,27 +228,37 @@ def test_a_station_that_raises_ends_a_run_in_one_thread(hosting: Hosting) -> Non
         hosting.send("a", PublishWeights("a", REFUSES))
 
 
-@isolated
-@pytest.mark.parametrize(
-    ("version", "reason"),
-    [
-        (RAISES, "ValueError: told to raise"),
-        (HANGS, "has been in one publish for "),
-        (DIES, "was ended by SIGKILL"),
-        (REFUSES, "refused PublishWeights: this version is refused"),
+FAILURES = {
+    "raises": (RAISES, "ValueError: told to raise"),
+    "hangs": (HANGS, "has been in one publish for "),
+    "dies": (DIES, "was ended by SIGKILL"),
+    "refuses": (REFUSES, "refused PublishWeights: this version is refused"),
+}
+FAILING = [
+    *[("local-ipc", failure) for failure in FAILURES],
+    *[(launcher, "dies") for launcher in LOCAL[1:]],
+    *[
+        pytest.param(launcher, failure, marks=long(3, "other ways to fail"))
+        for launcher in LOCAL[1:]
+        for failure in FAILURES
+        if failure != "dies"
     ],
-    ids=["raises", "hangs", "dies", "refuses"],
-)
+    *[pytest.param(*other.values, failure, marks=other.marks) for other in OTHERS for failure in FAILURES],
+]
+
+
+@pytest.mark.parametrize(("launcher", "failure"), FAILING, indirect=["launcher"])
 def test_a_station_that_fails_is_replaced_and_what_it_had_said_is_heard(
-    version: int, reason: str, hosting: Hosting
+    failure: str, hosting: Hosting
 ) -> None:
+    version, reason = FAILURES[failure]
     for ordered in (1, 2, version, 3):
         hosting.send("a", PublishWeights("a", ordered))
     sent_before = [1, 2] if version != REFUSES else [1, 2, 3]
     assert reason in lost_and_back(hosting, sent_before)
 
 
-@isolated
+@with_hosts
 def test_a_killed_station_gets_no_command_until_its_successor_has_joined(hosting: Hosting) -> None:
     os.kill(process_ids(hosting)["a"], signal.SIGKILL)
     (lost,) = received(hosting, 1)
@@ -260,10 +270,7 @@ def test_a_killed_station_gets_no_command_until_its_successor_has_joined(hosting
     assert received(hosting, 1) == [Published("a", 1, 6)]
 
 
-OF_RANKS = ["local-ranks", pytest.param("hosts-ranks", marks=pytest.mark.slow)]
-of_ranks = pytest.mark.parametrize(
-    "launcher", [*OF_RANKS, pytest.param("ray-ranks", marks=long(15, "with a Ray of its own"))], indirect=True
-)
+of_ranks = pytest.mark.parametrize("launcher", ["local-ranks", OTHERS[1], OTHERS[3]], indirect=True)
 
 
 @of_ranks
@@ -297,7 +304,10 @@ def test_a_rank_that_fails_is_one_loss_of_its_station_whatever_the_others_notice
 
 @pytest.mark.parametrize(
     "launcher",
-    ["watchful-ranks", pytest.param("watchful-hosts-ranks", marks=long(10, "a stopped rank on another host"))],
+    [
+        pytest.param("watchful-ranks", marks=long(7, "a stopped rank; tests/process has a stopped station")),
+        pytest.param("watchful-hosts-ranks", marks=long(10, "a stopped rank on another host")),
+    ],
     indirect=True,
 )
 def test_a_rank_that_is_stopped_is_found_by_its_heartbeat(hosting: Hosting) -> None:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import torch
 from tests.conformance.weights import Far, HostHandles, Module, layout_of
+from tests.long import long
 
 from polyrhythm.runtime.memory.device_weights import DeviceWeights
 from polyrhythm.runtime.memory.published import shared_nbytes
@@ -146,7 +147,7 @@ class Net(torch.nn.Module):
         return {float(x) for tensor in self.state_dict().values() for x in tensor.float().unique()}
 
 
-@pytest.mark.parametrize("way", ["together", "gathered"])
+@pytest.mark.parametrize("way", ["together", pytest.param("gathered", marks=long(5, "weights that rank 0 gathers"))])
 def test_sharded_ranks_publish_and_a_rank_that_dies_leaves_the_newest_version(way, tmp_path):
     """Each rank its own rows, or rank 0 what it gathers because the other has no part in its memory."""
     (tmp_path / "weights").write_bytes(bytes(shared_nbytes(LAYOUT)))

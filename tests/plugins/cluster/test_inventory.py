@@ -11,6 +11,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from tests.long import long
 
 from polyrhythm.plugins.cluster.ray.inventory import in_order
 
@@ -41,7 +42,7 @@ except MissingError as error:
 """
 
 
-@pytest.mark.slow
+@long(4, "a server that is none of Ray's")
 def test_a_server_that_closes_after_the_hello_is_one_sentence() -> None:
     """It passes for one of gRPC. In a process of its own, as Ray reads its settings once."""
     pytest.importorskip("ray", reason="the ray extra is not installed")

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from tests.conformance.weights import over_hosts
+from tests.long import long
 from tests.plugins.cluster.served import blank_arena
 from tests.process.networks import memory
 from tests.process.runs import PATIENCE_S, children
@@ -205,6 +206,7 @@ def test_versions_come_by_a_pair_until_the_trainer_is_killed_and_then_at_once_ov
         assert (found.way, values) == ("pair", {8.0})
 
 
+@long(5, "a generator that dies while it has a pair")
 def test_a_generator_that_dies_in_the_middle_breaks_its_own_pair_alone(hosts: Two) -> None:
     trainer, weights, other = hosts.trainer(), hosts.generator(), hosts.other_generator()
     assert trainer.do("publish", 0, 5.0) == "done"
@@ -216,6 +218,7 @@ def test_a_generator_that_dies_in_the_middle_breaks_its_own_pair_alone(hosts: Tw
         assert (found.way, values) == ("pair", {5.0 + version})
 
 
+@long(4, "who serves pairs")
 @pytest.mark.parametrize("process", ["trainer-rank1", "generator-0"])
 def test_only_the_trainers_first_rank_serves_pairs(process: str, hosts: Two) -> None:
     assert not hosts.beside_the_trainer(process).exists()
@@ -303,6 +306,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@long(5, "pairs that end unused")
 def test_a_pair_that_has_ended_unused_is_made_anew_at_once(tmp_path: Path) -> None:
     with in_one_process(tmp_path, idle_s=2.0) as (writer, _, weights, *_):
         for version in range(2):

@@ -147,7 +147,7 @@ def test_a_version_leaves_its_publisher_as_often_as_the_tree_says_and_crosses_to
     assert these.weights["host-5"].fetch(1, into, found.publication).way is None
 
 
-@pytest.mark.parametrize("fault", ["killed", "slow"])
+@pytest.mark.parametrize("fault", ["killed", pytest.param("slow", marks=long(4, "a host that is slow"))])
 def test_a_host_goes_on_past_one_above_it_that_is_lost_or_slow_in_the_middle(
     fault: str, hosts: Callable[[int], Hosts]
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.long import long
 from tests.plugins.ranks.cases import policy_of, trained
 from tests.plugins.ranks.pool import RankPool
 from tests.plugins.ranks.test_ranks import ADAPTED, CASES, STATE, compare, distance, plain_case, ragged, same_state
@@ -43,9 +44,9 @@ def test_hosts_have_all_weights_if_they_have_equally_many_ranks(hosts: str, foun
     assert count_shards(TrainerSeatSettings(), hosts) == 1
 
 
-@pytest.mark.parametrize("hosts", ["aabb", "abab"])
+@pytest.mark.parametrize("hosts", [pytest.param("aabb", marks=long(5, "hosts whose ranks stand together")), "abab"])
 def test_a_run_with_shards_within_hosts_is_that_of_one_rank(pool: RankPool, hosts: str) -> None:
-    data = [ragged(seed, per_action=False) for seed in range(10)]
+    data = [ragged(seed, per_action=False) for seed in range(6)]
     settings = {"advantage": "grpo", "kl": {"coef": 0.05}}
     case = plain_case(settings, data, minibatch_steps=8, critic_warmup_updates=2)
     found = pool.run(f"{CASES}trained", 4, "shard", hosts=hosts, **case)
@@ -54,7 +55,7 @@ def test_a_run_with_shards_within_hosts_is_that_of_one_rank(pool: RankPool, host
     assert distance(one["weights"], policy_of("toy").state_dict()) > 0.01
 
 
-@pytest.mark.parametrize("train", ["expert", "lora"])
+@pytest.mark.parametrize("train", [pytest.param("expert", marks=long(5, "an expert's blocks, in two ways")), "lora"])
 def test_blocks_with_shards_within_hosts_have_the_gradients_of_one_rank(pool: RankPool, train: str) -> None:
     """Also where they are in host memory. The expert has gradients that are all rounding, from which Adam takes whole
     steps, on any number of ranks."""
@@ -107,6 +108,7 @@ def test_ranks_of_one_memory_write_every_row_once_where_they_have_them(
     assert all(torch.equal(expected[name], x) for name, x in state.items())
 
 
+@long(11, "a state of two hosts, loaded by four kinds of trainer")
 def test_a_state_saved_with_shards_within_hosts_is_loaded_by_any_number_of_ranks(
     pool: RankPool, tmp_path: Path
 ) -> None:

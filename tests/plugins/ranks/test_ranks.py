@@ -92,34 +92,26 @@ def cases_of(settings: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[
 OBJECTIVES = objectives()
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[dict[str, Tensor]]:
-    """The gradients of one rank."""
-    return first_gradients(ONE_RANK, cases_of(OBJECTIVES))
-
-
 @pytest.mark.parametrize(
     ("size", "strategy", "every"),
     [
-        (2, "replicate", 1),
-        (2, "shard", 6),
+        pytest.param(2, "replicate", 1, marks=long(15, "every objective on two replicas")),
+        (2, "replicate", 7),
+        (2, "shard", 11),
         pytest.param(4, "replicate", 12, marks=long(5, "four replicas")),
-        (4, "shard", 22),
+        pytest.param(4, "shard", 22, marks=long(5, "four shards")),
         *(pytest.param(*rest, 1, marks=SWEEP) for rest in ((2, "shard"), (4, "replicate"), (4, "shard"))),
     ],
 )
-def test_the_gradient_is_that_of_one_rank(
-    pool: RankPool, expected: list[dict[str, Tensor]], size: int, strategy: str, every: int
-) -> None:
+def test_the_gradient_is_that_of_one_rank(pool: RankPool, size: int, strategy: str, every: int) -> None:
     """Every objective, or each `every`-th: more processes than cores take long."""
-    chosen = range(0, len(OBJECTIVES), every)
-    cases = cases_of(OBJECTIVES)
-    answers = pool.run(f"{CASES}first_gradients", size, strategy, cases=[cases[i] for i in chosen])
-    for i, found in zip(chosen, answers[-1], strict=True):
-        assert distance(found, expected[i]) <= 1e-5, OBJECTIVES[i]
+    cases = cases_of(OBJECTIVES)[::every]
+    answers = pool.run(f"{CASES}first_gradients", size, strategy, cases=cases)
+    for case, found, one in zip(cases, answers[-1], first_gradients(ONE_RANK, cases), strict=True):
+        assert distance(found, one) <= 1e-5, case[0]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     objective=st.sampled_from(OBJECTIVES),
     seed=st.integers(100, 2**16),
@@ -152,15 +144,24 @@ def compare(one: dict[str, Any], many: list[dict[str, Any]], tolerance: float = 
         assert a == pytest.approx(b, rel=10 * tolerance, abs=tolerance)
 
 
-@pytest.mark.parametrize("strategy", ["replicate", "shard"])
-def test_whole_updates_and_their_metrics_are_those_of_one_rank(pool: RankPool, strategy: str) -> None:
-    """Every way to weigh, correct and select entries: tests/training/test_learner.py has the list."""
+@pytest.mark.parametrize(
+    ("strategy", "first", "every"),
+    [
+        ("replicate", 0, 3),
+        ("shard", 1, 3),
+        pytest.param("replicate", 0, 1, marks=long(5, "every variant on two replicas")),
+    ],
+)
+def test_whole_updates_and_their_metrics_are_those_of_one_rank(
+    pool: RankPool, strategy: str, first: int, every: int
+) -> None:
+    """Ways to weigh, correct and select entries: tests/training/test_learner.py has the list."""
     cases = [
         plain_case(
             s, [stale(per_action=s.get("reward_level") == "action")], epochs=2, minibatch_steps=5, micro_batch_steps=2
         )
         for s in [*VARIANTS, {"early_stop_ratio": 1.001}, {"early_stop_ratio": 1.2}][
-            :: 1 if strategy == "replicate" else 3
+            first::every
         ]
     ]
     cases.append(plain_case({}, [stale()], epochs=4, minibatch_steps=5, max_kl=0.01, optimizer={"lr": 0.1}))
@@ -187,8 +188,8 @@ def test_micro_batches_by_tokens_may_be_more_on_one_rank_than_on_another(
     [
         (2, "replicate"),
         (2, "shard"),
-        pytest.param(4, "replicate", marks=pytest.mark.slow),  # 20 s on two cores
-        (4, "shard"),
+        pytest.param(4, "replicate", marks=long(5, "twenty updates of four replicas")),
+        pytest.param(4, "shard", marks=long(5, "twenty updates of four shards")),
     ],
 )
 def test_a_run_of_twenty_updates_is_that_of_one_rank(pool: RankPool, size: int, strategy: str) -> None:
@@ -278,8 +279,15 @@ LARGE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("replicate", marks=long(5, "large policies, replicated")), "shard"])
-def test_large_policies_have_the_gradient_of_one_rank(pool: RankPool, strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "every"),
+    [
+        pytest.param("replicate", 1, marks=long(5, "large policies, replicated")),
+        ("shard", 3),
+        pytest.param("shard", 1, marks=long(8, "large policies, sharded")),
+    ],
+)
+def test_large_policies_have_the_gradient_of_one_rank(pool: RankPool, strategy: str, every: int) -> None:
     """Frozen parts, adapters, a prefix that is computed once, references with and without a copy."""
     cases = [
         {
@@ -291,7 +299,7 @@ def test_large_policies_have_the_gradient_of_one_rank(pool: RankPool, strategy: 
             * (2 if settings else 1),
             "shift": 0.02,
         }
-        for kind, changes, settings in LARGE
+        for kind, changes, settings in LARGE[::every]
     ]
     answers = pool.run(f"{CASES}many_trained", 2, strategy, cases=cases)
     for case, *found in zip(cases, *answers, strict=True):
@@ -356,7 +364,10 @@ def test_a_tensor_that_was_not_read_or_cannot_be_moved_is_refused_by_name(pool: 
         assert said.startswith(FORGOTTEN[defect])
 
 
-OPTIONS = [ShardSettings(reshard=False), ShardSettings(cpu_offload=True)]
+OPTIONS = [
+    pytest.param(ShardSettings(reshard=False), marks=long(2, "shards that stay whole between passes")),
+    ShardSettings(cpu_offload=True),
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -488,12 +499,7 @@ def test_what_is_not_finite_on_one_rank_halts_all_with_its_cause(pool: RankPool,
             assert distance(answer["weights"], start) == 0.0
 
 
-def test_ranks_of_other_weights_are_refused(pool: RankPool) -> None:
-    with pytest.raises(AssertionError, match=r"ConfigError: policy: rank 1 built another trunk\.0\.weight than rank 0"):
-        pool.run(f"{CASES}of_own_seeds", 2)
-
-
-@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+@pytest.mark.parametrize("strategy", [pytest.param("replicate", marks=long(5, "mini-batches of replicas")), "shard"])
 def test_two_ranks_take_the_steps_of_one_in_each_mini_batch(pool: RankPool, strategy: str) -> None:
     """A mini-batch of one group has nothing for one of them; the others are dealt each by itself."""
     cases = [
@@ -506,7 +512,10 @@ def test_two_ranks_take_the_steps_of_one_in_each_mini_batch(pool: RankPool, stra
         compare(one, found)
 
 
-@pytest.mark.parametrize(("size", "strategy"), [(2, "replicate"), (2, "shard"), (4, "replicate")])
+@pytest.mark.parametrize(
+    ("size", "strategy"),
+    [(2, "replicate"), (2, "shard"), pytest.param(4, "replicate", marks=long(4, "statistics of four ranks"))],
+)
 def test_statistics_are_those_of_one_rank(pool: RankPool, size: int, strategy: str) -> None:
     """The third update has fewer samples than ranks."""
     policy, _ = learner_of()
@@ -518,3 +527,9 @@ def test_statistics_are_those_of_one_rank(pool: RankPool, size: int, strategy: s
         assert found["train/critic/reward_scale"] == pytest.approx(one["train/critic/reward_scale"], rel=1e-9)
         for name in ("count", "mean", "variance"):
             np.testing.assert_allclose(found[name], one[name], rtol=1e-9, atol=1e-15)
+
+
+def test_ranks_of_other_weights_are_refused(pool: RankPool) -> None:
+    """The last test, as the next one would start all ranks anew."""
+    with pytest.raises(AssertionError, match=r"ConfigError: policy: rank 1 built another trunk\.0\.weight than rank 0"):
+        pool.run(f"{CASES}of_own_seeds", 2)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.long import long
 
 from polyrhythm.errors import StartError
 from polyrhythm.plugins.ranks.rendezvous import connecting, find_interface, meet
@@ -65,7 +66,9 @@ def test_the_store_listens_at_the_hosts_address_alone(tmp_path: Path) -> None:
     del stores
 
 
-@pytest.mark.parametrize(("came", "words"), [((0, 1), "0 (a), 1 (b)"), ((0,), "0 (a)")])
+@pytest.mark.parametrize(
+    ("came", "words"), [((0, 1), "0 (a), 1 (b)"), pytest.param((0,), "0 (a)", marks=long(2, "rank 0 alone"))]
+)
 def test_rank_0_says_which_ranks_came_in_time(came: tuple[int, ...], words: str, tmp_path: Path) -> None:
     begin = time.monotonic()
     found = met(came, meeting_of(tmp_path, by_s=1.5))
@@ -85,11 +88,13 @@ def test_without_rank_0_the_others_say_so_a_little_later(tmp_path: Path) -> None
     }
 
 
+@long(4, "ranks of one host of which one does not come")
 def test_on_one_host_nobody_is_told_of_a_network(tmp_path: Path) -> None:
     found = met([0, 2], meeting_of(tmp_path, "", by_s=1.5))
     assert found[0] == "of 3 ranks only 0, 2 came in time (supervision.start_s), not 1; its log says how far it got"
 
 
+@long(4, "a rank that cannot connect")
 def test_a_rank_that_cannot_reach_rank_0_names_its_address(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind((HERE, 0))

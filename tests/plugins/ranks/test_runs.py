@@ -99,16 +99,16 @@ def test_a_rank_that_fails_is_one_loss_of_the_trainer(
     fail = at_update(3, lambda pipeline: os.kill(process_ids(pipeline.launcher.hosting)["trainer-rank1"], number))
     pipeline = run(
         tmp_path,
-        versions=12,
+        versions=8,
         during=fail,
-        training={"versions": 12},
+        training={"versions": 8},
         supervision={"heartbeat_s": 5.0 if number == signal.SIGSTOP else 60.0},
         **two(strategy),
     )
     assert [event.reason for event in lost(pipeline) if event.station == "trainer"] == [reason]
     ledger = pipeline.loop.conductor.ledger
     if strategy == "replicate":
-        assert balanced(pipeline, 96)
+        assert balanced(pipeline, 64)
     else:  # a version may have been published before its state was written
         assert (ledger.imbalance, set(ledger.dropped) - {DropReason.ROLLBACK}) == (0, set())
     assert {path.name for path in (tmp_path / "logs").glob("trainer*")} == {

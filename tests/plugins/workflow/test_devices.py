@@ -109,6 +109,7 @@ def test_workers_of_two_devices_share_each_with_those_of_it() -> None:
         assert alone.moves().wait() == [[0, 0], [0, 0]]
 
 
+@long(3, "a device on each of two hosts")
 def test_equal_names_of_devices_on_two_hosts_are_two_devices(tmp_path: Path) -> None:
     with OnHosts(tmp_path, sharing="lease") as work:
         echo, items = work.group("echo", Echo, seats(2, devices="sim:0")), work.channel("items", 1)

@@ -15,7 +15,10 @@ from tests.process.runs import ROOT, children, orphaned_folders
 
 FOLDER = ROOT / "examples" / "own_workflow"
 #: `tests/plugins/cluster/process/test_on_one_ray.py` has them with Ray by default.
-LAUNCHERS = ["inline", "local", pytest.param("ray", marks=long(15, "an example with a Ray of its own"))]
+RAY = pytest.param("ray", marks=long(15, "an example with a Ray of its own"))
+LAUNCHERS = ["inline", "local", RAY]
+#: Of the examples whose processes import torch.
+SLOWER = ["inline", pytest.param("local", marks=long(4, "an example in processes")), RAY]
 
 
 def load(name: str, launcher: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -50,7 +53,7 @@ def check_pipeline(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert history[-1] > history[0] + 1.5
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", SLOWER)
 def test_the_reward_model_scores_every_answer_and_equally_everywhere(
     launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,7 +74,7 @@ def check_reward_model(launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: p
         assert sum(own) == pytest.approx(0.0, abs=1e-5)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", SLOWER)
 def test_rollout_and_learner_take_turns_and_learn_equally_everywhere(
     launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

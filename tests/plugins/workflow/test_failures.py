@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.plugins.workflow.conftest import Make, every, isolated
+from tests.long import long
+from tests.plugins.workflow.conftest import Make, every, isolated, isolated_or_apart
 from tests.plugins.workflow.workers import Consumer, Echo, Producer
 from tests.process.runs import PATIENCE_S, ROOT, children, orphaned_folders
 
@@ -21,7 +22,7 @@ from polyrhythm.plugins.cluster.parcels import KeptParcels
 from polyrhythm.plugins.workflow import WorkerFailed, Workflow, WorkflowError
 
 
-@isolated
+@isolated_or_apart
 def test_a_killed_worker_is_named_to_whoever_waits_for_another(make: Make) -> None:
     with make() as work:
         echo, items = work.group("echo", Echo, 3), work.channel("items", 1)
@@ -102,6 +103,7 @@ def test_items_of_a_killed_workflow_leave_nothing_in_shared_memory(make: Make) -
             producing.wait()
 
 
+@long(7, "a stopped worker; tests/process has a stopped station")
 @pytest.mark.parametrize("launcher", ["local"])
 def test_a_stopped_worker_is_found_by_its_silence(launcher: Any) -> None:
     with Workflow(launcher, heartbeat_s=5.0) as work:

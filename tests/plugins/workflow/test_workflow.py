@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.plugins.workflow.conftest import Make, OnHosts, every
+from tests.plugins.workflow.conftest import Make, OnHosts, every, every_way
 from tests.plugins.workflow.workers import Consumer, Deadlocked, Echo, Producer
 from tests.process.runs import wait_until
 
@@ -43,7 +43,7 @@ def test_a_group_is_called_on_all_ranks_or_some_and_measured(make: Make) -> None
             slept.seconds("x")
 
 
-@every
+@every_way
 @pytest.mark.parametrize("size", [4, 20_000], ids=["small", "large"])
 def test_a_pipeline_gives_every_item_to_one_consumer(make: Make, size: int) -> None:
     count = 6
@@ -72,7 +72,7 @@ def ways_of(work: Workflow) -> Counter[str]:
     return ways
 
 
-@every
+@every_way
 def test_workers_send_and_broadcast_to_each_other(make: Make) -> None:
     with make() as work:
         echo = work.group("echo", Echo, 3)

@@ -144,8 +144,9 @@ def test_scorers_of_another_host_score_what_lies_on_this_one(tmp_path: Path) -> 
 def test_lockstep_gives_the_same_weights_on_three_hosts_as_on_one(tmp_path: Path) -> None:
     """Requests, samples and weights all cross: the simulator, the generator and the trainer are each on their own."""
     found = []
-    for name, nodes in (("one", ()), ("three", apart_by_setting(tmp_path, 3))):
-        with running(tmp_path / name, nodes, LOCKSTEP) as pipeline:
+    for name, nodes in (("inline", ()), ("local", apart_by_setting(tmp_path, 3))):
+        (tmp_path / name).mkdir()
+        with running(tmp_path / name, nodes, LOCKSTEP, launcher=name) as pipeline:
             pipeline.loop.train_until(2)
             found.append(pipeline.weights.read()[1])
     one, three = found
@@ -176,6 +177,7 @@ def test_in_lockstep_no_observation_crosses_where_each_host_has_simulator_and_ge
     assert remote == 0 < every
 
 
+@long(12, "a run whose generator has a pair; test_pairs.py has its mechanism")
 def test_a_generator_on_a_device_of_another_host_takes_weights_by_a_pair(tmp_path: Path) -> None:
     placement = {"simulated_devices": 2, "trainer": {"devices": "0"}, "generators": {"devices": "0,1"}}
     with running(tmp_path / "run", apart_by_setting(tmp_path, 2), placement=placement) as pipeline:
@@ -205,7 +207,7 @@ def test_nodes_that_share_memory_are_one_host(tmp_path: Path) -> None:
     [
         pytest.param("simulator-1", marks=long(5, "a simulator of another host")),
         pytest.param("generator-1", marks=long(8, "a generator of another host")),
-        "trainer",
+        pytest.param("trainer", marks=long(8, "a trainer of another host")),
     ],
 )
 def test_a_killed_station_of_another_host_is_replaced(lost: str, tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def test_who_finds_all_places_taken_says_once_that_it_waits(tmp_path: Path, capl
         run_until(pipeline, lambda: second.ended is not None)
 
 
-@pytest.mark.slow
+@long(6, "three simulators for two places")
 def test_a_second_simulator_finds_the_other_place_and_a_third_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -287,6 +287,7 @@ def test_a_simulator_that_leaves_takes_no_attempt_with_it_and_another_may_come(t
     assert next_ones[0].wait() == "the run is over"
 
 
+@long(4, "a simulator that leaves while its link is down")
 def test_who_leaves_while_the_link_is_down_is_not_blamed(tmp_path: Path) -> None:
     """It knows that the link is down, and the run has heard nothing of it when the link comes back: it hears that it
     leaves."""
@@ -317,6 +318,7 @@ def test_who_leaves_while_the_link_is_down_is_not_blamed(tmp_path: Path) -> None
         assert next_ones[0].wait() == "the run is over"
 
 
+@long(3, "a simulator that leaves while its link stays down")
 def test_who_leaves_while_the_link_stays_down_gives_up_quietly(tmp_path: Path) -> None:
     with opened(tmp_path, join={"reconnect_s": 1.0}) as (pipeline, port), link_to(port) as link:
         first = Joining(tmp_path, link.port)
@@ -334,6 +336,7 @@ def test_who_leaves_while_the_link_stays_down_gives_up_quietly(tmp_path: Path) -
         assert [one.blame for one in lost(pipeline)] == [True]
 
 
+@long(6, "a reset that waits for a person; test_robot.py parks too")
 def test_a_reset_that_waits_for_a_person_parks_the_simulator_until_it_is_done(tmp_path: Path) -> None:
     """It leaves and takes no attempt with it; the run waits for it, without being stuck; the environment stays."""
     PERSON.clear()

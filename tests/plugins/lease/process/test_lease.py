@@ -96,6 +96,7 @@ def test_the_ranks_of_a_trainer_leave_together(strategy: str, tmp_path: Path) ->
     assert all(torch.equal(leased["weights"][name], x) for name, x in shared["weights"].items())
 
 
+@long(7, "a lost rank of a trainer with a lease")
 def test_a_killed_rank_frees_the_devices_of_all(tmp_path: Path) -> None:
     placement: dict[str, Any] = {"placement": {**LEASED["placement"], "trainer": {"ranks": 2, "strategy": "shard"}}}
     kill = kill_at(2, "trainer-rank1", holding=False)

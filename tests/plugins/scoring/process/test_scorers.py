@@ -7,6 +7,7 @@ import re
 import signal
 
 import pytest
+from tests.long import long
 from tests.process.runs import ASYNCHRONOUS
 from tests.process.test_supervision import at_update, balanced, lost, run
 
@@ -38,6 +39,7 @@ def trained_scores(pipeline):
     return [score for update in updates for score in update.scores]
 
 
+@long(4, "two scorers; another test kills one of two")
 def test_every_sample_is_scored_by_one_of_several_processes(tmp_path):
     pipeline = run(tmp_path, base=SCORED, scoring={"processes": 2, "function": "tests.process.rewards:slow"})
     assert balanced(pipeline, 32)
@@ -45,7 +47,7 @@ def test_every_sample_is_scored_by_one_of_several_processes(tmp_path):
     assert {command.scorer for command in tries(pipeline)} == {"scorer-0", "scorer-1"}
 
 
-@pytest.mark.parametrize("fault", ["raise", "nan"])
+@pytest.mark.parametrize("fault", ["raise", pytest.param("nan", marks=long(2, "a score that is not finite"))])
 def test_a_sample_whose_score_fails_is_scored_again(fault, tmp_path):
     pipeline = run(tmp_path, base=SCORED, scoring=faulty(tmp_path, fault))
     assert lost(pipeline) == []
@@ -57,7 +59,11 @@ def test_a_sample_whose_score_fails_is_scored_again(fault, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fault", "why"), [("hang", r"in one score for .* s, in __call__ \(.*rewards"), ("exit", "status 7")]
+    ("fault", "why"),
+    [
+        pytest.param("hang", r"in one score for .* s, in __call__ \(.*rewards", marks=long(5, "a scorer that hangs")),
+        ("exit", "status 7"),
+    ],
 )
 def test_a_scorer_that_hangs_or_ends_is_replaced(fault, why, tmp_path):
     scoring = faulty(tmp_path, fault, at_a_time=2)

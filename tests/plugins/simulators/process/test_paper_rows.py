@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.long import long
 
 from polyrhythm.plugins.simulators.setup import envs_folder
 
@@ -32,6 +33,7 @@ ROWS: dict[str, tuple[str, list[str]]] = {
 }
 
 
+@long(10, "the small forms of the papers' rows")
 @pytest.mark.parametrize("name", ROWS)
 def test_a_small_row_trains_two_updates_on_its_own_simulator(name: str, tmp_path: Path) -> None:
     extra, overrides = ROWS[name]
