@@ -97,6 +97,7 @@ def test_another_run_begins_with_the_part_and_the_frozen_rest_of_the_seed(finish
         validate_run(settings(kind, init_from=str(folder), training=nothing, policy=other))
 
 
+@long(5, "three runs")
 def test_a_run_that_is_extended_is_as_if_it_had_not_ended(finished, tmp_path):
     kind = finished[0]
     kl, three = {"kl": {"coef": 0.1}}, {"versions": 3, "epochs": 1}

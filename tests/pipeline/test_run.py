@@ -333,13 +333,12 @@ def test_weights_of_other_settings_are_refused(tmp_path):
     ["quickstart", *(pytest.param(f"quickstart_{x}", marks=pytest.mark.slow) for x in ("flow", "pi0", "oft"))],
 )
 def test_two_versions_of_the_quickstart_recipe(recipe, tmp_path, simulator):
-    """All five phases on the real simulator, as small as they can be: two tasks, and one for the variants."""
-    usual = recipe == "quickstart"
+    """All five phases on the real simulator, as small as they can be."""
     small = {
         "training.versions": 2,
         "training.mini_batch_samples": 4,
         "training.critic_warmup_updates": 1,
-        "env.tasks": "[coffee-button-v3, handle-press-v3]" if usual else "[handle-press-v3]",
+        "env.tasks": "[coffee-button-v3, handle-press-v3]",
         "env.max_steps": 64,
         "rollout.rows": 4,
         "rollout.sharding": "even:2",
@@ -357,11 +356,11 @@ def test_two_versions_of_the_quickstart_recipe(recipe, tmp_path, simulator):
     ]
     assert summary["ledger"]["trained"] == 8
     assert summary["after"]["episodes"] == summary["before_sampled"]["episodes"] == 2
-    assert set(summary["after"].get("tasks", ())) == (set(config.env.tasks) if usual else set())
+    assert set(summary["after"]["tasks"]) == set(config.env.tasks)
     assert (tmp_path / "demonstrations.npz").is_file()
     names = {name for line in (tmp_path / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)}
     assert {"train/sft/loss", "evaluation/greedy/rate", "env/return", "train/critic/value_loss"} <= names
-    if usual:
+    if recipe == "quickstart":
         result = evaluate(tmp_path)
         assert {name: result[name] for name in summary["after"]} == summary["after"]
 

@@ -128,6 +128,7 @@ def slow_second_update(folder):
     }
 
 
+@long(8, "a second signal; test_supervision.py has one in a run of this process")
 def test_the_second_signal_stops_at_once(tmp_path):
     with command(tmp_path, merge(ENDLESS, slow_second_update(tmp_path))) as process:
         wait_for_file(tmp_path / "second", tmp_path, process)

@@ -24,9 +24,9 @@ SLOW = {"type": "tests.process.policies:SlowlyPublishedSettings", "hidden": 16, 
 EPISODES = tuple(records.Episode(0, 0, seed, greedy=True) for seed in range(6))
 
 
-#: Presets of which every setting is also that of another one.
-OTHERS = ("on_policy_pipeline", "stale_stream", "stream_off_policy")
-MARKS = {"lockstep": pytest.mark.slow, **{name: long(8, f"the preset {name} under faults") for name in OTHERS}}
+#: The usual tests have the one that lends samples across versions.
+OTHERS = ("lockstep", "on_policy_pipeline", "stale_stream", "stream_off_policy")
+MARKS = {name: long(8, f"the preset {name} under faults") for name in OTHERS}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in PRESETS])

@@ -75,7 +75,8 @@ def test_a_generator_on_a_simulators_device_reads_there_and_another_one_on_the_h
     assert here == 0 < every
 
 
-@pytest.mark.parametrize("killed", ["simulator-0", pytest.param("generator-0", marks=long(10, "a lost generator"))])
+@long(5, "a lost station beside observations on a device")
+@pytest.mark.parametrize("killed", ["simulator-0", "generator-0"])
 def test_a_loss_leaves_no_observation_of_another_process(killed: str, tmp_path: Path) -> None:
     pipeline, counters, _ = run(
         tmp_path / "run", merge(ASYNCHRONOUS, {"env": TENSORS}), seats("0", "0", 1), kill=killed

@@ -234,11 +234,15 @@ FAILURES = {
     "dies": (DIES, "was ended by SIGKILL"),
     "refuses": (REFUSES, "refused PublishWeights: this version is refused"),
 }
-#: A station that hangs is found after seconds, with one of these as with another.
 FAILING = [
-    *[(launcher, failure) for launcher in LOCAL for failure in FAILURES if failure != "hangs"],
-    ("local-ipc", "hangs"),
-    *[pytest.param(launcher, "hangs", marks=long(4, "a station that hangs")) for launcher in LOCAL[1:]],
+    *[("local-ipc", failure) for failure in FAILURES],
+    *[(launcher, "dies") for launcher in LOCAL[1:]],
+    *[
+        pytest.param(launcher, failure, marks=long(3, "other ways to fail"))
+        for launcher in LOCAL[1:]
+        for failure in FAILURES
+        if failure != "dies"
+    ],
     *[pytest.param(*other.values, failure, marks=other.marks) for other in OTHERS for failure in FAILURES],
 ]
 
@@ -300,7 +304,10 @@ def test_a_rank_that_fails_is_one_loss_of_its_station_whatever_the_others_notice
 
 @pytest.mark.parametrize(
     "launcher",
-    ["watchful-ranks", pytest.param("watchful-hosts-ranks", marks=long(10, "a stopped rank on another host"))],
+    [
+        pytest.param("watchful-ranks", marks=long(7, "a stopped rank; tests/process has a stopped station")),
+        pytest.param("watchful-hosts-ranks", marks=long(10, "a stopped rank on another host")),
+    ],
     indirect=True,
 )
 def test_a_rank_that_is_stopped_is_found_by_its_heartbeat(hosting: Hosting) -> None:

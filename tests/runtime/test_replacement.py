@@ -138,7 +138,7 @@ def test_a_main_that_others_keep_busy_replaces_all_the_same(tmp_path: Path) -> N
 
 @dataclass(frozen=True)
 class Slow(ScriptedFactory):
-    """Its station takes a second to be made, and leaves a file then."""
+    """Its station takes some time to be made, and leaves a file then."""
 
     made: str
 
@@ -146,7 +146,7 @@ class Slow(ScriptedFactory):
         ((address, make),) = super().parts(context, incarnation)
 
         def make_slowly() -> Station:
-            time.sleep(1.0)
+            time.sleep(0.3)
             Path(self.made).touch()
             return make()
 

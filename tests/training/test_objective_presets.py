@@ -72,7 +72,7 @@ CASES = {
 
 
 #: Those of VLA policies that differ from one of the others in less.
-LONG = ("rlinf_libero", "rlinf_libero_grpo", "rlinf_libero_grpo_async", "rlinf_maniskill of pi0")
+LONG = ("rlinf_libero", "rlinf_libero_grpo", "rlinf_libero_grpo_async", "rlinf_maniskill", "rlinf_maniskill of pi0")
 
 
 @pytest.fixture(

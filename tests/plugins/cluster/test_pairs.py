@@ -218,7 +218,8 @@ def test_a_generator_that_dies_in_the_middle_breaks_its_own_pair_alone(hosts: Tw
         assert (found.way, values) == ("pair", {5.0 + version})
 
 
-@pytest.mark.parametrize("process", ["trainer-rank1", pytest.param("generator-0", marks=long(4, "a generator"))])
+@long(4, "who serves pairs")
+@pytest.mark.parametrize("process", ["trainer-rank1", "generator-0"])
 def test_only_the_trainers_first_rank_serves_pairs(process: str, hosts: Two) -> None:
     assert not hosts.beside_the_trainer(process).exists()
     trainer, weights = hosts.trainer(), hosts.generator()

@@ -327,6 +327,7 @@ def test_a_sandbox_that_is_killed_is_started_again(without: tuple[str, ...]) -> 
     killed.close()
 
 
+@long(2, "a sandbox that is suspended")
 def test_a_sandbox_that_says_nothing_is_lost_and_started_again() -> None:
     silent = PythonTool(QUICK.model_copy(update={"may_lack": EVERY}))
     before = processes(server_of(silent))

@@ -136,7 +136,7 @@ def act(policy: Any, obs: dict[str, torch.Tensor], greedy: bool = True, key: int
     return found
 
 
-@pytest.mark.parametrize("frames", [1, 2])
+@pytest.mark.parametrize("frames", [1, pytest.param(2, marks=long(2, "two frames"))])
 def test_actions_come_from_the_other_python(tmp_path: Path, python: str, frames: int) -> None:
     folder = write_policy(tmp_path / "policy", frames=frames)
     settings = LerobotSettings(checkpoint=str(folder), python=python)

@@ -84,6 +84,7 @@ def test_keys_and_values_are_a_part_of_a_pass_of_flow_policies() -> None:
     assert estimated("{type: tiny_vla}").kept(8) == 0
 
 
+@long(3, "a trace and a pass of a language model")
 def test_rows_of_tokens_count_as_the_longest_ones() -> None:
     settings, spec, form = parts(LANGUAGE)
     found = estimated(LANGUAGE)

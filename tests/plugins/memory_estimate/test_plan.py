@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.long import long
 from tests.pipeline.runs import config
 
 from polyrhythm.config.load import load_config
@@ -221,6 +222,7 @@ def test_a_pass_that_fails_is_told_and_the_rest_planned() -> None:
     assert "pass" not in sizes(plan, HOST, "generator-0")
 
 
+@long(3, "plans of several policies")
 def test_policies_that_act_alike_share_the_passes_of_generators() -> None:
     found = {}
     for policy in ("train: all", "train: all, gradient_checkpointing: true", "train: lora"):

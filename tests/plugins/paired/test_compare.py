@@ -11,6 +11,7 @@ import gymnasium
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
+from tests.long import long
 from tests.pipeline.pictures import LampSettings
 from tests.pipeline.runs import config
 
@@ -102,6 +103,7 @@ def test_what_cannot_be_paired_is_refused_before_an_episode_is_played(
 _CATEGORICAL = {"type": "categorical", "hidden": 8}
 
 
+@long(3, "seven comparisons")
 def test_a_result_is_used_again_only_if_it_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     env = {"type": "gymnasium", "id": "CartPole-v1", "max_steps": 20}
     a, b = (_run(tmp_path / name, 1.0, env, policy=_CATEGORICAL, seed=seed) for name, seed in (("a", 1), ("b", 2)))

@@ -94,6 +94,7 @@ def test_on_one_host_nobody_is_told_of_a_network(tmp_path: Path) -> None:
     assert found[0] == "of 3 ranks only 0, 2 came in time (supervision.start_s), not 1; its log says how far it got"
 
 
+@long(4, "a rank that cannot connect")
 def test_a_rank_that_cannot_reach_rank_0_names_its_address(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind((HERE, 0))

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.long import long
 from tests.process.runs import ASYNCHRONOUS, LOCKSTEP, PATIENCE_S, closed, config
 
 from polyrhythm.checks import CheckContext
@@ -161,6 +162,7 @@ def test_an_end_that_is_not_seen_is_not_told(
     assert _is_told(caplog, 0)
 
 
+@long(7, "a run with a daemon that is killed")
 def test_the_daemon_ends_with_a_run_that_is_killed(tmp_path: Path, program: Callable[..., Path]) -> None:
     program()
     code = (

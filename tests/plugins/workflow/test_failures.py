@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.long import long
 from tests.plugins.workflow.conftest import Make, every, isolated, isolated_or_apart
 from tests.plugins.workflow.workers import Consumer, Echo, Producer
 from tests.process.runs import PATIENCE_S, ROOT, children, orphaned_folders
@@ -102,6 +103,7 @@ def test_items_of_a_killed_workflow_leave_nothing_in_shared_memory(make: Make) -
             producing.wait()
 
 
+@long(7, "a stopped worker; tests/process has a stopped station")
 @pytest.mark.parametrize("launcher", ["local"])
 def test_a_stopped_worker_is_found_by_its_silence(launcher: Any) -> None:
     with Workflow(launcher, heartbeat_s=5.0) as work:

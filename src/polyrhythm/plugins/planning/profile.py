@@ -22,8 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from polyrhythm.config.schema import RunConfig
 from polyrhythm.errors import ConfigError
 from polyrhythm.files import write_json
+from polyrhythm.imports import count_cores
 from polyrhythm.plugins.hardware.gpus import Model, open_gpus
-from polyrhythm.runtime.memory.tensors import count_cores, count_devices
+from polyrhythm.runtime.memory.tensors import count_devices
 
 FORMAT: Literal[1] = 1
 Kind = Literal["simulator", "generator", "trainer", "scorer"]

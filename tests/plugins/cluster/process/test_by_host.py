@@ -43,7 +43,7 @@ def kill(station: str) -> None:
     os.kill(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
+@long(12, "a run on two hosts, by host")
 def test_a_run_on_two_hosts_says_by_host_what_was_where(tmp_path: Path) -> None:
     """The generator alone is on the second."""
     clock = other_clock(AHEAD_S)
