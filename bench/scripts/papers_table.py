@@ -23,9 +23,9 @@ INTRODUCTION = """\
 
 `polyrhythm bench papers --json`, {date}; the page is `bench/scripts/papers_table.py`'s. Transitions per second (others:
 as the rows say); an error is predicted / published - 1. A star marks a fitted row, all others are predicted: a workload
-of RL-VLA3 has one, ROLL Flash's figure 7 one, verl one; the H200 three, one for a chunk step and two for what work
-takes longer beside other work. The H200's rows of work beside other work are arithmetic: they are not simulated, and
-have a total of their own. The model, its limits and other forms that were tried:
+of RL-VLA3 has one, ROLL Flash's figures 7 and 10 one each, verl one; the H200 three, one for a chunk step and two for
+what work takes longer beside other work. The H200's rows of work beside other work are arithmetic: they are not
+simulated, and have a total of their own. The model, its limits and other forms that were tried:
 [papers-notes.md](papers-notes.md#the-model-and-its-limits).
 """
 #: Errors above this are listed first, with their reasons.

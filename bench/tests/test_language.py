@@ -130,9 +130,36 @@ def test_a_station_for_several_devices_takes_as_long_as_they_would() -> None:
 def test_answers_to_a_prompt_may_be_equally_long() -> None:
     """A group of four, one on each of two devices: as long as its one length, or as the longest of four."""
     apart = AnswerScene(prompts=2, group=4, devices=2, decode="10ms", prefill="0ms", update_ms=1)
-    same = apart.model_copy(update={"same_tokens": True})
-    seconds = [scene.samples / simulated(scene, MODES["lockstep"]).samples_per_s for scene in (apart, same)]
-    assert seconds[1] < 0.8 * seconds[0]
+    scenes = [apart.model_copy(update={"same_tokens": share}) for share in (0.0, 0.5, 1.0)]
+    independent, half, same = (
+        scene.samples / simulated(scene, MODES["lockstep"], counted=40).samples_per_s for scene in scenes
+    )
+    assert same < 0.8 * independent
+    assert same < half < independent
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "replicated"])
+def test_a_decode_step_costs_what_the_contexts_cost(mode: str) -> None:
+    """Ten steps of 10 ms, and 1 ms for each token that four answers have so far: 4 · 10² / 2 ms more."""
+    scene = AnswerScene(
+        prompts=1,
+        group=4,
+        devices=1,
+        training_devices=1,
+        update_ms=1,
+        prefill="0ms",
+        tokens="constant:10steps",
+        decode="10ms",
+        context="1ms",
+    )
+    assert scene.samples / simulated(scene, MODES[mode], counted=3).samples_per_s == pytest.approx(0.301, rel=1e-3)
+
+
+def test_answers_that_join_and_end_cost_as_much_as_in_one_pass() -> None:
+    """Between two changes the steps of a stream grow; lengths differ, so there are many changes."""
+    scene = AnswerScene(prompts=1, group=16, devices=1, training_devices=1, update_ms=1, prefill="0ms", context="1ms")
+    passes, streams = (simulated(scene, MODES[mode], counted=5).samples_per_s for mode in ("lockstep", "replicated"))
+    assert streams == pytest.approx(passes, rel=1e-3)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -30,7 +30,7 @@ def run(model: str, versions: int, repeats: int, gpus: Sequence[int] = GPUS) -> 
     where all answers to a prompt are equally long."""
     seconds = {number: simulated(model, number) for number in gpus}
     found = summarise(model, seconds)
-    found["same_tokens"] = summarise(model, {max(gpus): simulated(model, max(gpus), same_tokens=True)})["gpus"]
+    found["same_tokens"] = summarise(model, {max(gpus): simulated(model, max(gpus), same_tokens=1.0)})["gpus"]
     best = found["gpus"][max(gpus)]["training"]
     scene = scaled(model, max(gpus), best, per_station=_PER_STATION)
     turns: dict[str, list[float]] = {name: [] for name in (_FIRST, _MODE)}
@@ -52,8 +52,8 @@ def run(model: str, versions: int, repeats: int, gpus: Sequence[int] = GPUS) -> 
     return {"scene": scene.model_dump(), **found, "live": beside, "within_limits": speedup >= SPEEDUP}
 
 
-def simulated(model: str, gpus: int, *, same_tokens: bool = False) -> dict[int, float]:
-    """Seconds per version by the GPUs that train; 0: in lock-step. same_tokens: a prompt's answers are equally long."""
+def simulated(model: str, gpus: int, *, same_tokens: float = 0.0) -> dict[int, float]:
+    """Seconds per version by the GPUs that train; 0: in lock-step. same_tokens: as in `AnswerScene`."""
     found = {0: _seconds(model, gpus, gpus // 2, _FIRST, same_tokens=same_tokens)}
     for share in TRAINING_SHARES:
         training = round(share * gpus)
@@ -63,7 +63,7 @@ def simulated(model: str, gpus: int, *, same_tokens: bool = False) -> dict[int, 
 
 
 def _seconds(
-    model: str, gpus: int, training: int, mode: str, *, per_station: int = 1, same_tokens: bool = False
+    model: str, gpus: int, training: int, mode: str, *, per_station: int = 1, same_tokens: float = 0.0
 ) -> float:
     scene = scaled(model, gpus, training, per_station=per_station).model_copy(update={"same_tokens": same_tokens})
     _, seconds = run_cluster(cluster(scene, MODES[mode], _WARM_UP + _COUNTED), _COUNTED)

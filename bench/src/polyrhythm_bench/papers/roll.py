@@ -2,11 +2,11 @@
 
 | figure | scene | not printed, and taken |
 |---|---|---|
-| 1b | `workloads.scaled_scenes`: an H100's bandwidth and peak | the GPU |
-| 3a, table 1 | the same with 40 GPUs and 256 answers an update, σ 1 | the GPU |
+| 1b | `workloads.scaled_scenes`: an H100's bandwidth and peak | the GPU; half of a prompt's answers are equally long |
+| 3a, table 1 | the same with 40 GPUs and 256 answers an update, σ 1 | the same |
 | 7 | 8 prompts × 8 answers, 16 more prompts | the share of prompts that the filter drops: fitted |
 | 8 | `workloads.roll_figures`: 4 generators of 32 places | the workers, lengths |
-| 10 | 32 × 8 to 36 × 12 environments | turns: 10; how environments fail: one step in 500 takes 400 s |
+| 10 | 32 × 8 to 36 × 12 environments | turns: 4, as 36 × 12 takes 45 s; one step in 500 fails; how long is fitted |
 
 In table 1 the ratio that is needed is the least with 90% of the largest gain.
 """
@@ -20,7 +20,7 @@ from polyrhythm.plugins.virtual.clustersim.settings import ClusterSettings
 from polyrhythm_bench.workloads import answers, turns_scene
 from polyrhythm_bench.workloads.answers import MODES, AnswerMode, AnswerScene
 from polyrhythm_bench.workloads.roll_figures import FIGURES
-from polyrhythm_bench.workloads.scaled_scenes import GROUP, LONGEST, PROMPTS, TOKENS_A_STEP, scaled
+from polyrhythm_bench.workloads.scaled_scenes import GROUP, LONGEST, PROMPTS, TOKENS_A_STEP, scaled, with_contexts
 from polyrhythm_bench.workloads.turns_scene import TurnScene
 
 #: GPUs and answers of figure 3a; its rows: GPUs that train, asynchronous ratio, gain over ROLL-Sync.
@@ -30,9 +30,10 @@ SPLITS = ((32, 1, 1.25), (24, 1, 1.28), (24, 2, 1.64), (16, 2, 2.0))
 RATIOS, SIZES, LENGTHS = (1, 2, 4, 8, 16), (32, 64, 128, 256), (4, 8, 16, 32)
 #: Gain of figure 7, and the share of prompts that is dropped, fitted to it.
 FILTERED, DROPPED = 125 / 37, 0.02
-#: Gains of figure 10 over 32 × 8, by groups and members.
+#: Gains of figure 10 over 32 × 8, by groups and members; seconds of 32 × 8; turns of an episode, and their times.
 REDUNDANT = {(36, 9): 3.10, (36, 11): 5.24, (36, 12): 5.45}
-FAIL_SLOW = "mixture:0.998*normal:10s:5s+0.002*constant:400s"
+BASELINE_S, TURNS = 243, 4
+FAIL_SLOW = "mixture:0.998*normal:10s:5s+0.002*constant:265s"
 
 
 def asynchronous(ratio: float) -> AnswerMode:
@@ -59,7 +60,8 @@ def figure_1b(before: int = 2, counted: int = 3) -> Iterator[dict[str, Any]]:
     of the best split (bench/results/language.md)."""
 
     def version_s(model: str, gpus: int, training: int, mode: AnswerMode) -> float:
-        return seconds(answers.cluster(scaled(model, gpus, training), mode, before + counted), counted)
+        scene = with_contexts(scaled(model, gpus, training), model)
+        return seconds(answers.cluster(scene, mode, before + counted), counted)
 
     for model, published in (("base", 2.24), ("think", 2.13)):
         most = version_s(model, 128, 32, MODES["alpha_2_continue"])
@@ -72,8 +74,8 @@ def figure_1b(before: int = 2, counted: int = 3) -> Iterator[dict[str, Any]]:
 
 def ablation_scene(training: int, size: int = ANSWERS, thousands: int = 30) -> AnswerScene:
     """The scene of figure 3a and table 1 with `size` answers an update, of at most so many thousands of tokens."""
-    scene, longest = scaled("think", GPUS, training), min(LONGEST, thousands * 1024) // TOKENS_A_STEP
-    prompts = max(1, size // GROUP)
+    scene = with_contexts(scaled("think", GPUS, training), "think")
+    prompts, longest = max(1, size // GROUP), min(LONGEST, thousands * 1024) // TOKENS_A_STEP
     shorter = scene.model_copy(update={"longest": longest})
     share = prompts / PROMPTS * shorter.mean_tokens / scene.mean_tokens
     return shorter.model_copy(update={"prompts": prompts, "update_ms": max(1, round(scene.update_ms * share))})
@@ -127,15 +129,16 @@ def figure_8(before: int = 5, counted: int = 20) -> Iterator[dict[str, Any]]:
             yield _row(f"figure 8, {cell.row}: replicated", cell.published, gain)
 
 
-def figure_10(before: int = 2, counted: int = 5) -> Iterator[dict[str, Any]]:
-    """Redundant groups and members over 32 × 8."""
+def figure_10(before: int = 2, counted: int = 10) -> Iterator[dict[str, Any]]:
+    """Redundant groups and members over 32 × 8, whose seconds are fitted."""
 
     def update_s(groups: int, members: int) -> float:
         extra = {"extra_groups": groups - 32, "extra_members": members - 8}
-        scene = TurnScene(groups=32, group=8, turns=10, step=FAIL_SLOW, **extra)
+        scene = TurnScene(groups=32, group=8, turns=TURNS, step=FAIL_SLOW, **extra)
         return seconds(turns_scene.cluster(scene, before + counted), counted)
 
     first = update_s(32, 8)
+    yield _row("figure 10: 32 × 8, s", BASELINE_S, first, fitted=True)
     for (groups, members), published in REDUNDANT.items():
         yield _row(f"figure 10: {groups} × {members}", published, first / update_s(groups, members))
 

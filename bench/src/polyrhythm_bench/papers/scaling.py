@@ -1,8 +1,8 @@
 """Simulates RL-VLA3's figure 7: LIBERO + GR00T N1.5 from 8 to 256 GPUs; the figure prints no numbers.
 
 Stage times are those of table 4, with as many environments per device at every size. Two things grow with the hosts:
-the exchange of gradients, a ring (`stages.exchange_s`), and the publication of a version, which the trainer's host
-sends to the others one after another.
+the exchange of sharded weights and gradients (`stages.exchange_s`), and the publication of a version, which the
+trainer's host sends to the others one after another.
 """
 
 from __future__ import annotations

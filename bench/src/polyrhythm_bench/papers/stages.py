@@ -23,7 +23,7 @@ One number per workload is fitted, to one row; the rest is given:
 | a chunk step | linear in its rows; ManiSkill's 22 s for a device's 256 | RL-VLA3, introduction; tables 2, 5 |
 | a reset | by simulator, before each episode of an env batch | measured; robocasa issue 63 |
 | handing over | 5.1 ms a megabyte into a channel, as much out of it | an actor's call: 786 KB in 3 to 5 ms |
-| exchange of gradients | a ring over one 100 Gb/s port per host | assumed, as in `links` |
+| sharded weights and gradients | gathered for each micro-batch, summed each step | released; 400 Gb/s a host chosen |
 
 Samples are handed over by each generator for its rows: where training waits for rollout, it waits for all of it; else
 for that of the last episode. Observations wait for the second half before their pass, in lock-step; otherwise they are
@@ -59,16 +59,19 @@ CONTENTION = 0.65
 MOST_ROWS = 512
 #: Seconds in which a megabyte goes into a channel, or out of it.
 CHANNEL_S_PER_MB = 4e-3 / 0.786
-#: Standard deviation of the logarithm of a step's time; gigabytes per second of a host's port; GPUs of a host.
-SPREAD, GB_PER_S, GPUS_PER_HOST = 0.05, 12.5, 8
-#: A row of a pass relative to π0.5, and gigabytes of gradients. π0 has 816 tokens instead of 968 (three images each);
-#: GR00T runs 1.5 of 2.7 billion parameters; the work of a row of OpenVLA-OFT is that of π0.5 within 5%, by which its
-#: training is scaled (its generation is fitted).
-POLICIES: Mapping[str, tuple[float, float]] = {
-    "pi0.5": (1.0, 6.6),
-    "pi0": (816 / 968, 6.6),
-    "gr00t": (0.54, 5.4),
-    "openvla-oft": (1.05, 15.0),
+#: Standard deviation of the logarithm of a step's time; gigabytes per second of a host's network; GPUs of a host.
+SPREAD, GB_PER_S, GPUS_PER_HOST = 0.05, 50.0, 8
+#: Rows of a micro-batch, LIBERO's (table 4).
+MICRO_BATCH = 32
+#: A row of a pass relative to π0.5; gigabytes of weights, and of those that are trained. π0 has 816 tokens instead of
+#: 968 (three images each); GR00T runs 1.5 of 2.7 billion parameters; the work of a row of OpenVLA-OFT is that of π0.5
+#: within 5%, by which its training is scaled (its generation is fitted). Of π0 and π0.5 the expert is trained, of GR00T
+#: the action head.
+POLICIES: Mapping[str, tuple[float, float, float]] = {
+    "pi0.5": (1.0, 6.6, 0.9),
+    "pi0": (816 / 968, 6.6, 0.6),
+    "gr00t": (0.54, 5.4, 2.1),
+    "openvla-oft": (1.05, 15.0, 15.0),
 }
 #: Chunk steps of the simulated episodes, and halvings of the interval of a fit.
 CHUNK_STEPS, HALVINGS = 8, 12
@@ -137,10 +140,13 @@ def fit(data: PaperData) -> dict[str, Times]:
     return found
 
 
-def exchange_s(gpus: int, gigabytes: float) -> float:
-    """Seconds in which the hosts of so many GPUs sum their gradients, by a ring of their ports."""
-    hosts = max(1.0, gpus / GPUS_PER_HOST)
-    return 2 * (hosts - 1) / hosts * gigabytes / GB_PER_S
+def exchange_s(row: PaperRow) -> float:
+    """Seconds that a gradient step takes longer on several hosts. Weights are sharded over all ranks, as released: each
+    micro-batch gathers all of them for its forward pass and those trained for its backward pass; then the gradients are
+    summed."""
+    hosts, (_, weights, trained) = max(1.0, row.gpus / GPUS_PER_HOST), POLICIES[row.setup.policy]
+    micro_batches = max(1, row.setup.global_batch // len(row.training) // MICRO_BATCH)
+    return (hosts - 1) / hosts * (micro_batches * (weights + trained) + trained) / GB_PER_S
 
 
 def publish_s(gpus: int, gigabytes: float) -> float:
@@ -179,6 +185,11 @@ def overlaps(row: PaperRow) -> bool:
     return row.batches > 1 and not (row.setup.simulates_on_gpu and row.generating == row.simulating)
 
 
+def contention(row: PaperRow, times: Times) -> float:
+    """How steps at once slow each other down. What is worse than taking turns comes from passes on the same device."""
+    return times.contention if row.generating == row.simulating else min(1.0, times.contention)
+
+
 def step_s(row: PaperRow, times: Times) -> float:
     """Seconds of a chunk step of an env batch that steps alone on its device."""
     # Cores of a host are divided among the devices that simulate.
@@ -196,9 +207,9 @@ def cluster_settings(
     rows = row.envs / parts / slots
     in_turn, full = row.mode == "baseline", row.mode == "full"
     overlapped = in_turn and overlaps(row)
-    shorter, gigabytes = chunk_steps / setup.chunk_steps, POLICIES[setup.policy][1]
-    exchange = exchange_s(row.gpus, gigabytes) * row.gradient_steps(setup.chunk_steps) * shorter
-    publish = publish_s(row.gpus, gigabytes) * shorter
+    shorter = chunk_steps / setup.chunk_steps
+    exchange = exchange_s(row) * row.gradient_steps(setup.chunk_steps) * shorter
+    publish = publish_s(row.gpus, POLICIES[setup.policy][1]) * shorter
     # The released collector takes what else has come within the threshold: with none, one env batch.
     most, wait_s = (row.max_batches if row.wait_ms else 1), row.wait_ms / 1000
     if overlapped:
@@ -228,7 +239,7 @@ def cluster_settings(
                     "steps": chunk_steps,
                     "step": Cost(Lognormal(step_s(row, times), SPREAD)),
                     "reset": Cost(Constant(setup.reset_s * shorter)),
-                    "contention": times.contention,
+                    "contention": contention(row, times),
                 }
             ],
             "generators": [

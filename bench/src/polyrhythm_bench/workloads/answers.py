@@ -100,12 +100,14 @@ class AnswerScene(Section):
     """Distribution of an answer's length."""
     longest: Count = LONGEST
     """Tokens at which an answer is cut."""
-    same_tokens: bool = False
-    """Whether the answers to a prompt are equally long; simulated alone."""
+    same_tokens: Share = 0.0
+    """Share of the answers to a prompt that are equally long; simulated alone."""
     prefill: str = "2ms"
     """Cost of reading prompts, by their number."""
     decode: str = "5ms+0.05ms"
     """Cost of a decode step, by the answers under way."""
+    context: str = "0ms"
+    """What a decode step costs more for each token of the answers under way; simulated alone."""
     update_ms: Count = 1400
     """Milliseconds of an update by all devices."""
     solved: Share = 0.0
@@ -164,6 +166,7 @@ class AnswerScene(Section):
 def live(scene: AnswerScene, mode: AnswerMode, versions: int) -> RunConfig:
     """The scene as a run of real processes that sleep."""
     assert not scene.same_tokens, "an engine knows no prompts"
+    assert scene.context == "0ms", "a sleeping engine knows no contexts"
     rows = 1 if mode.replicated else scene.group
     return validate(
         {
@@ -235,6 +238,7 @@ def cluster(scene: AnswerScene, mode: AnswerMode, versions: int) -> ClusterSetti
                     "count": scene.generators(mode),
                     "prefill": scene.cost_of(scene.prefill),
                     "decode": scene.cost_of(scene.decode),
+                    "context": scene.context,
                 }
             ],
             "trainer": {"update": scene.update(mode)},

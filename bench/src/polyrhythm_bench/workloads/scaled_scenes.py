@@ -70,3 +70,17 @@ def scaled(model: str, gpus: int, training: int, *, per_station: int = 1) -> Ans
         decode=f"{step:.4f}ms+{answer:.5f}ms",
         update_ms=round(1e3 * update_s / lengths.shortened),
     )
+
+
+#: Share of the answers to a prompt that are equally long: halfway between independent lengths and one for each prompt.
+ALIKE = 0.5
+
+
+def with_contexts(scene: AnswerScene, model: str) -> AnswerScene:
+    """The scene with two things that a sleeping engine does not have: a decode step reads the keys and values of each
+    answer as far as it has come, and a share of the answers to a prompt are equally long."""
+    shortened = MODELS[model].shortened
+    weights_ms = 1e3 * TOKENS_A_STEP * _PARAMETERS * _PARAMETER_BYTES / _BANDWIDTH / shortened
+    cache_ms = 1e3 * TOKENS_A_STEP**2 * _CACHE_BYTES / _BANDWIDTH / shortened
+    costs = {"decode": f"{weights_ms:.4f}ms", "context": f"{cache_ms:.9f}ms"}
+    return scene.model_copy(update={**costs, "same_tokens": ALIKE})

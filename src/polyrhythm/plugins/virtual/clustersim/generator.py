@@ -6,6 +6,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import sqrt
 from typing import ClassVar
 
 from polyrhythm.plugins.virtual.clustersim.costs import FREE
@@ -147,11 +148,12 @@ class VirtualGenerator(VirtualStation):
         group, seconds, done = self._group, 0.0, 0
         if group.prefill is not FREE:
             seconds += group.prefill.draw(rng, len(wanted))
-        if group.decode is FREE:
+        if group.decode is FREE and group.context is FREE:
             return seconds
         for ended, length in enumerate(sorted(wanted)):
             if length > done:
-                seconds += (length - done) * group.decode.draw(rng, len(wanted) - ended)
+                left, context = len(wanted) - ended, (done + length) / 2
+                seconds += (length - done) * (group.decode.draw(rng, left) + left * context * group.context.mean())
                 done = length
         return seconds
 
@@ -218,8 +220,9 @@ class VirtualStreamGenerator(VirtualStation):
     """One incarnation of a streaming generator, which begins without weights.
 
     All running streams decode together; each ends independently. A decode step generates one token per running row and
-    costs `decode`, by the rows. Steps are not simulated individually: between two changes all rows advance evenly.
-    While weights are loaded or a prompt is read, none advances.
+    costs `decode`, by the rows, and `context` for each token that these rows have so far. Steps are not simulated
+    individually: between two changes x steps last x · (step + growth · x / 2), as contexts grow. While weights are
+    loaded or a prompt is read, none advances.
 
     Slots get their replies before the conductor gets `StreamDone`. resumes: new weights interrupt running streams,
     whose prompts and tokens are read again (`abort`).
@@ -238,7 +241,7 @@ class VirtualStreamGenerator(VirtualStation):
         self._pauses: deque[tuple[str, float, Callable[[], None]]] = deque()
         self._versions = {False: -1, True: -1}
         self._plan = 0
-        self._step_s = self._decoded_to = 0.0
+        self._step_s = self._growth_s = self._decoded_to = 0.0
 
     def joined(self) -> GeneratorJoined:
         return GeneratorJoined(self.name, self.incarnation, self._versions[False], self.host)
@@ -315,7 +318,9 @@ class VirtualStreamGenerator(VirtualStation):
 
     def _decode(self) -> None:
         now = self.clock.now
-        steps = (now - self._decoded_to) / self._step_s if self._step_s else 0.0
+        seconds = now - self._decoded_to
+        twice_mean_s = self._step_s + sqrt(self._step_s**2 + 2 * self._growth_s * seconds)
+        steps = 2 * seconds / twice_mean_s if twice_mean_s else 0.0
         self._decoded_to = now
         for run in self._streams.values():
             if run.begun:
@@ -324,7 +329,8 @@ class VirtualStreamGenerator(VirtualStation):
     def _go_on(self) -> None:
         """Schedule the next change: the end of the pause, or of the row that ends first."""
         self._plan += 1
-        self._step_s, self._decoded_to = 0.0, self.clock.now
+        self._step_s = self._growth_s = 0.0
+        self._decoded_to = self.clock.now
         if self._pauses:
             state, seconds, _ = self._pauses[0]
             self.enter(state)
@@ -335,8 +341,12 @@ class VirtualStreamGenerator(VirtualStation):
             self.enter(NO_REQUESTS)
             return
         self.enter(SERVE)
-        self._step_s = self._group.decode.draw(self.rng, len(left))
-        self.after(min(left) * self._step_s, self._end_rows, self._plan)
+        a_token_s = self._group.context.mean()
+        context = sum(run.done * len(run.running) for run in self._streams.values() if run.begun) if a_token_s else 0.0
+        self._step_s = self._group.decode.draw(self.rng, len(left)) + a_token_s * context
+        self._growth_s = a_token_s * len(left)
+        steps = min(left)
+        self.after(steps * (self._step_s + self._growth_s * steps / 2), self._end_rows, self._plan)
 
     def _end_pause(self, plan: int) -> None:
         if plan != self._plan:
@@ -348,7 +358,7 @@ class VirtualStreamGenerator(VirtualStation):
     def _end_rows(self, plan: int) -> None:
         if plan != self._plan:
             return
-        if self._step_s:
+        if self._step_s or self._growth_s:
             self._decode()
         else:  # free decoding: the rows that end first have ended
             steps = min(row for run in self._streams.values() if run.begun for row in run.running)

@@ -112,10 +112,10 @@ class SimulatorGroup(StationGroup):
     draws the same. steps: env steps of an episode; chunk: env steps per chunk step (C). episode_time: duration of
     a whole episode, replaces `step`: its chunk steps share the time evenly, and a slot's step takes as long as that of
     its slowest row. contention: how a simulator's steps at once slow each other down in its process, instead of on its
-    device (`hardware.Device`); 0 if they do not. segment_steps: chunk steps after which an unfinished episode ships
-    a segment; 0 for whole episodes. tokens: of the answer to one row's
-    request, if the policy generates tokens; else it counts as one. same_tokens: the answers to the same initial state
-    (prompt) are equally long. raises: probability that a row's chunk step fails. broken: share of initial states from
+    device (`hardware.Device`); 0 if they do not. segment_steps: chunk steps after which an unfinished episode ships a
+    segment; 0 for whole episodes. tokens: of the answer to one row's request, if the policy generates tokens; else it
+    counts as one. same_tokens: share of the answers to an initial state (prompt) that are equally long; the others are
+    as long as it happens. raises: probability that a row's chunk step fails. broken: share of initial states from
     which each one does. solved, hopeless: shares of initial states from which all episodes or no episodes succeed; from
     the others half succeed. The return of an episode is 1 or 0; where there are scorers, it is their score.
     """
@@ -138,7 +138,7 @@ class SimulatorGroup(StationGroup):
     contention: float = Field(default=0.0, ge=0)
     segment_steps: int = Field(default=0, ge=0)
     tokens: CountText | None = None
-    same_tokens: bool = False
+    same_tokens: float = Field(default=0.0, ge=0, le=1)
     raises: float = Field(default=0.0, ge=0, lt=1)
     broken: float = Field(default=0.0, ge=0, lt=1)
     solved: float = Field(default=0.0, ge=0, le=1)
@@ -163,7 +163,8 @@ class GeneratorGroup(StationGroup):
 
     For answers of several tokens: prefill: cost of reading prompts, per row, during which nothing is decoded; decode:
     of a decode step, per row that has not ended. A pass lasts until its longest answer has ended; under
-    `scheduler.batching: streams` each answer ends by itself, and `serve` is not used.
+    `scheduler.batching: streams` each answer ends by itself, `serve` is not used, and `context` is what a decode step
+    costs more for each token that such rows have so far, whose keys and values it reads.
 
     `scheduler.evaluator` names the generator with the second copy of the weights, for background evaluations;
     `scheduler.evaluator_only` reserves it for them.
@@ -177,6 +178,7 @@ class GeneratorGroup(StationGroup):
     most_rows: int = Field(default=0, ge=0)
     prefill: CostText = FREE
     decode: CostText = FREE
+    context: CostText = FREE
     apply: CostText = FREE
 
 

@@ -137,8 +137,12 @@ class VirtualEpisodes:
             return 1
         assert row.ticket is not None, "an idle row asks for nothing"
         rng, ticket = self._ticket_rng, row.ticket
-        noise = "same" if self._group.same_tokens else ticket.noise
-        rng.seed(f"{self._seed}/{ticket.seed}/{noise}/{row.chunk_steps}/tokens")
+        own, share = f"{self._seed}/{ticket.seed}/{ticket.noise}/{row.chunk_steps}/tokens", self._group.same_tokens
+        if share:
+            rng.seed(f"{own}/same")
+            if rng.random() < share:
+                own = f"{self._seed}/{ticket.seed}/same/{row.chunk_steps}/tokens"
+        rng.seed(own)
         return self._group.tokens.draw(rng)
 
     def advance(self, slot: VirtualSlot, version: int) -> None:
